@@ -1,0 +1,154 @@
+"""What readers yield, brought into one form: a dict of input name to array with a batch axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock._errors import FeedError, ReaderError, listed
+from penstock.layers._frame import FeedSpec
+
+FeedOrder = Sequence[str] | Mapping[str, int]
+"""Input names in the order of a sample's fields, or a dict of name to index (Fluid's two forms)."""
+
+
+class Fields:
+    """The inputs of a program and, where somebody said it, the order of a sample's fields.
+
+    Raises:
+      FeedError: `feed_order` names unknown inputs, leaves some out, or repeats one.
+    """
+
+    def __init__(self, specs: Mapping[str, FeedSpec], feed_order: FeedOrder | None) -> None:
+        self._specs = specs
+        self._is_explicit = feed_order is not None
+        self._names = list(specs) if len(specs) == 1 else None
+        if feed_order is not None:
+            self._names = _ordered(feed_order)
+            unknown = [name for name in self._names if name not in specs]
+            missing = [name for name in specs if name not in self._names]
+            if unknown or missing:
+                raise FeedError(
+                    f"feed_order got {self._names}, expected the inputs that the program declares "
+                    f"with layers.data: {listed(specs)} (unknown: {listed(unknown)}; missing: "
+                    f"{listed(missing)})."
+                )
+
+    def as_batch(self, item: Any) -> Mapping[str, Any]:
+        """Return what a reader yielded as a dict of arrays.
+
+        Accepts a dict of arrays (of which a given `feed_order` picks its names), a tuple of arrays,
+        a single array where there is one input, and Fluid's list of samples (tuples, dicts or
+        single values).
+
+        Raises:
+          FeedError: a sample has the wrong number of fields, or nothing names the fields.
+        """
+        if isinstance(item, Mapping):
+            if not self._is_explicit:
+                return item
+            return {name: item[name] for name in self._names or () if name in item}
+        if isinstance(item, list):
+            return self._stacked(item)
+        fields = item if isinstance(item, tuple) else (item,)
+        return dict(zip(self._named(len(fields), "a batch"), fields, strict=True))
+
+    def _named(self, num_fields: int, what: str) -> list[str]:
+        if self._names is None:
+            raise FeedError(
+                f"the reader yielded {what} of {num_fields} unnamed fields, expected names for "
+                f"them: the program declares {listed(self._specs)}. Pass feed_order=[...] with the "
+                "names in the order of the fields, or let the reader yield dicts."
+            )
+        if num_fields != len(self._names):
+            raise FeedError(
+                f"the reader yielded {what} of {num_fields} fields, expected {len(self._names)}: "
+                f"{listed(self._names)}. Each field of a sample is one input, in the order of "
+                "feed_order."
+            )
+        return self._names
+
+    def _stacked(self, samples: list[Any]) -> dict[str, Any]:
+        if not samples:
+            raise FeedError("the reader yielded an empty list, expected a list of samples.")
+        rows = []
+        for number, sample in enumerate(samples):
+            if isinstance(sample, Mapping):
+                rows.append(sample)
+                continue
+            fields = sample if isinstance(sample, (tuple, list)) else (sample,)
+            names = self._named(len(fields), f"sample {number} of a batch")
+            rows.append(dict(zip(names, fields, strict=True)))
+        return {name: _column(name, rows) for name in rows[0]}
+
+
+def _ordered(feed_order: FeedOrder) -> list[str]:
+    if isinstance(feed_order, Mapping):
+        if sorted(feed_order.values()) != list(range(len(feed_order))):
+            raise FeedError(
+                f"feed_order got indices {sorted(feed_order.values())}, expected each of "
+                f"{list(range(len(feed_order)))} once."
+            )
+        return sorted(feed_order, key=lambda name: feed_order[name])
+    if isinstance(feed_order, str) or len(set(feed_order)) < len(feed_order):
+        raise FeedError(f"feed_order got {feed_order!r}, expected a list of names, each once.")
+    return list(feed_order)
+
+
+def _column(name: str, rows: list[Mapping[str, Any]]) -> np.ndarray:
+    values = [np.asarray(row[name]) for row in rows if name in row]
+    shapes = {value.shape for value in values}
+    if len(values) < len(rows) or len(shapes) > 1:
+        raise FeedError(
+            f"feed {name!r} got samples of shapes {sorted(shapes)} in {len(values)} of {len(rows)} "
+            "samples of one batch, expected one shape in all of them. Pad sequences to one length "
+            "in the reader."
+        )
+    return np.stack(values)
+
+
+def check_reader(reader: Any, num_passes: int) -> None:
+    """Raise unless `reader` can be read `num_passes` times.
+
+    Raises:
+      TypeError: it is neither a callable nor an iterable.
+      ReaderError: it is an iterator, and more than one pass is asked for.
+    """
+    if not callable(reader) and not isinstance(reader, Iterable) and not hasattr(reader, "__iter__"):
+        raise TypeError(
+            f"reader got {type(reader).__name__}, expected a function without arguments that "
+            "returns an iterator, or an iterable such as readers.arrays(...)."
+        )
+    if isinstance(reader, Iterator) and not callable(reader) and num_passes > 1:
+        raise ReaderError(
+            f"reader got a {type(reader).__name__} for {num_passes} epochs, expected what can be "
+            "read again: an iterator runs only once. Pass the function that makes it."
+        )
+
+
+def one_pass(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
+    """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
+    is_function = callable(reader) and not hasattr(reader, "__iter__")
+    iterator = iter(reader() if is_function else reader)
+    try:
+        for number, item in enumerate(iterator):
+            try:
+                batch = fields.as_batch(item)
+            except FeedError as error:
+                error.add_note(f"In batch {number} of the reader.")
+                raise
+            yield batch
+    finally:
+        close: Callable[[], Any] | None = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+def length_of(reader: Any) -> int | None:
+    """Return how many batches a reader yields in a pass, where it says so."""
+    try:
+        return len(reader)
+    except TypeError:
+        return None

@@ -1,0 +1,85 @@
+"""Places and the device mesh: where programs run and how values are reduced over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXIS = "data"
+"""The mesh axis that batches are split over. User code may use collectives over it."""
+
+Place = str | jax.Device | Sequence[jax.Device] | Mesh | None
+"""Where programs run: `None`, `"cpu"`, `"gpu"`, `"tpu"`, a device, devices or a `Mesh`."""
+
+
+def mesh_of(place: Place) -> Mesh:
+    """Return the one-axis mesh a place stands for.
+
+    `None` is every device of the default backend, a platform name every device of that platform.
+
+    Raises:
+      ValueError: the platform has no device here, or a mesh has other axes than `"data"`.
+      TypeError: the place is none of the accepted kinds.
+    """
+    if isinstance(place, Mesh):
+        if place.axis_names != (AXIS,):
+            raise ValueError(
+                f"place got a Mesh with axes {place.axis_names}, expected ({AXIS!r},). Batches are "
+                f"split over one axis. Make it with jax.sharding.Mesh(devices, ({AXIS!r},))."
+            )
+        return place
+    return Mesh(np.asarray(_devices_of(place)), (AXIS,))
+
+
+def _devices_of(place: Any) -> list[jax.Device]:
+    if place is None:
+        return jax.devices()
+    if isinstance(place, str):
+        try:
+            return jax.devices(place)
+        except RuntimeError as error:
+            raise ValueError(
+                f"place got {place!r}, expected a platform present here: this process has "
+                f"{jax.default_backend()!r}. {error}"
+            ) from error
+    if isinstance(place, jax.Device):
+        return [place]
+    if isinstance(place, Sequence) and place and all(isinstance(p, jax.Device) for p in place):
+        return list(place)
+    raise TypeError(
+        f"place got {place!r}, expected None, 'cpu', 'gpu', 'tpu', a jax.Device, a non-empty list "
+        "of them or a Mesh."
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a value that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Return the sharding of an array whose axis number `axis` is split over the devices."""
+    return NamedSharding(mesh, PartitionSpec(*([None] * axis), AXIS))
+
+
+def psum(value: Any, num_devices: int) -> Any:
+    """Sum a pytree over the devices.
+
+    On one device nothing is emitted: XLA on CPU keeps an all-reduce over a single participant,
+    and seven of them made a 13->1 regression step take 32 us instead of 15.
+    """
+    return value if num_devices == 1 else jax.lax.psum(value, AXIS)
+
+
+def pmean(value: Any, num_devices: int) -> Any:
+    """Average a pytree over the devices; nothing is emitted on one device."""
+    return value if num_devices == 1 else jax.lax.pmean(value, AXIS)
+
+
+def device_index(num_devices: int) -> Any:
+    """Return the index of this device on the mesh axis, from inside a program."""
+    return 0 if num_devices == 1 else jax.lax.axis_index(AXIS)

@@ -1,0 +1,218 @@
+"""Parameters by name: in memory as a mapping, on disk as a folder with safetensors and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from penstock._errors import ParameterError, UnknownNameError, nearest
+
+DATA_FILE = "params.safetensors"
+DESCRIPTION_FILE = "description.json"
+
+Table = Mapping[tuple[str, tuple[str, ...]], tuple[tuple[int, ...], Any]]
+"""Shape and dtype of every entry, by collection and path."""
+
+
+class Parameters(MutableMapping[str, np.ndarray]):
+    """The parameters and running statistics of a network, by name.
+
+    Reading an entry waits for the device and gives a copy on the host; assigning one replaces it in
+    the network. Names are paths such as `"generator/fc_0/w"`; none can be added or removed.
+    """
+
+    def __init__(
+        self, get: Callable[[], Mapping[str, Any]], put: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._get, self._put = get, put
+
+    def _entries(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        return {"/".join(path): (c, path) for c, path in flatten(self._get())}
+
+    def _locate(self, name: str) -> tuple[str, tuple[str, ...]]:
+        entries = self._entries()
+        if name not in entries:
+            raise UnknownNameError(
+                f"parameters got the name {name!r}, expected one of {sorted(entries)}."
+                + nearest(str(name), entries)
+            )
+        return entries[name]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return a copy of an entry; waits for the device."""
+        key = self._locate(name)
+        return np.array(jax.device_get(flatten(self._get())[key]))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Replace an entry by an array of its shape; the dtype must convert without loss of kind."""
+        key = self._locate(name)
+        entries = flatten(self._get())
+        old, new = entries[key], np.asarray(value)
+        if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
+            raise ParameterError(
+                f"parameter {name!r} got shape {new.shape} and dtype {new.dtype}, expected shape "
+                f"{old.shape} and dtype {old.dtype}."
+            )
+        self._put(nested({**entries, key: new.astype(old.dtype)}))
+
+    def __delitem__(self, name: str) -> None:
+        """Refuse: a program's parameters are fixed."""
+        raise TypeError(f"parameter {name!r} cannot be removed, its program needs it.")
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._entries())
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self._entries())
+
+    def __repr__(self) -> str:
+        """Return names and shapes."""
+        shapes = {"/".join(p): tuple(v.shape) for (_, p), v in flatten(self._get()).items()}
+        return f"Parameters({shapes})"
+
+
+def flatten(variables: Mapping[str, Any]) -> dict[tuple[str, tuple[str, ...]], Any]:
+    """Return variables as a flat dict by collection and path."""
+    return {
+        (collection, path): value
+        for collection, tree in variables.items()
+        for path, value in traverse_util.flatten_dict(tree).items()
+    }
+
+
+def nested(entries: Mapping[tuple[str, tuple[str, ...]], Any]) -> dict[str, Any]:
+    """Return what `flatten` was given."""
+    trees: dict[str, dict[tuple[str, ...], Any]] = {"params": {}, "batch_stats": {}}
+    for (collection, path), value in entries.items():
+        trees[collection][path] = value
+    return {name: traverse_util.unflatten_dict(tree) for name, tree in trees.items()}
+
+
+def save(path: str | os.PathLike[str], variables: Mapping[str, Any]) -> None:
+    """Write variables to the folder `path`, which is made or overwritten.
+
+    Each file appears whole or not at all; a crash leaves the previous parameters.
+    """
+    from safetensors.numpy import save_file
+
+    folder = Path(path)
+    if folder.is_file():
+        raise NotADirectoryError(
+            f"param_path got {str(folder)!r}, which is a file, expected a folder or a new name."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = {k: np.asarray(v) for k, v in jax.device_get(flatten(variables)).items()}
+    description = {
+        "format": "penstock parameters",
+        "version": 1,
+        "entries": [
+            {"name": "/".join(p), "collection": c, "shape": list(v.shape), "dtype": str(v.dtype)}
+            for (c, p), v in entries.items()
+        ],
+    }
+    tensors = {"/".join((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
+    temporary = folder / f".{os.getpid()}.tmp"
+    try:
+        save_file(tensors, temporary, metadata={"format": "penstock parameters 1"})
+        os.replace(temporary, folder / DATA_FILE)
+        temporary.write_text(json.dumps(description, indent=1) + "\n")
+        os.replace(temporary, folder / DESCRIPTION_FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> dict[tuple[str, tuple[str, ...]], np.ndarray]:
+    """Return the entries saved in the folder `path`, by collection and path.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or no parameters in it.
+      ParameterError: the file is damaged or foreign.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    file = Path(path) / DATA_FILE
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"param_path got {str(path)!r}, expected a folder with {DATA_FILE}, as "
+            "trainer.save_params writes it."
+        )
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ParameterError(
+            f"{str(file)!r} got damaged or is no safetensors file, expected one written by "
+            f"trainer.save_params ({error})."
+        ) from error
+    entries = {}
+    for name, value in tensors.items():
+        collection, *rest = name.split("/")
+        if collection not in ("params", "batch_stats") or not rest:
+            raise ParameterError(
+                f"{str(file)!r} got an entry {name!r}, expected names that begin with 'params/' or "
+                "'batch_stats/'. It was not written by trainer.save_params."
+            )
+        entries[collection, tuple(rest)] = value
+    return entries
+
+
+def differences(entries: Mapping[Any, np.ndarray], table: Table) -> dict[str, list[str]]:
+    """Return what is missing, extra and mismatched in `entries`, each as a list of lines."""
+    return {
+        "missing": [f"{'/'.join(p)} {_shown(table[c, p])}" for c, p in table if (c, p) not in entries],
+        "extra": [
+            f"{'/'.join(p)} {_shown((v.shape, v.dtype))}"
+            for (c, p), v in entries.items()
+            if (c, p) not in table
+        ],
+        "mismatched": [
+            f"{'/'.join(p)} got {_shown((v.shape, v.dtype))}, expected {_shown(table[c, p])}"
+            for (c, p), v in entries.items()
+            if (c, p) in table and (tuple(v.shape), v.dtype) != _plain(table[c, p])
+        ],
+    }
+
+
+def check(
+    path: Any, entries: Mapping[Any, np.ndarray], table: Table, *, may_have_extra: bool, hint: str
+) -> None:
+    """Raise unless the entries of a file are those of `table`.
+
+    Raises:
+      ParameterError: listing every missing, extra and mismatched entry.
+    """
+    found = differences(entries, table)
+    if may_have_extra:
+        found["extra"] = []
+    if any(found.values()):
+        lines = [f"  {kind}: {line}" for kind, each in found.items() for line in each]
+        raise ParameterError(
+            f"the parameters in {str(path)!r} do not fit the program:\n"
+            + "\n".join([*lines, hint])
+        )
+
+
+def fitting(entries: Mapping[Any, np.ndarray], table: Table) -> dict[Any, np.ndarray]:
+    """Return the entries that `table` has with the same shape and dtype."""
+    return {
+        key: value
+        for key, value in entries.items()
+        if key in table and (tuple(value.shape), value.dtype) == _plain(table[key])
+    }
+
+
+def _plain(entry: tuple[tuple[int, ...], Any]) -> tuple[tuple[int, ...], np.dtype]:
+    return tuple(entry[0]), np.dtype(entry[1])
+
+
+def _shown(entry: tuple[Any, Any]) -> str:
+    return f"{np.dtype(entry[1])}{list(entry[0])}"

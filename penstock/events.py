@@ -1,0 +1,226 @@
+"""The events of a training run, in the order they fire.
+
+`Trainer.train(reader, event_handler)` calls the handler with each of them. A handler is a callable
+or a list of callables; it tells events apart by their class. The whole loop, with every event in
+its place:
+
+    BeginTraining
+    for each epoch:
+        BeginEpoch                          trainer.stop() here: no batch is read
+        for each launch of steps_per_call batches (one by default):
+            read, check and place the batches
+            BeginStep                       once for each step of the launch;
+                                            set event.fetch_metrics = False to fetch nothing
+            launch the steps                the host does not wait for the device
+            EndStep                         once for each step of the launch;
+                                            reading event.metrics waits for the device
+            if stop() was called: leave both loops, without EndEpoch
+        EndEpoch                            event.metrics is the mean over the epoch's examples
+        if stop() was called: leave the loop
+    EndTraining                             always, after an exception too
+
+`stop()` ends after the current step's `EndStep`; with several steps in a launch they are all done
+by then, so their `EndStep`s all fire. A handler may call `trainer.test` and `trainer.save_params`
+at any event. An exception from a handler ends training with `EndTraining("failed")`, leaves the
+trainer valid, and reaches the caller of `train`.
+
+The classes carry Fluid's names too: `BeginEpochEvent` is `BeginEpoch`, and so on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+Reason = Literal["completed", "stopped", "interrupted", "failed"]
+"""Why training ended: all epochs done, `stop()`, Ctrl-C, or an exception."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BeginTraining:
+    """Training begins; nothing was read from the reader yet.
+
+    Attributes:
+      epoch: the number of the first epoch; a second call of `train` counts on.
+      num_epochs: how many epochs this call of `train` runs.
+      global_step: steps done before, over all calls of `train`.
+    """
+
+    epoch: int
+    num_epochs: int
+    global_step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """An epoch begins; nothing of it was read yet.
+
+    Attributes:
+      epoch: the number of the epoch, from 0.
+      global_step: the number the epoch's first step will have.
+      num_steps: how many steps it will have, where the reader has a length; else `None`.
+    """
+
+    epoch: int
+    global_step: int
+    num_steps: int | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class BeginStep:
+    """A step is about to run; its batch was read.
+
+    Attributes:
+      epoch: the number of the epoch.
+      step: the number of the step in the epoch, from 0.
+      global_step: the number of the step over all epochs, from 0.
+      fetch_metrics: set it to `False` and `EndStep.metrics` of this step is `None`.
+    """
+
+    epoch: int
+    step: int
+    global_step: int
+    fetch_metrics: bool = True
+
+
+class _Lazy:
+    """Metrics that are fetched when they are first read."""
+
+    __slots__ = ("_metrics", "_read")
+
+    def __init__(self, read: Callable[[], Any] | None) -> None:
+        self._read = read
+        self._metrics: Any = None
+
+    @property
+    def metrics(self) -> Any:
+        """The metrics; the first reading waits for the device, and nothing else does."""
+        if self._read is not None:
+            self._metrics = self._read()
+            self._read = None
+        return self._metrics
+
+
+class EndStep(_Lazy):
+    """A step was launched.
+
+    Attributes:
+      epoch: the number of the epoch.
+      step: the number of the step in the epoch, from 0.
+      global_step: the number of the step over all epochs, from 0.
+      num_examples: how many examples its batch had, padding not counted.
+      metrics: what the program function returned, in its structure (tuple, list, dict or single
+        value): Python numbers for scalars, numpy arrays for values with a batch axis; by
+        objective, where there are several. `None` when `fetch_metrics` was set to `False`.
+
+    >>> event = EndStep(epoch=0, step=3, global_step=3, num_examples=64, read=lambda: (0.5, 0.9))
+    >>> loss, accuracy = event.metrics
+    >>> loss
+    0.5
+    """
+
+    __slots__ = ("epoch", "global_step", "num_examples", "step")
+
+    def __init__(
+        self,
+        epoch: int,
+        step: int,
+        global_step: int,
+        num_examples: int = 0,
+        read: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(read)
+        self.epoch = epoch
+        self.step = step
+        self.global_step = global_step
+        self.num_examples = num_examples
+
+    def __repr__(self) -> str:
+        """Return the event without its metrics, which would have to be waited for."""
+        return f"EndStep(epoch={self.epoch}, step={self.step}, global_step={self.global_step})"
+
+
+class EndEpoch(_Lazy):
+    """An epoch ended; it does not fire for an epoch that was stopped in the middle.
+
+    Attributes:
+      epoch: the number of the epoch, from 0.
+      global_step: steps done so far, over all epochs.
+      num_steps: steps in this epoch.
+      num_examples: examples in this epoch.
+      metrics: the mean over the epoch's examples, in the program function's structure.
+    """
+
+    __slots__ = ("epoch", "global_step", "num_examples", "num_steps")
+
+    def __init__(
+        self,
+        epoch: int,
+        global_step: int,
+        num_steps: int = 0,
+        num_examples: int = 0,
+        read: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(read)
+        self.epoch = epoch
+        self.global_step = global_step
+        self.num_steps = num_steps
+        self.num_examples = num_examples
+
+    def __repr__(self) -> str:
+        """Return the event without its metrics, which would have to be waited for."""
+        return f"EndEpoch(epoch={self.epoch}, global_step={self.global_step})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndTraining:
+    """Training ended; always the last event.
+
+    Attributes:
+      reason: `"completed"`, `"stopped"`, `"interrupted"` or `"failed"`.
+      error: the exception that ended it, which the caller of `train` gets afterwards.
+      global_step: steps done so far, over all calls of `train`.
+    """
+
+    reason: Reason
+    error: BaseException | None = None
+    global_step: int = 0
+
+
+Event = BeginTraining | BeginEpoch | BeginStep | EndStep | EndEpoch | EndTraining
+Handler = Callable[[Any], Any]
+
+BeginEpochEvent = BeginEpoch
+BeginStepEvent = BeginStep
+EndStepEvent = EndStep
+EndEpochEvent = EndEpoch
+
+
+def emitter(event_handler: Handler | Sequence[Handler] | None) -> Handler:
+    """Return one function that calls every handler with an event, in order.
+
+    Raises:
+      TypeError: a handler cannot be called.
+    """
+    if event_handler is None:
+        return lambda event: None
+    is_many = isinstance(event_handler, Sequence)
+    handlers: list[Handler] = list(event_handler) if is_many else [event_handler]  # pyright: ignore
+    for handler in handlers:
+        if not callable(handler):
+            raise TypeError(
+                f"event_handler got {type(handler).__name__}, expected a function that takes an "
+                "event, or a list of such functions."
+            )
+
+    def emit(event: Any) -> None:
+        for handler in handlers:
+            try:
+                handler(event)
+            except BaseException as error:
+                name = getattr(handler, "__qualname__", type(handler).__qualname__)
+                error.add_note(f"Raised by the event handler {name} at {event!r}.")
+                raise
+
+    return emit

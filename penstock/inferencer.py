@@ -1,0 +1,79 @@
+"""`Inferencer`: a program function and saved parameters, ready to answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock import _parameters
+from penstock._mesh import Place
+from penstock.program_builder import ProgramBuilder
+
+
+class Inferencer:
+    """Run an infer function with parameters that a Trainer saved.
+
+    Arguments:
+      infer_func: a function without arguments that calls `layers.*` and returns an array, or a
+        tuple, list or dict of arrays.
+      param_path: the folder that `trainer.save_params` wrote.
+      place: where to run, see `Trainer`.
+      ignore_extra: accept a file with more parameters than the function uses, such as one of a
+        whole GAN for its generator.
+
+    Raises:
+      FileNotFoundError: there are no parameters at `param_path`.
+      ParameterError: listing every missing, extra or mismatched entry.
+
+    >>> import tempfile, optax
+    >>> from penstock import Trainer, layers
+    >>> def infer_program():
+    ...     return layers.fc(layers.data("x", shape=[2]), size=3, act="softmax")
+    >>> def train_program():
+    ...     label = layers.data("label", shape=[1], dtype="int32")
+    ...     return layers.mean(layers.cross_entropy(infer_program(), label))
+    >>> trainer = Trainer(train_program, optax.sgd(0.1))
+    >>> folder = tempfile.mkdtemp()
+    >>> trainer.save_params(folder)
+    >>> Inferencer(infer_program, folder).infer({"x": [[1.0, 2.0], [3.0, 4.0]]}).shape
+    (2, 3)
+    """
+
+    def __init__(
+        self,
+        infer_func: Callable[[], Any],
+        param_path: str | os.PathLike[str],
+        *,
+        place: Place = None,
+        ignore_extra: bool = False,
+    ) -> None:
+        self.builder = ProgramBuilder(infer_func=infer_func, place=place)
+        table = self.builder.parameter_shapes
+        entries = _parameters.read(param_path)
+        hint = "Is it the infer function of the network that was trained?"
+        if not ignore_extra:
+            hint += " Pass ignore_extra=True if it is meant to use only a part of the parameters."
+        _parameters.check(param_path, entries, table, may_have_extra=ignore_extra, hint=hint)
+        fitting = _parameters.fitting(entries, table)
+        self._variables = self.builder.own(_parameters.nested(fitting))
+
+    def infer(self, feed: Mapping[str, Any]) -> Any:
+        """Return what the infer function returns, as numpy arrays in its structure.
+
+        Arguments:
+          feed: input name to array with a leading batch axis of any length. One program is compiled
+            for each power of two of it.
+
+        Raises:
+          FeedError: a name, shape or dtype does not fit what the function declares.
+        """
+        return self.builder.infer(self._variables, feed)
+
+    @property
+    def parameters(self) -> _parameters.Parameters:
+        """The parameters and running statistics by name."""
+        return _parameters.Parameters(lambda: self._variables, self._adopt)
+
+    def _adopt(self, variables: Mapping[str, Any]) -> None:
+        self._variables = self.builder.own(variables)

@@ -1,0 +1,110 @@
+"""Layers: plain functions over arrays, called inside a program function.
+
+A layer takes arrays and returns arrays, so `jnp` operations, flax.linen modules and `lax.scan` mix
+freely with them. Layers that have parameters, statistics or randomness, or that depend on the mode
+or on the batch's examples, find them in the program that is being built, and raise
+`LayerContextError` outside one.
+"""
+
+from penstock.layers.activations import (
+    elu,
+    gelu,
+    hard_sigmoid,
+    hard_swish,
+    leaky_relu,
+    log_softmax,
+    logsigmoid,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    softmax,
+    softplus,
+    softsign,
+    swish,
+    tanh,
+)
+from penstock.layers.batch_norm import batch_norm
+from penstock.layers.conv import conv2d, conv2d_transpose
+from penstock.layers.dense import embedding, fc
+from penstock.layers.dropout import dropout
+from penstock.layers.inputs import data, example_weights, is_training, random_key, scope
+from penstock.layers.losses import (
+    cross_entropy,
+    huber_loss,
+    sigmoid_cross_entropy_with_logits,
+    softmax_with_cross_entropy,
+    square_error_cost,
+)
+from penstock.layers.nets import (
+    glu,
+    img_conv_group,
+    scaled_dot_product_attention,
+    simple_img_conv_pool,
+)
+from penstock.layers.norm import group_norm, l2_normalize, layer_norm
+from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
+from penstock.layers.pool import pool2d
+from penstock.layers.reductions import accuracy, mean
+from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, topk
+
+__all__ = [
+    # Inputs and parameters
+    "L1Decay",
+    "L2Decay",
+    "ParamAttr",
+    "create_parameter",
+    "data",
+    "example_weights",
+    "is_training",
+    "random_key",
+    "scope",
+    # Layers with parameters
+    "batch_norm",
+    "conv2d",
+    "conv2d_transpose",
+    "embedding",
+    "fc",
+    "group_norm",
+    "layer_norm",
+    # Layers without
+    "dropout",
+    "l2_normalize",
+    "pool2d",
+    # Activations
+    "elu",
+    "gelu",
+    "hard_sigmoid",
+    "hard_swish",
+    "leaky_relu",
+    "log_softmax",
+    "logsigmoid",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "softmax",
+    "softplus",
+    "softsign",
+    "swish",
+    "tanh",
+    # Losses, and means over the valid examples
+    "accuracy",
+    "cross_entropy",
+    "huber_loss",
+    "mean",
+    "sigmoid_cross_entropy_with_logits",
+    "softmax_with_cross_entropy",
+    "square_error_cost",
+    # Shapes
+    "concat",
+    "cos_sim",
+    "flatten",
+    "one_hot",
+    "topk",
+    # Nets
+    "glu",
+    "img_conv_group",
+    "scaled_dot_product_attention",
+    "simple_img_conv_pool",
+]

@@ -1,0 +1,392 @@
+"""The frame: what a layer knows while a program function runs.
+
+The builder opens a frame, calls the program function, and closes the frame. Layers reach it
+through a context variable, so they need no argument for it. A frame lives for one call of the
+program function (one trace); nothing survives it, hence no global counters.
+
+Two kinds of frame exist. A *probe* runs first, abstractly (`jax.eval_shape`): parameters have no
+values yet, a layer's request for one is recorded and answered with zeros. From the record the
+builder initialises parameters outside the program function, which is why layers may be called
+inside `lax.scan` bodies: no initialiser ever runs inside the traced body. Real frames then read
+the values. The probe's batch size is a prime no layer width is likely to have, so that an array
+with a batch axis is told from one without; real frames replay that decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.core import tracers
+
+from penstock import _mesh
+from penstock._errors import FeedError, LayerContextError, ProgramError, listed, nearest
+
+Mode = Literal["train", "test", "infer"]
+Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+
+PROBE_BATCH_SIZE = 251
+
+_LAYERS_FOLDER = str(Path(__file__).parent)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeedSpec:
+    """What one `layers.data` call expects; `shape` leaves out the batch axis."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterSpec:
+    """One entry of the parameter tree, as a layer asked for it.
+
+    `learning_rate` multiplies the optimizer's update, `regularizer` maps the parameter to what is
+    added to its gradient, `site` is the user's `file:line` that made the layer, `is_automatic`
+    whether the layer's name was counted.
+    """
+
+    path: tuple[str, ...]
+    collection: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    initializer: Initializer
+    trainable: bool = True
+    learning_rate: float = 1.0
+    regularizer: Callable[[jax.Array], jax.Array] | None = None
+    site: str = ""
+    is_automatic: bool = False
+
+    @property
+    def name(self) -> str:
+        """The path joined with slashes, e.g. `generator/fc_0/w`."""
+        return "/".join(self.path)
+
+    def configuration(self) -> tuple[Any, ...]:
+        """Return what two uses of one name must agree on."""
+        return (self.shape, self.dtype, self.trainable, self.learning_rate, self.regularizer)
+
+
+class _Scope:
+    """Names in use while one scope is open; calling the scope again starts from a fresh one."""
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self.path = path
+        self.counters: dict[str, int] = {}
+        self.owners: dict[str, tuple[str, bool]] = {}
+
+
+class ScopeModule(nn.Module):
+    """The flax module behind the program and behind each `layers.scope`.
+
+    It exists so that flax.linen modules made inside land under the scope's name.
+    """
+
+    @nn.compact
+    def __call__(self, function: Callable[[], Any]) -> Any:
+        """Run `function` inside this module's compact method."""
+        return function()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Frame:
+    """One run of a program function; see the module's docstring."""
+
+    mode: Mode
+    variables: Mapping[str, Any]
+    feed: Mapping[str, jax.Array] | None
+    weights: jax.Array
+    key: jax.Array
+    num_devices: int
+    rows: list[int]
+    anchor: jax.Array | None = None
+
+    feed_specs: dict[str, FeedSpec] = dataclasses.field(default_factory=dict)
+    specs: dict[str, ParameterSpec] = dataclasses.field(default_factory=dict)
+    updates: dict[tuple[str, ...], jax.Array] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.batch_size: int = self.weights.shape[0]
+        # Made here, in the outermost trace: made lazily inside a scan body it would leak from it.
+        self.total_weight = _mesh.psum(jnp.sum(self.weights), self.num_devices)
+        self.first_row = _mesh.device_index(self.num_devices) * self.batch_size
+        self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
+        self.trace = tracers.current_trace()
+        self.scope = _Scope(())
+        self._modules: dict[tuple[str, ...], ScopeModule] = {}
+        self._num_row_queries = 0
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether this run only records what the program function asks for."""
+        return self.feed is None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether this is the train program."""
+        return self.mode == "train"
+
+    def input(self, spec: FeedSpec) -> jax.Array:
+        """Return the array fed under `spec.name`, shape `[B, *spec.shape]`."""
+        known = self.feed_specs.setdefault(spec.name, spec)
+        if known != spec:
+            raise ProgramError(
+                f"layers.data {spec.name!r} got shape {spec.shape} and dtype {spec.dtype}, "
+                f"expected shape {known.shape} and dtype {known.dtype}, as declared before in "
+                "the same program. One input has one shape. Use another name for another input."
+            )
+        if self.feed is None:
+            # A probe: the input is a function of the anchor, so that its uses can be traced.
+            anchor = jnp.zeros(()) if self.anchor is None else self.anchor
+            return jnp.full((self.batch_size, *spec.shape), anchor.astype(spec.dtype))
+        if spec.name not in self.feed:
+            raise FeedError(
+                f"feed got {listed(self.feed)}, expected also {spec.name!r}, which the "
+                f"{self.mode} program declares with layers.data."
+            )
+        return self.feed[spec.name]
+
+    def layer(self, kind: str, name: str | None) -> tuple[str, ...]:
+        """Return the path of a layer: automatic names count per kind, explicit ones are kept."""
+        scope, is_explicit = self.scope, name is not None
+        if name is None:
+            count = scope.counters.get(kind, 0)
+            scope.counters[kind] = count + 1
+            name = f"{kind}_{count}"
+        check_name(f"layers.{kind}", name)
+        owner = scope.owners.setdefault(name, (kind, is_explicit))
+        if owner != (kind, is_explicit):
+            raise ProgramError(
+                f"layers.{kind} got the name {name!r}, which a layers.{owner[0]} in the same scope "
+                f"has already ({'explicit' if owner[1] else 'automatic'} name). Two layers share "
+                "parameters only when both are given the same name. Rename one of them."
+            )
+        return (*scope.path, name)
+
+    def parameter(self, spec: ParameterSpec) -> jax.Array:
+        """Return the value of a parameter or statistic; on a probe record it and return zeros."""
+        if self.is_probe:
+            self._record(spec)
+        value: Any = self.updates.get(spec.path)
+        if value is None:
+            value = find(self.variables.get(spec.collection, {}), spec.path)
+        if value is None:
+            if self.is_probe:
+                return jnp.zeros(spec.shape, spec.dtype)
+            raise ProgramError(
+                f"the {self.mode} program asks for the parameter {spec.name!r}, which was not "
+                "there when the program was first traced. A program function must create the same "
+                "parameters at every call; does it depend on the batch size or on outside state?"
+            )
+        return value
+
+    def _record(self, spec: ParameterSpec) -> None:
+        own_name = spec.path[len(self.scope.path)]
+        is_automatic = not self.scope.owners.get(own_name, ("", True))[1]
+        spec = dataclasses.replace(spec, site=user_site(), is_automatic=is_automatic)
+        known = self.specs.setdefault(spec.name, spec)
+        if known.configuration() != spec.configuration():
+            raise ProgramError(
+                f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
+                f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
+                f"{spec.regularizer} at {spec.site}, expected shape {known.shape}, dtype "
+                f"{known.dtype}, trainable={known.trainable}, learning_rate={known.learning_rate}, "
+                f"regularizer={known.regularizer} as at {known.site}. The same name in the same "
+                "scope is the same parameter. Give one of the two layers another name."
+            )
+        for other in self.specs.values():
+            shorter, longer = sorted((spec.path, other.path), key=len)
+            if shorter != longer and longer[: len(shorter)] == shorter:
+                raise ProgramError(
+                    f"parameter {'/'.join(shorter)!r} got the name of the layer that owns "
+                    f"{'/'.join(longer)!r}. A name is either a parameter or a layer. Rename one."
+                )
+
+    def update(self, spec: ParameterSpec, value: jax.Array) -> None:
+        """Keep a new value of a running statistic; the builder stores it after the step."""
+        if tracers.current_trace() != self.trace:
+            raise ProgramError(
+                f"{spec.name!r} got an update inside lax.scan, vmap, grad or another "
+                "transformation, expected the program function itself: a running statistic cannot "
+                "leave a transformed function. Move the layer out of it."
+            )
+        self.updates[spec.path] = value
+
+    def layer_key(self, path: tuple[str, ...]) -> jax.Array:
+        """Return the random key of a layer for this step; it depends on names alone."""
+        return jax.random.fold_in(self.key, path_hash(path))
+
+    def row_ids(self, num_rows: int) -> jax.Array:
+        """Return the position in the global batch of this device's rows, shape `[num_rows]`."""
+        return jnp.arange(num_rows) + self.first_row * (num_rows // self.batch_size or 1)
+
+    def rows_per_example(self, value: jax.Array) -> int:
+        """Return how many rows of axis 0 belong to one example; 0 when axis 0 is no batch axis."""
+        return self._decide(value.shape)
+
+    def _decide(self, shape: tuple[int, ...]) -> int:
+        number = self._num_row_queries
+        self._num_row_queries += 1
+        if self.is_probe:
+            self.rows.append(_probed_rows_per_example(shape))
+        if number < len(self.rows):
+            return self.rows[number]
+        return rows_per_example(shape, self.batch_size)
+
+    def row_weights(self, num_rows: int) -> jax.Array:
+        """Return the example weights repeated to `num_rows`, shape `[num_rows]`."""
+        return jnp.repeat(self.weights, num_rows // self.batch_size)
+
+    def mean(self, value: jax.Array) -> jax.Array:
+        """Return the mean over the valid examples of the global batch, a scalar.
+
+        A value without a batch axis is averaged as it is.
+        """
+        value = jnp.asarray(value)
+        if not self.rows_per_example(value):
+            return _mesh.pmean(jnp.mean(value), self.num_devices)
+        weights = self.row_weights(value.shape[0])
+        per_row = jnp.sum(value.reshape(value.shape[0], -1), axis=1)
+        total = _mesh.psum(jnp.sum(per_row * weights), self.num_devices)
+        return total / (self.total_weight * (value.size // self.batch_size))
+
+    def run_scope(self, name: str, function: Callable[[], Any]) -> Any:
+        """Run `function` with names below `name`; running a scope again shares its parameters."""
+        check_name("layers.scope", name)
+        outer = self.scope
+        path = (*outer.path, name)
+        if outer.owners.setdefault(name, ("scope", True))[0] != "scope":
+            raise ProgramError(
+                f"layers.scope got the name {name!r}, which a layer in the same scope has already. "
+                "Rename one of them."
+            )
+        if path not in self._modules:
+            self._modules[path] = ScopeModule(name=name)
+        # A scope run again gives its flax children new parents: forget the old children.
+        self._modules = {p: m for p, m in self._modules.items() if p[:-1] != path}
+        self.scope = _Scope(path)
+        try:
+            return self._modules[path](function)
+        finally:
+            self.scope = outer
+
+
+_CURRENT: ContextVar[Frame | None] = ContextVar("penstock_frame", default=None)
+
+
+@contextlib.contextmanager
+def opened(frame: Frame) -> Iterator[Frame]:
+    """Make `frame` the current one inside the `with` block."""
+    token = _CURRENT.set(frame)
+    try:
+        yield frame
+    finally:
+        _CURRENT.reset(token)
+
+
+def current(layer: str) -> Frame:
+    """Return the current frame, or raise an error that names the layer that asked."""
+    frame = _CURRENT.get()
+    if frame is None:
+        raise LayerContextError(
+            f"layers.{layer} got called outside a program, expected a call inside a program "
+            "function. Layers need the parameters and the mode of a program. Put the call into a "
+            "function and give that function to ps.Trainer, ps.ProgramBuilder or ps.Inferencer."
+        )
+    return frame
+
+
+def remember_logits(probabilities: jax.Array, logits: jax.Array) -> None:
+    """Note, in a program, that `probabilities` are the softmax of `logits` over the last axis."""
+    frame = _CURRENT.get()
+    if frame is not None:
+        # The probabilities are kept too: an id is unique only while its object lives.
+        frame.logits[id(probabilities)] = (probabilities, logits)
+
+
+def logits_of(layer: str, probabilities: jax.Array) -> jax.Array | None:
+    """Return the logits under the result of a softmax of this program, or None."""
+    entry = current(layer).logits.get(id(probabilities))
+    return None if entry is None else entry[1]
+
+
+def along(vector: jax.Array, num_axes: int, axis: int = -1) -> jax.Array:
+    """Return a vector shaped to meet axis `axis` of an array of `num_axes` axes.
+
+    Written out because users may run JAX with `jax_numpy_rank_promotion="raise"`.
+    """
+    shape = [1] * num_axes
+    shape[axis] = vector.shape[0]
+    return vector.reshape(shape)
+
+
+def find(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Return the entry of a nested dict at `path`, or None."""
+    node: Any = tree
+    for key in path:
+        if not isinstance(node, Mapping) or key not in node:
+            return None
+        node = node[key]
+    return node
+
+
+def path_hash(path: tuple[str, ...]) -> int:
+    """Return a number that depends on the path alone, the same in every process."""
+    return zlib.crc32("/".join(path).encode())
+
+
+def rows_per_example(shape: tuple[int, ...], batch_size: int) -> int:
+    """Return how many rows of axis 0 belong to one example, 0 when there is no batch axis."""
+    if not shape or shape[0] == 0 or shape[0] % batch_size:
+        return 0
+    return shape[0] // batch_size
+
+
+def _probed_rows_per_example(shape: tuple[int, ...]) -> int:
+    rows = rows_per_example(shape, PROBE_BATCH_SIZE)
+    if not rows and any(size and size % PROBE_BATCH_SIZE == 0 for size in shape):
+        shown = ", ".join("B" if size == PROBE_BATCH_SIZE else str(size) for size in shape)
+        raise ProgramError(
+            f"a mean over examples got an array of shape [{shown}] with the batch axis B "
+            "elsewhere, expected it first. Padding rows of a short batch are left out along axis "
+            "0. Move the batch axis to the front, e.g. with jnp.moveaxis."
+        )
+    return rows
+
+
+def check_name(owner: str, name: str) -> None:
+    """Raise unless `name` can stand in a parameter path."""
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ProgramError(
+            f"{owner} got the name {name!r}, expected a non-empty string without '/'. Slashes "
+            "separate scopes. Use layers.scope for a nested name."
+        )
+
+
+def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ProgramError(
+            f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
+            + nearest(str(value), choices)
+        )
+
+
+def user_site() -> str:
+    """Return `file:line` of the nearest caller outside penstock's layers."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LAYERS_FOLDER):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "unknown"

@@ -1,0 +1,206 @@
+"""Activations: by function (`layers.relu(x)`) and by name (`act="relu"`).
+
+They need no program and work on any array. They are the same in train, test and infer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from penstock._errors import ProgramError, listed, nearest
+from penstock.layers import _frame
+
+
+def relu(x: jax.Array) -> jax.Array:
+    """Return `max(x, 0)`; the gradient at 0 is 0.
+
+    >>> relu(jnp.array([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
+    return jax.nn.relu(x)
+
+
+def relu6(x: jax.Array, threshold: float = 6.0) -> jax.Array:
+    """Return `min(max(x, 0), threshold)`.
+
+    >>> relu6(jnp.array([-1.0, 2.0, 9.0])).tolist()
+    [0.0, 2.0, 6.0]
+    """
+    return jnp.minimum(jax.nn.relu(x), threshold)
+
+
+def leaky_relu(x: jax.Array, alpha: float = 0.02) -> jax.Array:
+    """Return `x` where positive and `alpha * x` elsewhere; 0.02 is Fluid's slope (JAX: 0.01).
+
+    >>> leaky_relu(jnp.array([-100.0, 2.0])).tolist()
+    [-2.0, 2.0]
+    """
+    return jax.nn.leaky_relu(x, alpha)
+
+
+def elu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
+    """Return `x` where positive and `alpha * (exp(x) - 1)` elsewhere.
+
+    >>> elu(jnp.array([-100.0, 2.0])).tolist()
+    [-1.0, 2.0]
+    """
+    return jax.nn.elu(x, alpha)
+
+
+def selu(x: jax.Array) -> jax.Array:
+    """Return the scaled exponential linear unit (Klambauer et al. 2017).
+
+    >>> print(selu(jnp.array([0.0, 1.0])).round(4))
+    [0.     1.0507]
+    """
+    return jax.nn.selu(x)
+
+
+def gelu(x: jax.Array, approximate: bool = False) -> jax.Array:
+    """Return `x` times the normal distribution function of `x`.
+
+    Exact by default as in Fluid; `jax.nn.gelu` approximates by tanh unless told otherwise.
+
+    >>> gelu(jnp.array([0.0, 100.0])).tolist()
+    [0.0, 100.0]
+    """
+    return jax.nn.gelu(x, approximate=approximate)
+
+
+def swish(x: jax.Array, beta: float = 1.0) -> jax.Array:
+    """Return `x * sigmoid(beta * x)`, which others call SiLU when `beta` is 1.
+
+    >>> swish(jnp.array([0.0, 100.0])).tolist()
+    [0.0, 100.0]
+    """
+    return x * jax.nn.sigmoid(beta * x)
+
+
+def sigmoid(x: jax.Array) -> jax.Array:
+    """Return `1 / (1 + exp(-x))`.
+
+    >>> sigmoid(jnp.array([0.0, 100.0])).tolist()
+    [0.5, 1.0]
+    """
+    return jax.nn.sigmoid(x)
+
+
+def logsigmoid(x: jax.Array) -> jax.Array:
+    """Return `log(sigmoid(x))`, finite for every finite `x`.
+
+    >>> logsigmoid(jnp.array([-100.0])).tolist()
+    [-100.0]
+    """
+    return jax.nn.log_sigmoid(x)
+
+
+def hard_sigmoid(x: jax.Array, slope: float = 0.2, offset: float = 0.5) -> jax.Array:
+    """Return `slope * x + offset` limited to 0 and 1; Fluid's slope (JAX: 1/6).
+
+    >>> hard_sigmoid(jnp.array([-9.0, 0.0, 9.0])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    return jnp.clip(slope * x + offset, 0.0, 1.0)
+
+
+def hard_swish(
+    x: jax.Array, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0
+) -> jax.Array:
+    """Return `x * min(max(x + offset, 0), threshold) / scale` (MobileNetV3).
+
+    >>> hard_swish(jnp.array([-9.0, 0.0, 9.0])).tolist()
+    [-0.0, 0.0, 9.0]
+    """
+    return x * jnp.clip(x + offset, 0.0, threshold) / scale
+
+
+def tanh(x: jax.Array) -> jax.Array:
+    """Return the hyperbolic tangent.
+
+    >>> tanh(jnp.array([0.0, 100.0])).tolist()
+    [0.0, 1.0]
+    """
+    return jnp.tanh(x)
+
+
+def softplus(x: jax.Array) -> jax.Array:
+    """Return `log(1 + exp(x))`, finite for every finite `x`.
+
+    >>> softplus(jnp.array([-200.0, 200.0])).tolist()
+    [0.0, 200.0]
+    """
+    return jax.nn.softplus(x)
+
+
+def softsign(x: jax.Array) -> jax.Array:
+    """Return `x / (1 + |x|)`.
+
+    >>> softsign(jnp.array([-1.0, 3.0])).tolist()
+    [-0.5, 0.75]
+    """
+    return jax.nn.soft_sign(x)
+
+
+def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
+    """Return the softmax along `axis`, same shape as the input.
+
+    Inside a program the logits are remembered, so that `cross_entropy` of the result is computed
+    from them and stays finite.
+
+    >>> softmax(jnp.zeros([1, 2])).tolist()
+    [[0.5, 0.5]]
+    """
+    logits = jnp.asarray(input)
+    probabilities = jax.nn.softmax(logits, axis=axis)
+    if axis in (-1, logits.ndim - 1):
+        _frame.remember_logits(probabilities, logits)
+    return probabilities
+
+
+def log_softmax(input: jax.Array, axis: int = -1) -> jax.Array:
+    """Return the logarithm of the softmax along `axis`, same shape as the input.
+
+    >>> log_softmax(jnp.array([[0.0, -200.0]])).tolist()
+    [[0.0, -200.0]]
+    """
+    return jax.nn.log_softmax(input, axis=axis)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    function.__name__: function
+    for function in (
+        relu,
+        relu6,
+        leaky_relu,
+        elu,
+        selu,
+        gelu,
+        swish,
+        sigmoid,
+        logsigmoid,
+        hard_sigmoid,
+        hard_swish,
+        tanh,
+        softplus,
+        softsign,
+        softmax,
+        log_softmax,
+    )
+}
+"""What `act=` accepts."""
+
+
+def activate(x: jax.Array, act: str | None, layer: str) -> jax.Array:
+    """Return `x` after the activation named `act`, or `x` itself for None."""
+    if act is None:
+        return x
+    if not isinstance(act, str) or act not in ACTIVATIONS:
+        raise ProgramError(
+            f"layers.{layer} got act={act!r}, expected None or one of {listed(ACTIVATIONS)}. "
+            "Activations are chosen by name. Apply any other function to what the layer returns."
+            + nearest(str(act), ACTIVATIONS)
+        )
+    return ACTIVATIONS[act](x)

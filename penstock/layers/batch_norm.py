@@ -1,0 +1,138 @@
+"""Batch normalisation: over the valid examples of a device's share or of the global batch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.nn import initializers
+
+from penstock import _mesh
+from penstock._errors import ProgramError
+from penstock.layers import _arguments, _frame
+from penstock.layers._arguments import DataFormat
+from penstock.layers.activations import activate
+from penstock.layers.parameters import Attr, scale_and_shift
+
+
+def batch_norm(
+    input: jax.Array,
+    act: str | None = None,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+    data_format: DataFormat = "NHWC",
+    use_global_stats: bool = False,
+    sync: bool = False,
+) -> jax.Array:
+    """Normalise each channel over the batch (Ioffe and Szegedy 2015).
+
+    In training: by the mean and biased variance of the valid examples of this device's share of the
+    batch, or of the global batch with `sync=True`. The running statistics then become `momentum *
+    running + (1 - momentum) * batch`, where a device's share counts by its examples. In test and
+    infer: by the running statistics.
+
+    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Statistics, float32 in the collection
+    `batch_stats`: `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's `batch_norm`, which
+    counts padding too, knows no `sync`, and has channels first.
+
+    Arguments:
+      input: `[B, C]`, `[B, H, W, C]`, any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
+      act: name of an activation, applied last.
+      param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
+      use_global_stats: in training too use the running statistics, and leave them as they are.
+      sync: share the statistics over the devices.
+
+    Returns:
+      The input's shape.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.batch_norm(layers.data("x", [3])))
+    >>> sorted(builder.init().variables["batch_stats"]["batch_norm_0"])
+    ['mean', 'variance']
+    """
+    frame = _frame.current("batch_norm")
+    x = jnp.asarray(input)
+    _check(x, momentum, data_format)
+    axis = _arguments.channel_axis(x, data_format)
+    path = frame.layer("batch_norm", name)
+    specs = _statistics_specs(path, x.shape[axis])
+    mean, variance = (lax.stop_gradient(frame.parameter(spec)) for spec in specs)
+    if frame.is_training and not use_global_stats:
+        running = (mean, variance)
+        mean, variance, steps = _batch_statistics(frame, x, axis, running, sync)
+        for spec, old, step in zip(specs, running, steps, strict=True):
+            frame.update(spec, old + (1 - momentum) * step)
+    inverse = lax.rsqrt(variance + epsilon)
+    y = (x - _frame.along(mean, x.ndim, axis)) * _frame.along(inverse, x.ndim, axis)
+    y = scale_and_shift(y, path, param_attr, bias_attr, axis=axis, layer="batch_norm")
+    return activate(y, act, "batch_norm")
+
+
+def _batch_statistics(
+    frame: _frame.Frame,
+    x: jax.Array,
+    axis: int,
+    running: tuple[jax.Array, jax.Array],
+    sync: bool,
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
+    """Return mean, variance, and how far the global batch's are from the running ones.
+
+    One pass and one psum: the sums of `x - K` and of its square, K being the running mean. This is
+    exact for any K; with K near the mean no large numbers cancel. Measured on data of mean 1000 and
+    deviation 1: the variance is off by 0.3 at the first step and by 1e-5 after 50, with K = 0 by
+    0.3 at every step.
+    """
+    others = tuple(i for i in range(x.ndim) if i != axis)
+    shifted = x.astype(jnp.float32) - _frame.along(running[0], x.ndim, axis)
+    weighted, count = shifted, jnp.float32(x.size // x.shape[axis])
+    if frame.rows_per_example(x):
+        weights = frame.row_weights(x.shape[0])
+        weighted = shifted * _frame.along(weights, x.ndim, 0)
+        count = jnp.sum(weights) * (x.size // (x.shape[0] * x.shape[axis]))
+    sums = (jnp.sum(weighted, others), jnp.sum(weighted * shifted, others), count)
+    if sync:
+        sums = _mesh.psum(sums, frame.num_devices)
+    # A device that holds nothing but padding has sums of 0 and count 0: no nan, and no say below.
+    total, total_of_squares, count = sums
+    offset = total / jnp.maximum(count, 1)
+    variance = jnp.maximum(total_of_squares / jnp.maximum(count, 1) - offset**2, 0)
+    steps = lax.stop_gradient((total, (variance - running[1]) * count, count))
+    if not sync:
+        steps = _mesh.psum(steps, frame.num_devices)
+    examples = jnp.maximum(steps[2], 1)
+    return running[0] + offset, variance, (steps[0] / examples, steps[1] / examples)
+
+
+def _statistics_specs(
+    path: tuple[str, ...], size: int
+) -> tuple[_frame.ParameterSpec, _frame.ParameterSpec]:
+    mean, variance = (
+        _frame.ParameterSpec(
+            path=(*path, leaf),
+            collection="batch_stats",
+            shape=(size,),
+            dtype=jnp.dtype("float32"),
+            initializer=initializer,
+            trainable=False,
+        )
+        for leaf, initializer in (("mean", initializers.zeros), ("variance", initializers.ones))
+    )
+    return mean, variance
+
+
+def _check(x: jax.Array, momentum: float, data_format: str) -> None:
+    _frame.check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    if x.ndim < 2:
+        raise ProgramError(
+            f"layers.batch_norm got an input of shape {x.shape}, expected at least [B, C]. Each "
+            "channel is normalised over the batch. Add an axis of channels."
+        )
+    if not 0 <= momentum <= 1:
+        raise ProgramError(
+            f"layers.batch_norm got momentum={momentum!r}, expected a number from 0 to 1. It is "
+            "the share of the running statistics that a step keeps. 0.9 is usual."
+        )

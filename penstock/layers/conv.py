@@ -1,0 +1,241 @@
+"""Convolutions over images, and their transposes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.nn import initializers
+
+from penstock._errors import ProgramError
+from penstock.layers import _arguments, _frame
+from penstock.layers._arguments import DataFormat, Padding, Pair, Pairs
+from penstock.layers.activations import activate
+from penstock.layers.parameters import Attr, parameter
+
+
+def conv2d(
+    input: jax.Array,
+    num_filters: int,
+    filter_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: Padding = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Apply a two-dimensional convolution; the kernel is not flipped.
+
+    Parameters: `w` `[height, width, C / groups, num_filters]` whatever the data format, normal with
+    standard deviation `sqrt(2 / (height * width * C / groups))`; `b` `[num_filters]`, zeros. The
+    same in train, test and infer. Source: Fluid's `conv2d`, whose images and kernels are channels
+    first, and whose standard deviation leaves out `groups`: depthwise kernels start near 0.
+
+    Arguments:
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+      filter_size: a number or `(height, width)`; so are `stride` and `dilation`.
+      padding: a number, `(height, width)`, `((top, bottom), (left, right))`, `"SAME"` (an output of
+        `ceil(H / stride)`) or `"VALID"` (none).
+      groups: split the channels into so many parts that do not see each other.
+      bias_attr: for the bias; `False` leaves it out.
+      act: name of an activation, applied last.
+
+    Returns:
+      `[B, H', W', num_filters]`, channels where the input has them, with `H' = 1 + (H + top +
+      bottom - dilation * (height - 1) - 1) // stride`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.conv2d(layers.data("image", [8, 8, 3]), num_filters=4, filter_size=5)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.init().variables["params"]["conv2d_0"]["w"].shape
+    (5, 5, 3, 4)
+    """
+    frame = _frame.current("conv2d")
+    x = jnp.asarray(input)
+    channels, sizes = _arguments.check_image("conv2d", x, data_format)
+    _check_groups("conv2d", channels, num_filters, groups)
+    kernel = _arguments.as_pair("conv2d", "filter_size", filter_size, 1)
+    strides, dilations = _steps("conv2d", stride, dilation)
+    reach = _reach(kernel, dilations)
+    pads = _arguments.as_padding("conv2d", "padding", padding, sizes, reach, strides)
+    _arguments.check_fits("conv2d", x, sizes, reach, pads)
+    path = frame.layer("conv2d", name)
+    shape = (*kernel, channels // groups, num_filters)
+    default = initializers.normal(math.sqrt(2.0 / math.prod(shape[:3])))
+    w = parameter(path, "w", shape, default, param_attr, layer="conv2d")
+    geometry = _Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
+    y = _convolve(x, w, geometry, data_format)
+    return _finish("conv2d", y, path, bias_attr, act, data_format)
+
+
+def conv2d_transpose(
+    input: jax.Array,
+    num_filters: int,
+    output_size: int | Sequence[int] | None = None,
+    filter_size: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    stride: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Apply the transpose of a convolution: `H` grows by about `stride`.
+
+    Input pixel `i` adds `w[k]` times itself to output pixel `i * stride - padding + k * dilation`.
+    Parameters: `w` `[height, width, C / groups, num_filters]` whatever the data format, Xavier
+    uniform; `b` `[num_filters]`, zeros. The same in train, test and infer. Source: Fluid's
+    `conv2d_transpose`, whose images and kernels are channels first.
+
+    Arguments:
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+      output_size: a number or `(H', W')`: up to `stride - 1` more than without it. Alone, it
+        determines `filter_size`.
+      filter_size: a number or `(height, width)`; so are `padding`, `stride` and `dilation`.
+      bias_attr: for the bias; `False` leaves it out.
+      act: name of an activation, applied last.
+
+    Returns:
+      `[B, H', W', num_filters]`, channels where the input has them, with `H' = (H - 1) * stride -
+      2 * padding + dilation * (height - 1) + 1` unless `output_size` says otherwise.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.conv2d_transpose(layers.data("x", [4, 4, 3]), 8, filter_size=2, stride=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[[[0.0] * 3] * 4] * 4]}).shape
+    (1, 8, 8, 8)
+    """
+    frame = _frame.current("conv2d_transpose")
+    x = jnp.asarray(input)
+    channels, sizes = _arguments.check_image("conv2d_transpose", x, data_format)
+    _check_groups("conv2d_transpose", channels, num_filters, groups)
+    strides, dilations = _steps("conv2d_transpose", stride, dilation)
+    pads = _arguments.as_pair("conv2d_transpose", "padding", padding, 0)
+    kernel, extra = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
+    path = frame.layer("conv2d_transpose", name)
+    shape = (*kernel, channels // groups, num_filters)
+    w = parameter(
+        path, "w", shape, initializers.glorot_uniform(), param_attr, layer="conv2d_transpose"
+    )
+    reach = _reach(kernel, dilations)
+    edges = [(r - 1 - p, r - 1 - p + e) for r, p, e in zip(reach, pads, extra, strict=True)]
+    geometry = _Geometry(
+        spread=strides, dilations=dilations, pads=(edges[0], edges[1]), groups=groups
+    )
+    y = _convolve(x, jnp.flip(w, (0, 1)), geometry, data_format)
+    return _finish("conv2d_transpose", y, path, bias_attr, act, data_format)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Geometry:
+    """Where the kernel meets the image; `spread` puts zeros between the pixels of the input."""
+
+    strides: Pair = (1, 1)
+    spread: Pair = (1, 1)
+    dilations: Pair
+    pads: Pairs
+    groups: int
+
+
+def _convolve(
+    x: jax.Array, w: jax.Array, geometry: _Geometry, data_format: DataFormat
+) -> jax.Array:
+    dtype = jnp.result_type(x, w)
+    return lax.conv_general_dilated(
+        x.astype(dtype),
+        w.astype(dtype),
+        window_strides=geometry.strides,
+        padding=geometry.pads,
+        lhs_dilation=geometry.spread,
+        rhs_dilation=geometry.dilations,
+        dimension_numbers=(data_format, "HWIO", data_format),
+        feature_group_count=geometry.groups,
+    )
+
+
+def _finish(
+    layer: str,
+    y: jax.Array,
+    path: tuple[str, ...],
+    bias_attr: Attr,
+    act: str | None,
+    data_format: DataFormat,
+) -> jax.Array:
+    if bias_attr is not False:
+        axis = _arguments.channel_axis(y, data_format)
+        b = parameter(path, "b", [y.shape[axis]], initializers.zeros, bias_attr, layer=layer)
+        y = y + _frame.along(b, y.ndim, axis)
+    return activate(y, act, layer)
+
+
+def _steps(
+    layer: str, stride: int | Sequence[int], dilation: int | Sequence[int]
+) -> tuple[Pair, Pair]:
+    return (
+        _arguments.as_pair(layer, "stride", stride, 1),
+        _arguments.as_pair(layer, "dilation", dilation, 1),
+    )
+
+
+def _reach(kernel: Pair, dilations: Pair) -> Pair:
+    """Return over how many pixels a dilated kernel spreads."""
+    return (dilations[0] * (kernel[0] - 1) + 1, dilations[1] * (kernel[1] - 1) + 1)
+
+
+def _fit_output(
+    sizes: Pair,
+    output_size: int | Sequence[int] | None,
+    filter_size: int | Sequence[int] | None,
+    pads: Pair,
+    strides: Pair,
+    dilations: Pair,
+) -> tuple[Pair, Pair]:
+    """Return the kernel's size, and how many pixels the output has beyond what it reaches."""
+    first = [(size - 1) * s - 2 * p for size, s, p in zip(sizes, strides, pads, strict=True)]
+    if filter_size is not None:
+        kernel = _arguments.as_pair("conv2d_transpose", "filter_size", filter_size, 1)
+    elif output_size is not None:
+        wanted = _arguments.as_pair("conv2d_transpose", "output_size", output_size, 1)
+        sides = [(w - f - 1) // d + 1 for w, f, d in zip(wanted, first, dilations, strict=True)]
+        kernel = (sides[0], sides[1])
+    else:
+        raise ProgramError(
+            "layers.conv2d_transpose got neither output_size nor filter_size, expected one of them "
+            "or both. One follows from the other. Give filter_size."
+        )
+    least = [f + reach for f, reach in zip(first, _reach(kernel, dilations), strict=True)]
+    size = least if output_size is None else output_size
+    total = _arguments.as_pair("conv2d_transpose", "output_size", size, 1)
+    extra = (total[0] - least[0], total[1] - least[1])
+    if min(kernel) < 1 or not all(0 <= e < s for e, s in zip(extra, strides, strict=True)):
+        raise ProgramError(
+            f"layers.conv2d_transpose got output_size={output_size} and filter_size={filter_size} "
+            f"for images of {sizes}, stride {strides} and padding {pads}, expected an output_size "
+            f"from {tuple(least)} to less than a stride more. A convolution maps these sizes, and "
+            "no others, to the input's. Change one of them."
+        )
+    return kernel, extra
+
+
+def _check_groups(layer: str, channels: int, num_filters: int, groups: int) -> None:
+    if num_filters < 1 or groups < 1 or channels % groups or num_filters % groups:
+        raise ProgramError(
+            f"layers.{layer} got groups={groups}, num_filters={num_filters} and {channels} input "
+            "channels, expected positive numbers with groups dividing both. Every group has as "
+            "many channels and filters as the others. Change groups or num_filters."
+        )

@@ -1,0 +1,127 @@
+"""Layers whose weights meet every input feature: `fc` and `embedding`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+
+from penstock._errors import ProgramError
+from penstock.layers import _frame
+from penstock.layers.activations import activate
+from penstock.layers.parameters import Attr, parameter
+
+
+def fc(
+    input: jax.Array | Sequence[jax.Array],
+    size: int,
+    num_flatten_dims: int = 1,
+    param_attr: Attr | Sequence[Attr] = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Apply a fully connected layer.
+
+    Axes from `num_flatten_dims` on are flattened into features. Several inputs get a weight each,
+    are summed, and share one bias. Parameters: `w` `[features, size]` (`w_0`, `w_1`, ... for
+    several inputs), Xavier uniform; `b` `[size]`, zeros. The same in train, test and infer.
+    Source: Fluid's `fc`.
+
+    Arguments:
+      input: `[B, ...]`, or a list of such arrays.
+      size: number of output features.
+      num_flatten_dims: how many leading axes stay as they are.
+      param_attr: for the weights; a list gives one per input.
+      bias_attr: for the bias; `False` leaves it out.
+      act: name of an activation, applied last.
+
+    Returns:
+      `[B, ..., size]` with `num_flatten_dims` leading axes.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.fc(layers.data("image", shape=[8, 8, 1]), size=10, act="relu")
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> params["fc_0"]["w"].shape, params["fc_0"]["b"].shape
+    ((64, 10), (10,))
+    """
+    frame = _frame.current("fc")
+    is_list = isinstance(input, (list, tuple))
+    inputs: list[jax.Array] = [jnp.asarray(x) for x in input] if is_list else [jnp.asarray(input)]
+    is_attrs = isinstance(param_attr, (list, tuple))
+    attrs: list[Any] = list(param_attr) if is_attrs else [param_attr] * len(inputs)
+    if not inputs or len(attrs) != len(inputs):
+        raise ProgramError(
+            f"layers.fc got {len(inputs)} inputs and {len(attrs)} param_attr, expected at least "
+            "one input and one param_attr for each."
+        )
+    path = frame.layer("fc", name)
+    total: Any = None
+    for number, (x, attr) in enumerate(zip(inputs, attrs, strict=True)):
+        if not 1 <= num_flatten_dims < max(x.ndim, 2):
+            raise ProgramError(
+                f"layers.fc got an input of shape {x.shape} and num_flatten_dims="
+                f"{num_flatten_dims}, expected 1 <= num_flatten_dims < {max(x.ndim, 2)}. At least "
+                "one axis must be left to become features."
+            )
+        leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
+        leaf = f"w_{number}" if is_list and len(inputs) > 1 else "w"
+        w = parameter(path, leaf, [features, size], initializers.glorot_uniform(), attr, layer="fc")
+        product = x.reshape(*leading, features) @ w.astype(jnp.result_type(x, w))
+        total = product if total is None else total + product
+    if bias_attr is not False:
+        b = parameter(path, "b", [size], initializers.zeros, bias_attr, layer="fc")
+        total = total + _frame.along(b, total.ndim)
+    return activate(total, act, "fc")
+
+
+def embedding(
+    input: jax.Array,
+    size: Sequence[int],
+    padding_idx: int | None = None,
+    param_attr: Attr = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Look up rows of a table.
+
+    Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table give rows of nan, so
+    that they are noticed. The same in train, test and infer. Source: Fluid's `embedding`.
+
+    Arguments:
+      input: integer ids, `[B, ...]`; a last axis of size 1 is dropped, as Fluid does.
+      size: `[vocabulary, width]`.
+      padding_idx: the id whose row reads as zeros; negative counts from the end.
+
+    Returns:
+      `[B, ..., width]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     word = layers.data("word", shape=[1], dtype="int32")
+    ...     return layers.embedding(word, size=[100, 16])
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"word": [[3], [7]]}).shape
+    (2, 16)
+    """
+    frame = _frame.current("embedding")
+    ids = jnp.asarray(input)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ProgramError(
+            f"layers.embedding got ids of dtype {ids.dtype}, expected integers. Declare the input "
+            'with layers.data(..., dtype="int32").'
+        )
+    if ids.ndim > 1 and ids.shape[-1] == 1:
+        ids = ids[..., 0]
+    path = frame.layer("embedding", name)
+    table = parameter(path, "w", size, initializers.glorot_uniform(), param_attr, layer="embedding")
+    rows = jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
+    if padding_idx is not None:
+        rows = jnp.where((ids == padding_idx % table.shape[0])[..., None], 0, rows)
+    return rows

@@ -1,0 +1,142 @@
+"""What a program function reads from outside: fed data, the mode, randomness, example weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from jax import dtypes
+
+from penstock._errors import ProgramError
+from penstock.layers import _frame
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def data(name: str, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
+    """Declare an input and return the array fed under its name.
+
+    Feeds are checked against the declaration on the host, before anything runs. A flat sample is
+    reshaped to the declared shape, a scalar label to `[1]`. Declaring the same input twice gives
+    the same array. Source: Fluid's `layers.data`.
+
+    Arguments:
+      name: the name in feeds and in `feed_order`.
+      shape: the shape of one example, without the batch axis.
+      dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on.
+
+    Returns:
+      `[B, *shape]`, where `B` is this device's share of the batch.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> builder = ps.ProgramBuilder(infer_func=lambda: 2 * layers.data("x", shape=[2]))
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
+    [[2.0, 4.0]]
+    """
+    frame = _frame.current("data")
+    _frame.check_name("layers.data", name)
+    if isinstance(shape, int) or any(int(size) < 1 for size in shape):
+        raise ProgramError(
+            f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
+            "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Pad sequences "
+            "of several lengths to one length and feed the lengths beside them."
+        )
+    spec = _frame.FeedSpec(
+        name=name,
+        shape=tuple(int(size) for size in shape),
+        dtype=np.dtype(dtypes.canonicalize_dtype(dtype)),
+    )
+    return frame.input(spec)
+
+
+def is_training() -> bool:
+    """Return whether the program being built is the train program.
+
+    Parameters made only when training must not shift the names of others: make them last, or give
+    them names, or put them in a `scope`; the builder checks it.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x = layers.data("x", shape=[2])
+    ...     return x * 0 if layers.is_training() else x
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
+    [[1.0, 2.0]]
+    """
+    return _frame.current("is_training").is_training
+
+
+def random_key(name: str | None = None) -> jax.Array:
+    """Return a `jax.random` key for noise of one's own.
+
+    It differs between steps, between calls with other names, and between devices; it depends on
+    the seed and on the step's number, so a resumed run draws the same. In test and infer it is the
+    same at every call.
+
+    >>> import jax
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x = layers.data("x", shape=[2])
+    ...     return x + jax.random.normal(layers.random_key(), x.shape)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
+    (1, 2)
+    """
+    frame = _frame.current("random_key")
+    key = frame.layer_key(frame.layer("random_key", name))
+    return jax.random.fold_in(key, frame.first_row)
+
+
+def example_weights() -> jax.Array:
+    """Return the weight of each example of this device's batch, shape `[B]`.
+
+    1 for an example, 0 for the padding that brings a short last batch to the full batch size.
+    `layers.mean` and the other reductions use it already; multiply by it in a reduction of one's
+    own.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.data("x", shape=[1])[:, 0] * layers.example_weights()
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[5.0], [6.0]]}).tolist()
+    [5.0, 6.0]
+    """
+    return _frame.current("example_weights").weights
+
+
+def scope(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Wrap a function so that what it creates lives under `name`.
+
+    Calling the wrapped function twice in one program shares its parameters, as does wrapping
+    another function with the same name in the same scope. Scopes nest. An `Objective` updates the
+    scopes it names.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> @layers.scope("encoder")
+    ... def encode(x):
+    ...     return layers.fc(x, size=3)
+    >>> def program():
+    ...     return encode(layers.data("a", [2])) + encode(layers.data("b", [2]))
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> {name: w.shape for name, w in params["encoder"]["fc_0"].items()}
+    {'b': (3,), 'w': (2, 3)}
+    """
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def scoped(*args: P.args, **kwargs: P.kwargs) -> R:
+            frame = _frame.current("scope")
+            return frame.run_scope(name, lambda: function(*args, **kwargs))
+
+        return scoped
+
+    return wrap

@@ -1,0 +1,165 @@
+"""Losses per example; `layers.mean` makes one number of them.
+
+They are the same in train, test and infer, and computed in float32 or better.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from penstock._errors import ProgramError
+from penstock.layers import _arguments, _frame
+
+
+def cross_entropy(
+    input: jax.Array,
+    label: jax.Array,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+) -> jax.Array:
+    """Return the cross entropy between probabilities and labels, per example.
+
+    When the probabilities come from a `softmax` of the same program (`act="softmax"` too), the
+    logits underneath are used: the loss and its gradient stay finite. Other probabilities are
+    raised to the smallest normal number before the logarithm. A label that is no class gives nan,
+    so that it is noticed. Source: Fluid's `cross_entropy`.
+
+    Arguments:
+      input: probabilities `[B, ..., C]`.
+      label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label` probabilities `[B, ..., C]`.
+      ignore_index: a label of this value has loss 0, and still counts in a mean.
+
+    Returns:
+      `[B, ..., 1]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     probabilities = layers.softmax(layers.data("logits", shape=[2]))
+    ...     return layers.cross_entropy(probabilities, layers.data("label", [1], "int32"))
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"logits": [[0.0, -200.0]], "label": [[1]]}).tolist()
+    [[200.0]]
+    """
+    logits = _frame.logits_of("cross_entropy", input)
+    if logits is None:
+        x = _wide(input)
+        log_probabilities = jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
+    else:
+        log_probabilities = jax.nn.log_softmax(_wide(logits))
+    return _cross_entropy("cross_entropy", log_probabilities, label, soft_label, ignore_index)
+
+
+def softmax_with_cross_entropy(
+    logits: jax.Array,
+    label: jax.Array,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+) -> jax.Array:
+    """Return the cross entropy between the softmax of logits and labels, per example.
+
+    A label that is no class gives nan. Source: Fluid's `softmax_with_cross_entropy`.
+
+    Arguments:
+      logits: `[B, ..., C]`.
+      label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label` probabilities `[B, ..., C]`.
+      ignore_index: a label of this value has loss 0, and still counts in a mean.
+
+    Returns:
+      `[B, ..., 1]`.
+
+    >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
+    [[200.0]]
+    """
+    log_probabilities = jax.nn.log_softmax(_wide(logits))
+    return _cross_entropy(
+        "softmax_with_cross_entropy", log_probabilities, label, soft_label, ignore_index
+    )
+
+
+def sigmoid_cross_entropy_with_logits(x: jax.Array, label: jax.Array) -> jax.Array:
+    """Return `-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x))`, element by element.
+
+    Finite for every finite logit. Source: Fluid's layer of that name.
+
+    Arguments:
+      x: logits `[B, ...]`.
+      label: probabilities, or zeros and ones, of the same shape.
+
+    Returns:
+      The input's shape.
+
+    >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
+    [[200.0]]
+    """
+    x, label = _wide(x), jnp.asarray(label)
+    _arguments.check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
+    return jax.nn.softplus(x) - x * label
+
+
+def square_error_cost(input: jax.Array, label: jax.Array) -> jax.Array:
+    """Return `(input - label) ** 2`, element by element. Source: Fluid's `square_error_cost`.
+
+    Arguments:
+      input: predictions `[B, ...]`.
+      label: of the same shape.
+
+    Returns:
+      The input's shape.
+
+    >>> square_error_cost(jnp.array([[1.0]]), jnp.array([[4.0]])).tolist()
+    [[9.0]]
+    """
+    return jnp.square(_difference("square_error_cost", input, label))
+
+
+def huber_loss(input: jax.Array, label: jax.Array, delta: float) -> jax.Array:
+    """Return half the squared difference up to `delta`, and a straight line beyond.
+
+    `delta * (difference - delta / 2)` beyond. Source: Fluid's `huber_loss`.
+
+    Arguments:
+      input: predictions `[B, ...]`.
+      label: of the same shape.
+
+    Returns:
+      The input's shape.
+
+    >>> huber_loss(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 0.0]]), delta=2.0).tolist()
+    [[0.5, 8.0]]
+    """
+    if delta <= 0:
+        raise ProgramError(
+            f"layers.huber_loss got delta={delta!r}, expected a positive number. It is the "
+            "difference from which on the loss grows in a straight line. 1.0 is usual."
+        )
+    distance = jnp.abs(_difference("huber_loss", input, label))
+    near = jnp.minimum(distance, delta)
+    return near * (distance - 0.5 * near)
+
+
+def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:
+    input, label = _wide(input), _wide(label)
+    _arguments.check_same_shape(layer, input, label)
+    return input - label
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _cross_entropy(
+    layer: str, log_probabilities: jax.Array, label: jax.Array, soft_label: bool, ignore_index: int
+) -> jax.Array:
+    label = jnp.asarray(label)
+    if soft_label:
+        _arguments.check_same_shape(layer, log_probabilities, label)
+        return -jnp.sum(label * log_probabilities, axis=-1, keepdims=True)
+    ids = _arguments.class_ids(layer, label, log_probabilities)[..., None]
+    is_ignored = ids == ignore_index
+    # A negative index would count from the end; one behind the end reads as nan.
+    ids = jnp.where(is_ignored, 0, jnp.where(ids < 0, log_probabilities.shape[-1], ids))
+    picked = jnp.take_along_axis(log_probabilities, ids, axis=-1, mode="fill")
+    return jnp.where(is_ignored, 0.0, -picked)

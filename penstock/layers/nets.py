@@ -1,0 +1,249 @@
+"""Small compositions of layers, with Fluid's names and arguments (`fluid.nets`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from penstock._errors import ProgramError
+from penstock.layers._arguments import DataFormat, Padding
+from penstock.layers.batch_norm import batch_norm
+from penstock.layers.conv import conv2d
+from penstock.layers.dense import fc
+from penstock.layers.dropout import dropout
+from penstock.layers.parameters import Attr
+from penstock.layers.pool import pool2d
+
+
+def simple_img_conv_pool(
+    input: jax.Array,
+    num_filters: int,
+    filter_size: int | Sequence[int],
+    pool_size: int | Sequence[int],
+    pool_stride: int | Sequence[int],
+    pool_padding: Padding = 0,
+    pool_type: Literal["max", "avg"] = "max",
+    global_pooling: bool = False,
+    conv_stride: int | Sequence[int] = 1,
+    conv_padding: Padding = 0,
+    conv_dilation: int | Sequence[int] = 1,
+    conv_groups: int = 1,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Apply `conv2d`, then `pool2d`. Source: Fluid's `simple_img_conv_pool`.
+
+    The parameters are those of one `conv2d` of that name; see there and at `pool2d` for the
+    arguments. `act` comes before the pooling.
+
+    Arguments:
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+
+    Returns:
+      `[B, H', W', num_filters]`, channels where the input has them.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     image = layers.data("image", shape=[8, 8, 1])
+    ...     return layers.simple_img_conv_pool(image, 20, 3, pool_size=2, pool_stride=2, act="relu")
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0]] * 8] * 8]}).shape
+    (1, 3, 3, 20)
+    """
+    convolved = conv2d(
+        input,
+        num_filters,
+        filter_size,
+        stride=conv_stride,
+        padding=conv_padding,
+        dilation=conv_dilation,
+        groups=conv_groups,
+        param_attr=param_attr,
+        bias_attr=bias_attr,
+        act=act,
+        name=name,
+        data_format=data_format,
+    )
+    return pool2d(
+        convolved,
+        pool_size,
+        pool_type,
+        pool_stride,
+        pool_padding,
+        global_pooling=global_pooling,
+        data_format=data_format,
+    )
+
+
+def img_conv_group(
+    input: jax.Array,
+    conv_num_filter: Sequence[int],
+    pool_size: int | Sequence[int],
+    conv_padding: int | Sequence[Padding] = 1,
+    conv_filter_size: int | Sequence[int | Sequence[int]] = 3,
+    conv_act: str | None = None,
+    param_attr: Attr | Sequence[Attr] = None,
+    conv_with_batchnorm: bool | Sequence[bool] = False,
+    conv_batchnorm_drop_rate: float | Sequence[float] = 0.0,
+    pool_stride: int | Sequence[int] = 1,
+    pool_type: Literal["max", "avg"] = "max",
+    name: str | None = None,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Apply several `conv2d`, each with batch norm and dropout if wanted, then one `pool2d`.
+
+    `conv_act` comes after the batch norm where there is one, and after the convolution elsewhere.
+    Dropout follows a batch norm only. Source: Fluid's `img_conv_group`, the block of VGG.
+
+    Arguments:
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+      conv_num_filter: the number of filters of each convolution. Of `conv_padding`,
+        `conv_filter_size`, `param_attr`, `conv_with_batchnorm` and `conv_batchnorm_drop_rate` a
+        list gives one for each, another value stands for all.
+      name: the layers are called `{name}_conv2d_0`, `{name}_batch_norm_0` and so on.
+
+    Returns:
+      `[B, H', W', conv_num_filter[-1]]`, channels where the input has them.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     image = layers.data("image", shape=[8, 8, 3])
+    ...     return layers.img_conv_group(image, [4, 4], pool_size=2, pool_stride=2, conv_act="relu")
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> sorted(builder.init().variables["params"])
+    ['conv2d_0', 'conv2d_1']
+    """
+    count = len(conv_num_filter)
+    paddings = _for_each(count, "conv_padding", conv_padding)
+    sizes = _for_each(count, "conv_filter_size", conv_filter_size)
+    attrs = _for_each(count, "param_attr", param_attr)
+    norms = _for_each(count, "conv_with_batchnorm", conv_with_batchnorm)
+    rates = _for_each(count, "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate)
+    x = input
+    for i in range(count):
+        x = conv2d(
+            x,
+            conv_num_filter[i],
+            sizes[i],
+            padding=paddings[i],
+            param_attr=attrs[i],
+            act=None if norms[i] else conv_act,
+            name=_child(name, f"conv2d_{i}"),
+            data_format=data_format,
+        )
+        if norms[i]:
+            norm_name = _child(name, f"batch_norm_{i}")
+            x = batch_norm(x, act=conv_act, name=norm_name, data_format=data_format)
+            if rates[i]:
+                x = dropout(x, rates[i], name=_child(name, f"dropout_{i}"))
+    return pool2d(x, pool_size, pool_type, pool_stride, data_format=data_format)
+
+
+def glu(input: jax.Array, dim: int = -1) -> jax.Array:
+    """Return `a * sigmoid(b)` for the halves `a` and `b` along `dim` (Dauphin et al. 2017).
+
+    Source: Fluid's `glu`.
+
+    >>> import jax.numpy as jnp
+    >>> glu(jnp.array([[3.0, 0.0]])).tolist()
+    [[1.5]]
+    """
+    x = jnp.asarray(input)
+    if not -x.ndim <= dim < x.ndim or x.shape[dim] % 2:
+        raise ProgramError(
+            f"layers.glu got dim={dim} and an input of shape {x.shape}, expected an axis of even "
+            "size. One half gates the other. Make it twice as wide, e.g. with layers.fc."
+        )
+    a, b = jnp.split(x, 2, axis=dim)
+    return a * jax.nn.sigmoid(b)
+
+
+def scaled_dot_product_attention(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    num_heads: int = 1,
+    dropout_rate: float = 0.0,
+    name: str | None = None,
+) -> jax.Array:
+    """Return the values that each query's softmax over the keys asks for (Vaswani et al. 2017).
+
+    With several heads, and only then, queries, keys and values go through an `fc` of their own
+    width each. In training the attention weights are dropped with `dropout_rate`. Source: Fluid's
+    `scaled_dot_product_attention`, which drops in test and infer too.
+
+    Arguments:
+      queries: `[B, Q, C]`.
+      keys: `[B, K, C]`.
+      values: `[B, K, V]`.
+      num_heads: a divisor of C and V; each head sees `C / num_heads` features.
+      name: the layers are called `{name}_query`, `{name}_key`, `{name}_value` and `{name}_dropout`.
+
+    Returns:
+      `[B, Q, V]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x = layers.data("x", shape=[5, 8])
+    ...     return layers.scaled_dot_product_attention(x, x, x, num_heads=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> sorted(builder.init().variables["params"])
+    ['fc_0', 'fc_1', 'fc_2']
+    """
+    q, k, v = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
+    _check_attention(q, k, v, num_heads)
+    if num_heads > 1:
+        q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))
+        k = fc(k, k.shape[-1], num_flatten_dims=2, name=_child(name, "key"))
+        v = fc(v, v.shape[-1], num_flatten_dims=2, name=_child(name, "value"))
+    q, k, v = (x.reshape(*x.shape[:2], num_heads, -1) for x in (q, k, v))
+    scores = jnp.einsum("bqhc,bkhc->bhqk", q * q.shape[-1] ** -0.5, k)
+    weights = jax.nn.softmax(scores)
+    if dropout_rate:
+        weights = dropout(weights, dropout_rate, name=_child(name, "dropout"))
+    mixed = jnp.einsum("bhqk,bkhc->bqhc", weights, v)
+    return mixed.reshape(*mixed.shape[:2], -1)
+
+
+def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -> None:
+    shapes = (q.shape, k.shape, v.shape)
+    problems = []
+    if any(len(shape) != 3 for shape in shapes):
+        problems.append("three axes each")
+    else:
+        if q.shape[-1] != k.shape[-1]:
+            problems.append("queries and keys of one width")
+        if k.shape[1] != v.shape[1]:
+            problems.append("as many keys as values")
+        if num_heads < 1 or k.shape[-1] % num_heads or v.shape[-1] % num_heads:
+            problems.append("widths that num_heads divides")
+    if problems:
+        raise ProgramError(
+            f"layers.scaled_dot_product_attention got shapes {shapes} and num_heads={num_heads}, "
+            f"expected {' and '.join(problems)}. Queries [B, Q, C] are compared with keys "
+            "[B, K, C] to mix values [B, K, V]. Reshape or project them first."
+        )
+
+
+def _for_each(count: int, argument: str, value: Any) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise ProgramError(
+            f"layers.img_conv_group got {len(value)} values of {argument} for {count} "
+            "convolutions, expected as many. A list gives one for each. Give one value for all."
+        )
+    return list(value)
+
+
+def _child(name: str | None, own: str) -> str | None:
+    return None if name is None else f"{name}_{own}"

@@ -1,0 +1,142 @@
+"""Normalisation within one example: the same in train, test and infer.
+
+Statistics are computed in float32 or better. Variances are biased.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from penstock._errors import ProgramError
+from penstock.layers import _arguments, _frame
+from penstock.layers._arguments import DataFormat
+from penstock.layers.activations import activate
+from penstock.layers.parameters import Attr, scale_and_shift
+
+
+def layer_norm(
+    input: jax.Array,
+    scale: bool = True,
+    shift: bool = True,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-5,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Normalise over the axes from `begin_norm_axis` on (Ba et al. 2016).
+
+    Parameters: `scale` `[product of those axes]`, ones; `bias` of the same shape, zeros. Source:
+    Fluid's `layer_norm`.
+
+    Arguments:
+      input: `[B, ...]`.
+      scale: whether there is a scale; `shift`: whether there is a bias.
+      begin_norm_axis: 1 is everything of one example; -1 the last axis alone, as in transformers.
+      act: name of an activation, applied last.
+
+    Returns:
+      The input's shape.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.layer_norm(layers.data("x", [2])))
+    >>> builder.infer(builder.init(), {"x": [[1.0, 3.0]]}).round(2).tolist()
+    [[-1.0, 1.0]]
+    """
+    frame = _frame.current("layer_norm")
+    x = jnp.asarray(input)
+    begin = begin_norm_axis + x.ndim if begin_norm_axis < 0 else begin_norm_axis
+    if not 1 <= begin < x.ndim:
+        raise ProgramError(
+            f"layers.layer_norm got begin_norm_axis={begin_norm_axis} and an input of shape "
+            f"{x.shape}, expected an axis from 1 to {x.ndim - 1}. Axis 0 is the batch. Use 1 for "
+            "the whole example, -1 for the last axis."
+        )
+    path = frame.layer("layer_norm", name)
+    flat = _standardise(x.reshape(*x.shape[:begin], -1), (begin,), epsilon)
+    y = scale_and_shift(
+        flat,
+        path,
+        param_attr if scale else False,
+        bias_attr if shift else False,
+        axis=begin,
+        layer="layer_norm",
+    )
+    return activate(y.reshape(x.shape), act, "layer_norm")
+
+
+def group_norm(
+    input: jax.Array,
+    groups: int,
+    epsilon: float = 1e-5,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Normalise each group of channels over one example (Wu and He 2018).
+
+    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Source: Fluid's `group_norm`, whose images
+    are channels first.
+
+    Arguments:
+      input: `[B, H, W, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
+      groups: a divisor of the number of channels; 1 is layer norm, C instance norm.
+      param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
+      act: name of an activation, applied last.
+
+    Returns:
+      The input's shape.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.group_norm(layers.data("x", [4]), groups=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 3.0, 5.0, 5.0]]}).round(2).tolist()
+    [[-1.0, 1.0, 0.0, 0.0]]
+    """
+    frame = _frame.current("group_norm")
+    x = jnp.asarray(input)
+    _frame.check_choice("layers.group_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    axis = _arguments.channel_axis(x, data_format)
+    if x.ndim < 2 or groups < 1 or x.shape[axis] % groups:
+        raise ProgramError(
+            f"layers.group_norm got groups={groups} and an input of shape {x.shape}, expected a "
+            "divisor of the number of channels and at least [B, C]. Groups are equally large. "
+            "Change groups or the number of channels."
+        )
+    path = frame.layer("group_norm", name)
+    grouped = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    others = tuple(i for i in range(1, grouped.ndim) if i != axis)
+    y = _standardise(grouped, others, epsilon).reshape(x.shape)
+    y = scale_and_shift(y, path, param_attr, bias_attr, axis=axis, layer="group_norm")
+    return activate(y, act, "group_norm")
+
+
+def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
+    """Return `x / sqrt(sum(x ** 2) + epsilon)` with the sum along `axis`.
+
+    Zeros stay zeros, with a finite gradient. Source: Fluid's `l2_normalize`.
+
+    >>> import jax.numpy as jnp
+    >>> l2_normalize(jnp.array([[0.0, 5.0]]), axis=1).tolist()
+    [[0.0, 1.0]]
+    """
+    x = jnp.asarray(x)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    square = jnp.sum(wide * wide, axis=axis, keepdims=True)
+    return (wide * lax.rsqrt(square + epsilon)).astype(jnp.promote_types(x.dtype, jnp.float16))
+
+
+def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:
+    """Return x with mean 0 and variance 1 over `axes`, computed in float32 or better."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    centred = wide - jnp.mean(wide, axes, keepdims=True)
+    variance = jnp.mean(centred * centred, axes, keepdims=True)
+    return (centred * lax.rsqrt(variance + epsilon)).astype(x.dtype)

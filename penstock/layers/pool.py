@@ -1,0 +1,107 @@
+"""Pooling over images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from penstock._errors import ProgramError
+from penstock.layers import _arguments, _frame
+from penstock.layers._arguments import DataFormat, Padding
+
+T = TypeVar("T")
+
+
+def pool2d(
+    input: jax.Array,
+    pool_size: int | Sequence[int] = -1,
+    pool_type: Literal["max", "avg"] = "max",
+    pool_stride: int | Sequence[int] = 1,
+    pool_padding: Padding = 0,
+    global_pooling: bool = False,
+    ceil_mode: bool = False,
+    exclusive: bool = True,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Reduce windows of an image to their maximum or average.
+
+    Padding never wins a maximum. The same in train, test and infer. Source: Fluid's `pool2d`; one
+    difference: with `ceil_mode` a last window that lies in the padding alone is left out.
+
+    Arguments:
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+      pool_size: a number or `(height, width)`; so is `pool_stride`.
+      pool_padding: a number, `(height, width)`, `((top, bottom), (left, right))`, `"SAME"` or
+        `"VALID"`; smaller than the window.
+      global_pooling: one window over the whole image; size, stride and padding are ignored.
+      ceil_mode: also keep a last window that reaches over the border.
+      exclusive: averages count the pixels inside the image alone; with `False` padding counts as
+        zeros.
+
+    Returns:
+      `[B, H', W', C]` with `H' = (H + top + bottom - height) // stride + 1`; `[B, 1, 1, C]` when
+      global; channels where the input has them.
+
+    >>> import jax.numpy as jnp
+    >>> image = jnp.arange(16.0).reshape(1, 4, 4, 1)
+    >>> pool2d(image, pool_size=2, pool_stride=2)[0, :, :, 0].tolist()
+    [[5.0, 7.0], [13.0, 15.0]]
+    """
+    x = jnp.asarray(input)
+    _frame.check_choice("layers.pool2d", "pool_type", pool_type, ("max", "avg"))
+    _, sizes = _arguments.check_image("pool2d", x, data_format)
+    if global_pooling:
+        axes = (1, 2) if data_format == "NHWC" else (2, 3)
+        reduce = jnp.max if pool_type == "max" else jnp.mean
+        return reduce(x, axis=axes, keepdims=True)
+    windows = _arguments.as_pair("pool2d", "pool_size", pool_size, 1)
+    strides = _arguments.as_pair("pool2d", "pool_stride", pool_stride, 1)
+    pads = _arguments.as_padding("pool2d", "pool_padding", pool_padding, sizes, windows, strides)
+    _arguments.check_fits("pool2d", x, sizes, windows, pads)
+    if any(max(pad) >= window for pad, window in zip(pads, windows, strict=True)):
+        raise ProgramError(
+            f"layers.pool2d got pool_padding={pool_padding!r} and pool_size={pool_size!r}, "
+            "expected padding smaller than the window. A window would hold nothing but padding. "
+            "Use less padding."
+        )
+    (vertical, rows), (horizontal, columns) = (
+        _windows_along(*each, ceil_mode) for each in zip(sizes, windows, strides, pads, strict=True)
+    )
+    full, steps = _expand(windows, 1, data_format), _expand(strides, 1, data_format)
+    edges = _expand((vertical, horizontal), (0, 0), data_format)
+    if pool_type == "max":
+        return lax.reduce_window(x, _lowest(x.dtype), lax.max, full, steps, edges)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(jnp.float32)
+    sums = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, full, steps, edges)
+    counts = np.outer(rows, columns) if exclusive else np.full([1, 1], windows[0] * windows[1])
+    return sums / jnp.asarray(counts.reshape(_expand(counts.shape, 1, data_format)), sums.dtype)
+
+
+def _expand(pair: tuple[T, ...], other: T, data_format: DataFormat) -> list[T]:
+    """Return one value an axis: those of `pair` for height and width, `other` for the rest."""
+    return [other, *pair, other] if data_format == "NHWC" else [other, other, *pair]
+
+
+def _windows_along(
+    size: int, window: int, stride: int, pad: tuple[int, int], ceil_mode: bool
+) -> tuple[tuple[int, int], np.ndarray]:
+    """Return the padding of one axis and how many pixels of the image each window holds."""
+    free = size + sum(pad) - window
+    last = (-(-free // stride) if ceil_mode else free // stride) * stride
+    if last >= size + pad[0]:
+        last -= stride
+    starts = np.arange(0, last + 1, stride) - pad[0]
+    pixels = np.minimum(starts + window, size) - np.maximum(starts, 0)
+    return (pad[0], max(last + window - size - pad[0], 0)), pixels
+
+
+def _lowest(dtype: np.dtype) -> np.ndarray:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.full((), -np.inf, dtype)
+    return np.full((), jnp.iinfo(dtype).min, dtype)

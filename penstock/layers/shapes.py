@@ -1,0 +1,143 @@
+"""Joining, flattening, encoding and comparing arrays. They are the same in every mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from penstock._errors import ProgramError
+from penstock.layers import _arguments, _frame
+from penstock.layers.norm import l2_normalize
+
+
+def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
+    """Join arrays along an axis other than the batch axis.
+
+    Source: Fluid's `concat`, whose default axis is 0.
+
+    Arguments:
+      input: arrays that agree in every other axis.
+      axis: negative counts from the end.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.concat([layers.data("a", [1]), layers.data("b", [2])], axis=1)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"a": [[1.0]], "b": [[2.0, 3.0]]}).tolist()
+    [[1.0, 2.0, 3.0]]
+    """
+    frame = _frame.current("concat")
+    arrays = [jnp.asarray(x) for x in input] if isinstance(input, (list, tuple)) else []
+    shapes = [x.shape for x in arrays]
+    num_axes = len(shapes[0]) if shapes else 0
+    is_axis = -num_axes <= axis < num_axes
+    if not is_axis or len({_without(shape, axis % num_axes) for shape in shapes}) > 1:
+        raise ProgramError(
+            f"layers.concat got arrays of shapes {shapes} and axis={axis}, expected a list of "
+            "arrays that agree in every other axis. Only one axis may differ. Reshape them, or "
+            "choose another axis."
+        )
+    # On a probe the batch size is told from every other size.
+    if frame.is_probe and axis % num_axes == 0 and shapes[0][0] % frame.batch_size == 0:
+        raise ProgramError(
+            f"layers.concat got axis={axis} and arrays with a batch axis in front, expected "
+            "another axis. The weights that leave out the padding of a short batch would no longer "
+            "meet their rows. Apply what follows to each array, under one name, and add the means."
+        )
+    return jnp.concatenate(arrays, axis=axis)
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, tuple[int, ...]]:
+    return len(shape), shape[:axis] + shape[axis + 1 :]
+
+
+def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
+    """Return `x` with two axes: those before `axis`, and the others. Source: Fluid's `flatten`.
+
+    >>> import jax.numpy as jnp
+    >>> flatten(jnp.zeros([2, 3, 4])).shape, flatten(jnp.zeros([2, 3, 4]), axis=2).shape
+    ((2, 12), (6, 4))
+    """
+    x = jnp.asarray(x)
+    if not 1 <= axis <= x.ndim:
+        raise ProgramError(
+            f"layers.flatten got axis={axis} and an input of shape {x.shape}, expected an axis "
+            f"from 1 to {x.ndim}. The batch stays in front. Use axis=1 to keep only the batch."
+        )
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
+def one_hot(input: jax.Array, depth: int) -> jax.Array:
+    """Return one-hot vectors, float32. Source: Fluid's `one_hot`.
+
+    A class outside the range gives a row of nan, so that it is noticed.
+
+    Arguments:
+      input: integer classes `[B, ..., 1]` or `[B, ...]`.
+      depth: the number of classes.
+
+    Returns:
+      `[B, ..., depth]`.
+
+    >>> import jax.numpy as jnp
+    >>> one_hot(jnp.array([[0], [2]]), depth=3).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    ids = _arguments.integers("one_hot", "classes", input)
+    if ids.ndim > 1 and ids.shape[-1] == 1:
+        ids = ids[..., 0]
+    is_class = ((ids >= 0) & (ids < depth))[..., None]
+    return jnp.where(is_class, jax.nn.one_hot(ids, depth), jnp.nan)
+
+
+def topk(input: jax.Array, k: int = 1) -> tuple[jax.Array, jax.Array]:
+    """Return the `k` largest values along the last axis, and where they are.
+
+    Largest first; of equal values the one in front. Source: Fluid's `topk`.
+
+    Returns:
+      Values `[..., k]` and indices `[..., k]`, int32.
+
+    >>> import jax.numpy as jnp
+    >>> values, indices = topk(jnp.array([[1.0, 3.0, 2.0]]), k=2)
+    >>> values.tolist(), indices.tolist()
+    ([[3.0, 2.0]], [[1, 2]])
+    """
+    x = jnp.asarray(input)
+    if x.ndim == 0 or not 1 <= k <= x.shape[-1]:
+        raise ProgramError(
+            f"layers.topk got k={k} and an input of shape {x.shape}, expected k from 1 to the size "
+            "of the last axis. There are no more values. Use a smaller k."
+        )
+    values, indices = lax.top_k(x, k)
+    return values, indices
+
+
+def cos_sim(X: jax.Array, Y: jax.Array) -> jax.Array:
+    """Return the cosine of the angle between rows.
+
+    A row of zeros has cosine 0 and a finite gradient. Source: Fluid's `cos_sim`.
+
+    Arguments:
+      X: `[B, C]`.
+      Y: `[B, C]`, or `[1, C]` to compare every row with the same one.
+
+    Returns:
+      `[B, 1]`.
+
+    >>> import jax.numpy as jnp
+    >>> cos_sim(jnp.array([[2.0, 0.0], [0.0, 3.0]]), jnp.array([[4.0, 0.0]])).tolist()
+    [[1.0], [0.0]]
+    """
+    X, Y = jnp.asarray(X), jnp.asarray(Y)
+    if X.ndim != 2 or Y.shape not in (X.shape, (1, *X.shape[1:])):
+        raise ProgramError(
+            f"layers.cos_sim got shapes {X.shape} and {Y.shape}, expected [B, C] and [B, C] or "
+            "[1, C]. Rows are compared one by one. Flatten both to two axes."
+        )
+    return jnp.sum(l2_normalize(X, 1) * l2_normalize(Y, 1), axis=1, keepdims=True)

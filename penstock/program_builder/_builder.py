@@ -1,0 +1,433 @@
+"""`ProgramBuilder`: program functions in, programs out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from penstock import _feeding, _mesh, _metrics, _parameters
+from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock.layers._frame import FeedSpec
+from penstock.program_builder import _inspect, _steps
+from penstock.program_builder._network import Network
+from penstock.program_builder._objective import Objective, Optimizer, State, check_program_func
+from penstock.program_builder._probe import Probe, owner_of
+from penstock.program_builder._programs import REPLICATED, Program, compiled_call, owned
+
+SINGLE = "train"
+"""The name of the objective of a builder that was given one program function."""
+
+
+class ProgramBuilder:
+    """Derive the train, test and infer programs from program functions.
+
+    Program functions are traced once, without data, when the builder is made: whatever is wrong
+    with them is said then. Programs compile at their first use, once for each batch size.
+
+    Arguments:
+      program_func: returns the loss, or the loss first and metrics after it, in a tuple, list or
+        dict (there the loss is under `"loss"`, or first); or a dict of `Objective`s. The loss is a
+        scalar or a vector over examples, whose mean is then minimised.
+      optimizer: an optax transformation or a zero-argument function that returns one. Without one
+        there is no train program.
+      infer_func: returns what `infer` gives.
+      place: where programs run, see `penstock.Trainer`.
+
+    Raises:
+      ProgramError: the functions do not make programs, or disagree about the parameter tree.
+
+    >>> import optax
+    >>> from penstock import layers
+    >>> def train_program():
+    ...     prediction = layers.fc(layers.data("x", shape=[2]), size=1)
+    ...     return layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+    >>> builder = ProgramBuilder(train_program, optax.sgd(0.1))
+    >>> state = builder.init(seed=0)
+    >>> state, loss = builder.train(state, {"x": [[1.0, 2.0]], "y": [[3.0]]})
+    >>> loss.shape, int(state.step)
+    ((), 1)
+    """
+
+    def __init__(
+        self,
+        program_func: Callable[[], Any] | Mapping[str, Objective] | None = None,
+        optimizer: Optimizer | None = None,
+        *,
+        infer_func: Callable[[], Any] | None = None,
+        place: _mesh.Place = None,
+    ) -> None:
+        self.mesh = _mesh.mesh_of(place)
+        self.objectives = _objectives(program_func, optimizer)
+        if infer_func is not None:
+            check_program_func("infer_func", infer_func)
+        if not self.objectives and infer_func is None:
+            raise TypeError(
+                "ProgramBuilder got neither program_func nor infer_func, expected at least one."
+            )
+        self._network = Network(self.objectives, infer_func, self.mesh)
+        self._programs: dict[Any, Program] = {}
+        self._feeders = {mode: _feeding.Feeder(self.mesh) for mode in ("train", "test")}
+        self._infer_feeders: dict[int, _feeding.Feeder] = {}
+
+    def init(self, seed: int = 0) -> State:
+        """Return the initial state; needs no data.
+
+        Every parameter's initial value depends on the seed and on its name alone.
+        """
+        root = np.asarray(jax.random.key_data(jax.random.key(seed)))
+        return compiled_call(self._network.initial_state, self.mesh, root)
+
+    def reset_metrics(self, state: State) -> State:
+        """Return the state with empty metric sums; `mean_metrics` starts anew from here."""
+        fresh = self._program("reset", self._make_reset)()
+        return dataclasses.replace(state, metrics=fresh)
+
+    def mean_metrics(self, state: State) -> Any:
+        """Return the example-weighted means of the metrics since the last reset.
+
+        Waits for the device. In the structure the program function returned; with several
+        objectives a dict of them by name. Objectives without an update since then are left out.
+        """
+        means = {
+            name: _metrics.means(sums, self._network.train[name].structure)
+            for name, sums in jax.device_get(state.metrics).items()
+            if len(state.metrics) == 1 or sums.scalars[0, -1]
+        }
+        return next(iter(means.values())) if len(self.objectives) == 1 else means
+
+    # The programs.
+
+    def train(
+        self, state: State, batch: Mapping[str, Any], objective: str | None = None
+    ) -> tuple[State, Any]:
+        """Update the state by one batch; returns as soon as the step is enqueued.
+
+        The state that goes in is donated: its buffers are gone afterwards. A batch shorter than
+        the longest so far is padded to its length; the padding has no influence.
+
+        Arguments:
+          batch: input name to array with a leading batch axis.
+          objective: which one to train, where there are several.
+
+        Returns:
+          The new state, and the metrics as arrays on the device in the program's structure.
+
+        Raises:
+          FeedError: the batch does not fit the declared inputs.
+        """
+        name = self._objective_name(objective)
+        placed = self.place("train", [batch])
+        state, values, _ = self.launch(state, placed, (name,))
+        return state, _arranged(values[name], self._network.train[name], placed)
+
+    def test(
+        self, state: State, batch: Mapping[str, Any], objective: str | None = None
+    ) -> Any:
+        """Return the metrics of one batch in test mode, as arrays on the device."""
+        name = self._objective_name(objective)
+        placed = self.place("test", [batch])
+        _, values = self.test_launch(state, self.test_zeros(name), placed, name)
+        return _arranged(values, self._network.test[name], placed)
+
+    def infer(self, state: State | Mapping[str, Any], feed: Mapping[str, Any]) -> Any:
+        """Return what `infer_func` returns for a feed of any length, as numpy arrays.
+
+        The feed is padded to the next power of two (and to a multiple of the device count): one
+        compile for each. Waits for the device.
+
+        Arguments:
+          state: the state, or its `variables`.
+          feed: input name to array with a leading batch axis; only the inputs of `infer_func`.
+
+        Raises:
+          ProgramError: the builder has no `infer_func`.
+          FeedError: the feed does not fit the declared inputs.
+        """
+        each = self._network.infer
+        if each is None:
+            raise ProgramError(
+                "infer got no infer_func, expected ProgramBuilder(..., infer_func=...)."
+            )
+        columns, size = _feeding.checked(feed, each.feed_specs, each.feed_specs)
+        bucket = 1 << (size - 1).bit_length()
+        feeder = self._infer_feeders.setdefault(bucket, _feeding.Feeder(self.mesh))
+        feeder.fit(bucket)
+        placed = feeder.place([(columns, size)])
+        program = self._program("infer", self._make_infer)
+        variables = state.variables if isinstance(state, State) else state
+        values = program(variables, placed.feed, placed.weights)
+        return _metrics.read(values, each.structure, size)
+
+    # What a loop is built of; `train` and `test` above are the simplest one.
+
+    def place(self, mode: str, batches: Sequence[Mapping[str, Any]]) -> _feeding.Placed:
+        """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
+
+        Raises:
+          FeedError: a batch does not fit the declared inputs.
+          ProgramError: a batch is short, and the program averages its padding.
+        """
+        feeder = self._feeders[mode]
+        ready = [_feeding.checked(batch, self._network.needed, self.feed_specs) for batch in batches]
+        placed = feeder.place(ready)
+        if any(count < feeder.batch_size for count in placed.counts):
+            self._check_weighted(mode, placed)
+        return placed
+
+    def _check_weighted(self, mode: str, placed: _feeding.Placed) -> None:
+        probes = self._network.train if mode == "train" else self._network.test
+        for each in probes.values():
+            if each.unweighted:
+                raise ProgramError(
+                    f"{owner_of(each.function, mode)} got a batch of {min(placed.counts)} examples "
+                    f"padded to {self._feeders[mode].batch_size}, expected a full batch: "
+                    f"{', '.join(each.unweighted)} does not use the example weights and would "
+                    "count the padding. Use layers.mean in place of jnp.mean, multiply by "
+                    "layers.example_weights(), or leave the rest out with drop_last=True."
+                )
+
+    def launch(
+        self, state: State, placed: _feeding.Placed, rounds: tuple[str, ...]
+    ) -> tuple[State, dict[str, tuple[jax.Array, ...]], jax.Array]:
+        """Run one round of updates on each placed batch, in one launch.
+
+        Arguments:
+          rounds: names of objectives, one for each update of a batch.
+
+        Returns:
+          The new state (the old one is donated), the values of each objective's last update, and a
+          flag that is -1 while every loss was finite, else the update that was not.
+        """
+        steps = len(placed.counts)
+        program = self._program(
+            ("train", rounds, steps), functools.partial(self._make_train, rounds, steps)
+        )
+        return program(state, placed.feed, placed.weights)
+
+    def test_zeros(self, objective: str) -> _metrics.Accumulator:
+        """Return the empty sums that `test_launch` starts from."""
+        return compiled_call(lambda: self._network.zeros(self._network.test[objective]), self.mesh)
+
+    def test_launch(
+        self,
+        state: State,
+        sums: _metrics.Accumulator,
+        placed: _feeding.Placed,
+        objective: str,
+    ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
+        """Run the test program on a placed batch; returns the new sums and the values."""
+        program = self._program(
+            ("test", objective), functools.partial(self._make_test, objective)
+        )
+        return program(state.variables, state.key, sums, placed.feed, placed.weights)
+
+    def test_means(self, sums: _metrics.Accumulator, objective: str) -> Any:
+        """Return the means over examples of what `test_launch` summed; waits for the device."""
+        return _metrics.means(sums, self._network.test[objective].structure)
+
+    @property
+    def feeds_ride_along(self) -> bool:
+        """Whether batches stay in host memory until their launch, as they do on one CPU device."""
+        return self._feeders["train"].is_single_cpu
+
+    @property
+    def feed_specs(self) -> dict[str, FeedSpec]:
+        """The inputs of all programs by name, in the order they are declared."""
+        return self._network.feed_specs
+
+    @property
+    def num_compiles(self) -> dict[str, int]:
+        """How often each program was compiled, by the program's name."""
+        return {program.name: program.num_compiles for program in self._programs.values()}
+
+    @property
+    def structures(self) -> dict[str, _metrics.Structure]:
+        """How each objective's metrics are arranged, by its name."""
+        return {name: each.structure for name, each in self._network.train.items()}
+
+    @property
+    def parameter_shapes(self) -> _parameters.Table:
+        """Shape and dtype of every entry of the parameter tree, by collection and path."""
+        return self._network.table
+
+    def own(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return variables copied to the devices, in buffers of their own that may be donated."""
+        return owned(dict(variables), self.mesh)
+
+    def adopt(self, variables: Mapping[str, Any], state: State) -> State:
+        """Return the state with other variables, copied into buffers that may be donated."""
+        return dataclasses.replace(state, variables=self.own(variables))
+
+    # Means to look at a program.
+
+    def parameter_table(self) -> list[_inspect.ParameterRow]:
+        """Return name, shape, dtype and role of every parameter and running statistic."""
+        return self._network.rows()
+
+    def summary(self) -> str:
+        """Return the parameter table as text, with totals."""
+        return _inspect.summary(self.parameter_table())
+
+    def inspect(
+        self, mode: str = "train", *, batch_size: int = 64, objective: str | None = None
+    ) -> _inspect.Inspection:
+        """Return a program's trace, compiled text, operations and memory.
+
+        Arguments:
+          mode: `"train"`, `"test"` or `"infer"`.
+          batch_size: the global batch size, a multiple of the device count.
+        """
+        whole, cut = _mesh.replicated(self.mesh), _mesh.split(self.mesh)
+        specs = self._network.needed
+        root = jax.random.key_data(jax.random.key(0))
+        state = _inspect.abstract(jax.eval_shape(self._network.initial_state, root), whole)
+        if mode == "infer" and self._network.infer is not None:
+            specs = self._network.infer.feed_specs
+            program, args = self._make_infer(), [state.variables]
+        elif mode == "test":
+            name = self._objective_name(objective)
+            zeros = _inspect.abstract(
+                jax.eval_shape(lambda: self._network.zeros(self._network.test[name])), whole
+            )
+            program, args = self._make_test(name), [state.variables, state.key, zeros]
+        elif mode == "train":
+            program = self._make_train((self._objective_name(objective),), 1)
+            args = [state]
+        else:
+            raise UnknownNameError(
+                f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
+                "'infer'." + nearest(mode, ["train", "test", "infer"])
+            )
+        feed = {
+            name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype, sharding=cut)
+            for name, spec in specs.items()
+        }
+        weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=cut)
+        return _inspect.Inspection(program.jitted.trace(*args, feed, weights))
+
+    # How programs are made; each is made once.
+
+    def _program(self, key: Any, make: Callable[[], Program]) -> Program:
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = make()
+        return program
+
+    def _objective_name(self, objective: str | None) -> str:
+        if not self.objectives:
+            raise ProgramError("this builder got no program_func, expected one to train or test.")
+        if objective is None and len(self.objectives) == 1:
+            return next(iter(self.objectives))
+        if objective not in self.objectives:
+            raise UnknownNameError(
+                f"objective got {objective!r}, expected one of {listed(self.objectives)}."
+                + nearest(str(objective), self.objectives)
+            )
+        return objective
+
+    def _make_train(self, rounds: tuple[str, ...], steps: int) -> Program:
+        updates = [self._network.updates[name] for name in rounds]
+        for update in updates:
+            if update.objective.optimizer is None:
+                raise ProgramError(
+                    f"the train program of {update.name!r} got no optimizer, expected one such as "
+                    "optax.adam(1e-3)."
+                )
+        is_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        if steps == 1:
+            function = functools.partial(_steps.train_step, updates)
+        else:
+            function = functools.partial(_steps.train_steps, updates, is_unrolled=is_cpu)
+        leading = () if steps == 1 else (None,)
+        cut = PartitionSpec(*leading, _mesh.AXIS)
+        values = {
+            name: tuple(
+                cut if rows else REPLICATED for rows in self._network.train[name].structure.rows
+            )
+            for name in dict.fromkeys(rounds)
+        }
+        label = "+".join(rounds) if len(self.objectives) > 1 else "train"
+        return Program(
+            label if steps == 1 else f"{label} x{steps}",
+            function,
+            self.mesh,
+            in_specs=(REPLICATED, cut, cut),
+            out_specs=(REPLICATED, values, REPLICATED),
+            donated=(0,),
+        )
+
+    def _make_test(self, name: str) -> Program:
+        each = self._network.test[name]
+
+        def function(variables: Any, key: Any, sums: Any, feed: Any, weights: Any) -> Any:
+            return _steps.test_step(each, variables, key, sums, feed, weights, self.mesh.size)
+
+        cut = PartitionSpec(_mesh.AXIS)
+        return Program(
+            "test" if len(self.objectives) == 1 else f"test {name}",
+            function,
+            self.mesh,
+            in_specs=(REPLICATED, REPLICATED, REPLICATED, cut, cut),
+            out_specs=(REPLICATED, _row_specs(each)),
+        )
+
+    def _make_infer(self) -> Program:
+        each = self._network.infer
+        assert each is not None
+
+        def function(variables: Any, feed: Any, weights: Any) -> Any:
+            return _steps.infer_step(each, variables, feed, weights, self.mesh.size)
+
+        cut = PartitionSpec(_mesh.AXIS)
+        return Program(
+            "infer",
+            function,
+            self.mesh,
+            in_specs=(REPLICATED, cut, cut),
+            out_specs=_row_specs(each),
+        )
+
+    def _make_reset(self) -> Program:
+        zeros = self._network.zeros
+        return Program(
+            "reset",
+            lambda: {name: zeros(each) for name, each in self._network.train.items()},
+            self.mesh,
+            in_specs=(),
+            out_specs=REPLICATED,
+        )
+
+
+def _row_specs(each: Probe) -> tuple[PartitionSpec, ...]:
+    cut = PartitionSpec(_mesh.AXIS)
+    return tuple(cut if rows else REPLICATED for rows in each.structure.rows)
+
+
+def _arranged(values: Sequence[jax.Array], each: Probe, placed: _feeding.Placed) -> Any:
+    """Return device values in the program's structure, rows of padding cut off."""
+    count, size = placed.counts[0], placed.weights.shape[0]
+    rows = each.structure.rows
+    if count < size:
+        values = [v[: count * r] if r else v for v, r in zip(values, rows, strict=True)]
+    return each.structure.build(list(values))
+
+
+def _objectives(program_func: Any, optimizer: Optimizer | None) -> dict[str, Objective]:
+    if program_func is None:
+        return {}
+    if not isinstance(program_func, Mapping):
+        return {SINGLE: Objective(program_func, optimizer)}
+    wrong = {n: type(o).__name__ for n, o in program_func.items() if not isinstance(o, Objective)}
+    if wrong or not program_func or optimizer is not None:
+        raise TypeError(
+            f"ProgramBuilder got objectives {wrong or dict(program_func)!r} and optimizer="
+            f"{optimizer!r}, expected a non-empty dict of name to ps.Objective and no optimizer "
+            "beside it: each objective has its own."
+        )
+    return dict(program_func)

@@ -1,0 +1,204 @@
+"""The network behind a builder: its probes, its one parameter tree, its initial state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from penstock import _mesh, _metrics
+from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock.layers._frame import PROBE_BATCH_SIZE, FeedSpec, Frame, ParameterSpec
+from penstock.program_builder import _steps, _tree
+from penstock.program_builder._inspect import ParameterRow
+from penstock.program_builder._objective import Objective, State
+from penstock.program_builder._probe import Path, Probe, compare, evaluate, owner_of, probe
+
+
+class Network:
+    """What program functions amount to, learned by probing each once.
+
+    Attributes:
+      train, test: a probe for each objective, by name.
+      infer: the probe of the infer function, or None.
+      specs: what penstock's layers asked for, by path.
+      table: shape and dtype of every entry of the parameter tree, by collection and path.
+      updates: the update of each objective, by name.
+    """
+
+    def __init__(
+        self,
+        objectives: Mapping[str, Objective],
+        infer_func: Callable[[], Any] | None,
+        mesh: Mesh,
+    ) -> None:
+        self.objectives, self.mesh = objectives, mesh
+        self.train = {n: probe(o.program_func, "train", mesh) for n, o in objectives.items()}
+        self.test = {n: probe(o.program_func, "test", mesh) for n, o in objectives.items()}
+        self.infer = probe(infer_func, "infer", mesh) if infer_func else None
+        for name, each in self.test.items():
+            compare(self.train[name], each)
+        if self.infer and len(self.train) == 1:
+            compare(next(iter(self.train.values())), self.infer)
+        self.table = _joined(self.owners)
+        if self.infer:
+            _joined([*self.owners, self.infer])
+        self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
+        self._check_updates()
+        self.updates = {
+            name: _steps.Update(
+                name=name,
+                objective=objective,
+                probe=self.train[name],
+                specs=self.specs,
+                num_devices=mesh.size,
+            )
+            for name, objective in objectives.items()
+        }
+
+    @property
+    def owners(self) -> list[Probe]:
+        """The probes whose parameters make the tree: those that train, or the infer function's."""
+        return list(self.train.values()) or [self.infer]  # pyright: ignore[reportReturnType]
+
+    @functools.cached_property
+    def feed_specs(self) -> dict[str, FeedSpec]:
+        """The inputs of all programs by name, in the order they are declared."""
+        specs: dict[str, FeedSpec] = {}
+        for each in [*self.train.values(), *self.test.values(), self.infer]:
+            for name, spec in (each.feed_specs if each else {}).items():
+                known = specs.setdefault(name, spec)
+                if known != spec:
+                    raise ProgramError(
+                        f"layers.data {name!r} got shape {spec.shape} and dtype {spec.dtype}, "
+                        f"expected shape {known.shape} and dtype {known.dtype} as in another "
+                        "program of the builder. One name is one input."
+                    )
+        return specs
+
+    @functools.cached_property
+    def needed(self) -> dict[str, FeedSpec]:
+        """The inputs that a batch for training or testing must have."""
+        return {
+            name: spec for each in self.train.values() for name, spec in each.feed_specs.items()
+        }
+
+    def _check_updates(self) -> None:
+        paths = [path for collection, path in self.table if collection == "params"]
+        for name, objective in self.objectives.items():
+            for wanted in objective.updates or ():
+                prefix = tuple(str(wanted).split("/"))
+                if not any(path[: len(prefix)] == prefix for path in paths):
+                    known = _tree.top_levels(paths)
+                    raise UnknownNameError(
+                        f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
+                        f"layer or parameter: {listed(known)}." + nearest(str(wanted), known)
+                    )
+            trained = [p for p in paths if objective.covers(p) and self._is_trainable(p)]
+            if objective.optimizer is not None and not trained:
+                raise ProgramError(
+                    f"Objective {name!r} got nothing to train, expected at least one trainable "
+                    "parameter. Is everything it updates frozen by trainable=False?"
+                )
+
+    def _is_trainable(self, path: Path) -> bool:
+        spec = self.specs.get(path)
+        return spec is None or spec.trainable
+
+    def rows(self) -> list[ParameterRow]:
+        """Return the parameter table, parameters first, in the order of their creation."""
+        return [
+            ParameterRow(
+                name="/".join(path),
+                collection=collection,
+                shape=tuple(shape),
+                dtype=str(dtype),
+                is_trainable=collection == "params" and self._is_trainable(path),
+            )
+            for (collection, path), (shape, dtype) in sorted(
+                self.table.items(), key=lambda item: item[0][0] != "params"
+            )
+        ]
+
+    def initial_state(self, root: jax.Array) -> State:
+        """Return the state before the first step, `root` being the raw random key."""
+        key = jax.random.wrap_key_data(root)
+        values = _tree.initial(self.specs.values(), key)
+        for each in self.owners:
+            for collection, entries in self._initial_modules(each, values, key).items():
+                values[collection].update(entries)
+        variables = {name: _tree.nest(entries) for name, entries in values.items()}
+        opt_state, metrics = {}, {}
+        for name, objective in self.objectives.items():
+            if objective.optimizer is not None:
+                trained, _ = self.updates[name].trained(variables["params"])
+                opt_state[name] = objective.optimizer.init(trained)
+            metrics[name] = self.zeros(self.train[name])
+        return State(
+            step=jnp.zeros((), jnp.int32),
+            variables=variables,
+            opt_state=opt_state,
+            key=root,
+            metrics=metrics,
+        )
+
+    def _initial_modules(self, each: Probe, values: Any, key: jax.Array) -> dict[str, Any]:
+        """Return the initial variables of flax modules, which only running the function makes."""
+        if not any(each.module_shapes.values()):
+            return {}
+        variables = {name: _tree.nest(entries) for name, entries in values.items()}
+
+        def body(weights: jax.Array) -> dict[str, Any]:
+            frame = Frame(
+                mode=each.mode,
+                variables=variables,
+                feed=None,
+                weights=weights,
+                key=key,
+                num_devices=self.mesh.size,
+                rows=[],
+            )
+            return evaluate(each.function, frame).module_updates
+
+        weights = jnp.ones(PROBE_BATCH_SIZE * self.mesh.size)
+        made = jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=PartitionSpec(_mesh.AXIS),
+            out_specs=REPLICATED,
+            check_vma=False,
+        )(weights)
+        return {name: _tree.flatten(tree) for name, tree in made.items()}
+
+    def zeros(self, each: Probe) -> _metrics.Accumulator:
+        """Return empty sums for what a program returns."""
+        return _metrics.zeros(each.structure, each.shapes)
+
+
+def _joined(probes: Sequence[Probe]) -> dict[tuple[str, Path], tuple[Any, Any]]:
+    """Return the union of the probes' parameter tables.
+
+    Raises:
+      ProgramError: two programs ask for one name with different shapes.
+    """
+    table: dict[tuple[str, Path], tuple[Any, Any]] = {}
+    for each in probes:
+        for key, entry in each.shape_table().items():
+            if table.setdefault(key, entry) != entry:
+                raise ProgramError(
+                    f"{owner_of(each.function, each.mode)} got {'/'.join(key[1])!r} with shape "
+                    f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
+                    f"{table[key][1]} as in another program. All programs share one parameter "
+                    "tree. Put each network into a layers.scope of its own."
+                )
+    twice = {path for c, path in table if c == "params"} & {p for c, p in table if c != "params"}
+    if twice:
+        raise ProgramError(
+            f"{'/'.join(sorted(twice)[0])!r} got used for a parameter and for a running statistic, "
+            "expected one use of a name. Give one of the two layers another name."
+        )
+    return table

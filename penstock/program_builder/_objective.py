@@ -1,0 +1,99 @@
+"""Objectives and the training state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import optax
+
+Optimizer = optax.GradientTransformation | Callable[[], optax.GradientTransformation]
+"""An optax transformation, or a zero-argument function that returns one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """One loss, the optimizer that minimises it, and the part of the parameters it updates.
+
+    Arguments:
+      program_func: returns the loss first (under the key `"loss"`, or first, in a dict).
+      optimizer: an optax transformation, or a zero-argument function that returns one.
+      updates: names of scopes, layers or parameters such as `"generator"` or `"generator/fc_0"`;
+        parameters, optimizer state and running statistics elsewhere are left bit for bit as they
+        are. `None` updates everything trainable.
+
+    Raises:
+      TypeError: an argument is of another kind.
+
+    >>> import optax
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.mean(layers.fc(layers.data("x", shape=[2]), size=1, name="head"))
+    >>> Objective(program, optax.sgd(0.1), updates="head").updates
+    ('head',)
+    """
+
+    program_func: Callable[[], Any]
+    optimizer: Optimizer | None = None
+    updates: str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_program_func("Objective", self.program_func)
+        object.__setattr__(self, "optimizer", _resolved(self.optimizer))
+        if isinstance(self.updates, str):
+            object.__setattr__(self, "updates", (self.updates,))
+        elif self.updates is not None:
+            object.__setattr__(self, "updates", tuple(self.updates))
+
+    def covers(self, path: Sequence[str]) -> bool:
+        """Return whether `updates` names the entry at `path` or something above it."""
+        if self.updates is None:
+            return True
+        wanted = [tuple(name.split("/")) for name in self.updates]
+        return any(tuple(path[: len(prefix)]) == prefix for prefix in wanted)
+
+
+def check_program_func(owner: str, function: Any) -> None:
+    """Raise unless `function` can be called."""
+    if not callable(function):
+        raise TypeError(
+            f"{owner} got {type(function).__name__} as program function, expected a function "
+            "without arguments. Pass the function itself, not what it returns."
+        )
+
+
+def _resolved(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
+        optimizer = optimizer()
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer got {type(optimizer).__name__}, expected an optax transformation such as "
+            "optax.adam(1e-3), or a function without arguments that returns one."
+        )
+    return optax.with_extra_args_support(optimizer)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Everything a training run carries from step to step; a frozen pytree on the devices.
+
+    `builder.train` donates it: use the state that it returns and forget the one that went in.
+
+    Attributes:
+      step: updates made so far, by all objectives together; int32, no axes.
+      variables: `{"params": ..., "batch_stats": ...}`, nested dicts by scope, layer and leaf.
+      opt_state: the optimizer state of each objective, by name.
+      key: the root random key, uint32; the key of a step is folded from it and `step`.
+      metrics: each objective's sums for the mean of its metrics since the last reset, by name.
+    """
+
+    step: jax.Array
+    variables: dict[str, Any]
+    opt_state: dict[str, Any]
+    key: jax.Array
+    metrics: dict[str, Any]

@@ -1,0 +1,259 @@
+"""Probes: a program function run abstractly, once, to learn what it needs and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+from jax.sharding import Mesh, PartitionSpec
+
+from penstock import _mesh, _metrics
+from penstock._errors import ProgramError, listed, nearest
+from penstock.layers import _frame
+
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What one program function does in one mode.
+
+    Attributes:
+      specs: the entries that penstock's layers asked for, by name, in order.
+      module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
+      feed_specs: the inputs, by name, in the order of their `layers.data` calls.
+      structure: how the returned values are arranged.
+      shapes: their shapes, with the probe's batch size.
+      rows: for each query of a frame, whether an array had a batch axis; replayed by real frames.
+      unweighted: labels of returned scalars that depend on the inputs but not on the example
+        weights: they would count the padding of a short batch.
+    """
+
+    function: Callable[[], Any]
+    mode: _frame.Mode
+    specs: dict[str, _frame.ParameterSpec]
+    module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
+    feed_specs: dict[str, _frame.FeedSpec]
+    structure: _metrics.Structure
+    shapes: tuple[tuple[int, ...], ...]
+    rows: list[int]
+    unweighted: tuple[str, ...]
+
+    def shape_table(self) -> dict[tuple[str, Path], tuple[tuple[int, ...], Any]]:
+        """Return shape and dtype of every entry of the tree by collection and path."""
+        table: dict[tuple[str, Path], Any] = {
+            (spec.collection, spec.path): (spec.shape, spec.dtype) for spec in self.specs.values()
+        }
+        for collection, entries in self.module_shapes.items():
+            for path, entry in entries.items():
+                if (collection, path) in table:
+                    raise ProgramError(
+                        f"a flax module got the name of penstock's own {'/'.join(path)!r}. "
+                        "Give one of the two another name."
+                    )
+                table[collection, path] = (entry.shape, entry.dtype)
+        return table
+
+
+def owner_of(function: Callable[[], Any], mode: str) -> str:
+    """Return how errors name a program."""
+    return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One run of a program function: values in order, the loss reduced to a scalar."""
+
+    values: list[jax.Array]
+    structure: _metrics.Structure
+    module_updates: dict[str, Any]
+
+
+def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
+    """Run a program function inside `frame`, in the trace that is current.
+
+    On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
+    new running statistics.
+
+    Raises:
+      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
+        Errors of the function itself pass, with a note that names the program.
+    """
+    owner = owner_of(function, frame.mode)
+    rngs = {
+        "params": jax.random.fold_in(frame.key, 0),
+        "dropout": jax.random.fold_in(jax.random.fold_in(frame.key, 1), frame.first_row),
+    }
+    module = _frame.ScopeModule()
+    try:
+        with _frame.opened(frame):
+            if frame.is_probe:
+                returned, updates = module.init_with_output(rngs, function)
+            elif frame.is_training:
+                returned, updates = module.apply(
+                    dict(frame.variables), function, rngs=rngs, mutable=["batch_stats"]
+                )
+            else:
+                returned, updates = module.apply(dict(frame.variables), function, rngs=rngs), {}
+    except Exception as error:
+        error.add_note(f"While tracing {owner}.")
+        raise
+    structure, values = _metrics.structure_of(returned, owner)
+    if frame.mode != "infer":
+        keys = structure.keys or ()
+        loss_index = keys.index("loss") if "loss" in keys else 0
+        structure = dataclasses.replace(structure, loss_index=loss_index)
+        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
+    return Evaluated(
+        values=values,
+        structure=structure,
+        module_updates=dict(updates),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _scalar_loss(loss: jax.Array, frame: _frame.Frame, owner: str) -> jax.Array:
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise ProgramError(
+            f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
+            "returned is minimised. Return the loss first, metrics after it."
+        )
+    if loss.ndim == 0:
+        return loss
+    if loss.size == frame.batch_size and loss.shape[0] == frame.batch_size:
+        return frame.mean(loss)
+    shown = ", ".join("B" if size == frame.batch_size else str(size) for size in loss.shape)
+    raise ProgramError(
+        f"{owner} got a loss of shape [{shown}], expected a scalar, [B] or [B, 1]. The first value "
+        "returned is minimised. Reduce it, e.g. with layers.mean."
+    )
+
+
+def probe(function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh) -> Probe:
+    """Run a program function without values, with a batch size no layer is likely to have."""
+    seen: dict[str, Any] = {}
+
+    def body(anchor: jax.Array, weights: jax.Array) -> list[jax.Array]:
+        frame = _frame.Frame(
+            mode=mode,
+            variables={},
+            feed=None,
+            weights=weights,
+            key=jax.random.key(0),
+            num_devices=mesh.size,
+            rows=[],
+            anchor=anchor,
+        )
+        seen["frame"], seen["result"] = frame, evaluate(function, frame)
+        return [jnp.mean(value) for value in seen["result"].values]
+
+    sharded = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(_mesh.AXIS)),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    size = _frame.PROBE_BATCH_SIZE * mesh.size
+    jaxpr = jax.make_jaxpr(sharded)(jnp.zeros(()), jax.ShapeDtypeStruct((size,), jnp.float32))
+    frame, result = seen["frame"], seen["result"]
+    shapes = tuple(value.shape for value in result.values)
+    rows = tuple(_frame.rows_per_example(shape, _frame.PROBE_BATCH_SIZE) for shape in shapes)
+    structure = dataclasses.replace(result.structure, rows=rows)
+    return Probe(
+        function=function,
+        mode=mode,
+        specs=frame.specs,
+        module_shapes=_module_shapes(result.module_updates),
+        feed_specs=frame.feed_specs,
+        structure=structure,
+        shapes=shapes,
+        rows=frame.rows,
+        unweighted=_unweighted(jaxpr.jaxpr.eqns[-1].params["jaxpr"], structure),
+    )
+
+
+def _module_shapes(variables: Mapping[str, Any]) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
+    unknown = sorted(set(variables) - {"params", "batch_stats"})
+    if unknown:
+        raise ProgramError(
+            f"a flax module got the variable collections {unknown}, expected 'params' and "
+            "'batch_stats' only. A program carries nothing else from step to step."
+        )
+    return {
+        collection: {
+            path: jax.ShapeDtypeStruct(value.shape, value.dtype)
+            for path, value in traverse_util.flatten_dict(tree).items()
+        }
+        for collection, tree in variables.items()
+    }
+
+
+def _unweighted(jaxpr: Any, structure: _metrics.Structure) -> tuple[str, ...]:
+    """Return labels of values without batch axis that meet the inputs but not the weights.
+
+    Walks the trace backwards from each value; an equation needs all of its inputs. A mean that
+    meets the weights elsewhere (through batch norm, say) is not noticed.
+    """
+    anchor, weights = jaxpr.invars
+    found = []
+    for number, (value, rows) in enumerate(zip(jaxpr.outvars, structure.rows, strict=True)):
+        needed = {value} if not hasattr(value, "val") else set()
+        for equation in reversed(jaxpr.eqns):
+            if needed.intersection(equation.outvars):
+                needed.update(v for v in equation.invars if not hasattr(v, "val"))
+        if not rows and anchor in needed and weights not in needed:
+            found.append(structure.label(number))
+    return tuple(found)
+
+
+def compare(train: Probe, other: Probe) -> None:
+    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
+
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    owner, expected = owner_of(other.function, other.mode), owner_of(train.function, train.mode)
+    ours, theirs = train.shape_table(), other.shape_table()
+    _compare_sites(train, other, owner, expected)
+    for (collection, path), entry in theirs.items():
+        name = "/".join(path)
+        if (collection, path) not in ours:
+            raise ProgramError(
+                f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
+                f"{listed('/'.join(p) for c, p in ours if c == collection)}. All programs share one "
+                "parameter tree. Create the same layers in the same order in every mode, or name "
+                "them." + nearest(name, ["/".join(p) for _, p in ours])
+            )
+        if ours[collection, path] != entry:
+            raise ProgramError(
+                f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
+                f"{ours[collection, path][0]} and dtype {ours[collection, path][1]} as in "
+                f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
+                "name, create it last, or put it in a layers.scope."
+            )
+
+
+def _compare_sites(train: Probe, other: Probe, owner: str, expected: str) -> None:
+    """Raise if one line of the user's code made differently named parameters in two programs."""
+    ours, theirs = _names_by_site(train), _names_by_site(other)
+    for site in ours.keys() & theirs.keys():
+        shorter = min(len(ours[site]), len(theirs[site]))
+        for ours_name, theirs_name in zip(ours[site][:shorter], theirs[site][:shorter], strict=True):
+            if ours_name != theirs_name:
+                raise ProgramError(
+                    f"{owner} got the name {theirs_name!r} for what is {ours_name!r} in "
+                    f"{expected}, both made at {site[0]}. A layer that only one of them has shifts "
+                    "automatic names. Give it a name, create it last, or put it in a layers.scope."
+                )
+
+
+def _names_by_site(probe: Probe) -> dict[tuple[str, Path], list[str]]:
+    names: dict[tuple[str, Path], list[str]] = {}
+    for spec in probe.specs.values():
+        if spec.is_automatic:
+            names.setdefault((spec.site, spec.path[:-2]), []).append(spec.name)
+    return names

@@ -1,0 +1,99 @@
+"""Compiled programs: the only place that calls `jax.jit`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock import _mesh
+
+_LOGGER = logging.getLogger("penstock")
+
+REPLICATED = PartitionSpec()
+
+
+class Program:
+    """One step function, sharded over the mesh and compiled for each shape it meets.
+
+    Attributes:
+      num_compiles: how often the function was traced; more than once means that a shape changed,
+        which is logged with what changed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        mesh: Mesh,
+        *,
+        in_specs: Any,
+        out_specs: Any,
+        donated: tuple[int, ...] = (),
+    ) -> None:
+        self.name = name
+        self.num_compiles = 0
+        self._shapes: dict[str, Any] = {}
+        self._function = function
+        sharded = jax.shard_map(
+            self._traced, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+        # The shardings are spelled out so that a batch in host memory and one on the devices meet
+        # the same executable.
+        self.jitted = jax.jit(
+            sharded,
+            donate_argnums=donated,
+            in_shardings=_shardings(mesh, in_specs),
+            out_shardings=_shardings(mesh, out_specs),
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        """Launch the program; returns as soon as it is enqueued.
+
+        Transfers from the host are allowed here and only here: what arrives on the host is a batch
+        that `Feeder` left there because it is cheaper to pass than to place.
+        """
+        with jax.transfer_guard_host_to_device("allow"):
+            return self.jitted(*args)
+
+    def _traced(self, *args: Any) -> Any:
+        leaves = jax.tree_util.tree_leaves_with_path(args)
+        shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
+        if self.num_compiles:
+            changed = [
+                f"{key} from {self._shapes.get(key)} to {shape}"
+                for key, shape in shapes.items()
+                if self._shapes.get(key) != shape
+            ]
+            _LOGGER.warning(
+                "the %s program is compiled again (number %d), because of %s",
+                self.name,
+                self.num_compiles + 1,
+                "; ".join(changed) or "a change of sharding or of a JAX setting",
+            )
+        self.num_compiles += 1
+        self._shapes = shapes
+        return self._function(*args)
+
+
+def _shardings(mesh: Mesh, specs: Any) -> Any:
+    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+
+
+def compiled_call(function: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
+    """Compile and run `function` once; what it returns is replicated over the mesh."""
+    return jax.jit(function, out_shardings=_mesh.replicated(mesh))(*args)
+
+
+def owned(tree: Any, mesh: Mesh) -> Any:
+    """Return a copy of a pytree on the mesh, in buffers of its own that may be donated.
+
+    Arrays that came from the host can share its memory, and then their donation silently fails.
+    """
+    placed = jax.device_put(tree, _mesh.replicated(mesh))
+    return compiled_call(lambda leaves: jax.tree.map(jnp.copy, leaves), mesh, placed)

@@ -1,0 +1,227 @@
+"""The step functions behind the programs: what one device does with its share of a batch.
+
+They are plain functions of arrays; `_programs` shards and compiles them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from penstock import _mesh, _metrics
+from penstock.layers import _frame
+from penstock.program_builder import _tree
+from penstock.program_builder._objective import Objective, State
+from penstock.program_builder._probe import Evaluated, Path, Probe, evaluate
+
+
+def _run(
+    probe: Probe,
+    variables: Mapping[str, Any],
+    feed: Mapping[str, jax.Array],
+    weights: jax.Array,
+    key: jax.Array,
+    num_devices: int,
+) -> tuple[Evaluated, _frame.Frame]:
+    frame = _frame.Frame(
+        mode=probe.mode,
+        variables=variables,
+        feed={name: feed[name] for name in probe.feed_specs},
+        weights=weights,
+        key=key,
+        num_devices=num_devices,
+        rows=list(probe.rows),
+    )
+    result = evaluate(probe.function, frame)
+    result.values[:] = [
+        value if rows else _mesh.pmean(_as_number(value), num_devices)
+        for value, rows in zip(result.values, probe.structure.rows, strict=True)
+    ]
+    return result, frame
+
+
+def _as_number(value: jax.Array) -> jax.Array:
+    return value.astype(jnp.float32) if value.dtype == jnp.bool_ else value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update:
+    """One objective's update of the state by one batch.
+
+    `specs` are the entries of penstock's layers; flax modules' parameters have none and train as
+    they are.
+    """
+
+    name: str
+    objective: Objective
+    probe: Probe
+    specs: Mapping[Path, _frame.ParameterSpec]
+    num_devices: int
+
+    def trains(self, path: Path) -> bool:
+        """Return whether this objective updates the parameter at `path`."""
+        spec = self.specs.get(path)
+        return self.objective.covers(path) and (spec is None or spec.trainable)
+
+    def trained(self, params: Mapping[str, Any]) -> tuple[Any, dict[Path, Any]]:
+        """Return the parameters this objective updates, nested, and the others, flat."""
+        return _tree.split(params, self.trains)
+
+    def __call__(
+        self, state: State, feed: Mapping[str, jax.Array], weights: jax.Array
+    ) -> tuple[State, tuple[jax.Array, ...]]:
+        """Return the state after the update and the values of the program function."""
+        optimizer = self.objective.optimizer
+        assert optimizer is not None
+        trained, others = self.trained(state.variables["params"])
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+
+        def loss_of(trained: Any) -> tuple[jax.Array, Any]:
+            variables = {**state.variables, "params": _tree.merge(trained, others)}
+            result, frame = _run(self.probe, variables, feed, weights, key, self.num_devices)
+            aux = (result.values, result.module_updates, frame.updates, frame.total_weight)
+            return result.values[self.probe.structure.loss_index], aux
+
+        (loss, (values, module_updates, updates, total_weight)), gradients = jax.value_and_grad(
+            loss_of, has_aux=True
+        )(trained)
+        # Each device differentiated the global loss with respect to its own copy: the sum over
+        # devices counts it once per device, the mean is the gradient of the global mean.
+        gradients = self._regularized(_mesh.pmean(gradients, self.num_devices), trained)
+        steps, opt_state = optimizer.update(
+            gradients, state.opt_state[self.name], trained, value=loss
+        )
+        trained = optax.apply_updates(trained, self._scaled(steps))
+        batch_stats = self._new_statistics(state, updates, module_updates)
+        accumulator = _metrics.accumulate(
+            state.metrics[self.name],
+            values,
+            self.probe.structure,
+            weights,
+            total_weight,
+            state.step,
+            self.num_devices,
+        )
+        state = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            variables={"params": _tree.merge(trained, others), "batch_stats": batch_stats},
+            opt_state={**state.opt_state, self.name: opt_state},
+            metrics={**state.metrics, self.name: accumulator},
+        )
+        return state, tuple(values)
+
+    def _regularized(self, gradients: Any, params: Any) -> Any:
+        flat, values = _tree.flatten(gradients), _tree.flatten(params)
+        for path in flat:
+            spec = self.specs.get(path)
+            if spec is not None and spec.regularizer is not None:
+                flat[path] = flat[path] + spec.regularizer(values[path])
+        return _tree.nest(flat)
+
+    def _scaled(self, steps: Any) -> Any:
+        flat = _tree.flatten(steps)
+        for path in flat:
+            spec = self.specs.get(path)
+            if spec is not None and spec.learning_rate != 1.0:
+                flat[path] = flat[path] * spec.learning_rate
+        return _tree.nest(flat)
+
+    def _new_statistics(
+        self, state: State, updates: Mapping[Path, jax.Array], module_updates: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        flat = _tree.flatten(state.variables["batch_stats"])
+        # penstock's layers average over devices by their example counts; flax modules do not.
+        from_modules = _tree.flatten(module_updates.get("batch_stats", {}))
+        averaged = {
+            path: _mesh.pmean(value, self.num_devices)
+            for path, value in from_modules.items()
+            if path not in self.specs
+        }
+        for path, value in {**averaged, **updates}.items():
+            if self.objective.covers(path):
+                flat[path] = value
+        return _tree.nest(flat)
+
+
+def train_step(
+    rounds: Sequence[Update], state: State, feed: Mapping[str, jax.Array], weights: jax.Array
+) -> tuple[State, dict[str, tuple[jax.Array, ...]], jax.Array]:
+    """Apply each update of a round to one batch.
+
+    Returns:
+      The state, the values of each objective's last update, and a flag that is -1 while every loss
+      since the last reset was finite; it is an output of its own because the state's buffers are donated.
+    """
+    values: dict[str, tuple[jax.Array, ...]] = {}
+    for update in rounds:
+        state, values[update.name] = update(state, feed, weights)
+    flag = jnp.stack([metrics.bad_step for metrics in state.metrics.values()]).max()
+    return state, values, flag
+
+
+def train_steps(
+    rounds: Sequence[Update],
+    state: State,
+    feeds: Mapping[str, jax.Array],
+    weights: jax.Array,
+    *,
+    is_unrolled: bool,
+) -> tuple[State, dict[str, tuple[jax.Array, ...]], jax.Array]:
+    """Run `train_step` over batches stacked on a leading axis, in one launch.
+
+    On CPU the steps are unrolled: XLA runs a convolution inside a loop 12 times slower there.
+    """
+
+    def body(state: State, batch: tuple[Any, jax.Array]) -> tuple[State, Any]:
+        state, values, flag = train_step(rounds, state, *batch)
+        return state, (values, flag)
+
+    num_steps = weights.shape[0]
+    state, (values, flags) = jax.lax.scan(
+        body, state, (dict(feeds), weights), unroll=num_steps if is_unrolled else 1
+    )
+    return state, values, flags[-1]
+
+
+def test_step(
+    probe: Probe,
+    variables: Mapping[str, Any],
+    key: jax.Array,
+    accumulator: _metrics.Accumulator,
+    feed: Mapping[str, jax.Array],
+    weights: jax.Array,
+    num_devices: int,
+) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
+    """Return the sums with this batch's values added, and the values."""
+    result, frame = _run(
+        probe, variables, feed, weights, jax.random.wrap_key_data(key), num_devices
+    )
+    accumulator = _metrics.accumulate(
+        accumulator,
+        result.values,
+        probe.structure,
+        weights,
+        frame.total_weight,
+        jnp.zeros((), jnp.int32),
+        num_devices,
+    )
+    return accumulator, tuple(result.values)
+
+
+def infer_step(
+    probe: Probe,
+    variables: Mapping[str, Any],
+    feed: Mapping[str, jax.Array],
+    weights: jax.Array,
+    num_devices: int,
+) -> tuple[jax.Array, ...]:
+    """Return the values of an infer program."""
+    return tuple(
+        _run(probe, variables, feed, weights, jax.random.key(0), num_devices)[0].values
+    )

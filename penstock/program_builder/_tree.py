@@ -1,0 +1,57 @@
+"""Parts of the parameter tree: nested dicts split, merged and initialised by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import traverse_util
+
+from penstock.layers import _frame
+
+Path = tuple[str, ...]
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return a nested dict as a flat one, keyed by path."""
+    return traverse_util.flatten_dict(dict(tree))  # pyright: ignore[reportReturnType]
+
+
+def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
+    """Return a flat dict keyed by path as a nested one."""
+    return traverse_util.unflatten_dict(dict(entries))
+
+
+def split(tree: Mapping[str, Any], is_ours: Callable[[Path], bool]) -> tuple[Any, dict[Path, Any]]:
+    """Return the nested dict of the entries that `is_ours` takes, and the others, flat."""
+    entries = flatten(tree)
+    ours = {path: value for path, value in entries.items() if is_ours(path)}
+    return nest(ours), {path: value for path, value in entries.items() if path not in ours}
+
+
+def merge(tree: Mapping[str, Any], others: Mapping[Path, Any]) -> dict[str, Any]:
+    """Return the whole tree from the two parts that `split` made."""
+    return nest({**flatten(tree), **others})
+
+
+def initial(
+    specs: Iterable[_frame.ParameterSpec], key: jax.Array
+) -> dict[str, dict[Path, jax.Array]]:
+    """Return initial values by collection and path; each depends on the key and its path alone."""
+    values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
+    for spec in specs:
+        own_key = jax.random.fold_in(key, _frame.path_hash(spec.path))
+        value = spec.initializer(own_key, spec.shape, spec.dtype)
+        if value.shape != spec.shape:
+            raise ValueError(
+                f"the initializer of {spec.name!r} returned shape {value.shape}, expected "
+                f"{spec.shape}. An initializer is called as initializer(key, shape, dtype)."
+            )
+        values[spec.collection][spec.path] = value
+    return values
+
+
+def top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
+    """Return the first components of paths, sorted, each once."""
+    return sorted({path[0] for path in paths})

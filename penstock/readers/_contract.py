@@ -1,0 +1,214 @@
+"""The reader contract: what a reader is, and the two bases our readers are built on.
+
+A *reader* yields samples or batches, more than once. Two spellings are the same thing:
+
+- Fluid's: a zero-argument callable that returns a fresh iterator, `for item in reader():`
+- Python's: an iterable, `for item in reader:`
+
+Our readers are both. One pass is one *epoch*: the first `iter(reader)` is epoch 0, the next is
+epoch 1, and so on; what a reader shuffles, it shuffles by `(seed, epoch)`, so that an order
+never depends on the machine, the number of workers or what ran before.
+
+Our iterators also carry their position, with Grain's two methods: `get_state()` returns a
+JSON-able dict, `set_state(state)` continues with the next item. A state also holds the epoch,
+and restoring it moves the reader along: after the pass is over, the next `iter(reader)` is the
+epoch after the restored one. A state may be restored in another process, and, where the reader
+has a global batch size, on another number of shards. `close()` ends a pass early: it joins
+threads, ends processes and closes files, and may be called twice.
+
+To write a reader, subclass `ReaderBase` and return an `IteratorBase` from `iterate(epoch)`.
+Sources inside a reader are wrapped once by `of(source)` and opened by `source.iterate(epoch)`,
+never by `iter(source)`: then the epoch of the outermost reader decides, and no hidden counter
+has to be restored.
+"""
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+
+from penstock.readers._errors import ReaderStateError, message
+
+Item_co = TypeVar("Item_co", covariant=True)
+State = dict[str, Any]
+
+
+@runtime_checkable
+class ReaderIterator(Protocol[Item_co]):
+    """One pass over a reader, with a position that can be saved and restored.
+
+    Grain's iterators satisfy it but for `close`.
+
+    >>> import numpy as np
+    >>> from penstock import readers
+    >>> isinstance(iter(readers.arrays({"x": np.arange(4)}, 2)), ReaderIterator)
+    True
+    """
+
+    def __iter__(self) -> Iterator[Item_co]:
+        """Return the iterator itself."""
+        ...
+
+    def __next__(self) -> Item_co:
+        """Return the next sample or batch; raise `StopIteration` at the end of the epoch."""
+        ...
+
+    def get_state(self) -> State:
+        """Return the position after the last item returned, as a JSON-able dict."""
+        ...
+
+    def set_state(self, state: State) -> None:
+        """Continue with the item after the position in `state`."""
+        ...
+
+    def close(self) -> None:
+        """End the pass and release its threads, processes and files."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol[Item_co]):
+    """What can be read more than once, called or iterated. `__len__`, items a pass, is optional."""
+
+    def __call__(self) -> Iterator[Item_co]:
+        """Start the next epoch."""
+        ...
+
+    def __iter__(self) -> Iterator[Item_co]:
+        """Start the next epoch."""
+        ...
+
+
+ReaderLike = Reader[Any] | Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+class IteratorBase(ABC):
+    """The base of our iterators: state checked, closing idempotent, usable in a `with`.
+
+    A subclass sets `kind` and `epoch` and implements `__next__`, `_save` and `_load`; where it
+    holds threads, processes or files it also implements `_release`. An exhausted iterator must
+    keep raising `StopIteration`.
+    """
+
+    kind: str = "reader"
+    epoch: int = 0
+    _reader: "ReaderBase | None" = None
+    _closed: bool = False
+
+    def __iter__(self) -> Self:
+        """Return the iterator itself."""
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Any:
+        """Return the next item."""
+
+    @abstractmethod
+    def _save(self) -> State:
+        """Return the JSON-able position, without kind and epoch."""
+
+    @abstractmethod
+    def _load(self, state: State) -> None:
+        """Move to the position in `state`; `self.epoch` is already the state's."""
+
+    def _release(self) -> None:  # noqa: B027  (most iterators have nothing to release)
+        """Release threads, processes and files; called once at most."""
+
+    def get_state(self) -> State:
+        """Return the position after the last item returned, as a JSON-able dict."""
+        return {"kind": self.kind, "epoch": self.epoch, **self._save()}
+
+    def set_state(self, state: State) -> None:
+        """Continue with the item after the position in `state`.
+
+        Raises:
+          ReaderStateError: the state is not a dict of ours, or of another kind of reader.
+        """
+        got = state.get("kind") if isinstance(state, dict) else type(state).__name__
+        if got != self.kind or not isinstance(state.get("epoch"), int):
+            raise ReaderStateError(
+                message(
+                    f"{self.kind}.set_state()",
+                    f"a state of {got!r}",
+                    f"a state of {self.kind!r}",
+                    "A position has a meaning only for the reader it was taken from",
+                    "Build the same readers in the same order as in the run that was saved",
+                )
+            )
+        self.epoch = state["epoch"]
+        self._load(state)
+        if self._reader is not None:
+            self._reader.next_epoch = self.epoch + 1
+
+    def close(self) -> None:
+        """End the pass; release threads, processes and files. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def __enter__(self) -> Self:
+        """Return the iterator."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the iterator."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Close an iterator that was dropped in the middle of a pass."""
+        with contextlib.suppress(Exception):  # an iterator may never have been fully made
+            self.close()
+
+
+class ReaderBase(ABC):
+    """The base of our readers: callable and iterable, counting epochs.
+
+    `next_epoch` is the epoch the next `iter(reader)` starts; it may be set.
+    """
+
+    def __init__(self) -> None:
+        """Start at epoch 0."""
+        self.next_epoch = 0
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def iterate(self, epoch: int) -> IteratorBase:
+        """Return an iterator over `epoch`; the reader's own counter is left alone."""
+
+    def __iter__(self) -> IteratorBase:
+        """Start the next epoch."""
+        with self._lock:
+            epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        iterator = self.iterate(epoch)
+        iterator._reader = self
+        return iterator
+
+    def __call__(self) -> IteratorBase:
+        """Start the next epoch: Fluid's way to read."""
+        return iter(self)
+
+    def __bool__(self) -> bool:
+        """Be true, whatever the length: `if reader` asks whether there is a reader."""
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the lock behind, so that readers travel to worker processes."""
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a new lock."""
+        vars(self).update(state)
+        self._lock = threading.Lock()
+
+
+def reader_length(reader: object) -> int | None:
+    """Return the number of items a pass yields, `None` where the reader does not know.
+
+    >>> reader_length([1, 2, 3]), reader_length(lambda: iter([1]))
+    (3, None)
+    """
+    try:
+        return len(reader)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -1,0 +1,64 @@
+"""The errors of readers, and the shape every error message has."""
+
+from penstock._errors import ReaderError as ReaderError
+from penstock._errors import nearest as nearest
+
+
+class ShardError(ReaderError):
+    """The data cannot be divided as the shard asks."""
+
+
+class ReaderStateError(ReaderError):
+    """A state does not belong to the reader it was given to."""
+
+
+class ReaderExhaustedError(ReaderError):
+    """A second pass was asked of something that can be read only once."""
+
+
+class ComposeNotAligned(ReaderError):
+    """The readers given to `compose` have different lengths."""
+
+
+class DatasetNotFoundError(FileNotFoundError):
+    """A named dataset's files are missing; says where they are expected and how to get them."""
+
+
+def message(thing: str, got: object, expected: str, why: str, remedy: str) -> str:
+    """Format an error the way every error of penstock reads.
+
+    >>> message("batch_size", 0, "an int >= 1", "A batch holds samples", "Pass e.g. 64")
+    'batch_size got 0, expected an int >= 1. A batch holds samples. Pass e.g. 64.'
+    """
+    return f"{thing} got {got}, expected {expected}. {why}. {remedy}."
+
+
+def note(error: BaseException, origin: str) -> None:
+    """Add `origin` to an exception as a note, once.
+
+    Type and traceback are kept. The same line is not added twice when the exception
+    passes several readers on its way up.
+
+    >>> error = ValueError("bad")
+    >>> note(error, "record 3")
+    >>> note(error, "record 3")
+    >>> error.__notes__
+    ['record 3']
+    """
+    if origin not in getattr(error, "__notes__", ()):
+        error.add_note(origin)
+
+
+def check_int(thing: str, value: object, minimum: int, why: str) -> int:
+    """Return `value` if it is an int of at least `minimum`.
+
+    Raises:
+      ValueError: it is not.
+
+    >>> check_int("firstn(n)", 3, 0, "It counts samples")
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        expected = f"an int >= {minimum}"
+        raise ValueError(message(thing, repr(value), expected, why, f"Pass {expected}"))
+    return value

@@ -1,0 +1,198 @@
+"""Others' readers as they are: Grain, `tf.data`, torch, Fluid's callables, generators, lists."""
+
+import base64
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from penstock.readers import _tree
+from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State
+from penstock.readers._errors import ReaderExhaustedError, message, note
+
+
+class ForeignReader(ReaderBase):
+    """Something that can be read, under our contract. Made by `of`, which documents it."""
+
+    def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        """Keep the source; nothing is opened yet."""
+        super().__init__()
+        self.source = source
+        self.name = _describe(source)
+        self._is_one_shot = isinstance(source, Iterator)
+        self._is_spent = False
+
+    def __len__(self) -> int:
+        """Return the source's length.
+
+        Raises:
+          TypeError: the source has none.
+        """
+        return len(self.source)  # type: ignore[arg-type]
+
+    def iterate(self, epoch: int) -> "ForeignIterator":
+        """Return an iterator over the source; `epoch` only labels it."""
+        if self._is_spent:
+            raise ReaderExhaustedError(
+                message(
+                    f"reader {self.name}",
+                    "a second pass",
+                    "something that can be read again",
+                    "An iterator or a generator is used up after one pass",
+                    "Pass the function that makes it, not its result",
+                )
+            )
+        self._is_spent = self._is_one_shot
+        return ForeignIterator(self, epoch)
+
+    def open(self) -> Iterator[Any]:
+        """Start a pass of the source in its own way."""
+        source: Any = self.source
+        if hasattr(source, "as_numpy_iterator"):
+            return source.as_numpy_iterator()
+        return iter(source if hasattr(source, "__iter__") else source())
+
+
+class ForeignIterator(IteratorBase):
+    """One pass over a foreign source; counts items where the source cannot tell its position."""
+
+    kind = "foreign"
+
+    def __init__(self, reader: ForeignReader, epoch: int) -> None:
+        """Open the source."""
+        self.epoch = epoch
+        self._owner = reader
+        self._position = 0
+        self._needs_numpy: bool | None = None
+        self._iterator = self._open()
+
+    def _open(self) -> Iterator[Any]:
+        try:
+            return self._owner.open()
+        except Exception as error:
+            note(error, f"while opening reader {self._owner.name}, epoch {self.epoch}")
+            raise
+
+    def __next__(self) -> Any:
+        """Return the source's next item, tensors of torch and TensorFlow as numpy arrays."""
+        if self._closed:
+            raise StopIteration
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            note(
+                error,
+                f"while reading item {self._position} of epoch {self.epoch} from reader "
+                f"{self._owner.name}",
+            )
+            raise
+        self._position += 1
+        if self._needs_numpy is None:
+            leaves = [leaf for _, leaf in _tree.leaves_with_path(item, "")]
+            self._needs_numpy = any(map(_is_tensor, leaves))
+        return _tree.tree_map(_to_numpy, item) if self._needs_numpy else item
+
+    @property
+    def _is_stateful(self) -> bool:
+        return hasattr(self._iterator, "get_state") and hasattr(self._iterator, "set_state")
+
+    def _save(self) -> State:
+        if not self._is_stateful:
+            return {"position": self._position}
+        state = self._iterator.get_state()  # type: ignore[attr-defined]
+        if isinstance(state, bytes):  # Grain's DataLoader
+            state = {"base64": base64.b64encode(state).decode("ascii")}
+        return {"position": self._position, "source": state}
+
+    def _load(self, state: State) -> None:
+        if "source" in state and self._is_stateful:
+            source = state["source"]
+            if isinstance(source, dict) and source.keys() == {"base64"}:
+                source = base64.b64decode(source["base64"])
+            self._iterator.set_state(source)  # type: ignore[attr-defined]
+        else:
+            self._skip(state["position"])
+        self._position = state["position"]
+
+    def _skip(self, count: int) -> None:
+        if count:
+            warnings.warn(
+                f"reader {self._owner.name} cannot restore its position: reading and dropping "
+                f"{count} items. The order must be the one of the saved run. Use a reader with "
+                "get_state() and set_state() to resume at once.",
+                UserWarning,
+                stacklevel=2,
+            )
+        if self._position:
+            self._close_source()
+            self._iterator = self._open()
+        for self._position in range(1, count + 1):
+            if next(self._iterator, self) is self:
+                raise ValueError(
+                    message(
+                        f"reader {self._owner.name}",
+                        f"{self._position - 1} items",
+                        f"at least the {count} of the saved position",
+                        "The source is shorter than in the run that was saved",
+                        "Give the reader the data of the run that was saved",
+                    )
+                )
+
+    def _close_source(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if callable(close):
+            close()
+
+    def _release(self) -> None:
+        self._close_source()
+        self._iterator = iter(())  # torch ends its workers when its iterator is dropped
+
+
+def of(source: ReaderLike) -> ReaderBase:
+    """Return anything that can be read as a reader of ours.
+
+    A reader of ours is returned as it is. Accepted are: a zero-argument callable that returns
+    an iterable (Fluid's reader), any iterable, Grain's datasets and loaders, `tf.data`
+    datasets (read as numpy), torch `DataLoader`s (their CPU tensors become numpy arrays), and
+    an iterator or generator, for one pass only. Grain's iterators keep their own position; where
+    a source cannot tell its position, items are counted, and resuming reads and drops them.
+
+    Raises:
+      TypeError: nothing of that.
+      ReaderExhaustedError: on a second pass over an iterator or generator.
+
+    >>> reader = of(lambda: iter([1, 2, 3]))
+    >>> iterator = reader()
+    >>> next(iterator), iterator.get_state()
+    (1, {'kind': 'foreign', 'epoch': 0, 'position': 1})
+    """
+    if isinstance(source, ReaderBase):
+        return source
+    is_readable = hasattr(source, "__iter__") or (callable(source) and not isinstance(source, type))
+    if not is_readable or isinstance(source, (str, bytes, dict)):
+        raise TypeError(
+            message(
+                "reader",
+                f"{type(source).__name__} {_describe(source)}",
+                "an iterable, or a zero-argument callable that returns one",
+                "A reader yields samples or batches, more than once",
+                "Pass readers.arrays(...), a function that yields samples, or a list of them",
+            )
+        )
+    return ForeignReader(source)
+
+
+def _describe(source: object) -> str:
+    if isinstance(source, type):
+        return source.__name__
+    name = getattr(source, "__qualname__", None) or getattr(source, "__name__", None)
+    return name if isinstance(name, str) else f"of type {type(source).__name__}"
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return hasattr(leaf, "numpy") and hasattr(leaf, "shape")
+
+
+def _to_numpy(leaf: Any) -> Any:
+    return leaf.numpy() if _is_tensor(leaf) else leaf

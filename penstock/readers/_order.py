@@ -1,0 +1,179 @@
+"""The order in which a random-access reader reads: epochs, shuffling, batches and shards."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.readers._errors import ReaderStateError, message
+from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
+
+Rows = slice | np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOrder:
+    """Which records make which batch, as a pure function of seed, epoch and shard.
+
+    A *position* counts records of the global order, so it means the same on any number of
+    shards and for any batch size. Without a batch size each item is one record, and records
+    are dealt to the shards in turn.
+
+    Args:
+      num_records: records in all shards together.
+      batch_size: the global batch size, or `None` for single records.
+      shuffle: draw a new order of all records each epoch.
+      seed: with the epoch, decides the order; the same on every machine.
+      drop_remainder: leave out a last batch that is not full.
+      shard: this process's part.
+      file_names: names of the files the records lie in, for the file rules.
+      file_sizes: number of records in each of them, in the same order.
+
+    >>> order = RecordOrder(num_records=5, batch_size=2, shard=Shard(0, 2))
+    >>> [order.epoch(0).rows(at) for at in (0, 2, 4)]
+    [slice(0, 1, None), slice(2, 3, None), slice(4, 5, None)]
+    """
+
+    num_records: int
+    batch_size: BatchSize | None = None
+    shuffle: bool = False
+    seed: int = 0
+    drop_remainder: bool = False
+    shard: Shard = field(default_factory=Shard)
+    file_names: tuple[str, ...] = ()
+    file_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the batch size, and that a file rule has files."""
+        if self.batch_size is not None:
+            resolve_batch_size(self.batch_size, self.shard)
+        if self.shard.rule != "records" and not self.file_sizes:
+            raise ValueError(
+                message(
+                    f"Shard(rule={self.shard.rule!r})",
+                    "a source without files",
+                    "rule='records'",
+                    "This rule gives whole files to processes",
+                    "Use Shard(index, count), which divides by record",
+                )
+            )
+        if self.file_sizes:
+            self.file_ranges(self.shard)  # raises when there are too few files
+            self.shard.warn_if_uneven(len(self.file_names))
+
+    @property
+    def step(self) -> int:
+        """Return the records of one global batch; without one, one record a shard."""
+        if self.batch_size is None:
+            return self.shard.count
+        return resolve_batch_size(self.batch_size)
+
+    @property
+    def total(self) -> int:
+        """Return the position at which an epoch ends, the same on every shard."""
+        if self.shard.rule == "records":
+            total = self.num_records
+        else:
+            shares = [
+                self._num_own(Shard(i, self.shard.count, self.shard.rule))
+                for i in range(self.shard.count)
+            ]
+            total = self.shard.count * (min(shares) if self.drop_remainder else max(shares))
+        return total - total % self.step if self.drop_remainder else total
+
+    def __len__(self) -> int:
+        """Return the number of items this shard yields in an epoch."""
+        if self.batch_size is None:
+            if self.shard.rule != "records":
+                return min(self._num_own(self.shard), self.total // self.shard.count)
+            return len(range(self.shard.index, self.total, self.shard.count))
+        return -(-self.total // self.step)
+
+    def file_ranges(self, shard: Shard) -> list[range]:
+        """Return the record ranges of the files that belong to `shard`."""
+        ends = np.cumsum(self.file_sizes)
+        chosen = shard.select_indices(self.file_names)
+        return [range(int(ends[i]) - self.file_sizes[i], int(ends[i])) for i in chosen]
+
+    def _num_own(self, shard: Shard) -> int:
+        return sum(map(len, self.file_ranges(shard)))
+
+    def epoch(self, epoch: int) -> "EpochOrder":
+        """Return the order of one epoch."""
+        if self.shard.rule == "records":
+            own, num_own, key = None, self.num_records, [self.seed, epoch]
+        else:
+            own = np.concatenate([np.arange(r.start, r.stop) for r in self.file_ranges(self.shard)])
+            num_own, key = len(own), [self.seed, epoch, self.shard.index]
+        if self.shuffle:
+            shuffled = np.random.Generator(np.random.PCG64(key)).permutation(num_own)
+            own = shuffled if own is None else own[shuffled]
+        return EpochOrder(self, own)
+
+    def check_position(self, state: dict, reader: str) -> int:
+        """Return the position in `state`, checked against this order.
+
+        Raises:
+          ReaderStateError: the state is of another number of records, or out of range.
+        """
+        got = (state.get("num_records"), state.get("seed"), state.get("shuffle"))
+        if got != (self.num_records, self.seed, self.shuffle):
+            raise ReaderStateError(
+                message(
+                    f"{reader}.set_state()",
+                    "a state of num_records={}, seed={}, shuffle={}".format(*got),
+                    f"num_records={self.num_records}, seed={self.seed}, shuffle={self.shuffle}",
+                    "With other records or another order the position is another sample",
+                    "Give the reader the data and seed of the run that was saved",
+                )
+            )
+        position = state["position"]
+        if position % self.shard.count and position < self.total:
+            raise ReaderStateError(
+                message(
+                    f"{reader}.set_state()",
+                    f"position {position} on {self.shard.count} shards",
+                    f"a multiple of {self.shard.count}",
+                    "The shards would not divide the rest of the epoch as the saved run did",
+                    "Restore on a number of shards that divides the saved batch size",
+                )
+            )
+        return position
+
+    def save_position(self, position: int) -> dict:
+        """Return the JSON-able state of `position`."""
+        return {
+            "position": position,
+            "num_records": self.num_records,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+
+class EpochOrder:
+    """The rows of each batch of one epoch. `rows(position)` is this shard's part."""
+
+    def __init__(self, order: RecordOrder, own: np.ndarray | None) -> None:
+        """Take the shard's shuffled or file-ruled indices, `None` for the plain order."""
+        self.total = order.total
+        self.step = order.step
+        self._own = own
+        self._shard = order.shard
+        self._by_record = order.shard.rule == "records"
+
+    def rows(self, position: int) -> Rows:
+        """Return the records of the batch at `position`: a slice, or `[b]` indices.
+
+        On several shards the last batch may be empty here: every process takes the same
+        number of steps.
+        """
+        stop = position + self.step
+        if stop > self.total:
+            stop = self.total
+        count = self._shard.count
+        if self._by_record:
+            if count > 1:
+                position, stop = self._shard.rows(position, stop)
+        else:
+            position, stop = position // count, stop // count
+        own = self._own
+        return slice(position, stop) if own is None else own[position:stop]

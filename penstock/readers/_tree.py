@@ -1,0 +1,100 @@
+"""Nested dicts, tuples and lists of arrays, without JAX: readers start no backend."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.readers._order import Rows
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `function` to the leaves of trees of one structure.
+
+    >>> tree_map(lambda a, b: a + b, {"x": 1, "y": (2,)}, {"x": 10, "y": (20,)})
+    {'x': 11, 'y': (22,)}
+    """
+    if isinstance(tree, dict):
+        return {key: tree_map(function, tree[key], *(o[key] for o in others)) for key in tree}
+    if isinstance(tree, (tuple, list)):
+        children = [tree_map(function, *column) for column in zip(tree, *others, strict=True)]
+        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+    return function(tree, *others)
+
+
+def leaves_with_path(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield `(path, leaf)` for every leaf, paths written as Python would index.
+
+    >>> list(leaves_with_path({"x": (1, 2)}, "data"))
+    [("data['x'][0]", 1), ("data['x'][1]", 2)]
+    """
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield from leaves_with_path(child, f"{path}[{key!r}]")
+    elif isinstance(tree, (tuple, list)):
+        for index, child in enumerate(tree):
+            yield from leaves_with_path(child, f"{path}[{index}]")
+    else:
+        yield path, tree
+
+
+def tree_map_with_path(function: Callable[[Any, str], Any], tree: Any, path: str) -> Any:
+    """Apply `function(leaf, path)` to the leaves."""
+    paths = (name for name, _ in leaves_with_path(tree, path))
+    return tree_map(lambda leaf: function(leaf, next(paths)), tree)
+
+
+def stack(samples: list[Any]) -> Any:
+    """Stack samples of one structure into a batch with leaves `[b, ...]`.
+
+    >>> stack([{"x": 1, "y": [2.0]}, {"x": 3, "y": [4.0]}])["x"].tolist()
+    [1, 3]
+    """
+    return tree_map(lambda *leaves: np.stack([as_leaf(leaf) for leaf in leaves]), *samples)
+
+
+def as_leaf(leaf: Any) -> np.ndarray:
+    r"""Return a leaf of a sample as an array, bytes and strings as objects.
+
+    numpy's own bytes have one length and lose trailing zeros.
+
+    >>> as_leaf(b"a\0").item()
+    b'a\x00'
+    """
+    if not isinstance(leaf, (bytes, str)):
+        return np.asarray(leaf)
+    array = np.empty((), object)
+    array[()] = leaf
+    return array
+
+
+def taker(data: Any) -> Callable[[Rows], Any]:
+    """Return the fastest function that cuts rows out of every leaf of `data`.
+
+    A flat dict is the common case and gets a loop of its own: at batch 64 of 28x28 images a
+    call of a generic tree function costs as much as a tenth of the copy.
+    """
+    if isinstance(data, dict) and all(type(leaf) is np.ndarray for leaf in data.values()):
+        pairs = tuple(data.items())
+
+        def take(rows: Rows) -> dict[str, np.ndarray]:
+            if isinstance(rows, slice):
+                return {key: leaf[rows] for key, leaf in pairs}
+            # `take` copies rows of 784 bytes about 8 % faster than `leaf[rows]`.
+            return {key: leaf.take(rows, axis=0) for key, leaf in pairs}
+
+        return take
+    return lambda rows: tree_map(lambda leaf: _take(leaf, rows), data)
+
+
+def _take(leaf: Any, rows: Rows) -> np.ndarray:
+    if isinstance(rows, slice):
+        return np.asarray(leaf[rows])
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(leaf.take(rows, axis=0))
+    if len(rows) == 0:
+        return np.asarray(leaf[0:0])
+    rising = np.argsort(rows)
+    out = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
+    out[rising] = leaf[rows[rising]]
+    return out

@@ -1,0 +1,95 @@
+"""CIFAR-10 as TF-Slim's files, from the binary archive.
+
+TF-Slim reads the Python archive, which is pickled: unpickling a download runs what it says. The
+binary archive holds the same images in the same order.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from penstock.readers._errors import message
+from penstock.readers.convert.archives import member_bytes, open_tar
+from penstock.readers.convert.download import Progress, Source, fetch, no_progress
+from penstock.readers.convert.errors import ConversionError
+from penstock.readers.convert.slim import image_example, write_labels, write_records
+from penstock.readers.records.image_bytes import encode_png
+
+CIFAR10 = Source(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+CIFAR10_LABELS = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_BATCHES = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+_SIZE = 32
+_RECORD_BYTES = 1 + 3 * _SIZE * _SIZE
+_MAX_BATCH_BYTES = 10_000 * _RECORD_BYTES
+
+
+def convert_cifar10(
+    dataset_dir: str | Path, *, source: Source = CIFAR10, progress: Progress = no_progress
+) -> list[Path]:
+    """Make `cifar10_train.tfrecord`, `cifar10_test.tfrecord` and `labels.txt`.
+
+    Args:
+      dataset_dir: where the files go, and where the archive is looked for and downloaded to.
+      source: the archive.
+      progress: called with file name, bytes so far and bytes in all while downloading.
+
+    Returns:
+      The paths made.
+
+    Raises:
+      DownloadError: the archive cannot be downloaded, or has another checksum.
+      ConversionError: the archive holds something else.
+    """
+    archive = fetch(source, dataset_dir, progress=progress)
+    made = [
+        write_records(Path(dataset_dir) / f"cifar10_{split}.tfrecord", _examples(archive, names))
+        for split, names in _BATCHES.items()
+    ]
+    return [*made, write_labels(dataset_dir, CIFAR10_LABELS)]
+
+
+def _examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:
+    for name in batch_names:
+        with open_tar(path) as archive:
+            data = member_bytes(archive, name, max_bytes=_MAX_BATCH_BYTES)
+        records = _records(data, f"'{path}': {name}")
+        for label, image in zip(records[:, 0], records[:, 1:], strict=True):
+            rows = image.reshape(3, _SIZE, _SIZE).transpose(1, 2, 0)
+            png = encode_png(np.ascontiguousarray(rows))
+            yield image_example(png, "png", _SIZE, _SIZE, int(label))
+
+
+def _records(data: bytes, thing: str) -> np.ndarray:
+    """Return `[N, 3073]` uint8: a label, then red, green and blue planes."""
+    if len(data) % _RECORD_BYTES:
+        raise ConversionError(
+            message(
+                thing,
+                f"{len(data)} bytes",
+                f"a multiple of {_RECORD_BYTES}",
+                "A record is a label and 3 x 32 x 32 pixels",
+                "Download the original archive",
+            )
+        )
+    records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD_BYTES)
+    if len(records) and records[:, 0].max() >= len(CIFAR10_LABELS):
+        raise ConversionError(
+            message(
+                thing,
+                f"label {records[:, 0].max()}",
+                f"0 to {len(CIFAR10_LABELS) - 1}",
+                "CIFAR-10 has ten classes",
+                "Download the original archive",
+            )
+        )
+    return records

@@ -1,0 +1,171 @@
+"""Downloads: resumed where they stopped, checked by SHA-256, put in place whole."""
+
+import hashlib
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.readers._errors import message
+from penstock.readers.convert.errors import DownloadError
+
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all
+
+_PIECE_BYTES = 1 << 18
+_TIMEOUT_SECS = 60
+_MAX_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file to download.
+
+    Args:
+      url: `http` or `https`; the last part is the file's name.
+      sha256: its checksum, 64 hexadecimal digits; `None` takes any content.
+
+    >>> Source(url="https://example.org/data/a.tar.gz").filename
+    'a.tar.gz'
+    """
+
+    url: str
+    sha256: str | None = None
+
+    @property
+    def filename(self) -> str:
+        """Return the file's name."""
+        return self.url.rsplit("/", 1)[-1]
+
+    def moved(self, base_url: str | None, *, is_checked: bool = True) -> "Source":
+        """Return the same file under another address, a mirror's, with or without its checksum.
+
+        >>> Source(url="https://example.org/data/a.tgz").moved("http://localhost:8000").url
+        'http://localhost:8000/a.tgz'
+        """
+        url = self.url if base_url is None else f"{base_url.rstrip('/')}/{self.filename}"
+        return Source(url=url, sha256=self.sha256 if is_checked else None)
+
+
+def no_progress(filename: str, num_bytes: int, total_bytes: int | None) -> None:
+    """Report nothing."""
+
+
+def fetch(
+    source: Source,
+    folder: str | Path,
+    *,
+    progress: Progress = no_progress,
+    retry_secs: float = 1.0,
+) -> Path:
+    """Return the path of a source's file in `folder`, downloading it if it is not there.
+
+    The download goes to `<name>.part`; when it breaks off it is resumed, up to five times and in
+    later runs. The file takes its name only when it is whole and its checksum fits.
+
+    Raises:
+      DownloadError: not reachable, not whole, or of another checksum. A file that was there
+        before with another checksum is left as it is.
+    """
+    path = Path(folder) / source.filename
+    if path.exists():
+        _check(path, source, "Remove it to download it again")
+        return path
+    if not source.url.startswith(("http://", "https://")):
+        raise DownloadError(
+            message(
+                "url",
+                repr(source.url),
+                "http://... or https://...",
+                "Other addresses are not downloaded",
+                f"Put the file at '{path}' yourself",
+            )
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    for attempt in range(_MAX_ATTEMPTS):
+        try:
+            _download(source, part, progress)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            is_final = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            if is_final or attempt == _MAX_ATTEMPTS - 1:
+                raise DownloadError(
+                    message(
+                        f"download of {source.url}",
+                        f"{type(error).__name__}: {error}",
+                        "the whole file",
+                        f"It was tried {attempt + 1} times",
+                        f"Run again to resume, or put the file at '{path}' yourself",
+                    )
+                ) from error
+            time.sleep(retry_secs * 2**attempt)
+    try:
+        _check(part, source, "Run again to download it anew")
+    except DownloadError:
+        part.unlink()
+        raise
+    part.replace(path)
+    return path
+
+
+def _download(source: Source, part: Path, progress: Progress) -> None:
+    """Append to `part` until the file is whole.
+
+    Raises:
+      OSError: the connection failed or ended early.
+    """
+    done = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "penstock"} | ({"Range": f"bytes={done}-"} if done else {})
+    request = urllib.request.Request(source.url, headers=headers)
+    try:
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECS)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and done:  # nothing after `done`: it is whole, or of another file
+            if source.sha256 is None or _sha256(part) != source.sha256:
+                part.unlink()
+                raise ConnectionError("the server has no such range; starting over") from error
+            return
+        raise
+    with response:
+        if response.status != 206:
+            done = 0  # the server sends the whole file
+        total = _total_bytes(response, done)
+        with open(part, "ab" if done else "wb") as file:
+            progress(source.filename, done, total)
+            while piece := response.read(_PIECE_BYTES):
+                file.write(piece)
+                done += len(piece)
+                progress(source.filename, done, total)
+    if total is not None and done < total:
+        raise ConnectionError(f"the connection ended after {done} of {total} bytes")
+
+
+def _total_bytes(response: Any, done: int) -> int | None:
+    length = response.headers.get("Content-Length")
+    return done + int(length) if length is not None and length.isdigit() else None
+
+
+def _check(path: Path, source: Source, remedy: str) -> None:
+    if source.sha256 is None:
+        return
+    found = _sha256(path)
+    if found != source.sha256:
+        raise DownloadError(
+            message(
+                f"'{path}'",
+                f"SHA-256 {found}",
+                source.sha256,
+                f"It is not the file of {source.url}, or not all of it",
+                remedy,
+            )
+        )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

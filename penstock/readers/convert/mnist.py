@@ -1,0 +1,115 @@
+"""MNIST as TF-Slim's files, from the original IDX files."""
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from penstock.readers._errors import message
+from penstock.readers.convert.download import Progress, Source, fetch, no_progress
+from penstock.readers.convert.errors import ConversionError
+from penstock.readers.convert.slim import image_example, write_labels, write_records
+from penstock.readers.records.image_bytes import encode_png
+
+_BASE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
+_SHA256 = {
+    "train-images-idx3": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+MNIST = {
+    f"{name}-ubyte.gz": Source(url=f"{_BASE_URL}/{name}-ubyte.gz", sha256=digest)
+    for name, digest in _SHA256.items()
+}
+# "size" for six is TF-Slim's own spelling: programs that read its labels.txt have it.
+MNIST_LABELS = (
+    *("zero", "one", "two", "three", "four"),
+    *("five", "size", "seven", "eight", "nine"),
+)
+_PREFIXES = {"train": "train", "test": "t10k"}
+_MAX_VALUES = 1 << 28
+
+
+def convert_mnist(
+    dataset_dir: str | Path,
+    *,
+    sources: Mapping[str, Source] = MNIST,
+    progress: Progress = no_progress,
+) -> list[Path]:
+    """Make `mnist_train.tfrecord`, `mnist_test.tfrecord` and `labels.txt`.
+
+    Args:
+      dataset_dir: where the files go, and where the originals are looked for and downloaded to.
+      sources: the four original files by name.
+      progress: called with file name, bytes so far and bytes in all while downloading.
+
+    Returns:
+      The paths made.
+
+    Raises:
+      DownloadError: a file cannot be downloaded, or has another checksum.
+      ConversionError: a file holds something else.
+    """
+    made = []
+    for split, prefix in _PREFIXES.items():
+        images_source = sources[f"{prefix}-images-idx3-ubyte.gz"]
+        labels_source = sources[f"{prefix}-labels-idx1-ubyte.gz"]
+        images = read_idx(fetch(images_source, dataset_dir, progress=progress), num_axes=3)
+        labels = read_idx(fetch(labels_source, dataset_dir, progress=progress), num_axes=1)
+        if len(images) != len(labels) or (len(labels) and labels.max() > 9):
+            raise ConversionError(
+                message(
+                    f"'{dataset_dir}': MNIST {split}",
+                    f"{len(images)} images and {len(labels)} labels",
+                    "a label 0 to 9 for each image",
+                    "The files do not belong together",
+                    "Remove them to download the originals",
+                )
+            )
+        path = Path(dataset_dir) / f"mnist_{split}.tfrecord"
+        made.append(write_records(path, _examples(images, labels)))
+    return [*made, write_labels(dataset_dir, MNIST_LABELS)]
+
+
+def _examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
+    for image, label in zip(images, labels, strict=True):
+        height, width = image.shape
+        yield image_example(encode_png(image[..., None]), "png", height, width, int(label))
+
+
+def read_idx(path: str | Path, *, num_axes: int) -> np.ndarray:
+    """Read a gzipped IDX file of unsigned bytes, `[N, ...]`, never more than it declares.
+
+    Raises:
+      ConversionError: it is another file, or is damaged.
+    """
+    try:
+        with gzip.open(path) as file:
+            header = file.read(4 + 4 * num_axes)
+            is_idx = len(header) == 4 + 4 * num_axes and header[:4] == bytes((0, 0, 8, num_axes))
+            shape = struct.unpack(f">{num_axes}I", header[4:]) if is_idx else ()
+            size = math.prod(shape)
+            data = file.read(size + 1) if is_idx and size <= _MAX_VALUES else b""
+    except (OSError, EOFError, zlib.error) as error:
+        raise _idx_error(path, f"{type(error).__name__}: {error}", num_axes) from error
+    if not is_idx or len(data) != size:
+        got = f"shape {shape} and {len(data)} bytes" if is_idx else f"header {header.hex()}"
+        raise _idx_error(path, got, num_axes)
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _idx_error(path: str | Path, got: str, num_axes: int) -> ConversionError:
+    return ConversionError(
+        message(
+            f"'{path}'",
+            got,
+            f"a whole gzipped IDX file of bytes with {num_axes} axes",
+            "MNIST's files are in this format",
+            "Remove it to download the original",
+        )
+    )

@@ -1,0 +1,62 @@
+"""TF-Slim's dataset files: records with its keys, its shards, and `labels.txt`."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from penstock.readers.records.features import build_example
+from penstock.readers.records.writers import RecordWriter
+
+LABELS_FILENAME = "labels.txt"
+
+
+def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
+    """Serialise one image as TF-Slim's converters do.
+
+    >>> len(image_example(b"...", "png", 32, 32, 7))
+    126
+    """
+    return build_example(
+        {
+            "image/encoded": encoded,
+            "image/format": image_format,
+            "image/class/label": label,
+            "image/height": height,
+            "image/width": width,
+        }
+    )
+
+
+def write_labels(folder: str | Path, names: Sequence[str]) -> Path:
+    """Write `labels.txt`: one `id:name` a line, ids from 0."""
+    path = Path(folder) / LABELS_FILENAME
+    lines = [f"{label}:{name}\n" for label, name in enumerate(names)]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def read_labels(folder: str | Path) -> dict[int, str]:
+    """Return id -> name from `labels.txt`; a name may hold colons.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+    """
+    text = (Path(folder) / LABELS_FILENAME).read_text(encoding="utf-8")
+    pairs = (line.split(":", 1) for line in text.splitlines() if line)
+    return {int(label): name for label, name in pairs}
+
+
+def shard_name(dataset_name: str, split: str, shard: int, num_shards: int) -> str:
+    """Return TF-Slim's name of a shard.
+
+    >>> shard_name("flowers", "train", 2, 5)
+    'flowers_train_00002-of-00005.tfrecord'
+    """
+    return f"{dataset_name}_{split}_{shard:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def write_records(path: str | Path, payloads: Iterable[bytes]) -> Path:
+    """Write payloads to one TFRecord file, whole or not at all."""
+    with RecordWriter(path) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return Path(path)

@@ -1,0 +1,154 @@
+"""`batch` and `shuffle`."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from penstock.readers._contract import ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._errors import check_int
+from penstock.readers._foreign import of
+from penstock.readers.decorators._stage import Stage, StageIterator
+from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
+
+
+class _BatchIterator(StageIterator):
+    kind = "batch"
+
+    def __init__(
+        self, source: ReaderBase, epoch: int, size: int, drop_last: bool, shard: Shard | None
+    ) -> None:
+        super().__init__([source], epoch)
+        self._size = size
+        self._drop_last = drop_last
+        self._shard = shard
+
+    def __next__(self) -> list[Any]:
+        source = self._inner[0]
+        samples = list(islice(source, self._size))
+        if not samples or self._closed or (self._drop_last and len(samples) < self._size):
+            raise StopIteration
+        self.position += 1
+        return (
+            samples if self._shard is None else samples[slice(*self._shard.rows(0, len(samples)))]
+        )
+
+
+def batch(
+    reader: ReaderLike,
+    batch_size: BatchSize,
+    drop_last: bool = False,
+    *,
+    shard: Shard | None = None,
+) -> Stage:
+    """Collect samples into lists of `batch_size`: Fluid's `batch`.
+
+    Without a shard the samples are this process's own. With one they are everybody's:
+    every process reads the same samples and keeps its chunk of each batch, so that together
+    they train on the batches one process would have; the last chunk may be an empty list.
+
+    Args:
+      reader: a reader of samples.
+      batch_size: samples in a list, or `PerDevice(...)`; with a shard, the global batch size.
+      drop_last: leave out a last list that is shorter.
+      shard: the part of each batch this process keeps.
+
+    Raises:
+      ValueError: `batch_size` is not a positive int.
+
+    >>> list(batch(lambda: range(5), 2))
+    [[0, 1], [2, 3], [4]]
+    >>> list(batch(lambda: range(5), 2, shard=Shard(1, 2)))
+    [[1], [3], []]
+    """
+    source = of(reader)
+    size = resolve_batch_size(batch_size, shard)
+
+    def length() -> int | None:
+        num_samples = reader_length(source)
+        if num_samples is None:
+            return None
+        return num_samples // size if drop_last else -(-num_samples // size)
+
+    return Stage(
+        "batch", lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard), length
+    )
+
+
+class _ShuffleIterator(StageIterator):
+    kind = "shuffle"
+
+    def __init__(self, source: ReaderBase, epoch: int, buf_size: int, seed: int) -> None:
+        super().__init__([source], epoch)
+        self._buf_size = max(buf_size, 1)
+        self._seed = seed
+        self._num_fills = 0
+        self._start = self._inner[0].get_state()  # where the current buffer began
+        self._buffer: list[Any] = []  # drained from the end
+        self._num_drained = 0
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        if not self._buffer:
+            self._start = self._inner[0].get_state()
+            self._fill()
+            if not self._buffer:
+                raise StopIteration
+        self._num_drained += 1
+        return self._buffer.pop()
+
+    def _fill(self) -> None:
+        source = self._inner[0]
+        samples = list(islice(source, self._buf_size))
+        generator = np.random.Generator(np.random.PCG64([self._seed, self.epoch, self._num_fills]))
+        if self._buf_size > 1:
+            samples = [samples[i] for i in generator.permutation(len(samples))]
+        self._buffer = samples[::-1]
+        self._num_fills += 1
+        self._num_drained = 0
+
+    def _save(self) -> State:
+        if not self._buffer:  # between two buffers: nothing has to be read again
+            return {"source": self._inner[0].get_state(), "fill": self._num_fills, "drained": 0}
+        return {"source": self._start, "fill": self._num_fills - 1, "drained": self._num_drained}
+
+    def _load(self, state: State) -> None:
+        self._inner[0].set_state(state["source"])
+        self._num_fills = state["fill"]
+        self._buffer = []
+        if state["drained"]:
+            self._start = state["source"]
+            self._fill()
+            del self._buffer[-state["drained"] :]
+            self._num_drained = state["drained"]
+
+
+def shuffle(reader: ReaderLike, buf_size: int, *, seed: int = 0) -> Stage:
+    """Shuffle within a buffer: Fluid's `shuffle`, with a seed.
+
+    Fills a buffer of `buf_size` samples, shuffles, drains, fills again. The order depends on
+    `seed`, the epoch and the number of the buffer alone; each epoch has another one. A size of
+    0 or 1 keeps the order. To restore a position, the samples of one buffer are read again.
+    Where the samples can be reached by index, `arrays` and the readers of files shuffle all of
+    them, without a buffer.
+
+    Args:
+      reader: a reader of samples.
+      buf_size: samples in the buffer.
+      seed: decides the orders.
+
+    Raises:
+      ValueError: `buf_size` is not an int >= 0.
+
+    >>> shuffled = shuffle(lambda: range(6), 3)
+    >>> list(shuffled()), list(shuffled())
+    ([2, 0, 1, 4, 5, 3], [2, 0, 1, 3, 4, 5])
+    """
+    source = of(reader)
+    check_int("shuffle(buf_size)", buf_size, 0, "It counts the samples in the buffer")
+    return Stage(
+        "shuffle",
+        lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed),
+        lambda: reader_length(source),
+    )

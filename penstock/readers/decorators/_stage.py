@@ -1,0 +1,79 @@
+"""What every decorator is made of: a reader that opens its sources, an iterator that owns them."""
+
+from collections.abc import Callable, Sequence
+
+from penstock.readers._contract import IteratorBase, ReaderBase, State
+
+
+class Stage(ReaderBase):
+    """A reader made of other readers: opens an iterator an epoch, knows its length if they do."""
+
+    def __init__(
+        self,
+        kind: str,
+        open_epoch: Callable[[int], IteratorBase],
+        length: Callable[[], int | None],
+    ) -> None:
+        """Take what opens an epoch and what tells the length, `None` for unknown."""
+        super().__init__()
+        self._kind = kind
+        self._open_epoch = open_epoch
+        self._length = length
+
+    def __len__(self) -> int:
+        """Return the number of items in a pass.
+
+        Raises:
+          TypeError: a source does not know its length.
+        """
+        length = self._length()
+        if length is None:
+            raise TypeError(f"{self._kind}: the length is unknown, as a source has none")
+        return length
+
+    def iterate(self, epoch: int) -> IteratorBase:
+        """Return an iterator over `epoch`, its sources opened at that epoch."""
+        return self._open_epoch(epoch)
+
+
+class StageIterator(IteratorBase):
+    """The base of the decorators' iterators: owns source iterators and closes them.
+
+    `position` counts the items returned in this pass. By default a state is the position and
+    the sources' states: right for whatever keeps nothing else between two items.
+    """
+
+    def __init__(self, sources: Sequence[ReaderBase], epoch: int) -> None:
+        """Open every source at `epoch`; close those opened if one fails."""
+        self.epoch = epoch
+        self.position = 0
+        self._readers = list(sources)
+        self._inner: list[IteratorBase] = []
+        try:
+            for source in self._readers:
+                self._inner.append(source.iterate(epoch))
+        except BaseException:
+            self.close()
+            raise
+
+    def _save(self) -> State:
+        return {"position": self.position, "sources": [one.get_state() for one in self._inner]}
+
+    def _load(self, state: State) -> None:
+        self.position = state["position"]
+        for inner, saved in zip(self._inner, state["sources"], strict=True):
+            inner.set_state(saved)
+
+    def _release(self) -> None:
+        for inner in self._inner:
+            inner.close()
+
+
+def origin(function: str, index: int, epoch: int) -> str:
+    """Return the note that says which sample an exception came from."""
+    return f"in {function}, sample {index} of epoch {epoch}"
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """Return a function's name for a message."""
+    return getattr(function, "__qualname__", type(function).__name__)

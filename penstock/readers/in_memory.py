@@ -1,0 +1,178 @@
+"""In-memory data: whole batches cut from arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.readers import _tree
+from penstock.readers._contract import IteratorBase, ReaderBase, State
+from penstock.readers._errors import message
+from penstock.readers._order import RecordOrder, Rows
+from penstock.readers.sharding import BatchSize, Shard
+
+Transform = Callable[[Any], Any]
+
+
+class ArrayReader(ReaderBase):
+    """A reader over arrays in memory. Made by `arrays`, which documents it.
+
+    `data` holds the arrays, as given but for what had to be converted to numpy.
+    """
+
+    def __init__(self, data: Any, order: RecordOrder, transform: Transform | None) -> None:
+        """Take checked data and the order of its rows."""
+        super().__init__()
+        self.data = data
+        self.order = order
+        self.transform = transform
+
+    def __len__(self) -> int:
+        """Return the number of batches (samples without a batch size) in a pass."""
+        return len(self.order)
+
+    def iterate(self, epoch: int) -> "ArrayIterator":
+        """Return an iterator over `epoch`."""
+        return ArrayIterator(self, epoch)
+
+
+class ArrayIterator(IteratorBase):
+    """One pass over arrays."""
+
+    kind = "arrays"
+
+    def __init__(self, reader: ArrayReader, epoch: int) -> None:
+        """Start at the first batch of `epoch`."""
+        self.epoch = epoch
+        self._source = reader
+        self._position = 0
+        self._order = reader.order.epoch(epoch)
+        self._take = _tree.taker(reader.data)
+        self._single = reader.order.batch_size is None
+        self._transform = reader.transform
+
+    def __next__(self) -> Any:
+        """Return the next batch, every leaf `[b, ...]`; without a batch size one sample."""
+        position, order = self._position, self._order
+        if position >= order.total or self._closed:
+            raise StopIteration
+        rows = order.rows(position)
+        self._position = min(position + order.step, order.total)
+        batch = self._take(rows)
+        if self._single:
+            if not _num_rows(rows):
+                raise StopIteration
+            batch = _tree.tree_map(lambda leaf: leaf[0], batch)
+        return batch if self._transform is None else self._apply(batch, rows)
+
+    def _apply(self, batch: Any, rows: Rows) -> Any:
+        try:
+            return self._transform(batch)  # type: ignore[misc]
+        except Exception as error:
+            first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else rows[[0, -1]]
+            error.add_note(f"in arrays(transform=), epoch {self.epoch}, rows {first} to {last}")
+            raise
+
+    def _save(self) -> State:
+        return self._source.order.save_position(self._position)
+
+    def _load(self, state: State) -> None:
+        self._position = self._source.order.check_position(state, "arrays")
+        self._order = self._source.order.epoch(self.epoch)
+
+
+def _num_rows(rows: Rows) -> int:
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+def arrays(
+    data: Any,
+    batch_size: BatchSize | None,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    transform: Transform | None = None,
+    shard: Shard | None = None,
+) -> ArrayReader:
+    """Read batches from arrays in memory.
+
+    Whole batches are cut at once: a plain slice (a view, not a copy) in the given order, one
+    fancy index when shuffling. Memory-mapped arrays, HDF5 datasets and anything else with
+    `shape`, `dtype` and slicing are read batch by batch; from those that are not numpy's, a
+    shuffled batch is read in rising order of rows, as HDF5 demands. Each `iter(reader)` is the
+    next epoch; epoch `e` is shuffled by `(seed, e)`, the same on every machine.
+
+    Args:
+      data: a dict, tuple, list or any nesting of them, of arrays `[N, ...]` of one length.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      shuffle: draw a new order each epoch.
+      seed: decides the orders.
+      drop_remainder: leave out a last batch that is not full.
+      transform: a function of a batch (of a sample, without a batch size), applied to each.
+      shard: the part this process reads. A batch of the process is then its chunk of the
+        global batch, `batch_size / count` samples; the last may be empty.
+
+    Returns:
+      A reader of batches, each of the structure of `data` with leaves `[b, ...]`.
+
+    Raises:
+      ValueError: no arrays, arrays of different length, of length 0, or scalars.
+      TypeError: a leaf that is not an array.
+
+    >>> import numpy as np
+    >>> reader = arrays({"x": np.arange(5), "y": np.arange(5) * 10}, 2)
+    >>> [batch["y"].tolist() for batch in reader]
+    [[0, 10], [20, 30], [40]]
+    >>> shuffled = arrays((np.arange(6),), 6, shuffle=True)
+    >>> [batch[0].tolist() for epoch in range(2) for batch in shuffled()]
+    [[3, 2, 5, 4, 0, 1], [1, 4, 3, 0, 2, 5]]
+    """
+    data = _tree.tree_map_with_path(_as_array, data, "data")
+    lengths = {path: len(leaf) for path, leaf in _tree.leaves_with_path(data, "data")}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(
+            message(
+                "arrays",
+                f"lengths {lengths}" if lengths else "no array",
+                "arrays of one length >= 1",
+                "Row i of every array is sample i",
+                "Give each array one row a sample",
+            )
+        )
+    order = RecordOrder(
+        num_records=next(iter(lengths.values())),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        shard=shard or Shard(),
+    )
+    return ArrayReader(data, order, transform)
+
+
+def _as_array(leaf: Any, path: str) -> Any:
+    """Return `leaf` if rows can be read from it, as numpy if it is an array of another library."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise TypeError(
+            message(
+                f"arrays: {path}",
+                f"{type(leaf).__name__}",
+                "an array",
+                "Dicts, tuples and lists are containers, everything in them is an array [N, ...]",
+                "Convert it with np.asarray",
+            )
+        )
+    if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array_priority__"):
+        leaf = np.asarray(leaf)
+    if len(leaf.shape) == 0:
+        raise ValueError(
+            message(
+                f"arrays: {path}",
+                "a scalar",
+                "an array [N, ...]",
+                "The first axis counts samples",
+                "Repeat it once a sample",
+            )
+        )
+    return leaf

@@ -1,0 +1,182 @@
+"""`readers.ofrecord`: batches from OneFlow's OFRecord folders."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.readers._errors import message
+from penstock.readers.records.blobs import BlobConf, parse_ofrecord
+from penstock.readers.records.decoding import Augment, Decode
+from penstock.readers.records.files import RecordFormat
+from penstock.readers.records.framing import OFRECORD
+from penstock.readers.records.reader import OnError, ReadOptions, RecordReader
+from penstock.readers.sharding import BatchSize, Shard
+
+Blobs = Sequence[BlobConf] | Mapping[str, BlobConf]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlobDecoder:
+    """Parse OFRecord payloads by blobs, to a tuple, or to a dict where the blobs have names."""
+
+    blobs: tuple[BlobConf, ...]
+    names: tuple[str, ...] | None
+    kind: str = "ofrecord"
+    pad_values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether a codec or preprocessor is random."""
+        return any(blob.is_random for blob in self.blobs)
+
+    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Any:
+        """Return the sample."""
+        values = parse_ofrecord(payload, self.blobs, random)
+        return values if self.names is None else dict(zip(self.names, values, strict=True))
+
+
+def ofrecord(
+    folder: str | Path,
+    blobs: Blobs,
+    *,
+    batch_size: BatchSize | None = None,
+    data_part_num: int = -1,
+    part_name_prefix: str = "part-",
+    part_name_suffix_length: int = -1,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    shard: Shard | None = None,
+    on_error: OnError = "raise",
+    decode: Decode | None = None,
+    augment: Augment | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    num_workers: int | None = None,
+    cache_records: bool = False,
+    cache_dir: str | Path | None = None,
+) -> RecordReader:
+    """Read batches from a folder of OFRecord parts, as `oneflow.data.decode_ofrecord` does.
+
+    Unlike OneFlow's stream a pass ends, and shuffling is over all records. What is not said
+    here (index, threads, skipping, positions) is as in `tfrecord`. OFRecord has no checksums:
+    damage inside a payload shows only where it no longer parses.
+
+    Args:
+      folder: holds the parts.
+      blobs: `BlobConf`s, for tuple samples in their order, or name -> `BlobConf` for dicts.
+      batch_size: the global batch size (OneFlow's meaning too), or `None` for single samples.
+      data_part_num: number of parts to read, from part 0; -1 reads all there are.
+      part_name_prefix: what the names of the parts start with.
+      part_name_suffix_length: digits in the names: 5 for `part-00000`, -1 for `part-0`.
+      shuffle: draw a new order of all records each epoch.
+      seed: decides the orders and random preprocessors.
+      drop_remainder: leave out a last batch that is not full.
+      shard: the part this process reads; `rule="files_contiguous"` is OneFlow's.
+      on_error: `"raise"`, or `"skip"` to leave out and count.
+      decode: a function of one sample, run in the threads.
+      augment: a function of one sample and a numpy generator, run in the threads.
+      transform: a function of a batch (of a sample, without a batch size), run by the caller.
+      num_workers: threads, one a core by default; 0 decodes in the calling thread.
+      cache_records: keep the encoded records in memory after the first pass.
+      cache_dir: a folder for indexes; by default they lie beside the parts.
+
+    Returns:
+      A reader of tuple or dict batches, leaves `[b, ...]`. Its iterators have `num_skipped`.
+
+    Raises:
+      FileNotFoundError: no part, or a part is missing.
+      ValueError: an argument out of range.
+      RecordError: when first used, a damaged or foreign file, with its path and byte offset.
+
+    >>> import tempfile
+    >>> from penstock.readers.records import OFRECORD, RawCodec, RecordWriter, build_ofrecord
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RecordWriter(f"{folder.name}/part-00000", framing=OFRECORD) as writer:
+    ...     for label in range(5):
+    ...         writer.write(build_ofrecord({"class/label": label}))
+    >>> label = BlobConf("class/label", shape=(), dtype="int32", codec=RawCodec())
+    >>> reader = ofrecord(folder.name, (label,), batch_size=2, part_name_suffix_length=5)
+    >>> [labels.tolist() for (labels,) in reader]
+    [[0, 1], [2, 3], [4]]
+    >>> folder.cleanup()
+    """
+    names = tuple(blobs) if isinstance(blobs, Mapping) else None
+    chosen = tuple(blobs.values()) if isinstance(blobs, Mapping) else tuple(blobs)
+    parts = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
+    return RecordReader(
+        parts,
+        RecordFormat(
+            framing=OFRECORD,
+            compression="",
+            cache_dir=None if cache_dir is None else str(cache_dir),
+        ),
+        BlobDecoder(blobs=chosen, names=names),
+        ReadOptions(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_remainder=drop_remainder,
+            shard=shard or Shard(),
+            on_error=on_error,
+            decode=decode,
+            augment=augment,
+            transform=transform,
+            num_workers=num_workers,
+            cache_records=cache_records,
+        ),
+    )
+
+
+def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> str:
+    """Return the name of a part.
+
+    >>> part_name(7), part_name(7, suffix_length=5)
+    ('part-7', 'part-00007')
+    """
+    return f"{prefix}{number:0{max(suffix_length, 1)}d}"
+
+
+def find_parts(
+    folder: str | Path, num_parts: int = -1, prefix: str = "part-", suffix_length: int = -1
+) -> list[str]:
+    """Return the paths of an OFRecord folder's parts, in order.
+
+    Raises:
+      FileNotFoundError: no part, or a part is missing; names of another suffix length are shown.
+      ValueError: the suffix length does not hold the largest part number.
+    """
+    pattern = re.compile(re.escape(prefix) + r"(\d+)")
+    present = {path.name for path in Path(folder).glob("*") if pattern.fullmatch(path.name)}
+    if num_parts < 0:
+        numbers = [int(pattern.fullmatch(name)[1]) for name in present]  # type: ignore[index]
+        num_parts = max(numbers, default=-1) + 1
+        num_parts = min(num_parts, len(present) + 1)  # a hole is named below, not a billion names
+    if suffix_length >= 0 and len(str(max(0, num_parts - 1))) > suffix_length:
+        raise ValueError(
+            message(
+                "part_name_suffix_length",
+                suffix_length,
+                f"at least {len(str(num_parts - 1))}",
+                f"There are {num_parts} parts",
+                "Pass the number of digits in the names, or -1 for names without zeros in front",
+            )
+        )
+    names = [part_name(number, prefix, suffix_length) for number in range(num_parts)]
+    absent = [name for name in names if name not in present]
+    if absent or not names:
+        wanted = absent or [part_name(0, prefix, suffix_length)]
+        shown = ", ".join(sorted(present)[:3]) or "no such name"
+        raise FileNotFoundError(
+            message(
+                f"ofrecord folder '{folder}'",
+                f"{shown}{', ...' if len(present) > 3 else ''} ({len(present)} parts)",
+                f"{', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''}",
+                "Parts are numbered from 0 without holes",
+                "Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",
+            )
+        )
+    return [str(Path(folder) / name) for name in names]

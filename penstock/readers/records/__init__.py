@@ -1,0 +1,42 @@
+"""Record files: TFRecord and OFRecord, read at random, verified, written; no TensorFlow.
+
+`readers.tfrecord` and `readers.ofrecord` read batches. Here are what they are declared with
+(feature specs, blobs, codecs, preprocessors), what they raise, and the writers.
+"""
+
+from penstock.readers.records.blobs import BlobConf as BlobConf
+from penstock.readers.records.blobs import BytesListCodec as BytesListCodec
+from penstock.readers.records.blobs import ImageCodec as ImageCodec
+from penstock.readers.records.blobs import RawCodec as RawCodec
+from penstock.readers.records.blobs import build_ofrecord as build_ofrecord
+from penstock.readers.records.blobs import parse_ofrecord as parse_ofrecord
+from penstock.readers.records.errors import FeatureError as FeatureError
+from penstock.readers.records.errors import FramingError as FramingError
+from penstock.readers.records.errors import ImageError as ImageError
+from penstock.readers.records.errors import RecordError as RecordError
+from penstock.readers.records.features import FixedLenFeature as FixedLenFeature
+from penstock.readers.records.features import ImageFeature as ImageFeature
+from penstock.readers.records.features import VarLenFeature as VarLenFeature
+from penstock.readers.records.features import build_example as build_example
+from penstock.readers.records.features import parse_example as parse_example
+from penstock.readers.records.files import RecordFiles as RecordFiles
+from penstock.readers.records.files import RecordFormat as RecordFormat
+from penstock.readers.records.framing import OFRECORD as OFRECORD
+from penstock.readers.records.framing import TFRECORD as TFRECORD
+from penstock.readers.records.image_bytes import decode_image as decode_image
+from penstock.readers.records.image_bytes import encode_png as encode_png
+from penstock.readers.records.preprocessors import (
+    ImageCenterCropPreprocessor as ImageCenterCropPreprocessor,
+)
+from penstock.readers.records.preprocessors import ImageCropPreprocessor as ImageCropPreprocessor
+from penstock.readers.records.preprocessors import ImagePreprocessor as ImagePreprocessor
+from penstock.readers.records.preprocessors import (
+    ImageRandomSizeCropPreprocessor as ImageRandomSizeCropPreprocessor,
+)
+from penstock.readers.records.preprocessors import (
+    ImageResizePreprocessor as ImageResizePreprocessor,
+)
+from penstock.readers.records.preprocessors import (
+    NormByChannelPreprocessor as NormByChannelPreprocessor,
+)
+from penstock.readers.records.writers import RecordWriter as RecordWriter

@@ -1,0 +1,45 @@
+"""Where indexes and decompressed copies are kept, and how a file gets there whole or not at all."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder: `$PENSTOCK_CACHE`, else `penstock` in the XDG cache."""
+    chosen = os.environ.get("PENSTOCK_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def path_key(path: str | Path) -> str:
+    """Return a file name that stands for the absolute path.
+
+    >>> len(path_key("a.tfrecord"))
+    32
+    """
+    return hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that it appears whole or not at all, also when two processes write it.
+
+    The bytes go to a temporary file in the same folder, which then replaces `path`: the last
+    writer wins, a reader never sees a part.
+
+    Raises:
+      OSError: the folder cannot be made or written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,167 @@
+"""What the decoding threads do: read some records, decode them, say where each failed."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.readers._errors import note
+from penstock.readers._order import RecordOrder
+from penstock.readers.records.errors import RecordError
+from penstock.readers.records.files import RecordFiles
+
+Decode = Callable[[Any], Any]
+Augment = Callable[[Any, np.random.Generator], Any]
+
+
+class Decoder(Protocol):
+    """What turns a payload into a sample; picklable, so that readers travel to processes.
+
+    `kind` names the reader in states, `is_random` asks for a generator, and `pad_values` are the
+    entries of a sample whose length differs, with what a batch pads them with.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Return the reader's name."""
+        ...
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether decoding draws random numbers."""
+        ...
+
+    @property
+    def pad_values(self) -> Mapping[str, Any]:
+        """Return padding by entry."""
+        ...
+
+    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Any:
+        """Return the sample.
+
+        Raises:
+          RecordError: the payload is not what was declared.
+        """
+        ...
+
+
+class Piece(NamedTuple):
+    """Records one thread decodes, and the position after each: `None` inside a batch."""
+
+    records: list[int]
+    ends: list[int | None]
+
+
+class Outcome(NamedTuple):
+    """A sample or what took its place, and the position after it: `None` inside a batch."""
+
+    sample: Any
+    error: BaseException | None
+    end: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether it only marks the end of a batch that has no records here."""
+        return self.sample is None and self.error is None
+
+
+def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator[Piece]:
+    """Yield an epoch's records from `position` on in pieces of at most `size`.
+
+    A piece never spans two batches; without a batch size it spans several samples.
+    """
+    rows = order.epoch(epoch)
+    single = Piece([], [])
+    for start in range(position, rows.total, rows.step):
+        chosen = rows.rows(start)
+        end = min(start + rows.step, rows.total)
+        records = (
+            list(range(chosen.start, chosen.stop))
+            if isinstance(chosen, slice)
+            else [int(record) for record in chosen]
+        )
+        if order.batch_size is None:
+            single.records.extend(records)
+            single.ends.extend([end] * len(records))
+            if single.records and (len(single.records) >= size or end == rows.total):
+                yield single
+                single = Piece([], [])
+            continue
+        for at in range(0, max(1, len(records)), size):
+            piece = records[at : at + size]
+            ends: list[int | None] = [None] * max(1, len(piece))
+            if at + size >= len(records):
+                ends[-1] = end
+            yield Piece(piece, ends)
+
+
+class PieceDecoder:
+    """Decode pieces of one epoch. It holds no iterator, so a dropped iterator is freed at once.
+
+    Args:
+      files: where the records are.
+      decoder: payload to sample.
+      decode: the user's function of a sample.
+      augment: the user's function of a sample and a generator, applied last.
+      key: seed and epoch; record `i` draws from `(seed, epoch, i)`, so what it draws depends on
+        nothing else: not on the threads, the batch or where a run was resumed.
+      cache: payloads kept in memory by record, `None` to keep none.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: RecordFiles,
+        decoder: Decoder,
+        decode: Decode | None,
+        augment: Augment | None,
+        key: tuple[int, int],
+        cache: dict[int, bytes] | None,
+    ) -> None:
+        """Take the parts."""
+        self._files, self._decoder, self._key, self._cache = files, decoder, key, cache
+        self._decode, self._augment = decode, augment
+        self._is_random = decoder.is_random or augment is not None
+
+    def __call__(self, piece: Piece) -> list[Outcome]:
+        """Return an outcome a record, in order; a piece without records gives one empty outcome."""
+        if not piece.records:
+            return [Outcome(None, None, end) for end in piece.ends]
+        payloads = self._payloads(piece.records)
+        return [
+            self._outcome(record, payload, end)
+            for record, payload, end in zip(piece.records, payloads, piece.ends, strict=True)
+        ]
+
+    def _payloads(self, records: list[int]) -> Iterator[bytes | RecordError]:
+        if self._cache is None:
+            yield from self._files.read(records)
+            return
+        absent = [record for record in records if record not in self._cache]
+        damaged: dict[int, RecordError] = {}
+        for record, payload in zip(absent, self._files.read(absent), strict=True):
+            if isinstance(payload, RecordError):
+                damaged[record] = payload
+            else:
+                self._cache[record] = payload
+        for record in records:
+            yield damaged.get(record) or self._cache[record]
+
+    def _outcome(self, record: int, payload: bytes | RecordError, end: int | None) -> Outcome:
+        if isinstance(payload, RecordError):
+            return Outcome(None, payload, end)
+        random = np.random.default_rng((*self._key, record)) if self._is_random else None
+        try:
+            sample = self._decoder(payload, random)
+            if self._decode is not None:
+                sample = self._decode(sample)
+            if self._augment is not None and random is not None:
+                sample = self._augment(sample, random)
+        except RecordError as error:
+            path, offset, index = self._files.origin(record)
+            return Outcome(None, error.at(path, offset=offset, index=index), end)
+        except Exception as error:
+            path, offset, index = self._files.origin(record)
+            note(error, f"in record {index} of '{path}' at byte {offset}")
+            return Outcome(None, error, end)
+        return Outcome(sample, None, end)

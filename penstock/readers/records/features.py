@@ -1,0 +1,263 @@
+"""Feature specs: what a tf.Example holds, declared the way `tf.io.parse_example` declares it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.readers._errors import message, nearest
+from penstock.readers.records.errors import FeatureError
+from penstock.readers.records.image_bytes import Interpolation, decode_image, resize_image
+from penstock.readers.records.messages import Example, parse_features
+from penstock.readers.records.values import (
+    cast_exactly,
+    dtype_name,
+    fill_feature,
+    list_values,
+    resolve_dtype,
+)
+
+Sample = dict[str, Any]
+Dtype = np.dtype | None  # what `resolve_dtype` makes of a declared dtype; None is bytes
+FeatureMap = Mapping[str, Any]
+
+
+class Feature(Protocol):
+    """One entry of a feature spec: takes what it declares out of a parsed record."""
+
+    def extract(self, name: str, features: FeatureMap) -> Sample:
+        """Return the sample entries this feature gives under `name`.
+
+        Raises:
+          FeatureError: the record does not hold what is declared.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FixedLenFeature:
+    """A feature with the same shape in every record.
+
+    Args:
+      shape: shape without the batch axis; `()` is one value.
+      dtype: a numpy dtype, or `"bytes"`. Values are cast only where the cast is exact in range:
+        int64 300 declared `uint8` is an error, never 44.
+      default_value: what a record without the feature gives, broadcast to the shape; without
+        one, such a record is an error.
+      key: the feature's name in the record, where the sample calls it otherwise.
+
+    Gives an array of `shape` and `dtype`; for bytes of shape `()` the Python bytes.
+    Follows `tf.io.FixedLenFeature`.
+
+    >>> spec = {"label": FixedLenFeature((), "int32", key="image/class/label")}
+    >>> parse_example(
+    ...     bytes.fromhex("0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107"), spec
+    ... )
+    {'label': array(7, dtype=int32)}
+    """
+
+    shape: Sequence[int] = ()
+    dtype: npt.DTypeLike = "float32"
+    default_value: Any = field(default=None, kw_only=True)
+    key: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Normalise shape and dtype, and check the default."""
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        if any(n < 0 for n in self.shape):
+            raise ValueError(
+                message(
+                    "FixedLenFeature",
+                    f"shape={self.shape}",
+                    "sizes >= 0",
+                    "A fixed feature has a known shape",
+                    "Declare a VarLenFeature where the length differs between records",
+                )
+            )
+        if self.default_value is not None and self.dtype is not None:
+            default = np.asarray(self.default_value).astype(self.dtype)
+            object.__setattr__(self, "default_value", np.broadcast_to(default, tuple(self.shape)))
+
+    def extract(self, name: str, features: FeatureMap) -> Sample:
+        """Return `{name: array}`."""
+        key = self.key or name
+        values = list_values(features, key)
+        if values is None:
+            if self.default_value is None:
+                raise missing(key, features)
+            return {name: self.default_value}
+        size = math.prod(self.shape)
+        if len(values) != size:
+            raise FeatureError(
+                f"feature {key!r}",
+                f"{len(values)} values",
+                f"{size}",
+                f"Its declared shape is {self.shape}",
+                "Declare the shape the file has, or a VarLenFeature",
+            )
+        return {name: cast_exactly(values, cast(Dtype, self.dtype), key, tuple(self.shape))}
+
+
+@dataclass(frozen=True)
+class VarLenFeature:
+    """A feature whose length differs between records.
+
+    Args:
+      dtype: a numpy dtype, or `"bytes"`.
+      max_length: where given, every record is padded to this length, so that all batches have
+        one shape and the program compiles once; a longer record is an error. Without it a
+        batch is padded to its longest record, and another length is another compilation.
+      pad_value: what padding holds.
+      key: the feature's name in the record, where the sample calls it otherwise.
+
+    Gives two entries: `name`, `[L]`, in a batch `[B, L]`; and `<name>_length`, the number of
+    values that are the record's own, int32, in a batch `[B]`. A record without the feature has
+    length 0, as in `tf.io.VarLenFeature`.
+
+    >>> VarLenFeature("int64", max_length=3).extract(
+    ...     "ids", parse_features(build_example({"ids": [4, 5]}), Example)
+    ... )
+    {'ids': array([4, 5, 0]), 'ids_length': array(2, dtype=int32)}
+    """
+
+    dtype: npt.DTypeLike
+    max_length: int | None = field(default=None, kw_only=True)
+    pad_value: Any = field(default=0, kw_only=True)
+    key: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Normalise the dtype."""
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+
+    def extract(self, name: str, features: FeatureMap) -> Sample:
+        """Return `{name: [L], name_length: []}`."""
+        key = self.key or name
+        values = list_values(features, key)
+        count = 0 if values is None else len(values)
+        array = cast_exactly(
+            [] if values is None else values, cast(Dtype, self.dtype), key, (count,)
+        )
+        if self.max_length is not None:
+            if count > self.max_length:
+                raise FeatureError(
+                    f"feature {key!r}",
+                    f"{count} values",
+                    f"at most {self.max_length}",
+                    "max_length is a bound on every record",
+                    "Raise max_length",
+                )
+            array = pad(array, self.max_length, self.pad_value)
+        return {name: array, f"{name}_length": np.asarray(count, np.int32)}
+
+
+@dataclass(frozen=True)
+class ImageFeature:
+    """An encoded JPEG or PNG, decoded to RGB (or gray) uint8.
+
+    Args:
+      shape: `(H, W, 3)` or `(H, W, 1)`.
+      resize: how an image of another size is brought to `shape`: `"bilinear"` or `"area"`
+        (better when shrinking a lot); `None` makes another size an error.
+      key: the feature's name in the record; TF-Slim's by default.
+
+    Gives a uint8 array of `shape`: the cast and the normalisation belong in the program, on the
+    device, where they cost less than moving four times the bytes.
+
+    >>> ImageFeature((224, 224, 3), resize="bilinear").key
+    'image/encoded'
+    """
+
+    shape: Sequence[int]
+    resize: Interpolation | None = field(default=None, kw_only=True)
+    key: str = field(default="image/encoded", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the shape."""
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        if len(self.shape) != 3 or self.shape[-1] not in (1, 3) or min(self.shape) < 1:
+            raise ValueError(
+                message(
+                    "ImageFeature",
+                    f"shape={self.shape}",
+                    "(height, width, 3) or (height, width, 1)",
+                    "Images are decoded to RGB or gray, channels last",
+                    "Declare e.g. ImageFeature((224, 224, 3), resize='bilinear')",
+                )
+            )
+
+    def extract(self, name: str, features: FeatureMap) -> Sample:
+        """Return `{name: [H, W, C] uint8}`."""
+        values = list_values(features, self.key)
+        if values is None:
+            raise missing(self.key, features)
+        if len(values) != 1 or not isinstance(values[0], bytes):
+            raise FeatureError(
+                f"feature {self.key!r}",
+                f"{len(values)} values of {dtype_name(values)}",
+                "1 of bytes",
+                "An encoded image is one bytes value",
+                "Pass the key that holds the image",
+            )
+        height, width, channels = self.shape
+        image = decode_image(values[0], channels=channels, name=f"feature {self.key!r}")
+        image = resize_image(image, height, width, self.resize, name=f"feature {self.key!r}")
+        return {name: image}
+
+
+def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
+    """Parse one serialised `tf.Example` into the declared features.
+
+    Raises:
+      FeatureError: the payload is no example, or does not hold what the spec declares.
+    """
+    features = parse_features(payload, Example)
+    sample: Sample = {}
+    for name, feature in spec.items():
+        sample |= feature.extract(name, features)
+    return sample
+
+
+def build_example(values: Mapping[str, Any]) -> bytes:
+    """Serialise values as a `tf.Example`: floats as float, ints and bools as int64, bytes, str.
+
+    Arrays are flattened; names are written in sorted order, so that equal values give equal bytes.
+
+    Raises:
+      FeatureError: a value of another kind, or an integer beyond int64.
+
+    >>> build_example({"image/class/label": 7}).hex()
+    '0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107'
+    """
+    example = Example()
+    for name in sorted(values):
+        fill_feature(example.features.feature[name], name, values[name], has_narrow_types=False)
+    return example.SerializeToString(deterministic=True)
+
+
+def pad(array: np.ndarray, length: int, value: Any) -> np.ndarray:
+    """Return `array` `[n, ...]` padded on its first axis to `length`.
+
+    >>> pad(np.asarray([1, 2]), 3, 0)
+    array([1, 2, 0])
+    """
+    if len(array) == length:
+        return array
+    padded = np.full((length, *array.shape[1:]), value, array.dtype)
+    padded[: len(array)] = array
+    return padded
+
+
+def missing(key: str, features: FeatureMap) -> FeatureError:
+    """Return the error of a record without a feature it must have."""
+    names = sorted(features)
+    return FeatureError(
+        f"feature {key!r}",
+        "nothing",
+        f"one of {', '.join(map(repr, names[:20]))}" if names else "a record with features",
+        "The record does not hold it and it has no default",
+        f"Declare a default_value or another key.{nearest(key, names)}".rstrip("."),
+    )

@@ -1,0 +1,250 @@
+"""Random access to the records of many files, with a bounded number of them open."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.readers._errors import message
+from penstock.readers.records.errors import RecordError
+from penstock.readers.records.framing import TFRECORD, Framing
+from penstock.readers.records.index import RecordIndex, load_index
+from penstock.readers.records.plain import Compression, detect_compression, plain_copy
+
+_MAX_OPEN_FILES = 128
+_MAX_SPAN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordFormat:
+    """How the files are framed, compressed and cached.
+
+    Args:
+      framing: `TFRECORD` or `OFRECORD`.
+      compression: `"auto"` looks at the first bytes; `""`, `"GZIP"` and `"ZLIB"` are TensorFlow's.
+      cache_dir: folder for indexes and decompressed copies; `None` keeps indexes beside the
+        files and copies in the user's cache folder.
+      max_plain_bytes: bound on one decompressed file.
+    """
+
+    framing: Framing = TFRECORD
+    compression: Compression = "auto"
+    cache_dir: str | None = None
+    max_plain_bytes: int = 64 << 30
+
+    def __post_init__(self) -> None:
+        """Check the compression."""
+        if self.compression not in ("auto", "", "GZIP", "ZLIB"):
+            raise ValueError(
+                message(
+                    "compression",
+                    repr(self.compression),
+                    "'auto', '', 'GZIP' or 'ZLIB'",
+                    "These are the whole-file compressions of TFRecord",
+                    "Leave it out to look at the file",
+                )
+            )
+
+
+def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | None]:
+    """Return a descriptor of a file's plain content, where that lies, and the damage if any.
+
+    The caller closes the descriptor.
+
+    Raises:
+      OSError: the file cannot be opened.
+      FramingError: it decompresses to more than `max_plain_bytes`.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        kind = form.compression
+        if kind == "auto":
+            kind = detect_compression(os.pread(descriptor, 16, 0), form.framing)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if kind == "":
+        return descriptor, path, None
+    os.close(descriptor)
+    limit = form.max_plain_bytes
+    return plain_copy(path, kind, max_plain_bytes=limit, cache_dir=form.cache_dir)
+
+
+def index_file(path: str, form: RecordFormat) -> RecordIndex:
+    """Return the index of a file, with the damage that ends it early if any."""
+    descriptor, place, damage = open_plain(path, form)
+    try:
+        index = load_index(
+            descriptor,
+            form.framing,
+            path,
+            place=None if damage else place,
+            cache_dir=form.cache_dir,
+        )
+    finally:
+        os.close(descriptor)
+    return RecordIndex(bounds=index.bounds, damage=damage or index.damage)
+
+
+class RecordFiles:
+    """The records of some files as one sequence, read by number from any thread.
+
+    Args:
+      paths: the files, in order; record 0 is the first record of the first.
+      form: framing, compression and cache.
+
+    Attributes:
+      damages: why files end before their last byte, one error a damaged file.
+
+    Files are opened when first read and at most 128 stay open. A copy shares the indexes and
+    opens its own files: one copy an iterator, closed with it.
+    """
+
+    def __init__(self, paths: Sequence[str | Path], form: RecordFormat) -> None:
+        """Index every file, several at a time."""
+        self.paths = [str(path) for path in paths]
+        self.form = form
+        with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
+            self._indexes = list(pool.map(lambda path: index_file(path, form), self.paths))
+        counts = [len(index) for index in self._indexes]
+        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.damages = [index.damage for index in self._indexes if index.damage is not None]
+        self._open = _OpenFiles(self.paths, form)
+
+    def reopened(self) -> "RecordFiles":
+        """Return a copy that shares the indexes and has its own open files."""
+        copy = object.__new__(RecordFiles)
+        copy.__dict__.update(self.__dict__)
+        copy._open = _OpenFiles(self.paths, self.form)
+        return copy
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the open files behind."""
+        return {key: value for key, value in self.__dict__.items() if key != "_open"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Start with no file open."""
+        self.__dict__.update(state)
+        self._open = _OpenFiles(self.paths, self.form)
+
+    def __len__(self) -> int:
+        """Return the number of records in all files."""
+        return int(self._starts[-1])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of records in each file."""
+        return tuple(len(index) for index in self._indexes)
+
+    def origin(self, record: int) -> tuple[str, int, int]:
+        """Return the path, byte offset and number in its file of a record."""
+        number, index = self._locate(record)
+        return self.paths[number], int(self._indexes[number].bounds[index]), index
+
+    def _locate(self, record: int) -> tuple[int, int]:
+        if not 0 <= record < len(self):
+            raise IndexError(
+                message(
+                    "record",
+                    record,
+                    f"0 to {len(self) - 1}",
+                    "Records are numbered over all files",
+                    "Check the number",
+                )
+            )
+        number = int(np.searchsorted(self._starts, record, side="right")) - 1
+        return number, record - int(self._starts[number])
+
+    def read(self, records: Sequence[int]) -> Iterator[bytes | RecordError]:
+        """Yield the payload of each record, or what is wrong with it, in the order asked.
+
+        Records that follow one another in a file are read together, up to 1 MiB.
+        """
+        position = 0
+        while position < len(records):
+            number, index = self._locate(records[position])
+            bounds = self._indexes[number].bounds
+            count, start = 1, int(bounds[index])
+            while (
+                position + count < len(records)
+                and records[position + count] == records[position] + count
+                and index + count < len(bounds) - 1
+                and bounds[index + count + 1] - start <= _MAX_SPAN_BYTES
+            ):
+                count += 1
+            with self._open.borrow(number) as descriptor:
+                span = _read_fully(descriptor, int(bounds[index + count]) - start, start)
+            for i in range(index, index + count):
+                low, high = int(bounds[i]) - start, int(bounds[i + 1]) - start
+                yield self._payload(number, i, span[low:high], high - low)
+            position += count
+
+    def _payload(self, number: int, index: int, record: bytes, size: int) -> bytes | RecordError:
+        framing = self.form.framing
+        try:
+            return framing.payload(record, size - framing.overhead_bytes)
+        except RecordError as error:
+            offset = int(self._indexes[number].bounds[index])
+            return error.at(self.paths[number], offset=offset, index=index)
+
+    def close(self) -> None:
+        """Close the files; reading again opens them again."""
+        self._open.close()
+
+
+def _read_fully(descriptor: int, size: int, offset: int) -> bytes:
+    """Read `size` bytes; one `pread` gives at most 2 GiB and may give less."""
+    data = os.pread(descriptor, size, offset)
+    while len(data) < size:
+        more = os.pread(descriptor, size - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+class _OpenFiles:
+    """Descriptors by file number; the least recently used idle ones are closed beyond a limit."""
+
+    def __init__(self, paths: Sequence[str], form: RecordFormat) -> None:
+        self._paths, self._form = paths, form
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[int, list[int]] = OrderedDict()  # number -> [descriptor, users]
+
+    @contextmanager
+    def borrow(self, number: int) -> Iterator[int]:
+        """Give a descriptor that stays open until the block ends."""
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is None:
+                descriptor = open_plain(self._paths[number], self._form)[0]
+                entry = self._entries[number] = [descriptor, 0]
+            self._entries.move_to_end(number)
+            entry[1] += 1
+            self._evict()
+        try:
+            yield entry[0]
+        finally:
+            with self._lock:
+                entry[1] -= 1
+
+    def _evict(self) -> None:
+        idle = [number for number, entry in self._entries.items() if entry[1] == 0]
+        for number in idle[: max(0, len(self._entries) - _MAX_OPEN_FILES)]:
+            os.close(self._entries.pop(number)[0])
+
+    def close(self) -> None:
+        """Close every descriptor that is not in use."""
+        with self._lock:
+            for number in [n for n, entry in self._entries.items() if entry[1] == 0]:
+                os.close(self._entries.pop(number)[0])
+
+    def __del__(self) -> None:
+        """Close what an iterator that was dropped left open."""
+        self.close()

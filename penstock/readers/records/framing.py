@@ -1,0 +1,150 @@
+"""How records lie in a file: TFRecord's framing with checksums, OFRecord's with a bare length.
+
+TFRecord: `u64 length | u32 masked crc of the length | payload | u32 masked crc of the payload`.
+OFRecord: `i64 length | payload`. Both are little endian, without a magic number or an index.
+Checksums are CRC-32C (Castagnoli), masked as TensorFlow masks them, so that the checksum of
+bytes that contain checksums stays useful.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import google_crc32c
+
+from penstock.readers.records.errors import FramingError
+
+_MASK_DELTA = 0xA282EAD8
+_LENGTH = struct.Struct("<Q")
+_LENGTH_AND_CRC = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+
+
+def masked_crc(data: bytes) -> int:
+    """Return TensorFlow's masked CRC-32C of `data`.
+
+    >>> masked_crc(b"abc").to_bytes(4, "little").hex()
+    '6e57f121'
+    """
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framing:
+    """The bytes around each payload.
+
+    Args:
+      name: the format's name in errors.
+      has_crc: a checksum follows the length and the payload.
+      max_payload_bytes: a longer record is taken for damage.
+    """
+
+    name: str
+    has_crc: bool
+    max_payload_bytes: int
+
+    @property
+    def header_bytes(self) -> int:
+        """Return the bytes before a payload."""
+        return 12 if self.has_crc else 8
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Return the bytes of a record that are not payload."""
+        return 16 if self.has_crc else 8
+
+    def frame(self, payload: bytes) -> bytes:
+        """Return one framed record.
+
+        Raises:
+          FramingError: the payload is longer than a reader of this format accepts.
+
+        >>> TFRECORD.frame(b"abc").hex()
+        '0300000000000000b099490e6162636e57f121'
+        """
+        if len(payload) > self.max_payload_bytes:
+            raise FramingError(
+                f"{self.name} record",
+                f"{len(payload)} bytes",
+                f"at most {self.max_payload_bytes}",
+                "Readers of the format take a longer record for damage",
+                "Split the record",
+            )
+        length = _LENGTH.pack(len(payload))
+        if not self.has_crc:
+            return length + payload
+        header = length + _CRC.pack(masked_crc(length))
+        return header + payload + _CRC.pack(masked_crc(payload))
+
+    def payload_length(self, header: bytes) -> int:
+        """Return the payload's length from the `header_bytes` before it.
+
+        Raises:
+          FramingError: the checksum does not fit, or the length is out of bounds.
+        """
+        if len(header) < self.header_bytes:
+            raise self._truncated(f"{len(header)} bytes of a header of {self.header_bytes}")
+        if not self.has_crc:
+            (length,) = _LENGTH.unpack(header)
+        else:
+            length, crc = _LENGTH_AND_CRC.unpack(header)
+            if masked_crc(header[:8]) != crc:
+                raise FramingError(
+                    f"{self.name} length",
+                    f"checksum {masked_crc(header[:8]):08x}",
+                    f"{crc:08x} as stored",
+                    "The file is damaged, compressed, or of another format",
+                    "Write it again, or pass on_error='skip' to leave the rest of it out",
+                )
+        if length > self.max_payload_bytes:
+            raise FramingError(
+                f"{self.name} length",
+                f"{length} bytes",
+                f"0 to {self.max_payload_bytes}",
+                "The file is damaged or of another format",
+                "Write it again, or pass on_error='skip' to leave the rest of it out",
+            )
+        return length
+
+    def payload(self, record: bytes, length: int) -> bytes:
+        """Return the payload of one whole framed record whose length the index says is `length`.
+
+        Raises:
+          FramingError: the record is cut short, has another length, or a checksum does not fit.
+        """
+        if len(record) != length + self.overhead_bytes:
+            raise self._truncated(f"{len(record)} of {length + self.overhead_bytes} bytes")
+        found = self.payload_length(record[: self.header_bytes])
+        if found != length:
+            raise FramingError(
+                f"{self.name} length",
+                f"{found} bytes",
+                f"{length} as indexed",
+                "The file changed while it was read",
+                "Start again when nothing writes to it",
+            )
+        payload = record[self.header_bytes : self.header_bytes + length]
+        if self.has_crc:
+            (crc,) = _CRC.unpack_from(record, self.header_bytes + length)
+            if masked_crc(payload) != crc:
+                raise FramingError(
+                    f"{self.name} payload",
+                    f"checksum {masked_crc(payload):08x}",
+                    f"{crc:08x} as stored",
+                    "The record is damaged",
+                    "Write the file again, or pass on_error='skip' to leave the record out",
+                )
+        return payload
+
+    def _truncated(self, got: str) -> FramingError:
+        return FramingError(
+            f"{self.name} record",
+            got,
+            "a whole record",
+            "The file ends inside it",
+            "Write the file again, or pass on_error='skip' to leave the end out",
+        )
+
+
+TFRECORD = Framing(name="TFRecord", has_crc=True, max_payload_bytes=(1 << 31) - 1)
+OFRECORD = Framing(name="OFRecord", has_crc=False, max_payload_bytes=64 << 20)

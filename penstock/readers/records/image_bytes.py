@@ -1,0 +1,126 @@
+"""Encoded images: JPEG and PNG bytes to arrays and back, with a bound on what they may claim."""
+
+import struct
+from typing import Literal
+
+import numpy as np
+
+from penstock.readers.records.errors import ImageError
+
+Interpolation = Literal["bilinear", "area"]
+_MAX_PIXELS = 1 << 26  # 8192 x 8192: a kilobyte of PNG may claim 10^18
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+def image_size(encoded: bytes) -> tuple[int, int] | None:
+    """Return (height, width) from the header of a JPEG or PNG; `None` for anything else.
+
+    >>> image_size(encode_png(np.zeros((4, 6, 3), np.uint8)))
+    (4, 6)
+    """
+    if encoded[:8] == _PNG_MAGIC and len(encoded) >= 24:
+        width, height = struct.unpack_from(">II", encoded, 16)
+        return height, width
+    if encoded[:2] != b"\xff\xd8":
+        return None
+    at = 2
+    while at + 9 <= len(encoded) and encoded[at] == 0xFF:
+        marker = encoded[at + 1]
+        if marker in _JPEG_FRAMES:
+            return struct.unpack_from(">HH", encoded, at + 5)
+        if marker == 0xFF or 0xD0 <= marker <= 0xD7 or marker == 0x01:
+            at += 1 if marker == 0xFF else 2  # fill bytes and markers without a length
+        else:
+            at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
+    return None
+
+
+def decode_image(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:
+    """Decode JPEG or PNG bytes to `[H, W, channels]` uint8, RGB or gray.
+
+    EXIF orientation is ignored, as TensorFlow and OneFlow ignore it; alpha is dropped.
+
+    Raises:
+      ImageError: not a JPEG or PNG, damaged, or larger than 2**26 pixels.
+
+    >>> decode_image(encode_png(np.zeros((4, 6, 3), np.uint8))).shape
+    (4, 6, 3)
+    """
+    import cv2
+
+    image = decode_bgr(encoded, channels=channels, name=name)
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB) if channels == 3 else image
+
+
+def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:
+    """Decode to `[H, W, channels]` uint8 in opencv's (and OneFlow's) BGR order.
+
+    Raises:
+      ImageError: as `decode_image`.
+    """
+    import cv2
+
+    size = image_size(encoded)
+    if size is None or not 0 < size[0] * size[1] <= _MAX_PIXELS:
+        claimed = f"{size[0]} x {size[1]} pixels" if size else f"bytes {encoded[:8].hex()!r}..."
+        raise _image_error(name, claimed, f"a JPEG or PNG of 1 to {_MAX_PIXELS} pixels")
+    flag = cv2.IMREAD_COLOR if channels == 3 else cv2.IMREAD_GRAYSCALE
+    data = np.frombuffer(encoded, np.uint8)
+    try:
+        image = cv2.imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error as error:
+        raise _image_error(name, f"opencv error {error.code}", "a JPEG or PNG") from None
+    if image is None:
+        raise _image_error(name, f"{len(encoded)} bytes opencv cannot decode", "a JPEG or PNG")
+    return image if channels == 3 else image[..., None]
+
+
+def resize_image(
+    image: np.ndarray, height: int, width: int, how: Interpolation | None, *, name: str = "image"
+) -> np.ndarray:
+    """Return `[height, width, C]`; an image that has the size already is returned as it is.
+
+    Raises:
+      ImageError: it has another size and `how` is `None`.
+
+    >>> resize_image(np.zeros((8, 8, 1), np.uint8), 4, 6, "bilinear").shape
+    (4, 6, 1)
+    """
+    if image.shape[:2] == (height, width):
+        return image
+    if how is None:
+        raise ImageError(
+            name,
+            f"an image of {image.shape[0]} x {image.shape[1]}",
+            f"{height} x {width}",
+            "The declared shape has another size and no resize is declared",
+            "Pass resize='bilinear'",
+        )
+    import cv2
+
+    interpolation = cv2.INTER_LINEAR if how == "bilinear" else cv2.INTER_AREA
+    resized = cv2.resize(image, (width, height), interpolation=interpolation)
+    return resized.reshape(height, width, image.shape[2])  # opencv drops an axis of size 1
+
+
+def encode_png(image: np.ndarray) -> bytes:
+    """Encode `[H, W, 3]` RGB or `[H, W, 1]` gray uint8 as PNG.
+
+    >>> encode_png(np.zeros((2, 2, 1), np.uint8))[1:4]
+    b'PNG'
+    """
+    import cv2
+
+    bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR) if image.shape[-1] == 3 else image
+    return cv2.imencode(".png", bgr)[1].tobytes()
+
+
+def _image_error(name: str, got: str, expected: str) -> ImageError:
+    return ImageError(
+        name,
+        got,
+        expected,
+        "The bytes are damaged or hold something else",
+        "Check what wrote the record, or pass on_error='skip' to leave it out",
+    )

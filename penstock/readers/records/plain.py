@@ -1,0 +1,137 @@
+"""Compressed record files: decompressed once to a plain copy, so that any record can be read.
+
+GZIP and ZLIB streams have no random access, so a compressed file is decompressed once, in
+1 MiB pieces, to `<cache folder>/plain/`, where later runs and other processes find it: global
+shuffling then costs the same as for a plain file, at the price of the disk space. A copy
+belongs to the file of that size and modification time; a stale one is removed. The copy is
+bounded, so that a hostile file of a kilobyte does not fill the disk.
+"""
+
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from penstock.readers.records.cache import cache_folder, path_key, write_atomically
+from penstock.readers.records.errors import FramingError, RecordError
+from penstock.readers.records.framing import TFRECORD, Framing
+
+Compression = Literal["auto", "", "GZIP", "ZLIB"]
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+_PIECE_BYTES = 1 << 20
+
+
+def detect_compression(head: bytes, framing: Framing = TFRECORD) -> Literal["", "GZIP", "ZLIB"]:
+    """Return the compression a file that starts with `head` has; plain where nothing fits.
+
+    >>> detect_compression(TFRECORD.frame(b"abc")), detect_compression(zlib.compress(b""))
+    ('', 'ZLIB')
+    """
+    if not framing.has_crc:
+        return ""
+    try:
+        framing.payload_length(head[: framing.header_bytes])
+    except FramingError:
+        if head[:3] == b"\x1f\x8b\x08":
+            return "GZIP"
+        is_deflate = len(head) >= 2 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7
+        if is_deflate and int.from_bytes(head[:2], "big") % 31 == 0:
+            return "ZLIB"
+    return ""
+
+
+def plain_copy(
+    path: str | Path,
+    compression: Literal["GZIP", "ZLIB"],
+    *,
+    max_plain_bytes: int,
+    cache_dir: str | Path | None = None,
+) -> tuple[int, str, RecordError | None]:
+    """Return an open descriptor of the decompressed file, its path, and the damage if any.
+
+    A stream that is damaged gives what came before the damage, in an unnamed temporary file.
+
+    Raises:
+      FramingError: the stream holds more than `max_plain_bytes`.
+      OSError: the file or the cache folder cannot be read or written.
+    """
+    folder = Path(cache_dir or cache_folder()) / "plain"
+    stat = os.stat(path)
+    copy = folder / f"{path_key(path)}-{stat.st_size}-{stat.st_mtime_ns}"
+    if not copy.exists():
+        for stale in folder.glob(f"{path_key(path)}-*"):
+            stale.unlink(missing_ok=True)
+        damage: list[RecordError] = []
+
+        def write(file: BinaryIO) -> None:
+            for piece in _decompressed(path, compression, max_plain_bytes):
+                if isinstance(piece, RecordError):
+                    damage.append(piece)
+                    raise piece
+                file.write(piece)
+
+        try:
+            write_atomically(copy, write)
+        except FramingError:
+            if not damage:
+                raise
+            return _partial(path, compression, max_plain_bytes), str(path), damage[0]
+    return os.open(copy, os.O_RDONLY), str(copy), None
+
+
+def _partial(path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int) -> int:
+    """Return a descriptor of an unnamed file with what can be decompressed."""
+    with tempfile.TemporaryFile() as file:
+        for piece in _decompressed(path, compression, max_plain_bytes):
+            if isinstance(piece, bytes):
+                file.write(piece)
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def _decompressed(
+    path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int
+) -> Iterator[bytes | RecordError]:
+    """Yield the stream's content in pieces; at damage, an error of ours as the last piece."""
+    total, consumed = 0, 0
+    engine = zlib.decompressobj(_WINDOW_BITS[compression])
+    with open(path, "rb") as file:
+        pending = b""
+        while True:
+            pending = pending or file.read(_PIECE_BYTES)
+            if not pending:
+                yield engine.flush()
+                if not engine.eof:
+                    yield _stream_error(path, compression, "the end of the file", consumed)
+                return
+            if engine.eof:  # streams may be joined end to end
+                engine = zlib.decompressobj(_WINDOW_BITS[compression])
+            try:
+                piece = engine.decompress(pending, _PIECE_BYTES)
+            except zlib.error as error:
+                yield _stream_error(path, compression, str(error), consumed)
+                return
+            rest = engine.unused_data if engine.eof else engine.unconsumed_tail
+            consumed, pending = consumed + len(pending) - len(rest), rest
+            total += len(piece)
+            if total > max_plain_bytes:
+                raise FramingError(
+                    f"{compression} stream",
+                    f"more than {max_plain_bytes} bytes",
+                    f"at most {max_plain_bytes}",
+                    "A compressed file is decompressed to the cache folder",
+                    "Raise max_plain_bytes if the file is what you think it is",
+                ).at(path, offset=consumed)
+            yield piece
+
+
+def _stream_error(path: str | Path, compression: str, got: str, offset: int) -> RecordError:
+    return FramingError(
+        f"{compression} stream",
+        got,
+        "a whole stream",
+        "The file is damaged or not compressed this way",
+        "Write it again, or pass on_error='skip' to leave the rest of it out",
+    ).at(path, offset=offset)

@@ -1,0 +1,291 @@
+"""OneFlow's preprocessors: image preprocessors inside `ImageCodec`, value preprocessors after.
+
+Names and arguments are those of `oneflow.data`. Image preprocessors see `[H, W, C]` uint8 in BGR,
+opencv's order; value preprocessors see the blob's array in its declared dtype. What is random
+draws from `(seed, epoch, record)`, so that a resumed run sees the same images.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from penstock.readers._errors import message
+from penstock.readers.records.errors import FeatureError, ImageError
+
+Random = np.random.Generator | None
+
+
+class Preprocessor(Protocol):
+    """One step over an array."""
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether it draws random numbers."""
+        ...
+
+    def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
+        """Return the processed array.
+
+        Raises:
+          RecordError: the array has a shape it cannot process.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ImageResizePreprocessor:
+    """Resize to `[height, width, C]`, bilinear. Width comes first, as in OneFlow.
+
+    >>> ImageResizePreprocessor(6, 4)(np.zeros((8, 8, 3), np.uint8), None).shape
+    (4, 6, 3)
+    """
+
+    width: int
+    height: int
+    is_random: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        _check_size("ImageResizePreprocessor", self.width, self.height)
+
+    def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
+        """Return the resized image."""
+        return _resize(array, self.height, self.width)
+
+
+@dataclass(frozen=True)
+class ImagePreprocessor:
+    """`"bgr2rgb"` swaps the colours; `"mirror"` flips left to right with probability 0.5.
+
+    >>> ImagePreprocessor("bgr2rgb")(np.asarray([[[1, 2, 3]]], np.uint8), None).tolist()
+    [[[3, 2, 1]]]
+    """
+
+    preprocessor: Literal["bgr2rgb", "mirror"]
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        if self.preprocessor not in ("bgr2rgb", "mirror"):
+            raise ValueError(
+                message(
+                    "ImagePreprocessor",
+                    repr(self.preprocessor),
+                    "'bgr2rgb' or 'mirror'",
+                    "OneFlow knows no other by name",
+                    "Use a class of its own for resize and crops",
+                )
+            )
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether it mirrors."""
+        return self.preprocessor == "mirror"
+
+    def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
+        """Return the image with colours swapped, or mirrored or not."""
+        if self.preprocessor == "bgr2rgb":
+            return array[..., ::-1]
+        return array[:, ::-1] if _given(random).random() < 0.5 else array
+
+
+@dataclass(frozen=True)
+class ImageCropPreprocessor:
+    """Cut out `[height, width, C]`: at a random place, or at the top left with `random_xy=False`.
+
+    >>> ImageCropPreprocessor(2, 3, random_xy=False)(np.zeros((8, 8, 3), np.uint8), None).shape
+    (3, 2, 3)
+    """
+
+    width: int
+    height: int
+    random_xy: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        _check_size("ImageCropPreprocessor", self.width, self.height)
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether the place is random."""
+        return self.random_xy
+
+    def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
+        """Return the part.
+
+        Raises:
+          ImageError: the image is smaller than the part.
+        """
+        high, wide = array.shape[0] - self.height, array.shape[1] - self.width
+        if high < 0 or wide < 0:
+            raise ImageError(
+                "ImageCropPreprocessor",
+                f"an image of {array.shape[0]} x {array.shape[1]}",
+                f"at least {self.height} x {self.width}",
+                "A crop cuts a part out of the image",
+                "Resize first",
+            )
+        y, x = (_given(random).integers((high + 1, wide + 1))) if self.random_xy else (0, 0)
+        return array[y : y + self.height, x : x + self.width]
+
+
+@dataclass(frozen=True)
+class ImageCenterCropPreprocessor:
+    """Cut the largest centred part of the aspect `width / height`, then resize it to that size.
+
+    >>> ImageCenterCropPreprocessor(4, 4)(np.zeros((8, 16, 3), np.uint8), None).shape
+    (4, 4, 3)
+    """
+
+    width: int
+    height: int
+    is_random: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        _check_size("ImageCenterCropPreprocessor", self.width, self.height)
+
+    def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
+        """Return the resized centre."""
+        rows, columns = array.shape[:2]
+        high = max(1, min(rows, columns * self.height // self.width))
+        wide = max(1, min(columns, rows * self.width // self.height))
+        y, x = (rows - high) // 2, (columns - wide) // 2
+        return _resize(array[y : y + high, x : x + wide], self.height, self.width)
+
+
+@dataclass(frozen=True)
+class ImageRandomSizeCropPreprocessor:
+    """Cut a random part by area and aspect, then resize it: OneFlow's `crop_with_random_size`.
+
+    Where no part fits after `max_num_attempts` draws, the centre is cut instead.
+
+    >>> crop = ImageRandomSizeCropPreprocessor(4, 4)
+    >>> crop(np.zeros((8, 16, 3), np.uint8), np.random.default_rng(0)).shape
+    (4, 4, 3)
+    """
+
+    width: int
+    height: int
+    aspect_ratio: tuple[float, float] = field(default=(0.75, 1.33), kw_only=True)
+    area: tuple[float, float] = field(default=(0.05, 1.0), kw_only=True)
+    max_num_attempts: int = field(default=100, kw_only=True)
+    is_random: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        _check_size("ImageRandomSizeCropPreprocessor", self.width, self.height)
+
+    def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
+        """Return the resized part."""
+        generator = _given(random)
+        rows, columns = array.shape[:2]
+        for _ in range(self.max_num_attempts):
+            area = rows * columns * generator.uniform(*self.area)
+            ratio = generator.uniform(*self.aspect_ratio)
+            high, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < high <= rows and 0 < wide <= columns:
+                y, x = generator.integers((rows - high + 1, columns - wide + 1))
+                return _resize(array[y : y + high, x : x + wide], self.height, self.width)
+        return ImageCenterCropPreprocessor(self.width, self.height)(array, None)
+
+
+@dataclass(frozen=True)
+class NormByChannelPreprocessor:
+    """`(x - mean) / std`, by channel, for float blobs.
+
+    Args:
+      mean: one value a channel.
+      std: one value a channel, or one for all.
+      data_format: `"channels_last"`, `"channels_first"`, or `"no_channel"` with one mean.
+
+    The mean's order is the image's: BGR, unless `ImagePreprocessor("bgr2rgb")` comes before. (The
+    AlexNet example of OneFlow subtracts RGB means from BGR images.)
+
+    >>> norm = NormByChannelPreprocessor((1.0, 2.0, 3.0))
+    >>> norm(np.full((1, 1, 3), 3.0, np.float32), None).tolist()
+    [[[2.0, 1.0, 0.0]]]
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float] = (1.0, 1.0, 1.0)
+    data_format: Literal["channels_last", "channels_first", "no_channel"] = "channels_last"
+    is_random: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Normalise mean and std, and check them."""
+        mean = tuple(float(value) for value in np.atleast_1d(self.mean))
+        std = tuple(float(value) for value in np.atleast_1d(self.std))
+        if self.data_format == "no_channel":
+            std = std[:1] if len(set(std)) == 1 else std
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
+        known = ("channels_last", "channels_first", "no_channel")
+        if self.data_format not in known or len(std) not in (1, len(mean)) or 0.0 in std:
+            raise ValueError(
+                message(
+                    "NormByChannelPreprocessor",
+                    f"{len(mean)} means, std={std}, data_format={self.data_format!r}",
+                    f"one non-zero std a mean and a data_format of {known}",
+                    "Each channel has its own mean and standard deviation",
+                    "Give one value a channel",
+                )
+            )
+
+    def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
+        """Return the normalised array.
+
+        Raises:
+          FeatureError: the array has another number of channels than means.
+        """
+        axis = {"channels_last": -1, "channels_first": 0, "no_channel": None}[self.data_format]
+        channels = 1 if axis is None else array.shape[axis] if array.ndim else 0
+        if channels != len(self.mean):
+            raise FeatureError(
+                "NormByChannelPreprocessor",
+                f"shape {array.shape} with data_format={self.data_format!r}",
+                f"{len(self.mean)} channels",
+                "There is one mean a channel",
+                "Give one mean a channel, or another data_format",
+            )
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+        if self.data_format == "channels_first":
+            shape = (-1,) + (1,) * (array.ndim - 1)
+            mean, std = mean.reshape(shape), std.reshape(shape)
+        return ((array - mean) / std).astype(array.dtype, copy=False)
+
+
+def run_preprocessors(
+    preprocessors: Sequence[Preprocessor], array: np.ndarray, random: Random
+) -> np.ndarray:
+    """Return the array after every preprocessor in turn."""
+    for preprocessor in preprocessors:
+        array = preprocessor(array, random)
+    return array
+
+
+def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    import cv2
+
+    source = np.ascontiguousarray(image)
+    resized = cv2.resize(source, (width, height), interpolation=cv2.INTER_LINEAR)
+    return resized.reshape(height, width, image.shape[2])
+
+
+def _given(random: Random) -> np.random.Generator:
+    return np.random.default_rng() if random is None else random
+
+
+def _check_size(thing: str, width: int, height: int) -> None:
+    if min(width, height) < 1:
+        raise ValueError(
+            message(
+                thing,
+                f"width={width}, height={height}",
+                "sizes >= 1",
+                "They count pixels",
+                "Pass the width, then the height",
+            )
+        )

@@ -1,0 +1,151 @@
+"""The values of one feature: protobuf lists to numpy and back, never repaired in silence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.readers._errors import message
+from penstock.readers.records.errors import FeatureError
+
+_LISTS = {
+    "float_list": np.dtype(np.float32),
+    "double_list": np.dtype(np.float64),
+    "int32_list": np.dtype(np.int32),
+    "int64_list": np.dtype(np.int64),
+}
+Values = np.ndarray | list[bytes]
+
+
+def resolve_dtype(dtype: npt.DTypeLike) -> np.dtype | None:
+    """Return the numpy dtype, `None` for bytes (`"bytes"`, `"string"`, `bytes`, `str`).
+
+    Raises:
+      ValueError: numpy does not know it, or it is not numeric.
+    """
+    if dtype is None or dtype in ("bytes", "string", bytes, str):
+        return None
+    try:
+        resolved = np.dtype(dtype)
+    except TypeError:
+        resolved = None
+    if resolved is None or resolved.kind not in "biuf":
+        raise ValueError(
+            message(
+                "dtype",
+                repr(dtype),
+                "a bool, int, uint or float dtype, or 'bytes'",
+                "Records hold floats, integers and bytes",
+                "Declare e.g. 'float32', 'int32' or 'bytes'",
+            )
+        )
+    return resolved
+
+
+def list_values(features: Mapping[str, Any], key: str) -> Values | None:
+    """Return a feature's values, `None` where the record does not have it (or has it empty)."""
+    if key not in features:  # indexing a protobuf map would add the key
+        return None
+    feature = features[key]
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        return None
+    value = getattr(feature, kind).value
+    return list(value) if kind == "bytes_list" else np.asarray(value, _LISTS[kind])
+
+
+def dtype_name(values: Values) -> str:
+    """Return `bytes` or the numpy dtype's name."""
+    return str(values.dtype) if isinstance(values, np.ndarray) else "bytes"
+
+
+def cast_exactly(values: Values, dtype: np.dtype | None, key: str, shape: tuple[int, ...]) -> Any:
+    """Return values as an array of the shape and dtype; bytes of shape `()` as bytes.
+
+    Floats may become other floats and integers other numbers; floats never become integers, and
+    an integer out of range is an error.
+
+    Raises:
+      FeatureError: the values are of another kind, or do not fit.
+    """
+    if (dtype is None) != (not isinstance(values, np.ndarray)) and len(values):
+        raise _kind_error(key, values, "bytes" if dtype is None else str(dtype))
+    if dtype is None:
+        return _bytes_array(values, shape)
+    array = np.asarray(values, dtype if not len(values) else None).reshape(shape)
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind == "f" and dtype.kind != "f":
+        raise _kind_error(key, values, str(dtype))
+    if array.dtype.kind in "iu" and dtype.kind in "biu" and array.size:
+        info = np.iinfo(dtype) if dtype.kind != "b" else np.iinfo(np.uint8)
+        low, high = int(info.min), 1 if dtype.kind == "b" else int(info.max)
+        if array.min() < low or array.max() > high:
+            raise FeatureError(
+                f"feature {key!r}",
+                f"values from {array.min()} to {array.max()}",
+                f"{low} to {high}",
+                f"They are declared {dtype}",
+                "Declare a wider dtype",
+            )
+    return array.astype(dtype)
+
+
+def _bytes_array(values: Values, shape: tuple[int, ...]) -> Any:
+    if shape == ():
+        return values[0]
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array.reshape(shape)
+
+
+def _kind_error(key: str, values: Values, declared: str) -> FeatureError:
+    return FeatureError(
+        f"feature {key!r}",
+        f"values of {dtype_name(values)}",
+        declared,
+        "The record holds another kind than declared",
+        f"Declare {dtype_name(values)!r}",
+    )
+
+
+def fill_feature(feature: Any, name: str, value: Any, *, has_narrow_types: bool) -> None:
+    """Put a value into a protobuf feature, in the list that fits its kind.
+
+    `has_narrow_types` is OFRecord's choice of lists: float64 to double, int32 and narrower
+    integers to int32; tf.Example has only float and int64.
+
+    Raises:
+      FeatureError: a value of another kind, or an integer beyond int64.
+    """
+    if isinstance(value, (bytes, str)):
+        value = [value]
+    is_sequence = isinstance(value, Sequence)
+    if is_sequence and value and all(isinstance(item, (bytes, str)) for item in value):
+        items = [item.encode() if isinstance(item, str) else item for item in value]
+        feature.bytes_list.value.extend(items)
+        return
+    array = np.asarray(value)
+    if array.dtype.kind == "O" and all(isinstance(item, bytes) for item in array.flat):
+        feature.bytes_list.value.extend(array.ravel().tolist())
+        return
+    if array.dtype.kind not in "biuf" or (array.dtype.kind == "u" and array.dtype.itemsize == 8):
+        raise FeatureError(
+            f"feature {name!r}",
+            f"{array.dtype} values",
+            "floats, integers up to int64, bool, bytes or str",
+            "Records hold nothing else",
+            "Convert it first",
+        )
+    kind = _list_for(array, has_narrow_types)
+    getattr(feature, kind).SetInParent()
+    getattr(feature, kind).value.extend(array.astype(_LISTS[kind]).ravel())
+
+
+def _list_for(array: np.ndarray, has_narrow_types: bool) -> str:
+    if array.dtype.kind == "f":
+        is_double = has_narrow_types and array.dtype == np.float64
+        return "double_list" if is_double else "float_list"
+    is_narrow = has_narrow_types and (array.dtype.itemsize < 8 and array.dtype != np.uint32)
+    return "int32_list" if is_narrow else "int64_list"

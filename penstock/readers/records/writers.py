@@ -1,0 +1,117 @@
+"""Writers of record files: whole or not at all."""
+
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from penstock.readers._errors import message
+from penstock.readers.records.framing import TFRECORD, Framing
+
+
+class RecordWriter:
+    """Write payloads to a record file, which appears when the writer is closed.
+
+    The records go to a temporary file in the same folder; closing renames it, an exception
+    inside the `with` block removes it, so that a half-written file is never taken for a whole one.
+
+    Args:
+      path: the file to make; an existing one is replaced.
+      framing: `TFRECORD` or `OFRECORD`.
+      compression: `""`, `"GZIP"` or `"ZLIB"`, for TFRecord.
+
+    Raises:
+      ValueError: another compression, or a compressed OFRecord.
+      OSError: the folder cannot be written.
+
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RecordWriter(f"{folder.name}/a.tfrecord") as writer:
+    ...     writer.write(b"abc")
+    >>> Path(folder.name, "a.tfrecord").read_bytes().hex()
+    '0300000000000000b099490e6162636e57f121'
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        framing: Framing = TFRECORD,
+        compression: Literal["", "GZIP", "ZLIB"] = "",
+    ) -> None:
+        """Open the temporary file."""
+        bits = {"": 0, "GZIP": 31, "ZLIB": 15}.get(compression)
+        if bits is None or (bits and not framing.has_crc):
+            raise ValueError(
+                message(
+                    f"{framing.name} compression",
+                    repr(compression),
+                    "'', 'GZIP' or 'ZLIB' for TFRecord, '' for OFRecord",
+                    "Other readers know no other",
+                    "Leave it out",
+                )
+            )
+        self.path, self._framing = Path(path), framing
+        self._engine: Any = zlib.compressobj(wbits=bits) if bits else None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, self._temporary = tempfile.mkstemp(
+            prefix=f".{self.path.name[:64]}.", dir=self.path.parent
+        )
+        self._file = os.fdopen(handle, "wb")
+        self.num_records = 0
+
+    def write(self, payload: bytes) -> None:
+        """Append one record.
+
+        Raises:
+          FramingError: the payload is longer than readers of the format accept.
+        """
+        record = self._framing.frame(payload)
+        self._file.write(record if self._engine is None else self._engine.compress(record))
+        self.num_records += 1
+
+    def close(self) -> None:
+        """Finish the file and put it in its place. Safe to call twice."""
+        if self._file.closed:
+            return
+        if self._engine is not None:
+            self._file.write(self._engine.flush())
+        self._file.close()
+        os.chmod(self._temporary, 0o666 & ~_umask())  # mkstemp makes files nobody else may read
+        os.replace(self._temporary, self.path)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        if not self._file.closed:
+            self._file.close()
+            os.unlink(self._temporary)
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Finish the file, or remove it after an exception."""
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        """Remove the temporary file of a writer that was never closed."""
+        if hasattr(self, "_file"):
+            self.discard()
+
+
+def _umask() -> int:
+    """Return the process's umask; it can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

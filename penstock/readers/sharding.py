@@ -1,0 +1,183 @@
+"""Sharding: which part of the data a process reads, as a value passed to a reader.
+
+Three rules. `"records"` is the default: every *global batch* is cut into one contiguous chunk
+a process, so the batches of all processes laid side by side are the very batches one process
+would have read, in every epoch, and all processes take the same number of steps.
+`"files_round_robin"` is FastNN's (`file i` goes to process `i % count`) and
+`"files_contiguous"` is OneFlow's (balanced contiguous ranges of parts); both keep a process
+to its own files, at the price of shares that are only as equal as the files are.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, get_args
+
+from penstock.readers._errors import ShardError, message
+
+ShardRule = Literal["records", "files_round_robin", "files_contiguous"]
+File = TypeVar("File")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One process's part of the data.
+
+    Args:
+      index: this process, from 0.
+      count: number of processes that read.
+      rule: `"records"`, `"files_round_robin"` (FastNN) or `"files_contiguous"` (OneFlow).
+
+    Raises:
+      ShardError: index or count out of range, or an unknown rule.
+
+    >>> Shard(1, 2).rows(0, 64)
+    (32, 64)
+    >>> Shard(2, 3, rule="files_contiguous").select(list("abcdefgh"))
+    ['g', 'h']
+    """
+
+    index: int = 0
+    count: int = 1
+    rule: ShardRule = "records"
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise ShardError(
+                message(
+                    "Shard",
+                    f"index={self.index}, count={self.count}",
+                    "0 <= index < count",
+                    "Processes count from 0",
+                    "Pass Shard(jax.process_index(), jax.process_count())",
+                )
+            )
+        if self.rule not in get_args(ShardRule):
+            raise ShardError(
+                message(
+                    "Shard",
+                    f"rule={self.rule!r}",
+                    f"one of {', '.join(map(repr, get_args(ShardRule)))}",
+                    "The rule says how records or files are divided",
+                    "Leave it out to divide by record",
+                )
+            )
+
+    def rows(self, start: int, stop: int) -> tuple[int, int]:
+        """Return this process's contiguous part of the positions `[start, stop)`.
+
+        Parts are balanced: the first `(stop - start) % count` processes get one more.
+
+        >>> [Shard(i, 3).rows(0, 8) for i in range(3)]
+        [(0, 3), (3, 6), (6, 8)]
+        """
+        base, extra = divmod(stop - start, self.count)
+        first = start + self.index * base + min(self.index, extra)
+        return first, first + base + (self.index < extra)
+
+    def select(self, files: Sequence[File]) -> list[File]:
+        """Return the files this process reads, by the shard's rule.
+
+        By record, all of them, in the order given. FastNN's rule sorts the names first and
+        takes every `count`-th; OneFlow's takes a contiguous range of the order given.
+
+        Raises:
+          ShardError: a file rule and fewer files than processes.
+
+        Warns:
+          UserWarning: FastNN's rule, and the files do not divide evenly.
+        """
+        self.warn_if_uneven(len(files))
+        return [files[i] for i in self.select_indices([str(name) for name in files])]
+
+    def select_indices(self, names: Sequence[str]) -> list[int]:
+        """Return the positions in `names` of the files this process reads; never warns.
+
+        Raises:
+          ShardError: a file rule and fewer files than processes.
+        """
+        if self.rule == "records":
+            return list(range(len(names)))
+        if len(names) < self.count:
+            raise ShardError(
+                message(
+                    f"Shard(rule={self.rule!r})",
+                    f"{len(names)} files for {self.count} processes",
+                    "at least one file a process",
+                    "This rule gives whole files to processes",
+                    "Split the data into more files, or use rule='records'",
+                )
+            )
+        if self.rule == "files_contiguous":
+            return list(range(*self.rows(0, len(names))))
+        by_name = sorted(range(len(names)), key=lambda i: names[i])
+        return by_name[self.index :: self.count]
+
+    def warn_if_uneven(self, num_files: int) -> None:
+        """Warn, by FastNN's rule, when files do not divide evenly over the processes."""
+        if self.rule == "files_round_robin" and num_files % self.count:
+            warnings.warn(
+                f"{num_files} files do not divide evenly over {self.count} processes: some read "
+                "one file more than others. Use a multiple, or rule='records'.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerDevice:
+    """A batch size counted per device, FastNN's convention, where ours is the global batch.
+
+    Args:
+      batch_size: samples a step on each device.
+      num_devices: devices of all processes together, `jax.device_count()`.
+
+    >>> PerDevice(batch_size=32, num_devices=8).global_batch_size
+    256
+    """
+
+    batch_size: int
+    num_devices: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """Return samples a step on all devices together."""
+        return self.batch_size * self.num_devices
+
+
+BatchSize = int | PerDevice
+
+
+def resolve_batch_size(batch_size: BatchSize, shard: Shard | None = None) -> int:
+    """Return the global batch size, checked against the shard.
+
+    Raises:
+      ValueError: not a positive int.
+      ShardError: not a multiple of the number of processes.
+
+    >>> resolve_batch_size(64, Shard(0, 2))
+    64
+    """
+    size = batch_size.global_batch_size if isinstance(batch_size, PerDevice) else batch_size
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(
+            message(
+                "batch_size",
+                repr(batch_size),
+                "an int >= 1",
+                "A batch is a number of samples",
+                "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)",
+            )
+        )
+    if shard is not None and size % shard.count:
+        raise ShardError(
+            message(
+                "batch_size",
+                f"{size} over {shard.count} processes",
+                f"a multiple of {shard.count}",
+                "batch_size is the global batch, and every process reads an equal part of it",
+                f"Pass {size + -size % shard.count}",
+            )
+        )
+    return size

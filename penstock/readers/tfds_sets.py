@@ -1,0 +1,132 @@
+"""TFDS by name, through its random-access data sources; no TensorFlow is imported."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock._errors import nearest
+from penstock.readers._errors import message
+from penstock.readers._pool import Workers
+from penstock.readers.random_access import IndexedReader, indexed
+from penstock.readers.sharding import BatchSize, Shard
+
+
+class KeptFeatures:
+    """A TFDS data source with some of its features kept, in the order they are named."""
+
+    def __init__(self, source: Any, features: Sequence[str] | None, name: str) -> None:
+        """Check the names against the first record."""
+        self.source = source
+        self.features = None if features is None else tuple(features)
+        self.name = name
+        known = list(source[0]) if self.features else []
+        for feature in self.features or ():
+            if feature not in known:
+                raise ValueError(
+                    message(
+                        f"tfds({name!r}, features=)",
+                        repr(feature),
+                        f"names among {known}",
+                        f"They are the features of a record.{nearest(feature, known)}",
+                        "Leave features out to keep them all",
+                    )
+                )
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one record, decoded by TFDS to numpy arrays."""
+        record = self.source[index]
+        return record if self.features is None else {key: record[key] for key in self.features}
+
+    def origin(self, index: int) -> str:
+        """Return the data set and the record's number."""
+        return f"TFDS {self.name}, record {index}"
+
+
+def tfds(
+    name: str,
+    split: str,
+    batch_size: BatchSize | None,
+    *,
+    features: Sequence[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    decode: Callable[[Any], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    num_workers: int | None = None,
+    workers: Workers = "thread",
+    look_ahead: int = 2,
+    shard: Shard | None = None,
+) -> IndexedReader:
+    """Read a TensorFlow Datasets set by name, without TensorFlow, as `tfds.data_source` gives it.
+
+    Images leave as `uint8`. The set must have been prepared as ArrayRecord files, or
+    `download=True` prepares it.
+
+    Args:
+      name: the set, with its configuration and version as TFDS writes them: `"mnist:3.0.1"`.
+      split: in TFDS's language, e.g. `"train"` or `"train[:90%]"`.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      features: names of the features to keep, all without it.
+      data_dir: where the sets are, `~/tensorflow_datasets` without it.
+      download: download and prepare a set that is not there.
+      shuffle: draw a new order of all records each epoch.
+      seed: decides the orders.
+      drop_remainder: leave out a last batch that is not full.
+      decode: a function of a record, run by the workers, e.g. to resize images to one size.
+      transform: a function of a batch, run by the caller.
+      num_workers: threads or processes that decode, a core each without it.
+      workers: `"thread"` or `"process"`.
+      look_ahead: batches read ahead.
+      shard: the part this process reads.
+
+    Returns:
+      A reader of dicts of the set's features, leaves `[b, ...]`.
+
+    Raises:
+      ModuleNotFoundError: tensorflow-datasets is not installed.
+      ValueError: an unknown feature.
+
+    Source: https://www.tensorflow.org/datasets/tfless_tfds
+    """
+    try:
+        import tensorflow_datasets
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow_datasets":
+            raise
+        raise ModuleNotFoundError(
+            message(
+                f"tfds({name!r})",
+                "no tensorflow-datasets",
+                "the package to be installed",
+                "It is optional, as its own sets alone need it",
+                'Run pip install "penstock[tfds]"',
+            ),
+            name=error.name,
+        ) from None
+    source = tensorflow_datasets.data_source(
+        name,
+        split=split,
+        data_dir=None if data_dir is None else os.fspath(data_dir),
+        download=download,
+    )
+    return indexed(
+        KeptFeatures(source, features, f"{name}[{split}]"),
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        decode=decode,
+        transform=transform,
+        num_workers=(os.cpu_count() or 1) if num_workers is None else num_workers,
+        workers=workers,
+        look_ahead=look_ahead,
+        shard=shard,
+        name="tfds",
+    )

@@ -1,0 +1,174 @@
+"""`readers.tfrecord`: batches from TFRecord files of `tf.Example`s, without TensorFlow."""
+
+import glob
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.readers._errors import message
+from penstock.readers.records.decoding import Augment, Decode
+from penstock.readers.records.features import Feature, VarLenFeature, parse_example
+from penstock.readers.records.files import RecordFormat
+from penstock.readers.records.framing import TFRECORD
+from penstock.readers.records.plain import Compression
+from penstock.readers.records.reader import OnError, ReadOptions, RecordReader
+from penstock.readers.sharding import BatchSize, Shard
+
+Paths = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleDecoder:
+    """Parse `tf.Example` payloads by a feature spec; without one, yield the payload's bytes."""
+
+    features: Mapping[str, Feature] | None
+    kind: str = "tfrecord"
+    is_random: bool = False
+
+    @property
+    def pad_values(self) -> Mapping[str, Any]:
+        """Return the padding of the features without a fixed length."""
+        return {
+            name: feature.pad_value if feature.dtype is not None else b""
+            for name, feature in (self.features or {}).items()
+            if isinstance(feature, VarLenFeature) and feature.max_length is None
+        }
+
+    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Any:
+        """Return the sample."""
+        return payload if self.features is None else parse_example(payload, self.features)
+
+
+def tfrecord(
+    paths: Paths,
+    features: Mapping[str, Feature] | None,
+    *,
+    batch_size: BatchSize | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    shard: Shard | None = None,
+    on_error: OnError = "raise",
+    decode: Decode | None = None,
+    augment: Augment | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    num_workers: int | None = None,
+    cache_records: bool = False,
+    compression: Compression = "auto",
+    cache_dir: str | Path | None = None,
+    max_plain_bytes: int = 64 << 30,
+) -> RecordReader:
+    """Read batches from TFRecord files, in any order, from any position.
+
+    Files are indexed on first use (headers only); the index is kept beside each file of 1 MiB or
+    more. Every record is then one read away: shuffling is over all records, not a window, and a
+    position is a number. Checksums are verified, of headers when indexing and of payloads when
+    reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
+    decoded in threads, ahead of the batch that is asked for, in order.
+
+    Args:
+      paths: a file, a glob pattern (matches are sorted), or a list of files in the order given.
+      features: entry of the sample -> `FixedLenFeature`, `VarLenFeature` or `ImageFeature`;
+        `None` yields each record's bytes.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      shuffle: draw a new order of all records each epoch.
+      seed: decides the orders, and what `augment` draws.
+      drop_remainder: leave out a last batch that is not full.
+      shard: the part this process reads.
+      on_error: `"raise"`, or `"skip"`: a record that is damaged or not what `features` declares
+        is left out, its batch is that much shorter, `iterator.num_skipped` counts it and one log
+        line a pass reports it. A damaged length hides the rest of its file, which then counts
+        as one. Exceptions of your own functions are raised either way, with the record's file
+        and byte offset in a note.
+      decode: a function of one sample, run in the threads, e.g. to decode an image.
+      augment: a function of one sample and a numpy generator, run in the threads after `decode`;
+        record `i` draws from `(seed, epoch, i)`.
+      transform: a function of a batch (of a sample, without a batch size), run by the caller.
+      num_workers: threads, one a core by default; 0 decodes in the calling thread.
+      cache_records: keep the encoded records in memory after the first pass.
+      compression: `"auto"` looks at each file; `""`, `"GZIP"`, `"ZLIB"` are TensorFlow's.
+      cache_dir: a folder for indexes and decompressed copies; by default indexes lie beside the
+        files and copies in `$PENSTOCK_CACHE` (`~/.cache/penstock`).
+      max_plain_bytes: bound on one decompressed file.
+
+    Returns:
+      A reader of dict batches, entries `[b, ...]`. Its iterators have `num_skipped`.
+
+    Raises:
+      FileNotFoundError: no file, or a file that is not there.
+      ValueError: an argument out of range.
+      RecordError: when first used, a damaged or foreign file, with its path and byte offset.
+
+    >>> import tempfile
+    >>> from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RecordWriter(f"{folder.name}/digits.tfrecord") as writer:
+    ...     for label in range(5):
+    ...         writer.write(build_example({"label": label, "pixels": [0.5] * 4}))
+    >>> spec = {"pixels": FixedLenFeature((2, 2), "float32"), "label": FixedLenFeature((), "int32")}
+    >>> reader = tfrecord(f"{folder.name}/*.tfrecord", spec, batch_size=2)
+    >>> [(batch["label"].tolist(), batch["pixels"].shape) for batch in reader]
+    [([0, 1], (2, 2, 2)), ([2, 3], (2, 2, 2)), ([4], (1, 2, 2))]
+    >>> folder.cleanup()
+    """
+    return RecordReader(
+        find_files(paths),
+        RecordFormat(
+            framing=TFRECORD,
+            compression=compression,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            max_plain_bytes=max_plain_bytes,
+        ),
+        ExampleDecoder(features=None if features is None else dict(features)),
+        ReadOptions(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_remainder=drop_remainder,
+            shard=shard or Shard(),
+            on_error=on_error,
+            decode=decode,
+            augment=augment,
+            transform=transform,
+            num_workers=num_workers,
+            cache_records=cache_records,
+        ),
+    )
+
+
+def find_files(paths: Paths) -> list[str]:
+    """Return the files that `paths` names: a glob's matches sorted, a list in its order.
+
+    Raises:
+      FileNotFoundError: a pattern without a match, an empty list, or a file that is not there.
+    """
+    patterns = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    files: list[str] = []
+    for pattern in map(str, patterns):
+        is_file = Path(pattern).is_file()
+        found = [pattern] if is_file else sorted(filter(_is_file, glob.glob(pattern)))
+        if not found:
+            raise _missing(pattern)
+        files += found
+    if not files:
+        raise _missing("")
+    return files
+
+
+def _is_file(path: str) -> bool:
+    return Path(path).is_file()
+
+
+def _missing(pattern: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        message(
+            "paths",
+            f"'{pattern}', which matches no file",
+            "a file, a glob pattern or a list of files",
+            "A reader needs at least one file",
+            "Check the path; a folder needs a pattern such as 'folder/*.tfrecord'",
+        )
+    )

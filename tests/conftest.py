@@ -1,0 +1,59 @@
+"""How every test runs: strict JAX on eight virtual CPU devices, and real data to learn from."""
+
+import os
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+if "jax" in sys.modules:
+    raise RuntimeError(
+        "jax got imported before tests/conftest.py, expected after. It reads its settings when it "
+        "starts. Find the pytest plugin that imports it, and disable it."
+    )
+
+# Settings go through the environment, so that the processes tests start run the same way.
+
+# The CPU, also on a machine with an accelerator: the tests count on eight devices. To try another
+# platform, PENSTOCK_TEST_PLATFORM=cuda make test.
+PLATFORM = os.environ.get("PENSTOCK_TEST_PLATFORM", "cpu")
+os.environ["JAX_PLATFORMS"] = PLATFORM if PLATFORM == "cpu" else f"{PLATFORM},cpu"
+# Each test process would otherwise reserve three quarters of the accelerator's memory.
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+)
+# Virtual devices wait for each other in an all-reduce, each holding a thread of XLA's pool, which
+# has a thread a core. With fewer cores than devices they wait forever and abort after 40 s.
+# NPROC, read when the backend starts, sizes the pool instead: two executions of eight devices.
+os.environ["NPROC"] = "16"
+
+# [3] + [2, 3] is more often a forgotten axis than a wish.
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+
+class Digits(NamedTuple):
+    """Handwritten digits: images [N, 8, 8, 1] float32 in 0..1, labels [N] int32 in 0..9."""
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+@pytest.fixture(scope="session")
+def digits() -> Digits:
+    """scikit-learn's 1797 digits in a fixed order: 1438 to train on, 359 to test on."""
+    from sklearn.datasets import load_digits  # most tests need no data, and this import takes 1 s
+
+    bunch = load_digits()
+    order = np.random.default_rng(0).permutation(len(bunch.target))
+    images = (bunch.images[order, :, :, np.newaxis] / 16).astype(np.float32)
+    labels = bunch.target[order].astype(np.int32)
+    num_train = len(labels) - len(labels) // 5
+    parts = Digits(images[:num_train], labels[:num_train], images[num_train:], labels[num_train:])
+    for part in parts:
+        part.setflags(write=False)  # shared by all tests of the session
+    return parts

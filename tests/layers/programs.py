@@ -1,0 +1,73 @@
+"""Run a layer inside a real program and return what it gives and learns, as numpy arrays."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import penstock as ps
+
+Function = Callable[[], Any]
+Feed = Mapping[str, Any]
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Return normally distributed float32 numbers."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def infer(function: Function, feed: Feed, variables: Any = None, num_devices: int = 1) -> Any:
+    """Return what `function` returns in the infer program."""
+    builder = ps.ProgramBuilder(infer_func=function, place=jax.devices()[:num_devices])
+    return builder.infer(variables or builder.init(seed=0), feed)
+
+
+def initial(function: Function, seed: int = 0) -> dict[str, Any]:
+    """Return the initial variables of a program, as numpy arrays."""
+    builder = ps.ProgramBuilder(infer_func=function, place=jax.devices()[:1])
+    return jax.tree.map(np.asarray, builder.init(seed=seed).variables)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One training step: what the program returned, the gradients, the new statistics."""
+
+    values: Any
+    gradients: dict[str, Any]
+    batch_stats: dict[str, Any]
+    test_values: Any
+
+
+def train(
+    function: Function,
+    feed: Feed,
+    *,
+    variables: Any = None,
+    num_devices: int = 1,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Step:
+    """Train one step on `feed`, padded to `batch_size`; the test program runs before it."""
+    builder = ps.ProgramBuilder(function, optax.sgd(1.0), place=jax.devices()[:num_devices])
+    state = builder.init(seed=seed)
+    if variables is not None:
+        state = builder.adopt(variables, state)
+    before = jax.tree.map(np.asarray, state.variables)
+    if batch_size is not None:
+        size = len(next(iter(feed.values())))
+        rows = np.arange(batch_size) % size
+        full = {name: np.asarray(value)[rows] for name, value in feed.items()}
+        builder.place("train", [full])
+        builder.place("test", [full])
+    test_values = jax.tree.map(np.asarray, builder.test(state, feed))
+    state, values = builder.train(state, feed)
+    after = jax.tree.map(np.asarray, state.variables)
+    return Step(
+        values=jax.tree.map(np.asarray, values),
+        gradients=jax.tree.map(np.subtract, before["params"], after["params"]),
+        batch_stats=after.get("batch_stats", {}),
+        test_values=test_values,
+    )

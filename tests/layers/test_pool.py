@@ -1,0 +1,121 @@
+"""Pooling against windows written out in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from penstock import layers
+from penstock._errors import ProgramError
+from tests.layers.programs import normal
+
+
+def pool(x, kind, window, stride, pads, ceil_mode=False, exclusive=True):
+    """Reduce window by window; pixels of the padding are nan."""
+    x = np.pad(x.astype(np.float64), [(0, 0), *pads, (0, 0)], constant_values=np.nan)
+    counts = []
+    for axis in (0, 1):
+        steps = (x.shape[axis + 1] - window[axis]) / stride[axis]
+        last = int(np.ceil(steps) if ceil_mode else np.floor(steps))
+        inside = x.shape[axis + 1] - pads[axis][1]
+        counts.append(sum(1 for i in range(last + 1) if i * stride[axis] < inside))
+    y = np.zeros((x.shape[0], *counts, x.shape[3]))
+    for i in range(counts[0]):
+        for j in range(counts[1]):
+            rows = slice(i * stride[0], i * stride[0] + window[0])
+            columns = slice(j * stride[1], j * stride[1] + window[1])
+            part = x[:, rows, columns]
+            if kind == "max":
+                y[:, i, j] = np.nanmax(part, axis=(1, 2))
+            elif exclusive:
+                y[:, i, j] = np.nanmean(part, axis=(1, 2))
+            else:
+                y[:, i, j] = np.nansum(part, axis=(1, 2)) / (window[0] * window[1])
+    return y
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize(
+    ("window", "stride", "pads"),
+    [
+        ((2, 2), (2, 2), ((0, 0), (0, 0))),
+        ((3, 3), (2, 2), ((1, 1), (1, 1))),
+        ((3, 2), (1, 3), ((1, 1), (1, 1))),
+        ((3, 3), (2, 2), ((0, 1), (2, 0))),
+        ((2, 2), (3, 3), ((1, 1), (0, 0))),
+    ],
+)
+def test_pool2d_equals_the_windows_written_out(kind, ceil_mode, window, stride, pads):
+    image = normal(2, 7, 6, 3) - 10  # all negative: padding must not win the maximum
+    for exclusive in [True] if kind == "max" else [True, False]:
+        actual = layers.pool2d(
+            image, window, kind, stride, pads, ceil_mode=ceil_mode, exclusive=exclusive
+        )
+        expected = pool(image, kind, window, stride, pads, ceil_mode, exclusive)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pool2d_channels_first_gives_the_same(kind):
+    image = normal(2, 7, 6, 3)
+    last = layers.pool2d(image, 3, kind, 2, 1)
+    first = layers.pool2d(image.transpose(0, 3, 1, 2), 3, kind, 2, 1, data_format="NCHW")
+    np.testing.assert_allclose(first.transpose(0, 2, 3, 1), last, rtol=1e-6)
+
+
+def test_pool2d_same_padding_gives_an_output_for_every_stride():
+    assert layers.pool2d(normal(1, 7, 6, 1), 3, "max", 2, "SAME").shape == (1, 4, 3, 1)
+
+
+@pytest.mark.parametrize(("kind", "reduce"), [("max", np.max), ("avg", np.mean)])
+def test_pool2d_global_reduces_the_whole_image(kind, reduce):
+    image = normal(2, 7, 6, 3)
+    last = layers.pool2d(image, pool_type=kind, global_pooling=True)
+    np.testing.assert_allclose(last, reduce(image, (1, 2), keepdims=True), rtol=1e-5)
+    first = layers.pool2d(
+        image.transpose(0, 3, 1, 2), pool_type=kind, global_pooling=True, data_format="NCHW"
+    )
+    np.testing.assert_allclose(first, last.transpose(0, 3, 1, 2), rtol=1e-6)
+
+
+def test_pool2d_max_sends_the_gradient_to_the_largest_pixel():
+    image = jnp.asarray(np.random.default_rng(0).permutation(36).reshape(1, 6, 6, 1), jnp.float32)
+    gradient = jax.grad(lambda x: jnp.sum(layers.pool2d(x, 3, "max", 3)))(image)
+    expected = np.zeros((1, 6, 6, 1))
+    for i in (0, 3):
+        for j in (0, 3):
+            part = image[0, i : i + 3, j : j + 3, 0]
+            row, column = np.unravel_index(np.argmax(part), (3, 3))
+            expected[0, i + row, j + column, 0] = 1
+    np.testing.assert_array_equal(gradient, expected)
+
+
+def test_pool2d_average_spreads_the_gradient_over_the_pixels_inside():
+    gradient = jax.grad(lambda x: layers.pool2d(x, 2, "avg", 2, 1)[0, 0, 1, 0])(
+        jnp.zeros([1, 4, 4, 1])
+    )
+    expected = np.zeros((4, 4))
+    expected[0, 1:3] = 0.5  # the window's upper row is padding
+    np.testing.assert_array_equal(gradient[0, :, :, 0], expected)
+
+
+def test_pool2d_of_whole_numbers_does_not_overflow():
+    image = np.full([1, 2, 2, 1], 255, np.uint8)
+    assert layers.pool2d(image, 2, "avg", 2).item() == 255
+    assert layers.pool2d(image, 2, "max", 2).item() == 255
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"pool_size=-1, expected an integer of at least 1"),
+        ({"pool_size": 2, "pool_type": "mean"}, r"pool_type='mean', expected one of 'max', 'avg'"),
+        ({"pool_size": 2, "pool_padding": 2}, r"expected padding smaller than the window"),
+        ({"pool_size": 9}, r"expected a padded height and width of at least \(9, 9\)"),
+        ({"pool_size": 2, "pool_stride": 0}, r"pool_stride=0, expected"),
+    ],
+)
+def test_pool2d_with_a_wrong_argument_says_what_it_expects(arguments, message):
+    with pytest.raises(ProgramError, match=r"layers.pool2d got .*" + message):
+        layers.pool2d(normal(1, 7, 6, 1), **arguments)

@@ -1,0 +1,361 @@
+"""The readers the contract's battery runs over. A new reader joins by a `Case` in a list here.
+
+Every sample carries a number of its own, 0 to `NUM_SAMPLES - 1`; `ids` finds them in an item.
+Other test modules may define lists of cases; `ALL` names them.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock import readers
+from penstock.readers import Shard
+
+NUM_SAMPLES = 23
+BATCH_SIZE = 6  # a multiple of 1, 2 and 3 shards
+BROKEN = 13  # the sample that raises in `Case.broken`
+
+
+def ids(item: Any) -> list[int]:
+    """Return the numbers of the samples in a sample or batch of any structure."""
+    if isinstance(item, dict):
+        return ids(item["id"]) if "id" in item else ids(next(iter(item.values())))
+    if isinstance(item, tuple):
+        return ids(item[0])
+    if isinstance(item, list):
+        return [number for one in item for number in ids(one)]
+    return [int(number) for number in np.asarray(item).reshape(-1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A reader under test.
+
+    Args:
+      name: the test's id.
+      make: builds the reader for a shard.
+      with_workers: builds the reader with a number of workers, where it has any.
+      broken: builds a reader, and what the notes must say, that raises at sample `BROKEN`.
+      is_complete: all samples come in every pass.
+      is_ordered: the order is fixed (given seed and epoch).
+      is_lockstep: every shard yields the same number of items.
+      resume_warns: position is restored by counting, which warns.
+    """
+
+    name: str
+    make: Callable[[Shard], Any]
+    with_workers: Callable[[int], Any] | None = None
+    broken: Callable[[], tuple[Any, str]] | None = None
+    is_complete: bool = True
+    is_ordered: bool = True
+    is_lockstep: bool = False
+    resume_warns: bool = False
+
+
+def columns() -> dict[str, np.ndarray]:
+    """Return the samples as arrays: a number, and features made of it."""
+    numbers = np.arange(NUM_SAMPLES)
+    return {"id": numbers, "x": np.repeat(numbers[:, None], 3, axis=1).astype(np.float32)}
+
+
+def samples(shard: Shard) -> Any:
+    """Return a shuffled reader of this shard's samples, for decorators."""
+    return readers.arrays(columns(), None, shuffle=True, seed=3, shard=shard)
+
+
+def double(sample: dict[str, Any]) -> dict[str, Any]:
+    """Map a sample."""
+    return {**sample, "x": sample["x"] * 2}
+
+
+def fail_at_broken(sample: Any) -> Any:
+    """Map a sample, but for one."""
+    if ids(sample) == [BROKEN]:
+        raise FloatingPointError("no such luck")
+    return sample
+
+
+def broken_source() -> Any:
+    """Yield samples, then raise."""
+    for number in range(NUM_SAMPLES):
+        yield fail_at_broken({"id": number})
+
+
+def broken_batch(batch: dict[str, Any]) -> Any:
+    """Fail on the batch that holds sample `BROKEN`."""
+    return [fail_at_broken({"id": number}) for number in batch["id"]] and batch
+
+
+class Records:
+    """A random-access source that tells where its records come from."""
+
+    file_names = ("part-0", "part-1", "part-2")
+    file_sizes = (8, 8, 7)
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {key: column[index] for key, column in columns().items()}
+
+    def __repr__(self) -> str:  # Grain's loader puts it into its state
+        return "Records()"
+
+    def origin(self, index: int) -> str:
+        return f"part-{index // 8}, record {index % 8}"
+
+
+@cache
+def scratch() -> Path:
+    """Return a folder for files that cases read."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-cases-"))
+    np.save(folder / "id.npy", columns()["id"])
+    return folder
+
+
+def memory_mapped(shard: Shard) -> Any:
+    data = {"id": np.load(scratch() / "id.npy", mmap_mode="r")}
+    return readers.arrays(data, BATCH_SIZE, shuffle=True, shard=shard)
+
+
+def hdf5(shard: Shard) -> Any:
+    import h5py
+
+    path = scratch() / "columns.h5"
+    if not path.exists():
+        with h5py.File(path, "w") as file:
+            for name, column in columns().items():
+                file[name] = column
+    file = h5py.File(path)
+    return readers.arrays(
+        {name: file[name] for name in columns()}, BATCH_SIZE, shuffle=True, shard=shard
+    )
+
+
+def in_halves(shard: Shard) -> Any:
+    halves = [
+        {key: column[part] for key, column in columns().items()}
+        for part in (slice(0, 11), slice(11, None))
+    ]
+    return readers.chain(
+        *(readers.arrays(half, None, shuffle=True, shard=shard) for half in halves)
+    )
+
+
+def grain_dataset(shard: Shard) -> Any:
+    import grain
+
+    dataset = grain.MapDataset.source(Records()).shuffle(seed=1)[shard.index :: shard.count]
+    return readers.of(dataset.to_iter_dataset())
+
+
+def grain_loader(shard: Shard) -> Any:
+    import grain
+
+    options = grain.sharding.ShardOptions(shard_index=shard.index, shard_count=shard.count)
+    return readers.of(
+        grain.DataLoader(
+            data_source=Records(),
+            sampler=grain.samplers.IndexSampler(
+                NUM_SAMPLES, shard_options=options, shuffle=True, num_epochs=1, seed=4
+            ),
+        )
+    )
+
+
+IN_MEMORY = [
+    Case(
+        name="arrays-in-order",
+        make=lambda shard: readers.arrays(columns(), BATCH_SIZE, shard=shard),
+        broken=lambda: (
+            readers.arrays(columns(), BATCH_SIZE, transform=broken_batch),
+            "in arrays(transform=), epoch 0, rows 12 to 17",
+        ),
+        is_lockstep=True,
+    ),
+    Case(
+        name="arrays-shuffled",
+        make=lambda shard: readers.arrays(columns(), BATCH_SIZE, shuffle=True, seed=5, shard=shard),
+        is_lockstep=True,
+    ),
+    Case(
+        name="arrays-nested",
+        make=lambda shard: readers.arrays(
+            ({"id": columns()["id"]}, [columns()["x"]]), BATCH_SIZE, shuffle=True, shard=shard
+        ),
+        is_lockstep=True,
+    ),
+    Case(
+        name="arrays-full-batches-only",
+        make=lambda shard: readers.arrays(
+            columns(), BATCH_SIZE, shuffle=True, drop_remainder=True, shard=shard
+        ),
+        is_complete=False,
+        is_lockstep=True,
+    ),
+    Case(name="arrays-samples", make=samples),
+    Case(name="arrays-memory-mapped", make=memory_mapped, is_lockstep=True),
+    Case(name="arrays-hdf5", make=hdf5, is_lockstep=True),
+]
+
+
+def index_reader(shard: Shard, num_workers: int = 2, workers: Any = "thread") -> Any:
+    return readers.indexed(
+        Records(),
+        BATCH_SIZE,
+        shuffle=True,
+        seed=6,
+        decode=double,
+        num_workers=num_workers,
+        workers=workers,
+        shard=shard,
+    )
+
+
+def by_files(rule: Any) -> Callable[[Shard], Any]:
+    def make(shard: Shard) -> Any:
+        ruled = Shard(shard.index, shard.count, rule=rule)
+        if rule == "files_round_robin" and shard.count == 2:
+            import warnings
+
+            with warnings.catch_warnings(action="ignore"):  # 3 files over 2 processes
+                return readers.indexed(Records(), BATCH_SIZE, shuffle=True, shard=ruled)
+        return readers.indexed(Records(), BATCH_SIZE, shuffle=True, shard=ruled)
+
+    return make
+
+
+INDEXED = [
+    Case(
+        name="indexed-in-caller",
+        make=lambda shard: readers.indexed(Records(), BATCH_SIZE, shard=shard),
+        broken=lambda: (
+            readers.indexed(Records(), BATCH_SIZE, decode=fail_at_broken),
+            "in indexed, record 13: part-1, record 5",
+        ),
+        is_lockstep=True,
+    ),
+    Case(
+        name="indexed-in-threads",
+        make=index_reader,
+        with_workers=lambda n: index_reader(Shard(), n),
+        broken=lambda: (
+            readers.indexed(Records(), BATCH_SIZE, decode=fail_at_broken, num_workers=2),
+            "in indexed, record 13: part-1, record 5",
+        ),
+        is_lockstep=True,
+    ),
+    Case(
+        name="indexed-samples-in-threads",
+        make=lambda shard: readers.indexed(
+            Records(), None, shuffle=True, num_workers=2, shard=shard
+        ),
+    ),
+    Case(name="indexed-by-files-round-robin", make=by_files("files_round_robin"), is_lockstep=True),
+    Case(name="indexed-by-files-contiguous", make=by_files("files_contiguous"), is_lockstep=True),
+]
+
+DECORATORS = [
+    Case(
+        name="batch",
+        make=lambda shard: readers.batch(samples(shard), 4),
+        broken=lambda: (readers.batch(broken_source, 4), "while reading item 13 of epoch 0"),
+    ),
+    Case(
+        name="batch-of-a-global-stream",
+        make=lambda shard: readers.batch(samples(Shard()), BATCH_SIZE, shard=shard),
+        is_lockstep=True,
+    ),
+    Case(
+        name="shuffle",
+        make=lambda shard: readers.shuffle(samples(shard), 5, seed=2),
+        broken=lambda: (readers.shuffle(broken_source, 5), "while reading item 13 of epoch 0"),
+    ),
+    Case(
+        name="map_readers",
+        make=lambda shard: readers.map_readers(double, samples(shard)),
+        broken=lambda: (
+            readers.map_readers(fail_at_broken, lambda: range(NUM_SAMPLES)),
+            "in map_readers(fail_at_broken), sample 13 of epoch 0",
+        ),
+    ),
+    Case(
+        name="xmap_readers-in-order",
+        make=lambda shard: readers.xmap_readers(double, samples(shard), 2, 3, order=True),
+        with_workers=lambda n: readers.xmap_readers(double, samples(Shard()), n, 3, order=True),
+        broken=lambda: (
+            readers.xmap_readers(fail_at_broken, lambda: range(NUM_SAMPLES), 2, 3, order=True),
+            "in xmap_readers(fail_at_broken), sample 13 of epoch 0",
+        ),
+    ),
+    Case(
+        name="xmap_readers-as-ready",
+        make=lambda shard: readers.xmap_readers(double, samples(shard), 2, 3),
+        broken=lambda: (
+            readers.xmap_readers(fail_at_broken, lambda: range(NUM_SAMPLES), 2, 3),
+            "in xmap_readers(fail_at_broken), sample 13 of epoch 0",
+        ),
+        is_ordered=False,
+    ),
+    Case(
+        name="buffered",
+        make=lambda shard: readers.buffered(samples(shard), 4),
+        broken=lambda: (readers.buffered(broken_source, 4), "while reading item 13 of epoch 0"),
+    ),
+    Case(
+        name="chain",
+        make=in_halves,
+        broken=lambda: (readers.chain(broken_source), "while reading item 13 of epoch 0"),
+    ),
+    Case(
+        name="compose",
+        make=lambda shard: readers.compose(
+            readers.map_readers(lambda s: {"id": s["id"]}, samples(shard)),
+            readers.map_readers(lambda s: {"x": s["x"]}, samples(shard)),
+        ),
+        broken=lambda: (readers.compose(broken_source), "while reading item 13 of epoch 0"),
+    ),
+    Case(
+        name="firstn",
+        make=lambda shard: readers.firstn(samples(shard), 5),
+        broken=lambda: (readers.firstn(broken_source, 20), "while reading item 13 of epoch 0"),
+        is_complete=False,
+    ),
+    Case(
+        name="cache",
+        make=lambda shard: readers.cache(samples(shard)),
+        broken=lambda: (readers.cache(broken_source), "while reading item 13 of epoch 0"),
+    ),
+    Case(
+        name="all-together",
+        make=lambda shard: readers.buffered(
+            readers.batch(
+                readers.xmap_readers(double, readers.shuffle(samples(shard), 5), 2, 2, order=True),
+                4,
+            ),
+            2,
+        ),
+    ),
+]
+
+FOREIGN = [
+    Case(
+        name="of-callable",
+        make=lambda shard: readers.of(lambda: range(shard.index, NUM_SAMPLES, shard.count)),
+        resume_warns=True,
+    ),
+    Case(
+        name="of-list",
+        make=lambda shard: readers.of(list(range(shard.index, NUM_SAMPLES, shard.count))),
+        resume_warns=True,
+    ),
+    Case(name="of-grain-dataset", make=grain_dataset),
+    Case(name="of-grain-loader", make=grain_loader, is_complete=False),  # its shards are equal,
+]
+
+ALL = [*IN_MEMORY, *INDEXED, *DECORATORS, *FOREIGN]

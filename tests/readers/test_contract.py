@@ -1,0 +1,280 @@
+"""The reader contract, checked on every case of `cases.ALL`, on one to three shards."""
+
+import gc
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.readers import Reader, ReaderIterator, ReaderStateError, Shard
+from tests.readers.cases import ALL, BROKEN, NUM_SAMPLES, Case, ids
+
+SHARDS = [Shard(index, count) for count in (1, 2, 3) for index in range(count)]
+every_case = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+every_shard = pytest.mark.parametrize("shard", SHARDS, ids=lambda s: f"{s.index}of{s.count}")
+every_count = pytest.mark.parametrize("count", [1, 2, 3])
+
+
+def read(iterator: Any) -> list[list[int]]:
+    """Return the numbers of the samples in each item."""
+    return [ids(item) for item in iterator]
+
+
+def flat(items: list[list[int]]) -> list[int]:
+    return [number for item in items for number in item]
+
+
+def restore(case: Case, iterator: Any, state: Any) -> None:
+    """Restore a state; a warning is expected where positions are counted."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iterator.set_state(state)
+    assert bool(caught) == (case.resume_warns and state["position"] > 0)
+
+
+@every_case
+def test_reader_satisfies_the_protocols(case):
+    reader = case.make(Shard())
+    assert isinstance(reader, Reader)
+    with reader() as iterator:
+        assert isinstance(iterator, ReaderIterator)
+        assert iter(iterator) is iterator
+        assert reader
+
+
+@every_case
+@every_shard
+def test_reader_can_be_read_again_and_two_readers_agree_in_every_epoch(case, shard):
+    first, second = case.make(shard), case.make(shard)
+    for _ in range(3):
+        one, other = read(first()), read(iter(second))
+        if not case.is_ordered:
+            one, other = sorted(one), sorted(other)
+        assert one == other
+        assert one
+
+
+@every_case
+@every_count
+def test_shards_are_disjoint_and_together_complete(case, count):
+    parts = [case.make(Shard(index, count)) for index in range(count)]
+    for _ in range(2):
+        items = [read(part) for part in parts]
+        seen = Counter(flat([flat(one) for one in items]))
+        assert set(seen.values()) == {1}
+        if case.is_complete:
+            assert sorted(seen) == list(range(NUM_SAMPLES))
+        if case.is_lockstep:
+            assert len({len(one) for one in items}) == 1
+
+
+@every_case
+@every_shard
+def test_length_is_the_number_of_items(case, shard):
+    reader = case.make(shard)
+    try:
+        length = len(reader)
+    except TypeError:
+        pytest.skip("this reader does not know its length")
+    assert length == len(read(reader()))
+
+
+@every_case
+@every_shard
+def test_state_restored_in_mid_epoch_continues_with_the_next_sample(case, shard):
+    reader = case.make(shard)
+    read(reader())  # so that the state is one of epoch 1
+    whole = read(case_at_epoch(case, shard, 1)())
+    num_before = len(whole) // 2
+    with reader() as iterator:
+        before = [ids(next(iterator)) for _ in range(num_before)]
+        state = json.loads(json.dumps(iterator.get_state()))
+        after = read(iterator)
+    fresh = case.make(shard)
+    with fresh() as restored:
+        next(restored)
+        restore(case, restored, state)
+        resumed = read(restored)
+    assert sorted(flat(before) + flat(resumed)) == sorted(flat(whole))
+    if case.is_ordered:
+        assert before + resumed == whole
+        assert resumed == after
+        assert read(fresh()) == read(case_at_epoch(case, shard, 2)())
+
+
+def case_at_epoch(case: Case, shard: Shard, epoch: int) -> Any:
+    reader = case.make(shard)
+    reader.next_epoch = epoch
+    return reader
+
+
+@every_case
+def test_state_after_the_last_item_restores_to_the_end(case):
+    iterator = case.make(Shard())()
+    read(iterator)
+    state = iterator.get_state()
+    fresh = case.make(Shard())()
+    restore(case, fresh, state)
+    assert read(fresh) == []
+
+
+@every_case
+def test_state_before_the_first_item_restores_the_whole_epoch(case):
+    iterator = case.make(Shard())()
+    state = iterator.get_state()
+    first = read(iterator)
+    restored = case.make(Shard())()
+    next(restored)
+    restore(case, restored, state)
+    assert sorted(read(restored)) == sorted(first)
+
+
+def states_in_mid_epoch() -> dict[str, Any]:
+    states = {}
+    for case in ALL:
+        with case.make(Shard(0, 2))() as iterator:
+            next(iterator)
+            states[case.name] = iterator.get_state()
+    return states
+
+
+def resume_all(states: dict[str, Any]) -> dict[str, Any]:
+    """Return what each case yields after its state; what the new process runs."""
+    resumed = {}
+    for case in ALL:
+        with case.make(Shard(0, 2))() as iterator:
+            restore(case, iterator, states[case.name])
+            items = read(iterator)
+            resumed[case.name] = items if case.is_ordered else sorted(items)
+    return resumed
+
+
+def test_state_restored_in_a_new_process_continues_with_the_next_sample():
+    states = states_in_mid_epoch()
+    root = Path(__file__).parents[2]
+    script = (
+        "import json, sys; from tests.readers.test_contract import resume_all; "
+        "print(json.dumps(resume_all(json.load(sys.stdin))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(states),
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == resume_all(states)
+
+
+@every_case
+def test_state_of_another_reader_is_refused(case):
+    iterator = case.make(Shard())()
+    with pytest.raises(ReaderStateError, match="got a state of 'other', expected a state of"):
+        iterator.set_state({"kind": "other", "epoch": 0})
+    with pytest.raises(ReaderStateError, match="got a state of 'list'"):
+        iterator.set_state([1])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in ALL if case.with_workers], ids=lambda case: case.name
+)
+def test_order_is_the_same_for_every_number_of_workers(case):
+    orders = [[read(epoch()) for _ in range(2)] for epoch in map(case.with_workers, (1, 2, 5))]
+    assert orders[0] == orders[1] == orders[2]
+
+
+@pytest.mark.parametrize("case", [case for case in ALL if case.broken], ids=lambda case: case.name)
+def test_exception_arrives_with_its_type_and_the_origin_of_the_sample(case):
+    reader, origin = case.broken()
+    before = held()
+    iterator, seen = reader(), []
+    with pytest.raises(FloatingPointError, match="no such luck") as caught:
+        seen.extend(ids(item) for item in iterator)
+    assert any(origin in line for line in caught.value.__notes__)
+    assert BROKEN not in flat(seen)
+    iterator.close()
+    assert settled(before) == set()
+
+
+def held() -> set[Any]:
+    """Return the threads, processes and files this process holds."""
+    links = list(Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").exists() else []
+    files = {(link.name, os.path.realpath(link)) for link in links if link.exists()}
+    return {*threading.enumerate(), *multiprocessing.active_children(), *files}
+
+
+def settled(before: set[Any]) -> set[Any]:
+    """Return what is held beyond `before`; Grain's own threads end a moment after `close`."""
+    deadline = time.monotonic() + 5
+    while held() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return held() - before
+
+
+@every_case
+@pytest.mark.parametrize("ending", ["close", "drop", "exhaust"])
+def test_ending_a_pass_leaves_no_thread_process_or_file(case, ending):
+    reader = case.make(Shard())
+    read(reader())
+    gc.collect()
+    before = held()
+    for _ in range(3):
+        iterator = reader()
+        next(iterator)
+        if ending == "close":
+            iterator.close()
+            iterator.close()
+            assert list(iterator) == []
+        elif ending == "exhaust":
+            read(iterator)
+        del iterator
+    gc.collect()
+    assert settled(before) == set()
+
+
+@every_case
+def test_batches_of_all_shards_are_the_global_batches(case):
+    if not case.is_lockstep or "files" in case.name:
+        pytest.skip("this reader's shards are not chunks of global batches")
+    whole = read(case.make(Shard()))
+    parts = [read(case.make(Shard(index, 3))) for index in range(3)]
+    assert [flat(list(chunks)) for chunks in zip(*parts, strict=True)] == whole
+
+
+def test_state_moves_between_numbers_of_shards():
+    case = next(case for case in ALL if case.name == "arrays-shuffled")
+    with case.make(Shard())() as iterator:
+        whole = read(iterator)
+    with case.make(Shard(0, 2))() as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    parts = []
+    for index in range(3):
+        with case.make(Shard(index, 3))() as iterator:
+            iterator.set_state(state)
+            parts.append(read(iterator))
+    assert [flat(list(chunks)) for chunks in zip(*parts, strict=True)] == whole[1:]
+
+
+def test_empty_local_batch_keeps_structure_shape_and_dtype():
+    for name in ("arrays-in-order", "indexed-in-threads"):
+        case = next(case for case in ALL if case.name == name)
+        from tests.readers import cases
+
+        assert NUM_SAMPLES % cases.BATCH_SIZE == 5
+        reader = case.make(Shard(2, 3))
+        last = list(reader)[-1]
+        assert last["x"].shape[1:] == (3,)
+        assert last["x"].dtype == np.float32

@@ -1,0 +1,81 @@
+"""What penstock takes from other packages, and what importing it costs."""
+
+import ast
+import importlib.metadata
+import itertools
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+
+from tests.source_tree import PACKAGE, ROOT, read_sources
+
+PINNED_EXTRAS = ("test", "dev", "plot", "bench")
+
+
+def names_of(requirements: Iterable[str]) -> set[str]:
+    """Return the packages that lines such as `jax[cuda13]>=0.10; python_version < "3.12"` name."""
+    return {re.split(r"[^\w.-]", line)[0] for line in requirements}
+
+
+def requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """Return what pyproject.toml asks for: always, and by extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["dependencies"], project["optional-dependencies"]
+
+
+def imports_of_others(source: str) -> list[tuple[int, str]]:
+    """Return line and top-level name of each import of what is neither Python's nor ours."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name.split(".")[0]) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append((node.lineno, node.module.split(".")[0]))
+    return [(line, name) for line, name in found if name not in {PACKAGE, *sys.stdlib_module_names}]
+
+
+def packages_holding(name: str) -> set[str]:
+    """Return the installed packages that hold the module `name`; its own name when none does."""
+    holders = importlib.metadata.packages_distributions().get(name, [name])
+    return {re.sub(r"[-_.]+", "-", holder).lower() for holder in holders}
+
+
+def test_every_package_imported_is_declared():
+    core, extras = requirements()
+    declared = names_of(itertools.chain(core, *extras.values()))
+    undeclared = [
+        f"{path}:{line}: imports {name}, expected only packages that pyproject.toml names. "
+        f"Add it there and to constraints.txt."
+        for path, source in read_sources(PACKAGE).items()
+        for line, name in imports_of_others(source)
+        if not declared & packages_holding(name)
+    ]
+    assert not undeclared, "\n".join(undeclared)
+
+
+def test_every_package_that_make_installs_is_pinned():
+    core, extras = requirements()
+    declared = names_of(itertools.chain(core, *(extras[name] for name in PINNED_EXTRAS)))
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = names_of(line for line in lines if "==" in line)
+    assert declared <= pinned | {PACKAGE}
+
+
+def test_importing_penstock_loads_nothing_beyond_jax_flax_and_optax():
+    # Against a process that has loaded those three, since flax loads rich and msgpack by itself.
+    program = (
+        "import sys, flax.linen, jax, optax; before = set(sys.modules); import penstock;"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split()) - sys.stdlib_module_names
+    loaded -= {"flax", "jax", "jaxlib", "optax"}  # parts of them that load on first use
+    loaded -= {"__mp_main__"}  # multiprocessing's second name for the main module
+    assert loaded == {PACKAGE}, (
+        f"`import penstock` got {sorted(loaded - {PACKAGE})} too, expected jax, flax and optax. "
+        f"The rest is imported in the function that uses it."
+    )

@@ -1,0 +1,40 @@
+"""Every `>>>` example in penstock's docstrings runs and prints what it says."""
+
+import doctest
+import importlib
+import io
+
+import pytest
+
+from tests.source_tree import PACKAGE, module_name, read_sources
+
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def find_examples() -> list[doctest.DocTest]:
+    """Return the docstrings of penstock's modules that hold an example."""
+    finder = doctest.DocTestFinder()
+    modules = [importlib.import_module(module_name(path)) for path in read_sources(PACKAGE)]
+    found = [docstring for module in modules for docstring in finder.find(module, module.__name__)]
+    return [docstring for docstring in found if docstring.examples]
+
+
+def run(docstring: doctest.DocTest) -> str:
+    """Run the examples of one docstring; return what differed, nothing when all agreed."""
+    report = io.StringIO()
+    doctest.DocTestRunner(optionflags=OPTIONS).run(docstring, out=report.write)
+    return report.getvalue()
+
+
+@pytest.mark.parametrize("docstring", find_examples(), ids=lambda docstring: docstring.name)
+def test_example_prints_what_it_says(docstring: doctest.DocTest):
+    difference = run(docstring)
+    if difference:
+        pytest.fail(difference, pytrace=False)
+
+
+def test_example_that_prints_something_else_is_reported():
+    parser = doctest.DocTestParser()
+    docstring = parser.get_doctest(">>> 1 + 1\n3\n", {}, "penstock.wrong", "wrong.py", 0)
+    assert "in penstock.wrong" in run(docstring)
+    assert "Expected:\n    3\nGot:\n    2" in run(docstring)

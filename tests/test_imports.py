@@ -1,0 +1,202 @@
+"""Which part of penstock may import which, and the one part that compiles."""
+
+import ast
+import graphlib
+from typing import NamedTuple
+
+import pytest
+
+from tests.source_tree import PACKAGE, module_name, read_sources
+
+ROOT_LAYER = "__init__"
+
+# A layer is a module or package directly in penstock; each may import itself and what stands here.
+# Nothing but the command line may import penstock itself: it is for users.
+ALLOWED: dict[str, set[str]] = {
+    "_errors": set(),
+    "events": set(),
+    "_in_flight": {"_errors"},
+    "_interrupts": {"_errors"},
+    "_mesh": {"_errors"},
+    "_metrics": {"_errors", "_mesh"},
+    "_parameters": {"_errors"},
+    "readers": {"_errors"},
+    "preprocessing": {"_errors"},
+    "handlers": {"_errors", "events"},
+    "layers": {"_errors", "_mesh"},
+    "models": {"_errors", "layers"},
+    "_batches": {"_errors", "layers"},
+    "_feeding": {"_errors", "_mesh", "layers"},
+    "program_builder": {"_errors", "_feeding", "_mesh", "_metrics", "_parameters", "layers"},
+    "inferencer": {"_errors", "_feeding", "_mesh", "_parameters", "program_builder"},
+}
+ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
+ALLOWED["fluid"] = {"events", "inferencer", "layers", "trainer"}
+ALLOWED[ROOT_LAYER] = set(ALLOWED)
+ALLOWED["commands"] = set(ALLOWED)
+ALLOWED["__main__"] = {"commands"}
+
+COMPILERS = {"jit", "pjit", "pmap"}
+COMPILING_LAYER = "program_builder"
+
+
+class Import(NamedTuple):
+    """One import of a module of ours: the file and line it stands in, and what it imports."""
+
+    path: str
+    line: int
+    module: str
+
+
+def layer_of(module: str) -> str:
+    """Return the layer a module belongs to: `layers` for `penstock.layers.conv`."""
+    return module.split(".")[1] if "." in module else ROOT_LAYER
+
+
+def absolute_base(node: ast.ImportFrom, path: str) -> str:
+    """Return the module that a `from ... import` of the file names, its leading dots resolved."""
+    if not node.level:
+        return node.module or ""
+    above = path.removesuffix(".py").split("/")[: -node.level]
+    return ".".join([*above, node.module] if node.module else above)
+
+
+def imported_modules(node: ast.AST, path: str, modules: set[str]) -> set[str]:
+    """Return those of our `modules`, packages included, that one statement of the file imports."""
+    if isinstance(node, ast.Import):
+        names = {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+        base = absolute_base(node, path)
+        submodules = {f"{base}.{alias.name}" for alias in node.names}
+        names = {name if name in modules else base for name in submodules}
+    else:
+        names = set()
+    return {name for name in names if name.split(".")[0] == PACKAGE}
+
+
+def find_imports(sources: dict[str, str]) -> list[Import]:
+    """Return every import of ours; one in a function or for an annotation is a dependency too."""
+    modules = {module_name(path) for path in sources}
+    return [
+        Import(path, node.lineno, module)
+        for path, source in sources.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in sorted(imported_modules(node, path, modules))
+    ]
+
+
+def find_violations(sources: dict[str, str]) -> list[str]:
+    """Return a line for each file whose layer the table lacks and each import it does not allow."""
+    layers = {path: layer_of(module_name(path)) for path in sources}
+    violations = [
+        f"{path}: the layer {layer} got no row in the table, expected one. "
+        f"Add it to ALLOWED in tests/test_imports.py with what it may import."
+        for path, layer in layers.items()
+        if layer not in ALLOWED
+    ]
+    for path, line, module in find_imports(sources):
+        layer = layers[path]
+        if layer in ALLOWED and layer_of(module) not in {layer, *ALLOWED[layer]}:
+            expected = ", ".join(sorted(ALLOWED[layer])) or "nothing of ours"
+            violations.append(f"{path}:{line}: {layer} imports {module}, expected only: {expected}")
+    return violations
+
+
+def find_cycle(sources: dict[str, str]) -> list[str]:
+    """Return the modules of an import cycle in their order, or nothing where there is none."""
+    graph: dict[str, set[str]] = {}
+    for path, _, module in find_imports(sources):
+        graph.setdefault(module_name(path), set()).add(module)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]  # graphlib lists each module before the one that imports it
+    return []
+
+
+def find_compilers(sources: dict[str, str]) -> list[str]:
+    """Return a line for every use of a JAX compiler outside the layer that compiles."""
+    return [
+        f"{path}:{line}: uses {name}, expected only {COMPILING_LAYER} to. "
+        f"What is compiled elsewhere is neither counted nor donated its state."
+        for path, source in sources.items()
+        if layer_of(module_name(path)) != COMPILING_LAYER
+        for line, name in names_used(source)
+        if name in COMPILERS
+    ]
+
+
+def names_used(source: str) -> list[tuple[int, str]]:
+    """Return line and name of every attribute and every `from ... import` in a source."""
+    nodes = list(ast.walk(ast.parse(source)))
+    attributes = [(node.lineno, node.attr) for node in nodes if isinstance(node, ast.Attribute)]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return attributes + [(node.lineno, alias.name) for node in imports for alias in node.names]
+
+
+def test_imports_follow_the_table():
+    violations = find_violations(read_sources(PACKAGE))
+    assert not violations, "\n".join(violations)
+
+
+def test_modules_import_each_other_without_a_cycle():
+    cycle = find_cycle(read_sources(PACKAGE))
+    assert not cycle, (
+        f"{' imports '.join(cycle)}: a cycle, expected none. Within a package import the file that "
+        f"defines a name, not the package; between two, move what they share below both."
+    )
+
+
+def test_only_the_program_builder_compiles():
+    compilers = find_compilers(read_sources(PACKAGE))
+    assert not compilers, "\n".join(compilers)
+
+
+def test_table_allows_no_cycle():
+    graphlib.TopologicalSorter(ALLOWED).prepare()
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "violation"),
+    [
+        ("events.py", "import penstock._errors", "events.py:1: events imports penstock._errors"),
+        ("readers/arrays.py", "from ..layers import fc", "readers imports penstock.layers"),
+        (
+            "layers/conv.py",
+            "\ndef f():\n  from penstock import trainer",
+            "layers/conv.py:3: layers",
+        ),
+        ("layers/__init__.py", "from ..trainer import Trainer", "layers imports penstock.trainer"),
+        ("inferencer.py", "from penstock import Trainer", "inferencer imports penstock, expected"),
+        ("handlers.py", "from . import trainer as loop", "handlers imports penstock.trainer"),
+        ("zoo/__init__.py", "", "penstock/zoo/__init__.py: the layer zoo got no row in the table"),
+        ("layers/conv.py", "from penstock.layers import _frame\nimport jax", None),
+        ("layers/conv.py", "from ._frame import Frame\nfrom .._errors import nearest", None),
+        ("layers/__init__.py", "from ._frame import Frame as Frame", None),
+        ("commands/__init__.py", "import penstock as ps\nfrom penstock import layers", None),
+    ],
+)
+def test_import_is_judged_by_the_table(path: str, source: str, violation: str | None):
+    others = ["__init__.py", "layers/__init__.py", "layers/_frame.py", "trainer.py"]
+    tree = {f"penstock/{other}": "" for other in others} | {f"penstock/{path}": source}
+    violations = find_violations(tree)
+    assert len(violations) == (violation is not None), violations
+    assert violation is None or violation in violations[0]
+
+
+def test_cycle_between_files_of_one_layer_is_found():
+    sources = {"__init__": "from . import a, b", "a": "from .b import x", "b": ""}
+    tree = {f"penstock/layers/{file}.py": source for file, source in sources.items()}
+    assert not find_cycle(tree)
+    cycle = find_cycle(tree | {"penstock/layers/b.py": "from penstock.layers import a"})
+    assert set(cycle) == {"penstock.layers.a", "penstock.layers.b"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["@jax.jit\ndef f(): ...", "from jax import jit as compile", "f = partial(jax.pmap, g)"],
+)
+def test_compiler_outside_the_program_builder_is_found(source: str):
+    assert len(find_compilers({"penstock/trainer.py": source})) == 1
+    assert not find_compilers({"penstock/program_builder/step.py": source})

@@ -1,0 +1,183 @@
+"""What every file and every public name of penstock keeps to."""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+from tests.source_tree import PACKAGE, module_name, read_sources
+
+TREES = (PACKAGE, "examples", "benchmarks", "tests")
+MAX_FILE_LINES = 400
+MAX_EXAMPLE_LINES = 120
+MAX_FUNCTION_LINES = 60  # signature and docstring counted, decorators not
+
+
+def find_long_files(sources: dict[str, str]) -> list[str]:
+    """Return a line for each file over its limit."""
+    limits = {
+        path: MAX_EXAMPLE_LINES if path.startswith("examples/") else MAX_FILE_LINES
+        for path in sources
+    }
+    return [
+        f"{path}: got {num_lines} lines, expected at most {limits[path]}. Split it by idea."
+        for path, num_lines in ((path, source.count("\n")) for path, source in sources.items())
+        if num_lines > limits[path]
+    ]
+
+
+def find_long_functions(sources: dict[str, str]) -> list[str]:
+    """Return a line for each function over the limit, methods and nested functions included."""
+    return [
+        f"{path}:{node.lineno}: {node.name} got {num_lines} lines, expected at most "
+        f"{MAX_FUNCTION_LINES}. Move a part of it into a function with a name."
+        for path, source in sources.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (num_lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+
+
+def is_ours(value: Any) -> bool:
+    """Say whether a function or class was written in penstock."""
+    return str(getattr(value, "__module__", "")).split(".")[0] == PACKAGE
+
+
+def public_modules() -> list[ModuleType]:
+    """Return the modules whose dotted name has no underscored part."""
+    names = [module_name(path) for path in read_sources(PACKAGE)]
+    public = [name for name in names if not any(part[0] == "_" for part in name.split("."))]
+    return [importlib.import_module(name) for name in public]
+
+
+def public_names(module: ModuleType) -> dict[str, Any]:
+    """Return the functions and classes of penstock that `module` offers.
+
+    They are those in `__all__`; without it, what a package imports and what a module defines.
+    """
+    is_package = hasattr(module, "__path__")
+    named = getattr(module, "__all__", None)
+    offered = {
+        name: value
+        for name, value in vars(module).items()
+        if (not name.startswith("_") if named is None else name in named)
+        and isinstance(value, type | FunctionType)
+        and is_ours(value)
+    }
+    if named is not None or is_package:
+        return offered
+    return {name: value for name, value in offered.items() if value.__module__ == module.__name__}
+
+
+def public_members(owner: type) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the public methods and properties written in a class, `__init__` included."""
+    for name, member in vars(owner).items():
+        function = inspect.unwrap(getattr(member, "fget", getattr(member, "func", member)))
+        function = getattr(function, "__func__", function)
+        is_public = not name.startswith("_") or name in {"__init__", "__call__"}
+        if not is_public or not isinstance(function, FunctionType):
+            continue
+        # A dataclass writes methods too, and a Protocol brings its own __init__.
+        if function.__code__.co_filename != "<string>" and function.__module__ != "typing":
+            yield name, function
+
+
+def documented(name: str, value: Any) -> list[str]:
+    """Return the problem with a docstring, if any; dataclasses write one themselves."""
+    text = value.__doc__ or ""
+    is_generated = isinstance(value, type) and text.startswith(f"{value.__name__}(")
+    if name.endswith(".__init__") or (text.strip() and not is_generated):
+        return []
+    return [f"{name} got no docstring, expected one. It is public."]
+
+
+def annotated(name: str, function: FunctionType) -> list[str]:
+    """Return the problems with a signature: what lacks an annotation, and `**` arguments."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.name not in {"self", "cls"}]
+    missing = [p.name for p in parameters if p.annotation is p.empty]
+    if signature.return_annotation is signature.empty:
+        missing.append("return")
+    problems = [f"{name} got no annotation for {', '.join(missing)}, expected one."] * bool(missing)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        problems.append(f"{name} got a ** argument, expected names. Misspelt ones would pass.")
+    return problems
+
+
+def find_problems(name: str, value: Any) -> list[str]:
+    """Return a line for each problem of one public function, or of a class and its members."""
+    if isinstance(value, FunctionType):
+        return documented(name, value) + annotated(name, value)
+    problems = documented(name, value)
+    for member, function in public_members(value):
+        problems += documented(f"{name}.{member}", function)
+        problems += annotated(f"{name}.{member}", function)
+    return problems
+
+
+def test_files_are_short():
+    long = find_long_files(read_sources(*TREES))
+    assert not long, "\n".join(long)
+
+
+def test_functions_are_short():
+    long = find_long_functions(read_sources(*TREES))
+    assert not long, "\n".join(long)
+
+
+def test_public_names_are_documented_and_annotated():
+    found = {
+        (value.__module__, value.__qualname__): (f"{module.__name__}.{name}", value)
+        for module in public_modules()
+        for name, value in public_names(module).items()
+    }
+    problems = [line for name, value in found.values() for line in find_problems(name, value)]
+    assert not problems, "\n".join(problems)
+
+
+def test_public_modules_are_documented():
+    undocumented = [module.__name__ for module in public_modules() if not module.__doc__]
+    assert not undocumented
+
+
+def bare(x, **options: int) -> None:
+    pass
+
+
+class Bare:
+    def __init__(self, size):
+        self.size = size
+
+    @property
+    def doubled(self) -> int:
+        return 2 * self.size
+
+
+def test_problems_of_a_function_and_of_a_class_are_found():
+    assert find_problems("bare", bare) == [
+        "bare got no docstring, expected one. It is public.",
+        "bare got no annotation for x, expected one.",
+        "bare got a ** argument, expected names. Misspelt ones would pass.",
+    ]
+    assert find_problems("Bare", Bare) == [
+        "Bare got no docstring, expected one. It is public.",
+        "Bare.__init__ got no annotation for size, return, expected one.",
+        "Bare.doubled got no docstring, expected one. It is public.",
+    ]
+
+
+@pytest.mark.parametrize("path", ["penstock/long.py", "examples/long.py"])
+def test_file_over_its_limit_is_found(path: str):
+    limit = MAX_EXAMPLE_LINES if path.startswith("examples") else MAX_FILE_LINES
+    assert not find_long_files({path: "\n" * limit})
+    assert find_long_files({path: "\n" * (limit + 1)})
+
+
+def test_function_over_the_limit_is_found():
+    body = "    pass\n" * (MAX_FUNCTION_LINES - 1)
+    assert not find_long_functions({"penstock/long.py": f"def f():\n{body}"})
+    assert find_long_functions({"penstock/long.py": f"def f():\n{body}    pass\n"})
