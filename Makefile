@@ -44,7 +44,7 @@ bench: $(VENV)/.installed-bench ## measure against hand-written loops and Keras 
 
 clean: ## remove caches and build outputs (the environment stays: rm -rf .venv)
 	@rm -rf build dist .pytest_cache .ruff_cache *.egg-info
-	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@find . -name '.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

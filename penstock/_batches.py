@@ -46,7 +46,7 @@ class Fields:
         Raises:
           FeedError: a sample has the wrong number of fields, or nothing names the fields.
         """
-        if isinstance(item, Mapping):
+        if type(item) is dict or isinstance(item, Mapping):
             if not self._is_explicit:
                 return item
             return {name: item[name] for name in self._names or () if name in item}
@@ -130,7 +130,7 @@ def check_reader(reader: Any, num_passes: int) -> None:
 
 def one_pass(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
     """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
-    is_function = callable(reader) and not hasattr(reader, "__iter__")
+    is_function = callable(reader) and not hasattr(type(reader), "__iter__")
     iterator = iter(reader() if is_function else reader)
     try:
         for number, item in enumerate(iterator):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 T = TypeVar("T")
@@ -27,54 +28,60 @@ def max_in_flight(mesh: Mesh) -> int:
 
 
 class InFlight:
-    """A queue of the flags that launches return.
+    """A queue of the flags that launches return; a flag is finite while every loss was.
 
     Waiting for the flag of a launch eight launches back keeps the host from running away with
-    batches in device memory, and hardly ever waits. A flag that has arrived costs nothing to read;
+    batches in device memory, and hardly ever waits. A flag that has arrived costs little to read;
     one in 64 and the last of each epoch are read, so that a loss gone bad is noticed soon and
     without a synchronisation.
 
     Arguments:
-      on_bad: called with the number of the update whose loss was not finite.
+      on_bad: called with the range of global steps, first and last, in which a loss was not finite.
     """
 
-    def __init__(self, mesh: Mesh, on_bad: Callable[[int], Any]) -> None:
+    def __init__(self, mesh: Mesh, on_bad: Callable[[int, int], Any], first_step: int) -> None:
         self._limit = max_in_flight(mesh)
         self._on_bad = on_bad
-        self._flags: deque[jax.Array] = deque()
-        self._epoch_ends: deque[jax.Array] = deque()
-        self._num_done = 0
+        self._first_step = first_step
+        self._queue: deque[tuple[jax.Array, int]] = deque()
+        self._arrived: tuple[jax.Array, int] | None = None  # the newest that was waited for, unread
+        self._num_unread = 0
+        self._epoch_ends: set[int] = set()
 
-    def push(self, flag: jax.Array) -> None:
-        """Add a launch; wait for the oldest when there are too many."""
-        self._flags.append(flag)
-        if len(self._flags) > self._limit:
-            oldest = self._flags.popleft()
+    def push(self, flag: jax.Array, end_step: int) -> None:
+        """Add a launch that ends before global step `end_step`; wait for the oldest if need be."""
+        queue = self._queue
+        queue.append((flag, end_step))
+        if len(queue) > self._limit:
+            oldest, step = queue.popleft()
             oldest.block_until_ready()
-            self._num_done += 1
-            is_epoch_end = bool(self._epoch_ends) and oldest is self._epoch_ends[0]
-            if is_epoch_end:
-                self._epoch_ends.popleft()
-            if is_epoch_end or self._num_done % CHECK_EVERY == 0:
-                self._check(oldest)
+            self._num_unread += 1
+            self._arrived = (oldest, step)
+            if self._num_unread >= CHECK_EVERY or step in self._epoch_ends:
+                self._check(oldest, step)
 
     def end_epoch(self) -> None:
-        """Have the flag of the newest launch read when it arrives."""
-        if self._flags:
-            self._epoch_ends.append(self._flags[-1])
+        """Have the flag of the newest launch read when it arrives: the next one starts anew."""
+        if self._queue:
+            self._epoch_ends.add(self._queue[-1][1])
+        elif self._arrived is not None:  # every launch is waited for, so this is the newest
+            self._check(*self._arrived)
 
     def drain(self) -> None:
         """Wait for every launch and read the flags that count."""
-        ends = list(self._epoch_ends) + ([self._flags[-1]] if self._flags else [])
-        self._flags.clear()
-        self._epoch_ends.clear()
-        for flag in ends:
-            self._check(flag)
+        queue, self._queue = self._queue, deque()
+        if not queue and self._arrived is not None:
+            self._check(*self._arrived)
+        for number, (flag, step) in enumerate(queue):
+            if step in self._epoch_ends or number == len(queue) - 1:
+                self._check(flag, step)
 
-    def _check(self, flag: jax.Array) -> None:
-        number = int(jax.device_get(flag))
-        if number >= 0:
-            self._on_bad(number)
+    def _check(self, flag: jax.Array, end_step: int) -> None:
+        self._num_unread, self._arrived = 0, None
+        self._epoch_ends.discard(end_step)
+        if not np.isfinite(jax.device_get(flag)):
+            self._on_bad(self._first_step, end_step - 1)
+        self._first_step = end_step
 
 
 def look_ahead(items: Iterable[T], depth: int) -> Iterator[T]:

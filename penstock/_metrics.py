@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,19 +70,20 @@ def structure_of(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
     return structure, [jnp.asarray(value) for value in values]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Accumulator:
+class Accumulator(NamedTuple):
     """Sums over examples since the last reset, on the device.
 
     `scalars` `[2, S + 1]` holds the pairs of the values without a batch axis and, last, of the
-    example count; `rows` holds `[2, ...]` for each value with one. `bad_step` is the first step at
-    which the loss was not finite, -1 for none.
+    example count; `rows` holds `[2, ...]` for each value with one. A sum that met a nan or an
+    infinity is never finite again.
     """
 
     scalars: jax.Array
     rows: tuple[jax.Array, ...]
-    bad_step: jax.Array
+
+    def loss_sum(self, structure: Structure) -> jax.Array:
+        """Return the sum of the loss, whose being finite tells whether every loss was."""
+        return self.scalars[0, sum(rows == 0 for rows in structure.rows[: structure.loss_index])]
 
 
 def zeros(structure: Structure, shapes: Sequence[tuple[int, ...]]) -> Accumulator:
@@ -95,7 +96,6 @@ def zeros(structure: Structure, shapes: Sequence[tuple[int, ...]]) -> Accumulato
             for shape, rows in zip(shapes, structure.rows, strict=True)
             if rows
         ),
-        bad_step=jnp.full((), -1, jnp.int32),
     )
 
 
@@ -105,7 +105,6 @@ def accumulate(
     structure: Structure,
     weights: jax.Array,
     total_weight: jax.Array,
-    step: jax.Array,
     num_devices: int,
 ) -> Accumulator:
     """Add one batch's values, weighted by its examples. Runs inside a program."""
@@ -118,13 +117,11 @@ def accumulate(
         row_weights = jnp.repeat(weights, per_example) / per_example
         weighted = jnp.tensordot(row_weights, value, axes=(0, 0))
         row_sums.append(_mesh.psum(weighted, num_devices))
-    is_bad = ~jnp.isfinite(values[structure.loss_index]) & (accumulator.bad_step < 0)
     return Accumulator(
         scalars=_add_pair(accumulator.scalars, jnp.stack([*scalars, total_weight])),
         rows=tuple(
             _add_pair(pair, total) for pair, total in zip(accumulator.rows, row_sums, strict=True)
         ),
-        bad_step=jnp.where(is_bad, step, accumulator.bad_step).astype(jnp.int32),
     )
 
 

@@ -215,12 +215,18 @@ def emitter(event_handler: Handler | Sequence[Handler] | None) -> Handler:
             )
 
     def emit(event: Any) -> None:
+        failed: BaseException | None = None
         for handler in handlers:
             try:
                 handler(event)
             except BaseException as error:
                 name = getattr(handler, "__qualname__", type(handler).__qualname__)
                 error.add_note(f"Raised by the event handler {name} at {event!r}.")
-                raise
+                # The end reaches every handler: what they hold open must be closed.
+                if not isinstance(event, EndTraining):
+                    raise
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     return emit

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -139,7 +139,7 @@ class Trainer:
         self._is_stopping = False
         reason: Reason = "failed"
         error: BaseException | None = None
-        in_flight = InFlight(self.builder.mesh, self._raise_non_finite)
+        in_flight = InFlight(self.builder.mesh, self._raise_bad_range, self.global_step)
         try:
             with Interrupts() as interrupts:
                 emit(BeginTraining(self.epoch, num_epochs, self.global_step))
@@ -173,8 +173,10 @@ class Trainer:
         if self._is_stopping:
             return
         structures = {name: builder.structures[name] for name in dict.fromkeys(self._rounds)}
-        depth = 0 if builder.feeds_ride_along else LOOK_AHEAD
-        for placed in look_ahead(self._placed(reader, fields), depth):
+        launches = self._placed(reader, fields)
+        if not builder.feeds_ride_along:
+            launches = look_ahead(launches, LOOK_AHEAD)
+        for placed in launches:
             num_steps = len(placed.counts)
             is_fetched = []
             for k in range(num_steps):
@@ -186,14 +188,15 @@ class Trainer:
             self._state, values, flag = builder.launch(self._state, placed, self._rounds)
             self.global_step += num_steps
             interrupts.release()
-            in_flight.push(flag)
+            in_flight.push(flag, self.global_step)
             launched = _metrics.LaunchValues(values, structures, placed.counts)
             del values  # with fetch_metrics off nothing keeps them on the device
             for k, count in enumerate(placed.counts):
                 read = functools.partial(launched.at, k) if is_fetched[k] else None
                 number = self.global_step - num_steps + k
                 emit(EndStep(epoch, step + k, number, count, read))
-            self._check_read(launched, self.global_step - num_steps)
+            if launched.is_read:
+                self._check_read(launched, self.global_step - num_steps)
             step += num_steps
             num_examples += sum(placed.counts)
             if self._is_stopping:
@@ -209,14 +212,17 @@ class Trainer:
 
     def _placed(self, reader: Any, fields: _batches.Fields) -> Iterator[_feeding.Placed]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""
-        group: list[Mapping[str, Any]] = []
+        place, group = self.builder.place, []
         for batch in _batches.one_pass(reader, fields):
+            if self.steps_per_call == 1:
+                yield place("train", (batch,))
+                continue
             group.append(batch)
             if len(group) == self.steps_per_call:
-                yield self.builder.place("train", group)
+                yield place("train", group)
                 group = []
         for batch in group:
-            yield self.builder.place("train", [batch])
+            yield place("train", (batch,))
 
     def stop(self) -> None:
         """End training after the current step's `EndStep`; has no effect outside `train`."""
@@ -247,7 +253,7 @@ class Trainer:
             placed = builder.place("test", [batch])
             for name in sums:
                 sums[name], _ = builder.test_launch(self._state, sums[name], placed, name)
-                running.append(sums[name].bad_step)
+                running.append(sums[name].scalars)
                 if len(running) > limit:
                     running.pop(0).block_until_ready()
             num_batches += 1
@@ -317,20 +323,21 @@ class Trainer:
 
     def _check_read(self, launched: _metrics.LaunchValues, first_step: int) -> None:
         """Raise if a handler has just read a loss that is not finite; costs no waiting."""
-        if not launched.is_read:
-            return
         for k in range(launched.num_steps):
             for name, loss in launched.losses(k).items():
                 if not np.isfinite(loss):
-                    self._raise_non_finite((first_step + k) * len(self._rounds), name, loss)
+                    of = f" of {name!r}" if len(self.builder.objectives) > 1 else ""
+                    self._raise_non_finite(f"a loss{of} of {loss} at global step {first_step + k}")
 
-    def _raise_non_finite(self, update: int, name: str | None = None, loss: float | None = None) -> None:
-        what = "a loss that is not finite" if loss is None else f"a loss of {loss}"
-        of = f" of {name!r}" if name is not None and len(self.builder.objectives) > 1 else ""
+    def _raise_bad_range(self, first: int, last: int) -> None:
+        where = f"at global step {first}" if first == last else f"in global steps {first} to {last}"
+        self._raise_non_finite(f"a loss that is not finite {where}")
+
+    def _raise_non_finite(self, what: str) -> NoReturn:
         raise NonFiniteError(
-            f"Trainer got {what}{of} at global step {update // len(self._rounds)}, expected a "
-            "finite one. The parameters have followed it since. Look for log or division of zero, "
-            "lower the learning rate, or clip gradients (optax.clip_by_global_norm)."
+            f"Trainer got {what}, expected a finite one. The parameters have followed it since. "
+            "Look for the log of zero or a division by zero, lower the learning rate, or clip "
+            "gradients (optax.clip_by_global_norm)."
         )
 
 

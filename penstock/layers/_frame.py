@@ -37,7 +37,8 @@ Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 PROBE_BATCH_SIZE = 251
 
-_LAYERS_FOLDER = str(Path(__file__).parent)
+# `fluid` holds wrappers of layers: a line in them is not the user's either.
+_LAYERS_FOLDERS = tuple(str(Path(__file__).parents[1] / name) for name in ("layers", "fluid"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -387,6 +388,6 @@ def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]
 def user_site() -> str:
     """Return `file:line` of the nearest caller outside penstock's layers."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LAYERS_FOLDER):
+    while frame is not None and frame.f_code.co_filename.startswith(_LAYERS_FOLDERS):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "unknown"

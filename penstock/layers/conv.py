@@ -129,9 +129,8 @@ def conv2d_transpose(
     kernel, extra = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
     path = frame.layer("conv2d_transpose", name)
     shape = (*kernel, channels // groups, num_filters)
-    w = parameter(
-        path, "w", shape, initializers.glorot_uniform(), param_attr, layer="conv2d_transpose"
-    )
+    default = initializers.glorot_uniform()
+    w = parameter(path, "w", shape, default, param_attr, layer="conv2d_transpose")
     reach = _reach(kernel, dilations)
     edges = [(r - 1 - p, r - 1 - p + e) for r, p, e in zip(reach, pads, extra, strict=True)]
     geometry = _Geometry(

@@ -52,15 +52,7 @@ def fc(
     ((64, 10), (10,))
     """
     frame = _frame.current("fc")
-    is_list = isinstance(input, (list, tuple))
-    inputs: list[jax.Array] = [jnp.asarray(x) for x in input] if is_list else [jnp.asarray(input)]
-    is_attrs = isinstance(param_attr, (list, tuple))
-    attrs: list[Any] = list(param_attr) if is_attrs else [param_attr] * len(inputs)
-    if not inputs or len(attrs) != len(inputs):
-        raise ProgramError(
-            f"layers.fc got {len(inputs)} inputs and {len(attrs)} param_attr, expected at least "
-            "one input and one param_attr for each."
-        )
+    inputs, attrs = _inputs_and_attrs(input, param_attr)
     path = frame.layer("fc", name)
     total: Any = None
     for number, (x, attr) in enumerate(zip(inputs, attrs, strict=True)):
@@ -71,7 +63,7 @@ def fc(
                 "one axis must be left to become features."
             )
         leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
-        leaf = f"w_{number}" if is_list and len(inputs) > 1 else "w"
+        leaf = f"w_{number}" if len(inputs) > 1 else "w"
         w = parameter(path, leaf, [features, size], initializers.glorot_uniform(), attr, layer="fc")
         product = x.reshape(*leading, features) @ w.astype(jnp.result_type(x, w))
         total = product if total is None else total + product
@@ -79,6 +71,21 @@ def fc(
         b = parameter(path, "b", [size], initializers.zeros, bias_attr, layer="fc")
         total = total + _frame.along(b, total.ndim)
     return activate(total, act, "fc")
+
+
+def _inputs_and_attrs(
+    input: jax.Array | Sequence[jax.Array], param_attr: Attr | Sequence[Attr]
+) -> tuple[list[jax.Array], list[Any]]:
+    is_list = isinstance(input, (list, tuple))
+    inputs: list[jax.Array] = [jnp.asarray(x) for x in input] if is_list else [jnp.asarray(input)]
+    is_attrs = isinstance(param_attr, (list, tuple))
+    attrs: list[Any] = list(param_attr) if is_attrs else [param_attr] * len(inputs)
+    if not inputs or len(attrs) != len(inputs):
+        raise ProgramError(
+            f"layers.fc got {len(inputs)} inputs and {len(attrs)} param_attr, expected at least "
+            "one input and one param_attr for each."
+        )
+    return inputs, attrs
 
 
 def embedding(

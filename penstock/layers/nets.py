@@ -57,7 +57,7 @@ def simple_img_conv_pool(
     >>> builder.infer(builder.init(), {"image": [[[[0.0]] * 8] * 8]}).shape
     (1, 3, 3, 20)
     """
-    convolved = conv2d(
+    x = conv2d(
         input,
         num_filters,
         filter_size,
@@ -72,13 +72,7 @@ def simple_img_conv_pool(
         data_format=data_format,
     )
     return pool2d(
-        convolved,
-        pool_size,
-        pool_type,
-        pool_stride,
-        pool_padding,
-        global_pooling=global_pooling,
-        data_format=data_format,
+        x, pool_size, pool_type, pool_stride, pool_padding, global_pooling, data_format=data_format
     )
 
 
@@ -99,14 +93,14 @@ def img_conv_group(
 ) -> jax.Array:
     """Apply several `conv2d`, each with batch norm and dropout if wanted, then one `pool2d`.
 
-    `conv_act` comes after the batch norm where there is one, and after the convolution elsewhere.
-    Dropout follows a batch norm only. Source: Fluid's `img_conv_group`, the block of VGG.
+    `conv_act` comes after the batch norm if there is one. Dropout follows a batch norm only.
+    Source: Fluid's `img_conv_group`, the block of VGG.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       conv_num_filter: the number of filters of each convolution. Of `conv_padding`,
         `conv_filter_size`, `param_attr`, `conv_with_batchnorm` and `conv_batchnorm_drop_rate` a
-        list gives one for each, another value stands for all.
+        list gives one for each, another value all.
       name: the layers are called `{name}_conv2d_0`, `{name}_batch_norm_0` and so on.
 
     Returns:
@@ -117,33 +111,27 @@ def img_conv_group(
     >>> def program():
     ...     image = layers.data("image", shape=[8, 8, 3])
     ...     return layers.img_conv_group(image, [4, 4], pool_size=2, pool_stride=2, conv_act="relu")
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> sorted(builder.init().variables["params"])
+    >>> sorted(ps.ProgramBuilder(infer_func=program).init().variables["params"])
     ['conv2d_0', 'conv2d_1']
     """
-    count = len(conv_num_filter)
-    paddings = _for_each(count, "conv_padding", conv_padding)
-    sizes = _for_each(count, "conv_filter_size", conv_filter_size)
-    attrs = _for_each(count, "param_attr", param_attr)
-    norms = _for_each(count, "conv_with_batchnorm", conv_with_batchnorm)
-    rates = _for_each(count, "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate)
+    each = _for_each_convolution(
+        conv_num_filter,
+        conv_padding=conv_padding,
+        conv_filter_size=conv_filter_size,
+        param_attr=param_attr,
+        conv_with_batchnorm=conv_with_batchnorm,
+        conv_batchnorm_drop_rate=conv_batchnorm_drop_rate,
+    )
     x = input
-    for i in range(count):
+    for i, (num_filters, padding, size, attr, is_normed, rate) in enumerate(each):
+        act, own = None if is_normed else conv_act, _child(name, f"conv2d_{i}")
         x = conv2d(
-            x,
-            conv_num_filter[i],
-            sizes[i],
-            padding=paddings[i],
-            param_attr=attrs[i],
-            act=None if norms[i] else conv_act,
-            name=_child(name, f"conv2d_{i}"),
-            data_format=data_format,
+            x, num_filters, size, 1, padding, 1, 1, attr, act=act, name=own, data_format=data_format
         )
-        if norms[i]:
-            norm_name = _child(name, f"batch_norm_{i}")
-            x = batch_norm(x, act=conv_act, name=norm_name, data_format=data_format)
-            if rates[i]:
-                x = dropout(x, rates[i], name=_child(name, f"dropout_{i}"))
+        if is_normed:
+            own = _child(name, f"batch_norm_{i}")
+            x = batch_norm(x, conv_act, name=own, data_format=data_format)
+            x = dropout(x, rate, _child(name, f"dropout_{i}")) if rate else x
     return pool2d(x, pool_size, pool_type, pool_stride, data_format=data_format)
 
 
@@ -234,15 +222,24 @@ def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -
         )
 
 
-def _for_each(count: int, argument: str, value: Any) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        return [value] * count
-    if len(value) != count:
+def _for_each_convolution(conv_num_filter: Sequence[int], **others: Any) -> list[tuple[Any, ...]]:
+    """Return what each convolution gets; a value that is no list stands for all."""
+    if not isinstance(conv_num_filter, (list, tuple)) or not conv_num_filter:
         raise ProgramError(
-            f"layers.img_conv_group got {len(value)} values of {argument} for {count} "
-            "convolutions, expected as many. A list gives one for each. Give one value for all."
+            f"layers.img_conv_group got conv_num_filter={conv_num_filter!r}, expected a list. Its "
+            "length is the number of convolutions. Give one number of filters for each."
         )
-    return list(value)
+    count = len(conv_num_filter)
+    columns = [conv_num_filter]
+    for argument, value in others.items():
+        column = list(value) if isinstance(value, (list, tuple)) else [value] * count
+        if len(column) != count:
+            raise ProgramError(
+                f"layers.img_conv_group got {len(column)} values of {argument} for {count} "
+                "convolutions, expected as many. A list gives one for each. Give one value for all."
+            )
+        columns.append(column)
+    return list(zip(*columns, strict=True))
 
 
 def _child(name: str | None, own: str) -> str | None:

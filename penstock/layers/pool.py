@@ -12,7 +12,7 @@ from jax import lax
 
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
-from penstock.layers._arguments import DataFormat, Padding
+from penstock.layers._arguments import DataFormat, Padding, Pair, Pairs
 
 T = TypeVar("T")
 
@@ -63,12 +63,7 @@ def pool2d(
     strides = _arguments.as_pair("pool2d", "pool_stride", pool_stride, 1)
     pads = _arguments.as_padding("pool2d", "pool_padding", pool_padding, sizes, windows, strides)
     _arguments.check_fits("pool2d", x, sizes, windows, pads)
-    if any(max(pad) >= window for pad, window in zip(pads, windows, strict=True)):
-        raise ProgramError(
-            f"layers.pool2d got pool_padding={pool_padding!r} and pool_size={pool_size!r}, "
-            "expected padding smaller than the window. A window would hold nothing but padding. "
-            "Use less padding."
-        )
+    _check_padding(windows, pads)
     (vertical, rows), (horizontal, columns) = (
         _windows_along(*each, ceil_mode) for each in zip(sizes, windows, strides, pads, strict=True)
     )
@@ -79,7 +74,9 @@ def pool2d(
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(jnp.float32)
     sums = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, full, steps, edges)
-    counts = np.outer(rows, columns) if exclusive else np.full([1, 1], windows[0] * windows[1])
+    counts = np.outer(rows, columns)
+    if not exclusive or np.all(counts == windows[0] * windows[1]):
+        return sums / (windows[0] * windows[1])
     return sums / jnp.asarray(counts.reshape(_expand(counts.shape, 1, data_format)), sums.dtype)
 
 
@@ -99,6 +96,14 @@ def _windows_along(
     starts = np.arange(0, last + 1, stride) - pad[0]
     pixels = np.minimum(starts + window, size) - np.maximum(starts, 0)
     return (pad[0], max(last + window - size - pad[0], 0)), pixels
+
+
+def _check_padding(windows: Pair, pads: Pairs) -> None:
+    if any(max(pad) >= window for pad, window in zip(pads, windows, strict=True)):
+        raise ProgramError(
+            f"layers.pool2d got pool_padding {pads} and pool_size {windows}, expected padding "
+            "smaller than the window. A window would hold nothing but padding. Use less padding."
+        )
 
 
 def _lowest(dtype: np.dtype) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -72,7 +71,8 @@ class ProgramBuilder:
             )
         self._network = Network(self.objectives, infer_func, self.mesh)
         self._programs: dict[Any, Program] = {}
-        self._feeders = {mode: _feeding.Feeder(self.mesh) for mode in ("train", "test")}
+        needed, known = self._network.needed, self._network.feed_specs
+        self._feeders = {m: _feeding.Feeder(self.mesh, needed, known) for m in ("train", "test")}
         self._infer_feeders: dict[int, _feeding.Feeder] = {}
 
     def init(self, seed: int = 0) -> State:
@@ -85,8 +85,8 @@ class ProgramBuilder:
 
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums; `mean_metrics` starts anew from here."""
-        fresh = self._program("reset", self._make_reset)()
-        return dataclasses.replace(state, metrics=fresh)
+        program = self._programs.get("reset") or self._made("reset", self._make_reset())
+        return state._replace(metrics=program())
 
     def mean_metrics(self, state: State) -> Any:
         """Return the example-weighted means of the metrics since the last reset.
@@ -154,12 +154,15 @@ class ProgramBuilder:
             raise ProgramError(
                 "infer got no infer_func, expected ProgramBuilder(..., infer_func=...)."
             )
-        columns, size = _feeding.checked(feed, each.feed_specs, each.feed_specs)
+        _, size = _feeding.checked(feed, each.feed_specs, each.feed_specs)
         bucket = 1 << (size - 1).bit_length()
-        feeder = self._infer_feeders.setdefault(bucket, _feeding.Feeder(self.mesh))
-        feeder.fit(bucket)
-        placed = feeder.place([(columns, size)])
-        program = self._program("infer", self._make_infer)
+        feeder = self._infer_feeders.get(bucket)
+        if feeder is None:
+            feeder = _feeding.Feeder(self.mesh, each.feed_specs, each.feed_specs)
+            self._infer_feeders[bucket] = feeder
+            feeder.fit(bucket)
+        placed = feeder.place([feed])
+        program = self._programs.get("infer") or self._made("infer", self._make_infer())
         variables = state.variables if isinstance(state, State) else state
         values = program(variables, placed.feed, placed.weights)
         return _metrics.read(values, each.structure, size)
@@ -174,9 +177,8 @@ class ProgramBuilder:
           ProgramError: a batch is short, and the program averages its padding.
         """
         feeder = self._feeders[mode]
-        ready = [_feeding.checked(batch, self._network.needed, self.feed_specs) for batch in batches]
-        placed = feeder.place(ready)
-        if any(count < feeder.batch_size for count in placed.counts):
+        placed = feeder.place(batches)
+        if min(placed.counts) < feeder.batch_size:
             self._check_weighted(mode, placed)
         return placed
 
@@ -202,12 +204,12 @@ class ProgramBuilder:
 
         Returns:
           The new state (the old one is donated), the values of each objective's last update, and a
-          flag that is -1 while every loss was finite, else the update that was not.
+          flag that is finite while every loss since the last reset was.
         """
         steps = len(placed.counts)
-        program = self._program(
-            ("train", rounds, steps), functools.partial(self._make_train, rounds, steps)
-        )
+        program = self._programs.get(("train", rounds, steps))
+        if program is None:
+            program = self._made(("train", rounds, steps), self._make_train(rounds, steps))
         return program(state, placed.feed, placed.weights)
 
     def test_zeros(self, objective: str) -> _metrics.Accumulator:
@@ -222,9 +224,9 @@ class ProgramBuilder:
         objective: str,
     ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
-        program = self._program(
-            ("test", objective), functools.partial(self._make_test, objective)
-        )
+        program = self._programs.get(("test", objective))
+        if program is None:
+            program = self._made(("test", objective), self._make_test(objective))
         return program(state.variables, state.key, sums, placed.feed, placed.weights)
 
     def test_means(self, sums: _metrics.Accumulator, objective: str) -> Any:
@@ -262,7 +264,7 @@ class ProgramBuilder:
 
     def adopt(self, variables: Mapping[str, Any], state: State) -> State:
         """Return the state with other variables, copied into buffers that may be donated."""
-        return dataclasses.replace(state, variables=self.own(variables))
+        return state._replace(variables=self.own(variables))
 
     # Means to look at a program.
 
@@ -313,10 +315,8 @@ class ProgramBuilder:
 
     # How programs are made; each is made once.
 
-    def _program(self, key: Any, make: Callable[[], Program]) -> Program:
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = make()
+    def _made(self, key: Any, program: Program) -> Program:
+        self._programs[key] = program
         return program
 
     def _objective_name(self, objective: str | None) -> str:

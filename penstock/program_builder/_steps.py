@@ -104,11 +104,9 @@ class Update:
             self.probe.structure,
             weights,
             total_weight,
-            state.step,
             self.num_devices,
         )
-        state = dataclasses.replace(
-            state,
+        state = state._replace(
             step=state.step + 1,
             variables={"params": _tree.merge(trained, others), "batch_stats": batch_stats},
             opt_state={**state.opt_state, self.name: opt_state},
@@ -155,14 +153,19 @@ def train_step(
     """Apply each update of a round to one batch.
 
     Returns:
-      The state, the values of each objective's last update, and a flag that is -1 while every loss
-      since the last reset was finite; it is an output of its own because the state's buffers are donated.
+      The state, the values of each objective's last update, and a flag that is finite while every
+      loss since the last reset was; it is an output of its own because the state is donated.
     """
     values: dict[str, tuple[jax.Array, ...]] = {}
     for update in rounds:
         state, values[update.name] = update(state, feed, weights)
-    flag = jnp.stack([metrics.bad_step for metrics in state.metrics.values()]).max()
-    return state, values, flag
+    sums = [state.metrics[each.name].loss_sum(each.probe.structure) for each in _distinct(rounds)]
+    return state, values, sum(sums[1:], sums[0])
+
+
+def _distinct(rounds: Sequence[Update]) -> list[Update]:
+    """Return each update of a round once."""
+    return list({update.name: update for update in rounds}.values())
 
 
 def train_steps(
@@ -208,7 +211,6 @@ def test_step(
         probe.structure,
         weights,
         frame.total_weight,
-        jnp.zeros((), jnp.int32),
         num_devices,
     )
     return accumulator, tuple(result.values)

@@ -169,8 +169,8 @@ def of(source: ReaderLike) -> ReaderBase:
     """
     if isinstance(source, ReaderBase):
         return source
-    is_readable = hasattr(source, "__iter__") or (callable(source) and not isinstance(source, type))
-    if not is_readable or isinstance(source, (str, bytes, dict)):
+    is_readable = hasattr(source, "__iter__") or callable(source)
+    if not is_readable or isinstance(source, (type, str, bytes, dict)):
         raise TypeError(
             message(
                 "reader",

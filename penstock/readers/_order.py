@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.readers._errors import ReaderStateError, message
+from penstock.readers._errors import ReaderStateError, check_int, message
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 Rows = slice | np.ndarray
@@ -43,7 +43,8 @@ class RecordOrder:
     file_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the batch size, and that a file rule has files."""
+        """Check the batch size and the seed, and that a file rule has files."""
+        check_int("seed", self.seed, 0, "It seeds a numpy generator")
         if self.batch_size is not None:
             resolve_batch_size(self.batch_size, self.shard)
         if self.shard.rule != "records" and not self.file_sizes:
@@ -86,7 +87,7 @@ class RecordOrder:
             if self.shard.rule != "records":
                 return min(self._num_own(self.shard), self.total // self.shard.count)
             return len(range(self.shard.index, self.total, self.shard.count))
-        return -(-self.total // self.step)
+        return len(range(0, self.total, self.step))
 
     def file_ranges(self, shard: Shard) -> list[range]:
         """Return the record ranges of the files that belong to `shard`."""
@@ -167,7 +168,7 @@ class EpochOrder:
         number of steps.
         """
         stop = position + self.step
-        if stop > self.total:
+        if stop > self.total:  # `min` costs more than a full batch's check
             stop = self.total
         count = self._shard.count
         if self._by_record:

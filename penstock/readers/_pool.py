@@ -47,7 +47,10 @@ def check_workers(thing: str, workers: str, *travellers: Any) -> None:
 
 
 def start_pool(
-    workers: str, num_workers: int, setup: Callable[[Any], None] | None = None, argument: Any = None
+    workers: str,
+    num_workers: int,
+    setup: Callable[[Any], None] | None = None,
+    argument: Any = None,
 ) -> Executor:
     """Start a pool; the caller ends it with `shutdown(wait=True, cancel_futures=True)`.
 

@@ -11,21 +11,37 @@ from penstock.readers import _tree
 from penstock.readers._errors import message, note
 from penstock.readers._pool import start_pool
 
+Augment = Callable[[Any, np.random.Generator], Any]
+
 
 class RowReader:
-    """Reads and decodes single records; says in its exceptions which record it was."""
+    """Reads, decodes and augments single records; its exceptions say which record it was."""
 
-    def __init__(self, name: str, source: Any, decode: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: Any,
+        decode: Callable[[Any], Any] | None,
+        augment: Augment | None,
+        seed: int,
+    ) -> None:
         """Take a source with `source[i]`, and `source.origin(i)` where it can tell more."""
         self.name = name
         self.source = source
         self.decode = decode
+        self.augment = augment
+        self.seed = seed
 
-    def __call__(self, index: int) -> Any:
-        """Return the decoded record."""
+    def __call__(self, index: int, epoch: int) -> Any:
+        """Return the record; what is random in it depends on `(seed, epoch, index)` alone."""
         try:
             sample = self.source[index]
-            return sample if self.decode is None else self.decode(sample)
+            if self.decode is not None:
+                sample = self.decode(sample)
+            if self.augment is not None:
+                random = np.random.default_rng((self.seed, epoch, index))
+                sample = self.augment(sample, random)
+            return sample
         except Exception as error:
             note(error, self.origin(index))
             raise
@@ -79,7 +95,7 @@ class BatchBuffer:
                 )
             )
         for (_, leaf), out in zip(leaves, self._leaves, strict=True):
-            out[row] = leaf
+            out[row, ...] = leaf  # the dots: an object leaf is its value, not an array
 
     def batch(self) -> Any:
         """Return the batch, leaves `[b, ...]`."""
@@ -99,9 +115,9 @@ class RowEngine:
         self._workers = workers
         self._pool: Executor | None = None
 
-    def submit(self, indices: list[int]) -> "PendingRows":
+    def submit(self, indices: list[int], epoch: int) -> "PendingRows":
         """Begin to read a batch, or a sample; without workers it is read when it is asked for."""
-        pending = PendingRows(self.read, indices, self.is_single)
+        pending = PendingRows(self.read, indices, epoch, self.is_single)
         if not self.num_workers:
             return pending
         if self._pool is None:
@@ -112,11 +128,11 @@ class RowEngine:
         for row in range(0, len(indices), run):
             rows = indices[row : row + run]
             if self.is_process:
-                task = self._pool.submit(_read_in_process, rows)
+                task = self._pool.submit(_read_in_process, rows, epoch)
             elif self.is_single:
-                task = self._pool.submit(_read_list, self.read, rows)
+                task = self._pool.submit(_read_list, self.read, rows, epoch)
             else:
-                task = self._pool.submit(_fill_rows, self.read, pending.buffer, row, rows)
+                task = self._pool.submit(_fill_rows, self.read, pending.buffer, row, rows, epoch)
             pending.tasks.append((row, task))
         return pending
 
@@ -130,23 +146,30 @@ class RowEngine:
 class PendingRows:
     """A batch, or a single sample, that is being read."""
 
-    def __init__(self, read: RowReader, indices: list[int], is_single: bool) -> None:
+    def __init__(self, read: RowReader, indices: list[int], epoch: int, is_single: bool) -> None:
         """Wait for tasks; without any the caller reads."""
         self.indices = indices
         self.buffer = BatchBuffer(len(indices))
         self.tasks: list[tuple[int, Future[Any]]] = []
         self._read = read
+        self._epoch = epoch
         self._is_single = is_single
 
     def result(self) -> Any:
         """Wait for the rows and put them together; a worker's exception is raised here."""
         if self._is_single:
-            return self.tasks[0][1].result()[0] if self.tasks else self._read(self.indices[0])
+            return (
+                self.tasks[0][1].result()[0]
+                if self.tasks
+                else self._read(self.indices[0], self._epoch)
+            )
         if not self.indices:
-            sample = self._read(0)  # for structure and shapes: this shard's part is empty
+            sample = self._read(
+                0, self._epoch
+            )  # for structure and shapes: this shard's part is empty
             return _tree.tree_map(lambda leaf: leaf[:0], _tree.stack([sample]))
         if not self.tasks:
-            _fill_rows(self._read, self.buffer, 0, self.indices)
+            _fill_rows(self._read, self.buffer, 0, self.indices, self._epoch)
         for row, task in self.tasks:
             for offset, sample in enumerate(task.result() or ()):  # threads return none
                 index = self.indices[row + offset]
@@ -159,13 +182,15 @@ class PendingRows:
             task.cancel()
 
 
-def _fill_rows(read: RowReader, buffer: BatchBuffer, first_row: int, indices: list[int]) -> None:
+def _fill_rows(
+    read: RowReader, buffer: BatchBuffer, first_row: int, indices: list[int], epoch: int
+) -> None:
     for row, index in enumerate(indices, first_row):
-        buffer.put(row, read(index), f"of {read.name}, record {index}")
+        buffer.put(row, read(index, epoch), f"of {read.name}, record {index}")
 
 
-def _read_list(read: RowReader, indices: list[int]) -> list[Any]:
-    return [read(index) for index in indices]
+def _read_list(read: RowReader, indices: list[int], epoch: int) -> list[Any]:
+    return [read(index, epoch) for index in indices]
 
 
 # A worker process keeps its reader here: pickled once a process, not once a task.
@@ -176,8 +201,8 @@ def _set_up_process(read: RowReader) -> None:
     _IN_PROCESS["read"] = read
 
 
-def _read_in_process(indices: list[int]) -> list[Any]:
-    return _read_list(_IN_PROCESS["read"], indices)
+def _read_in_process(indices: list[int], epoch: int) -> list[Any]:
+    return _read_list(_IN_PROCESS["read"], indices, epoch)
 
 
 def _listed(leaves: list[tuple[str, tuple[int, ...], np.dtype]]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from penstock._errors import nearest
 from penstock.readers._errors import message
 from penstock.readers._pool import Workers
+from penstock.readers._rows import Augment
 from penstock.readers.random_access import IndexedReader, indexed
 from penstock.readers.sharding import BatchSize, Shard
 
@@ -20,19 +21,28 @@ Fit = Literal["crop", "stretch"]
 class ImageFolder:
     """Random access to the images under a folder, each sample `{"image", "label"}`.
 
-    Classes are the sorted names of the folders, or those given; files are sorted by path within
-    a class, so that the order is the same on every machine. Files are opened when they are read.
+    Files are sorted by path within a class, so that the order is the same on every machine, and
+    opened when they are read. `class_names` and `len()` say what was found.
 
     Args:
-      path: the folder that holds one folder a class.
+      path: the folder that holds one folder a class, of `.jpg`, `.jpeg` and `.png` files.
       size: `(height, width)` of what leaves, `None` to leave every image its own.
       fit: `"crop"` scales to cover `size` and cuts the centre, `"stretch"` scales each axis.
       channels: 3 for RGB, 1 for gray.
-      class_names: the classes in the order of their labels.
+      class_names: the classes in the order of their labels; the sorted folders without it.
 
     Raises:
       FileNotFoundError: no such folder.
       ValueError: no class, no image, an unknown class name, `fit` or number of channels.
+
+    >>> import cv2, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("cat", "dog"):
+    ...     (path / name).mkdir()
+    ...     _ = cv2.imwrite(str(path / name / "1.png"), np.zeros((6, 8, 3), np.uint8))
+    >>> folder = ImageFolder(path, size=(4, 4))
+    >>> folder.class_names, folder[1]["image"].shape, int(folder[1]["label"])
+    (('cat', 'dog'), (4, 4, 3), 1)
     """
 
     def __init__(
@@ -104,6 +114,8 @@ def image_folder(
     shuffle: bool = False,
     seed: int = 0,
     drop_remainder: bool = False,
+    decode: Callable[[Any], Any] | None = None,
+    augment: Augment | None = None,
     transform: Callable[[Any], Any] | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
@@ -113,41 +125,20 @@ def image_folder(
     """Read a folder of images, one folder a class, as batches of `uint8`.
 
     Casting and normalising belong in the program: a quarter of the bytes travel, and the device
-    does it in no time. JPEG and PNG are decoded by opencv in threads. EXIF orientation
-    is ignored, as in the record readers.
+    does it in no time. EXIF orientation is ignored, as in the record readers.
 
     Args:
-      path: the folder that holds one folder a class, of `.jpg`, `.jpeg` and `.png` files.
-      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
-      size: `(height, width)` to bring the images to; without it all must be of one size.
-      fit: `"crop"` scales to cover `size` and cuts the centre, `"stretch"` scales each axis.
-      channels: 3 for RGB, 1 for gray.
-      class_names: the classes in the order of their labels; the sorted folders without it.
-      shuffle: draw a new order of all images each epoch.
-      seed: decides the orders.
-      drop_remainder: leave out a last batch that is not full.
-      transform: a function of a batch, run by the caller.
+      path: see `ImageFolder`, as for `size`, `fit`, `channels` and `class_names`.
+      batch_size: see `indexed`, as for the options not named here.
+      decode: a function of a sample `{"image": ..., "label": ...}`, run by the workers.
       num_workers: threads or processes that decode, a core each without it.
-      workers: `"thread"` or `"process"`.
-      look_ahead: batches read ahead.
-      shard: the part this process reads.
 
     Returns:
-      A reader of `{"image": [b, H, W, channels] uint8, "label": [b] int32}`. The class names
-      are `reader.source.class_names`.
+      A reader of `{"image": [b, H, W, channels] uint8, "label": [b] int32}`.
 
     Raises:
       FileNotFoundError: no such folder.
       ValueError: no class, no image, an unknown class name, or an option out of range.
-
-    >>> import cv2, numpy, pathlib, tempfile
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> for name in ("cat", "dog"):
-    ...     (folder / name).mkdir()
-    ...     _ = cv2.imwrite(str(folder / name / "1.png"), numpy.zeros((6, 8, 3), numpy.uint8))
-    >>> batch = next(image_folder(folder, 2, size=(4, 4))())
-    >>> batch["image"].shape, batch["label"].tolist()
-    ((2, 4, 4, 3), [0, 1])
     """
     source = ImageFolder(path, size=size, fit=fit, channels=channels, class_names=class_names)
     return indexed(
@@ -156,6 +147,8 @@ def image_folder(
         shuffle=shuffle,
         seed=seed,
         drop_remainder=drop_remainder,
+        decode=decode,
+        augment=augment,
         transform=transform,
         num_workers=(os.cpu_count() or 1) if num_workers is None else num_workers,
         workers=workers,

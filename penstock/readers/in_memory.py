@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
-from penstock.readers._errors import message
+from penstock.readers._errors import message, note
 from penstock.readers._order import RecordOrder, Rows
 from penstock.readers.sharding import BatchSize, Shard
 
@@ -69,8 +69,7 @@ class ArrayIterator(IteratorBase):
         try:
             return self._transform(batch)  # type: ignore[misc]
         except Exception as error:
-            first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else rows[[0, -1]]
-            error.add_note(f"in arrays(transform=), epoch {self.epoch}, rows {first} to {last}")
+            note(error, f"in arrays(transform=), epoch {self.epoch}, rows {_named(rows)}")
             raise
 
     def _save(self) -> State:
@@ -79,6 +78,13 @@ class ArrayIterator(IteratorBase):
     def _load(self, state: State) -> None:
         self._position = self._source.order.check_position(state, "arrays")
         self._order = self._source.order.epoch(self.epoch)
+
+
+def _named(rows: Rows) -> str:
+    """Return which rows they are, for a message."""
+    if isinstance(rows, slice):
+        return f"{rows.start} to {rows.stop - 1}" if rows.stop > rows.start else "none"
+    return ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
 
 
 def _num_rows(rows: Rows) -> int:
@@ -97,11 +103,10 @@ def arrays(
 ) -> ArrayReader:
     """Read batches from arrays in memory.
 
-    Whole batches are cut at once: a plain slice (a view, not a copy) in the given order, one
-    fancy index when shuffling. Memory-mapped arrays, HDF5 datasets and anything else with
-    `shape`, `dtype` and slicing are read batch by batch; from those that are not numpy's, a
-    shuffled batch is read in rising order of rows, as HDF5 demands. Each `iter(reader)` is the
-    next epoch; epoch `e` is shuffled by `(seed, e)`, the same on every machine.
+    Whole batches are cut at once: a plain slice (a view) in the given order, one fancy index when
+    shuffling. Memory-mapped arrays, HDF5 datasets and anything else with `shape`, `dtype` and
+    slicing are read batch by batch, in rising order of rows where they are not numpy's. Each
+    `iter(reader)` is the next epoch; epoch `e` is shuffled by `(seed, e)` on every machine.
 
     Args:
       data: a dict, tuple, list or any nesting of them, of arrays `[N, ...]` of one length.
@@ -129,6 +134,19 @@ def arrays(
     [[3, 2, 5, 4, 0, 1], [1, 4, 3, 0, 2, 5]]
     """
     data = _tree.tree_map_with_path(_as_array, data, "data")
+    order = RecordOrder(
+        num_records=_length(data),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        shard=shard or Shard(),
+    )
+    return ArrayReader(data, order, transform)
+
+
+def _length(data: Any) -> int:
+    """Return the number of samples."""
     lengths = {path: len(leaf) for path, leaf in _tree.leaves_with_path(data, "data")}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(
@@ -140,15 +158,7 @@ def arrays(
                 "Give each array one row a sample",
             )
         )
-    order = RecordOrder(
-        num_records=next(iter(lengths.values())),
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        shard=shard or Shard(),
-    )
-    return ArrayReader(data, order, transform)
+    return next(iter(lengths.values()))
 
 
 def _as_array(leaf: Any, path: str) -> Any:

@@ -141,7 +141,10 @@ def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> st
 
 
 def find_parts(
-    folder: str | Path, num_parts: int = -1, prefix: str = "part-", suffix_length: int = -1
+    folder: str | Path,
+    num_parts: int = -1,
+    prefix: str = "part-",
+    suffix_length: int = -1,
 ) -> list[str]:
     """Return the paths of an OFRecord folder's parts, in order.
 

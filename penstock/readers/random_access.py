@@ -8,7 +8,7 @@ from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import check_int, message, note
 from penstock.readers._order import EpochOrder, RecordOrder, Rows
 from penstock.readers._pool import Workers, check_workers
-from penstock.readers._rows import PendingRows, RowEngine, RowReader
+from penstock.readers._rows import Augment, PendingRows, RowEngine, RowReader
 from penstock.readers.sharding import BatchSize, Shard
 
 Sample_co = TypeVar("Sample_co", covariant=True)
@@ -37,7 +37,6 @@ class IndexedReader(ReaderBase):
         self,
         read: RowReader,
         order: RecordOrder,
-        *,
         transform: Callable[[Any], Any] | None,
         num_workers: int,
         workers: Workers,
@@ -105,7 +104,7 @@ class IndexedIterator(IteratorBase):
         indices = _as_list(self._order.rows(self._ahead))
         self._ahead = min(self._ahead + self._order.step, self._order.total)
         if indices or not self._is_single:
-            self._flying.append((self._engine.submit(indices), self._ahead))
+            self._flying.append((self._engine.submit(indices, self.epoch), self._ahead))
 
     def _transform(self, transform: Callable[[Any], Any], item: Any, indices: list[int]) -> Any:
         try:
@@ -141,6 +140,7 @@ def indexed(
     seed: int = 0,
     drop_remainder: bool = False,
     decode: Callable[[Any], Any] | None = None,
+    augment: Augment | None = None,
     transform: Callable[[Any], Any] | None = None,
     num_workers: int = 0,
     workers: Workers = "thread",
@@ -150,20 +150,21 @@ def indexed(
 ) -> IndexedReader:
     """Read batches from a random-access source, decoded by workers, in an exact order.
 
-    All records are shuffled, not a buffer of them; the order depends on `(seed, epoch)` alone,
-    never on the workers. Threads write decoded samples straight into the batch.
+    All records are shuffled, not a buffer of them; the order depends on `(seed, epoch)` alone.
 
     Args:
       source: has `len(source)` and `source[i]`; see `Source`.
       batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       shuffle: draw a new order each epoch.
-      seed: decides the orders.
+      seed: decides the orders, and what `augment` draws.
       drop_remainder: leave out a last batch that is not full.
       decode: a function of a record, run by the workers; returns arrays of fixed shapes.
+      augment: a function of a sample and a numpy generator, run by the workers after `decode`;
+        record `i` draws from `(seed, epoch, i)`, whatever the workers, shards and resumes.
       transform: a function of a batch (of a sample, without a batch size), run by the caller.
       num_workers: threads or processes; 0 reads in the thread that iterates.
-      workers: `"thread"`, right for opencv and numpy, or `"process"`, where source and decode
-        are pickled and a script needs `if __name__ == "__main__":`.
+      workers: `"thread"`, right for opencv and numpy, or `"process"`, where what the workers
+        run is pickled and a script needs `if __name__ == "__main__":`.
       look_ahead: batches read ahead.
       shard: the part this process reads.
       name: names the reader in exceptions.
@@ -172,13 +173,23 @@ def indexed(
       A reader of batches with leaves `[b, ...]`.
 
     Raises:
-      ValueError: an empty source, a count out of range, a file rule for a source without files.
-      TypeError: no source; processes, and a source or decode that cannot be pickled.
+      ValueError: an empty source, an argument out of range, files asked of one without.
+      TypeError: no source; or processes, and something that cannot be pickled.
 
     >>> reader = indexed([{"x": i} for i in range(5)], 2, decode=lambda s: {"x": s["x"] * 10})
     >>> [batch["x"].tolist() for batch in reader]
     [[0, 10], [20, 30], [40]]
     """
+    _check_source(name, source)
+    check_int(f"{name}(num_workers)", num_workers, 0, "0 reads without workers")
+    check_int(f"{name}(look_ahead)", look_ahead, 0, "It counts batches")
+    check_workers(name, workers, source, decode, augment)
+    order = _order_of(source, batch_size, shuffle, seed, drop_remainder, shard)
+    read = RowReader(name, source, decode, augment, seed)
+    return IndexedReader(read, order, transform, num_workers, workers, look_ahead)
+
+
+def _check_source(name: str, source: Any) -> None:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
             message(
@@ -190,10 +201,17 @@ def indexed(
             )
         )
     check_int(f"{name}(number of records)", len(source), 1, "An empty source trains nothing")
-    check_int(f"{name}(num_workers)", num_workers, 0, "0 reads without workers")
-    check_int(f"{name}(look_ahead)", look_ahead, 0, "It counts batches")
-    check_workers(name, workers, source, decode)
-    order = RecordOrder(
+
+
+def _order_of(
+    source: Any,
+    batch_size: BatchSize | None,
+    shuffle: bool,
+    seed: int,
+    drop_remainder: bool,
+    shard: Shard | None,
+) -> RecordOrder:
+    return RecordOrder(
         num_records=len(source),
         batch_size=batch_size,
         shuffle=shuffle,
@@ -202,14 +220,6 @@ def indexed(
         shard=shard or Shard(),
         file_names=tuple(map(str, getattr(source, "file_names", ()))),
         file_sizes=tuple(getattr(source, "file_sizes", ())),
-    )
-    return IndexedReader(
-        RowReader(name, source, decode),
-        order,
-        transform=transform,
-        num_workers=num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
     )
 
 

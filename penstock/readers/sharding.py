@@ -88,8 +88,9 @@ class Shard:
         Warns:
           UserWarning: FastNN's rule, and the files do not divide evenly.
         """
+        chosen = self.select_indices([str(name) for name in files])
         self.warn_if_uneven(len(files))
-        return [files[i] for i in self.select_indices([str(name) for name in files])]
+        return [files[i] for i in chosen]
 
     def select_indices(self, names: Sequence[str]) -> list[int]:
         """Return the positions in `names` of the files this process reads; never warns.

@@ -1,5 +1,6 @@
 """TFDS by name, through its random-access data sources; no TensorFlow is imported."""
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from penstock._errors import nearest
 from penstock.readers._errors import message
 from penstock.readers._pool import Workers
+from penstock.readers._rows import Augment
 from penstock.readers.random_access import IndexedReader, indexed
 from penstock.readers.sharding import BatchSize, Shard
 
@@ -58,6 +60,7 @@ def tfds(
     seed: int = 0,
     drop_remainder: bool = False,
     decode: Callable[[Any], Any] | None = None,
+    augment: Augment | None = None,
     transform: Callable[[Any], Any] | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
@@ -72,19 +75,11 @@ def tfds(
     Args:
       name: the set, with its configuration and version as TFDS writes them: `"mnist:3.0.1"`.
       split: in TFDS's language, e.g. `"train"` or `"train[:90%]"`.
-      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      batch_size: see `indexed`, as for the options not named here.
       features: names of the features to keep, all without it.
       data_dir: where the sets are, `~/tensorflow_datasets` without it.
       download: download and prepare a set that is not there.
-      shuffle: draw a new order of all records each epoch.
-      seed: decides the orders.
-      drop_remainder: leave out a last batch that is not full.
-      decode: a function of a record, run by the workers, e.g. to resize images to one size.
-      transform: a function of a batch, run by the caller.
       num_workers: threads or processes that decode, a core each without it.
-      workers: `"thread"` or `"process"`.
-      look_ahead: batches read ahead.
-      shard: the part this process reads.
 
     Returns:
       A reader of dicts of the set's features, leaves `[b, ...]`.
@@ -95,8 +90,33 @@ def tfds(
 
     Source: https://www.tensorflow.org/datasets/tfless_tfds
     """
+    folder = None if data_dir is None else os.fspath(data_dir)
+    source = import_tfds(name).data_source(name, split=split, data_dir=folder, download=download)
+    return indexed(
+        KeptFeatures(source, features, f"{name}[{split}]"),
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        decode=decode,
+        augment=augment,
+        transform=transform,
+        num_workers=(os.cpu_count() or 1) if num_workers is None else num_workers,
+        workers=workers,
+        look_ahead=look_ahead,
+        shard=shard,
+        name="tfds",
+    )
+
+
+def import_tfds(name: str) -> Any:
+    """Import tensorflow-datasets, to read the set `name`.
+
+    Raises:
+      ModuleNotFoundError: it is not installed; says what to install.
+    """
     try:
-        import tensorflow_datasets
+        return importlib.import_module("tensorflow_datasets")
     except ModuleNotFoundError as error:
         if error.name != "tensorflow_datasets":
             raise
@@ -110,23 +130,3 @@ def tfds(
             ),
             name=error.name,
         ) from None
-    source = tensorflow_datasets.data_source(
-        name,
-        split=split,
-        data_dir=None if data_dir is None else os.fspath(data_dir),
-        download=download,
-    )
-    return indexed(
-        KeptFeatures(source, features, f"{name}[{split}]"),
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        decode=decode,
-        transform=transform,
-        num_workers=(os.cpu_count() or 1) if num_workers is None else num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
-        shard=shard,
-        name="tfds",
-    )

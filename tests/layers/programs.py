@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 import penstock as ps
+from penstock import layers
 
 Function = Callable[[], Any]
 Feed = Mapping[str, Any]
@@ -51,10 +52,16 @@ def train(
     seed: int = 0,
 ) -> Step:
     """Train one step on `feed`, padded to `batch_size`; the test program runs before it."""
-    builder = ps.ProgramBuilder(function, optax.sgd(1.0), place=jax.devices()[:num_devices])
+
+    def trained() -> Any:
+        layers.create_parameter([1], name="spare")  # a program to train has a parameter
+        return function()
+
+    builder = ps.ProgramBuilder(trained, optax.sgd(1.0), place=jax.devices()[:num_devices])
     state = builder.init(seed=seed)
     if variables is not None:
-        state = builder.adopt(variables, state)
+        params = {**state.variables["params"], **variables["params"]}
+        state = builder.adopt({**variables, "params": params}, state)
     before = jax.tree.map(np.asarray, state.variables)
     if batch_size is not None:
         size = len(next(iter(feed.values())))
@@ -65,9 +72,11 @@ def train(
     test_values = jax.tree.map(np.asarray, builder.test(state, feed))
     state, values = builder.train(state, feed)
     after = jax.tree.map(np.asarray, state.variables)
+    gradients = jax.tree.map(np.subtract, before["params"], after["params"])
+    del gradients["spare"]
     return Step(
         values=jax.tree.map(np.asarray, values),
-        gradients=jax.tree.map(np.subtract, before["params"], after["params"]),
+        gradients=gradients,
         batch_stats=after.get("batch_stats", {}),
         test_values=test_values,
     )

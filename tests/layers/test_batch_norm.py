@@ -57,16 +57,163 @@ def test_batch_norm_has_the_gradients_of_flax():
 
 
 def test_batch_norm_passes_the_gradient_through_the_statistics():
+    feed = {**FEED, "r": normal(12, 4, 5, seed=3)}
+
     def function():
-        y = layers.batch_norm(layers.fc(layers.data("x", [4, 3]), 5, num_flatten_dims=2))
-        return layers.mean(y * jnp.asarray(normal(12, 4, 5)))
+        h = layers.fc(layers.data("x", [4, 3]), 5, num_flatten_dims=2)
+        return layers.mean(layers.batch_norm(h) * layers.data("r", [4, 5]))
 
-    def loss(w, x):
-        h = x @ w
+    def loss(w):
+        h = jnp.asarray(FEED["x"]) @ w
         y = (h - h.mean((0, 1), keepdims=True)) / jnp.sqrt(h.var((0, 1), keepdims=True) + 1e-5)
-        return jnp.mean(y * normal(12, 4, 5))
+        return jnp.mean(y * feed["r"])
 
-    w = initial(function)["params"]["fc_0"]["w"]
-    gradients = train(lambda: function(), FEED, variables=initial(function)).gradients
-    expected = jax.grad(loss)(w, FEED["x"])
+    gradients = train(function, feed).gradients
+    expected = jax.grad(loss)(initial(function)["params"]["fc_0"]["w"])
     np.testing.assert_allclose(gradients["fc_0"]["w"], expected, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_batch_norm_leaves_out_the_padding_of_a_short_batch(sync):
+    plain = train(program(sync=sync), FEED)
+    padded = train(program(sync=sync), FEED, batch_size=20)
+    assert_same(plain, padded)
+
+
+def test_batch_norm_sync_on_eight_devices_equals_one_device():
+    # 12 examples in a batch of 24: devices 4 to 7 hold nothing but padding.
+    one = train(program(sync=True), FEED)
+    eight = train(program(sync=True), FEED, batch_size=24, num_devices=8)
+    assert_same(one, eight)
+
+
+def test_batch_norm_without_sync_normalises_by_device_and_averages_by_examples():
+    feed = {"x": FEED["x"][:7]}  # devices 0 and 1 hold 3 examples each, 2 holds 1, others none
+    step = train(program(), feed, batch_size=24, num_devices=8)
+    parts = [feed["x"][0:3], feed["x"][3:6], feed["x"][6:7]]
+    expected = [standardised(part, part.mean((0, 1)), part.var((0, 1))) for part in parts]
+    np.testing.assert_allclose(step.values[1], np.concatenate(expected), rtol=1e-3, atol=1e-4)
+    mean, variance = (
+        sum(len(part) / 7 * statistic for part, statistic in zip(parts, statistics, strict=True))
+        for statistics in (
+            [part.mean((0, 1)) for part in parts],
+            [part.var((0, 1)) for part in parts],
+        )
+    )
+    statistics = step.batch_stats["batch_norm_0"]
+    np.testing.assert_allclose(statistics["mean"], 0.1 * mean, rtol=1e-5)
+    np.testing.assert_allclose(statistics["variance"], 0.9 + 0.1 * variance, rtol=1e-5)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step.gradients))
+
+
+def assert_same(expected, actual):
+    """Two training steps agree in values, gradients and statistics."""
+    got, wanted = (
+        (step.values, step.gradients, step.batch_stats, step.test_values)
+        for step in (actual, expected)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), got, wanted)
+
+
+def test_batch_norm_use_global_stats_trains_by_the_running_statistics_and_keeps_them():
+    step = train(program(use_global_stats=True), FEED)
+    np.testing.assert_allclose(step.values[1], step.test_values[1], rtol=1e-6)
+    assert step.batch_stats["batch_norm_0"]["mean"].tolist() == [0, 0, 0]
+    assert step.batch_stats["batch_norm_0"]["variance"].tolist() == [1, 1, 1]
+
+
+def test_batch_norm_of_rows_behind_one_another_leaves_out_the_padding():
+    def function():
+        rows = layers.flatten(layers.data("x", [4, 3]), axis=2)  # [B * 4, 3]
+        return layers.mean(layers.batch_norm(rows) ** 2)
+
+    plain, padded = train(function, FEED), train(function, FEED, batch_size=20)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+        plain.batch_stats,
+        padded.batch_stats,
+    )
+
+
+def test_batch_norm_channels_first_normalises_axis_1():
+    image = normal(8, 5, 4, 3)
+
+    def function(shape, data_format):
+        return lambda: (
+            layers.mean(y := layers.batch_norm(layers.data("x", shape), data_format=data_format)),
+            y,
+        )
+
+    last = train(function([5, 4, 3], "NHWC"), {"x": image})
+    first = train(function([3, 5, 4], "NCHW"), {"x": image.transpose(0, 3, 1, 2)})
+    np.testing.assert_allclose(
+        first.values[1].transpose(0, 2, 3, 1), last.values[1], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_batch_norm_becomes_exact_as_the_running_mean_approaches():
+    # Mean 1000, deviation 1: a variance computed as E[x^2] - E[x]^2 in float32 is off by 0.06.
+    builder = ps.ProgramBuilder(lambda: layers.mean(layers.batch_norm(layers.data("x", [64]))))
+    feed = {"x": 1000 + normal(256, 64)}
+    true_mean, true_variance = feed["x"].mean(0), feed["x"].var(0)
+    near = {
+        "params": builder.init().variables["params"],
+        "batch_stats": {"batch_norm_0": {"mean": true_mean + 1, "variance": true_variance}},
+    }
+    step = train(
+        lambda: layers.mean(layers.batch_norm(layers.data("x", [64]))),
+        feed,
+        variables=near,
+    )
+    np.testing.assert_allclose(
+        step.batch_stats["batch_norm_0"]["variance"], true_variance, rtol=1e-5
+    )
+
+
+def test_batch_norm_shared_by_name_moves_its_statistics_twice():
+    def function():
+        y = layers.batch_norm(layers.data("x", [4, 3]), name="shared")
+        return layers.mean(y + layers.batch_norm(layers.data("x", [4, 3]), name="shared"))
+
+    statistics = train(function, FEED).batch_stats["shared"]
+    np.testing.assert_allclose(statistics["mean"], 0.19 * FEED["x"].mean((0, 1)), rtol=1e-5)
+
+
+def test_batch_norm_without_scale_and_bias_has_no_parameters():
+    variables = initial(
+        lambda: layers.batch_norm(layers.data("x", [3]), param_attr=False, bias_attr=False)
+    )
+    assert not variables["params"]
+    assert sorted(variables["batch_stats"]["batch_norm_0"]) == ["mean", "variance"]
+
+
+def test_batch_norm_applies_its_activation_last():
+    y = infer(lambda: layers.batch_norm(layers.data("x", [4, 3]), act="relu"), FEED)
+    np.testing.assert_allclose(y, np.maximum(FEED["x"] / np.sqrt(1 + 1e-5), 0), rtol=1e-5)
+
+
+def test_batch_norm_training_inside_scan_says_why_it_cannot():
+    def function():
+        x = layers.data("x", [4, 3])
+        _, y = jax.lax.scan(lambda carry, row: (carry, layers.batch_norm(row)), 0, x.swapaxes(0, 1))
+        return layers.mean(y.swapaxes(0, 1))
+
+    with pytest.raises(ProgramError, match=r"batch_norm_0/mean' got an update inside lax.scan"):
+        ps.ProgramBuilder(function)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"momentum": 1.5}, r"momentum=1.5, expected a number from 0 to 1"),
+        ({"data_format": "NHCW"}, r"data_format='NHCW', expected one of"),
+    ],
+)
+def test_batch_norm_with_a_wrong_argument_says_what_it_expects(arguments, message):
+    with pytest.raises(ProgramError, match=r"layers.batch_norm got " + message):
+        initial(lambda: layers.batch_norm(layers.data("x", [3]), **arguments))
+
+
+def test_batch_norm_of_a_vector_asks_for_channels():
+    with pytest.raises(ProgramError, match=r"shape \(251,\), expected at least \[B, C\]"):
+        initial(lambda: layers.batch_norm(layers.data("x", [1])[:, 0]))

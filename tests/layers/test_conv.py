@@ -21,7 +21,10 @@ def convolve(x, w, stride=(1, 1), pads=((0, 0), (0, 0)), dilation=(1, 1), groups
             for j in range(width):
                 for a in range(kh):
                     for b in range(kw):
-                        row, column = i * stride[0] + a * dilation[0], j * stride[1] + b * dilation[1]
+                        row, column = (
+                            i * stride[0] + a * dilation[0],
+                            j * stride[1] + b * dilation[1],
+                        )
                         pixel = x[:, row, column, first : first + per_group]
                         y[:, i, j, f] += pixel @ w[a, b, :, f]
     return y
@@ -188,7 +191,10 @@ def test_conv2d_of_flat_images_says_what_shape_it_expects():
     ("arguments", "message"),
     [
         ({}, "got neither output_size nor filter_size"),
-        ({"filter_size": 3, "output_size": 12, "stride": 2}, r"from \(9, 9\) to less than a stride"),
+        (
+            {"filter_size": 3, "output_size": 12, "stride": 2},
+            r"from \(9, 9\) to less than a stride",
+        ),
         ({"output_size": 2}, "expected an output_size"),
     ],
 )

@@ -1,7 +1,6 @@
 """The readers the contract's battery runs over. A new reader joins by a `Case` in a list here.
 
-Every sample carries a number of its own, 0 to `NUM_SAMPLES - 1`; `ids` finds them in an item.
-Other test modules may define lists of cases; `ALL` names them.
+Every sample carries a number of its own, 0 to `NUM_SAMPLES - 1`; `samples.ids` finds them.
 """
 
 import tempfile
@@ -15,21 +14,17 @@ import numpy as np
 
 from penstock import readers
 from penstock.readers import Shard
-
-NUM_SAMPLES = 23
-BATCH_SIZE = 6  # a multiple of 1, 2 and 3 shards
-BROKEN = 13  # the sample that raises in `Case.broken`
-
-
-def ids(item: Any) -> list[int]:
-    """Return the numbers of the samples in a sample or batch of any structure."""
-    if isinstance(item, dict):
-        return ids(item["id"]) if "id" in item else ids(next(iter(item.values())))
-    if isinstance(item, tuple):
-        return ids(item[0])
-    if isinstance(item, list):
-        return [number for one in item for number in ids(one)]
-    return [int(number) for number in np.asarray(item).reshape(-1)]
+from tests.readers.samples import (
+    BATCH_SIZE,
+    BROKEN,
+    NUM_SAMPLES,
+    Records,
+    broken_batch,
+    broken_source,
+    columns,
+    double,
+    fail_at_broken,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +40,7 @@ class Case:
       is_ordered: the order is fixed (given seed and epoch).
       is_lockstep: every shard yields the same number of items.
       resume_warns: position is restored by counting, which warns.
+      has_length: the reader knows how many items a pass has.
     """
 
     name: str
@@ -55,59 +51,12 @@ class Case:
     is_ordered: bool = True
     is_lockstep: bool = False
     resume_warns: bool = False
-
-
-def columns() -> dict[str, np.ndarray]:
-    """Return the samples as arrays: a number, and features made of it."""
-    numbers = np.arange(NUM_SAMPLES)
-    return {"id": numbers, "x": np.repeat(numbers[:, None], 3, axis=1).astype(np.float32)}
+    has_length: bool = True
 
 
 def samples(shard: Shard) -> Any:
     """Return a shuffled reader of this shard's samples, for decorators."""
     return readers.arrays(columns(), None, shuffle=True, seed=3, shard=shard)
-
-
-def double(sample: dict[str, Any]) -> dict[str, Any]:
-    """Map a sample."""
-    return {**sample, "x": sample["x"] * 2}
-
-
-def fail_at_broken(sample: Any) -> Any:
-    """Map a sample, but for one."""
-    if ids(sample) == [BROKEN]:
-        raise FloatingPointError("no such luck")
-    return sample
-
-
-def broken_source() -> Any:
-    """Yield samples, then raise."""
-    for number in range(NUM_SAMPLES):
-        yield fail_at_broken({"id": number})
-
-
-def broken_batch(batch: dict[str, Any]) -> Any:
-    """Fail on the batch that holds sample `BROKEN`."""
-    return [fail_at_broken({"id": number}) for number in batch["id"]] and batch
-
-
-class Records:
-    """A random-access source that tells where its records come from."""
-
-    file_names = ("part-0", "part-1", "part-2")
-    file_sizes = (8, 8, 7)
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {key: column[index] for key, column in columns().items()}
-
-    def __repr__(self) -> str:  # Grain's loader puts it into its state
-        return "Records()"
-
-    def origin(self, index: int) -> str:
-        return f"part-{index // 8}, record {index % 8}"
 
 
 @cache
@@ -348,14 +297,51 @@ FOREIGN = [
         name="of-callable",
         make=lambda shard: readers.of(lambda: range(shard.index, NUM_SAMPLES, shard.count)),
         resume_warns=True,
+        has_length=False,
     ),
     Case(
         name="of-list",
         make=lambda shard: readers.of(list(range(shard.index, NUM_SAMPLES, shard.count))),
         resume_warns=True,
     ),
-    Case(name="of-grain-dataset", make=grain_dataset),
-    Case(name="of-grain-loader", make=grain_loader, is_complete=False),  # its shards are equal,
+    Case(name="of-grain-dataset", make=grain_dataset, has_length=False),
+    Case(
+        name="of-grain-loader", make=grain_loader, is_complete=False, has_length=False
+    ),  # its shards are equal,
 ]
 
-ALL = [*IN_MEMORY, *INDEXED, *DECORATORS, *FOREIGN]
+
+@cache
+def pictures() -> Path:
+    """Return a folder of as many classes as samples, an image each: the label is the number."""
+    import cv2
+
+    folder = scratch() / "pictures"
+    for number in range(NUM_SAMPLES):
+        (folder / f"{number:02}").mkdir(parents=True)
+        cv2.imwrite(str(folder / f"{number:02}" / "it.png"), np.full((8, 8, 3), number, np.uint8))
+    return folder
+
+
+def broken_pictures() -> tuple[Any, str]:
+    return (
+        readers.image_folder(pictures(), BATCH_SIZE, decode=fail_at_broken, num_workers=2),
+        f"in image_folder, record {BROKEN}: {pictures() / str(BROKEN) / 'it.png'}",
+    )
+
+
+NAMED = [
+    Case(
+        name="image_folder",
+        make=lambda shard: readers.image_folder(
+            pictures(), BATCH_SIZE, shuffle=True, num_workers=2, shard=shard
+        ),
+        with_workers=lambda n: readers.image_folder(
+            pictures(), BATCH_SIZE, shuffle=True, num_workers=n
+        ),
+        broken=broken_pictures,
+        is_lockstep=True,
+    ),
+]
+
+ALL = [*IN_MEMORY, *INDEXED, *NAMED, *DECORATORS, *FOREIGN]

@@ -16,7 +16,12 @@ class _BatchIterator(StageIterator):
     kind = "batch"
 
     def __init__(
-        self, source: ReaderBase, epoch: int, size: int, drop_last: bool, shard: Shard | None
+        self,
+        source: ReaderBase,
+        epoch: int,
+        size: int,
+        drop_last: bool,
+        shard: Shard | None,
     ) -> None:
         super().__init__([source], epoch)
         self._size = size
@@ -71,7 +76,9 @@ def batch(
         return num_samples // size if drop_last else -(-num_samples // size)
 
     return Stage(
-        "batch", lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard), length
+        "batch",
+        lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
+        length,
     )
 
 
@@ -110,8 +117,16 @@ class _ShuffleIterator(StageIterator):
 
     def _save(self) -> State:
         if not self._buffer:  # between two buffers: nothing has to be read again
-            return {"source": self._inner[0].get_state(), "fill": self._num_fills, "drained": 0}
-        return {"source": self._start, "fill": self._num_fills - 1, "drained": self._num_drained}
+            return {
+                "source": self._inner[0].get_state(),
+                "fill": self._num_fills,
+                "drained": 0,
+            }
+        return {
+            "source": self._start,
+            "fill": self._num_fills - 1,
+            "drained": self._num_drained,
+        }
 
     def _load(self, state: State) -> None:
         self._inner[0].set_state(state["source"])
@@ -147,6 +162,7 @@ def shuffle(reader: ReaderLike, buf_size: int, *, seed: int = 0) -> Stage:
     """
     source = of(reader)
     check_int("shuffle(buf_size)", buf_size, 0, "It counts the samples in the buffer")
+    check_int("shuffle(seed)", seed, 0, "It seeds a numpy generator")
     return Stage(
         "shuffle",
         lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed),

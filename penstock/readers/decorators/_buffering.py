@@ -4,7 +4,13 @@ import threading
 from collections import deque
 from typing import Any
 
-from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._contract import (
+    IteratorBase,
+    ReaderBase,
+    ReaderLike,
+    State,
+    reader_length,
+)
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers.decorators._stage import Stage, StageIterator
@@ -72,7 +78,10 @@ class _BufferedIterator(StageIterator):
     def _start(self) -> _Channel:
         channel = _Channel(self._size)
         self._thread = threading.Thread(
-            target=_produce, args=(self._inner[0], channel), name="penstock-buffered", daemon=True
+            target=_produce,
+            args=(self._inner[0], channel),
+            name="penstock-buffered",
+            daemon=True,
         )
         self._thread.start()
         self._channel = channel

@@ -3,7 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._contract import (
+    IteratorBase,
+    ReaderBase,
+    ReaderLike,
+    State,
+    reader_length,
+)
 from penstock.readers._errors import ComposeNotAligned, check_int, message, note
 from penstock.readers._foreign import of
 from penstock.readers.decorators._stage import Stage, StageIterator, name_of, origin
@@ -46,7 +52,9 @@ def map_readers(func: Callable[..., Any], *readers: ReaderLike) -> Stage:
     """
     sources = _sources("map_readers", readers)
     return Stage(
-        "map_readers", lambda epoch: _MapIterator(func, sources, epoch), lambda: _shortest(sources)
+        "map_readers",
+        lambda epoch: _MapIterator(func, sources, epoch),
+        lambda: _shortest(sources),
     )
 
 

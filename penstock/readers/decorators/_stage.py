@@ -57,7 +57,10 @@ class StageIterator(IteratorBase):
             raise
 
     def _save(self) -> State:
-        return {"position": self.position, "sources": [one.get_state() for one in self._inner]}
+        return {
+            "position": self.position,
+            "sources": [one.get_state() for one in self._inner],
+        }
 
     def _load(self, state: State) -> None:
         self.position = state["position"]

@@ -66,7 +66,7 @@ class _XmapIterator(StageIterator):
             before = source.get_state()
             try:
                 item = next(source)
-            except (StopIteration, Exception) as error:
+            except Exception as error:  # raised behind the samples before it
                 self._source_end = error
                 return
             number = self._num_read
@@ -90,7 +90,10 @@ class _XmapIterator(StageIterator):
         try:
             mapped = future.result()
         except Exception as error:
-            note(error, origin(f"xmap_readers({name_of(self._mapper)})", number, self.epoch))
+            note(
+                error,
+                origin(f"xmap_readers({name_of(self._mapper)})", number, self.epoch),
+            )
             self.close()
             raise
         oldest = next(iter(self._flying))

@@ -275,7 +275,7 @@ def build_ofrecord(values: Mapping[str, Any]) -> bytes:
         value = values[name]
         if not isinstance(value, (np.ndarray, np.generic, bytes, str)):
             array = np.asarray(value)
-            if array.dtype == np.float64:
+            if array.dtype == np.float64 and array.size:
                 value = array.astype(np.float32)
             elif array.dtype == np.int64 and array.size:
                 limits = np.iinfo(np.int32)

@@ -233,10 +233,13 @@ class _OpenFiles:
         finally:
             with self._lock:
                 entry[1] -= 1
+                self._evict()
 
     def _evict(self) -> None:
+        if len(self._entries) <= _MAX_OPEN_FILES:
+            return
         idle = [number for number, entry in self._entries.items() if entry[1] == 0]
-        for number in idle[: max(0, len(self._entries) - _MAX_OPEN_FILES)]:
+        for number in idle[: len(self._entries) - _MAX_OPEN_FILES]:
             os.close(self._entries.pop(number)[0])
 
     def close(self) -> None:

@@ -14,14 +14,17 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def image_size(encoded: bytes) -> tuple[int, int] | None:
-    """Return (height, width) from the header of a JPEG or PNG; `None` for anything else.
+    """Return (height, width) from the header of a whole PNG or a JPEG; `None` for anything else.
+
+    A PNG is walked chunk by chunk: opencv allocates what a chunk claims before it reads it, up
+    to 4 GiB for a damaged length.
 
     >>> image_size(encode_png(np.zeros((4, 6, 3), np.uint8)))
     (4, 6)
     """
     if encoded[:8] == _PNG_MAGIC and len(encoded) >= 24:
         width, height = struct.unpack_from(">II", encoded, 16)
-        return height, width
+        return (height, width) if _has_whole_chunks(encoded) else None
     if encoded[:2] != b"\xff\xd8":
         return None
     at = 2
@@ -34,6 +37,15 @@ def image_size(encoded: bytes) -> tuple[int, int] | None:
         else:
             at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
     return None
+
+
+def _has_whole_chunks(png: bytes) -> bool:
+    at = len(_PNG_MAGIC)
+    while at + 12 <= len(png):
+        at += 12 + int.from_bytes(png[at : at + 4], "big")
+        if at <= len(png) and png[at - 8 : at - 4] == b"IEND":
+            return True
+    return False
 
 
 def decode_image(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:
@@ -49,8 +61,8 @@ def decode_image(encoded: bytes, *, channels: int = 3, name: str = "image") -> n
     """
     import cv2
 
-    image = decode_bgr(encoded, channels=channels, name=name)
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB) if channels == 3 else image
+    flag = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
+    return _decode(encoded, flag, name)
 
 
 def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:
@@ -61,11 +73,17 @@ def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.
     """
     import cv2
 
+    flag = cv2.IMREAD_COLOR_BGR if channels == 3 else cv2.IMREAD_GRAYSCALE
+    return _decode(encoded, flag, name)
+
+
+def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
+    import cv2
+
     size = image_size(encoded)
     if size is None or not 0 < size[0] * size[1] <= _MAX_PIXELS:
         claimed = f"{size[0]} x {size[1]} pixels" if size else f"bytes {encoded[:8].hex()!r}..."
         raise _image_error(name, claimed, f"a JPEG or PNG of 1 to {_MAX_PIXELS} pixels")
-    flag = cv2.IMREAD_COLOR if channels == 3 else cv2.IMREAD_GRAYSCALE
     data = np.frombuffer(encoded, np.uint8)
     try:
         image = cv2.imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -73,7 +91,7 @@ def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.
         raise _image_error(name, f"opencv error {error.code}", "a JPEG or PNG") from None
     if image is None:
         raise _image_error(name, f"{len(encoded)} bytes opencv cannot decode", "a JPEG or PNG")
-    return image if channels == 3 else image[..., None]
+    return image if image.ndim == 3 else image[..., None]
 
 
 def resize_image(

@@ -218,8 +218,7 @@ class NormByChannelPreprocessor:
         """Normalise mean and std, and check them."""
         mean = tuple(float(value) for value in np.atleast_1d(self.mean))
         std = tuple(float(value) for value in np.atleast_1d(self.std))
-        if self.data_format == "no_channel":
-            std = std[:1] if len(set(std)) == 1 else std
+        std = std[:1] if len(set(std)) == 1 else std
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
         known = ("channels_last", "channels_first", "no_channel")

@@ -25,7 +25,7 @@ from penstock.readers.records.decoding import (
 from penstock.readers.records.errors import RecordError
 from penstock.readers.records.files import RecordFiles, RecordFormat
 from penstock.readers.records.ordered_map import OrderedMap
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 _logger = logging.getLogger("penstock.readers")
 _MAX_PIECE = 32  # records a thread decodes at a time: a task costs 20 us, a small record 3 us
@@ -39,7 +39,8 @@ class ReadOptions:
     """How records become batches; `tfrecord` and `ofrecord` document each.
 
     Raises:
-      ValueError: an unknown `on_error`, or a negative number of threads.
+      ValueError: an unknown `on_error`, a negative number of threads, a batch size below 1.
+      ShardError: a batch size that is not a multiple of the number of processes.
     """
 
     batch_size: BatchSize | None = None
@@ -76,6 +77,8 @@ class ReadOptions:
                     "Leave it out for one thread a core",
                 )
             )
+        if self.batch_size is not None:
+            resolve_batch_size(self.batch_size, self.shard)
 
     @property
     def threads(self) -> int:
@@ -101,7 +104,7 @@ class RecordReader(ReaderBase):
         self.paths, self.form = list(paths), form
         self.decoder, self.options = decoder, options
         self._indexing = threading.Lock()
-        self._files: RecordFiles | None = None
+        self._indexed: tuple[RecordFiles, RecordOrder] | None = None
         self.cache: dict[int, bytes] | None = {} if options.cache_records else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,28 +125,31 @@ class RecordReader(ReaderBase):
           RecordError: a file is damaged and errors are raised, not skipped.
           OSError: a file cannot be opened.
         """
-        with self._indexing:
-            if self._files is None:
-                files = RecordFiles(self.paths, self.form)
-                if files.damages and self.options.on_error == "raise":
-                    raise files.damages[0]
-                self._files = files
-            return self._files
+        return self._index()[0]
 
     @property
     def order(self) -> RecordOrder:
-        """Return which records make which batch."""
-        options, files = self.options, self.files
-        return RecordOrder(
-            num_records=len(files),
-            batch_size=options.batch_size,
-            shuffle=options.shuffle,
-            seed=options.seed,
-            drop_remainder=options.drop_remainder,
-            shard=options.shard,
-            file_names=tuple(files.paths),
-            file_sizes=files.sizes,
-        )
+        """Return which records make which batch; raises as `files` does."""
+        return self._index()[1]
+
+    def _index(self) -> tuple[RecordFiles, RecordOrder]:
+        with self._indexing:
+            if self._indexed is None:
+                options, files = self.options, RecordFiles(self.paths, self.form)
+                if files.damages and options.on_error == "raise":
+                    raise files.damages[0]
+                order = RecordOrder(
+                    num_records=len(files),
+                    batch_size=options.batch_size,
+                    shuffle=options.shuffle,
+                    seed=options.seed,
+                    drop_remainder=options.drop_remainder,
+                    shard=options.shard,
+                    file_names=tuple(files.paths),
+                    file_sizes=files.sizes,
+                )
+                self._indexed = files, order
+            return self._indexed
 
     def __len__(self) -> int:
         """Return the number of batches (samples without a batch size) when none is skipped."""

@@ -114,7 +114,8 @@ def fill_feature(feature: Any, name: str, value: Any, *, has_narrow_types: bool)
     """Put a value into a protobuf feature, in the list that fits its kind.
 
     `has_narrow_types` is OFRecord's choice of lists: float64 to double, int32 and narrower
-    integers to int32; tf.Example has only float and int64.
+    integers to int32; tf.Example has only float and int64. An empty list is written without a
+    kind, an empty array with that of its dtype.
 
     Raises:
       FeatureError: a value of another kind, or an integer beyond int64.
@@ -122,7 +123,9 @@ def fill_feature(feature: Any, name: str, value: Any, *, has_narrow_types: bool)
     if isinstance(value, (bytes, str)):
         value = [value]
     is_sequence = isinstance(value, Sequence)
-    if is_sequence and value and all(isinstance(item, (bytes, str)) for item in value):
+    if is_sequence and not value:
+        return  # a list of no kind: readers take it for whatever they declare
+    if is_sequence and all(isinstance(item, (bytes, str)) for item in value):
         items = [item.encode() if isinstance(item, str) else item for item in value]
         feature.bytes_list.value.extend(items)
         return

@@ -1,0 +1,1 @@
+"""Benchmarks, each a module with a `main()`; `python -m benchmarks` runs them."""

@@ -1,0 +1,62 @@
+"""Timing contenders against each other on a shared machine: alternately, in one process."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, units: int
+) -> dict[str, list[float]]:
+    """Return the seconds per unit of each contender in each round.
+
+    Every round runs each contender once, so that what else the machine does meets all of them; one
+    round runs before, to compile and warm up. The order turns from round to round.
+
+    Arguments:
+      units: what one call does, e.g. its number of steps.
+    """
+    names = list(contenders)
+    for name in names:
+        contenders[name]()
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            start = time.perf_counter()
+            contenders[name]()
+            seconds[name].append((time.perf_counter() - start) / units)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> float:
+    """Return the median over rounds of a contender's time relative to the base's in that round."""
+    return statistics.median(
+        ours / theirs for ours, theirs in zip(seconds[name], seconds[base], strict=True)
+    )
+
+
+def environment() -> str:
+    """Return one line on machine and versions."""
+    import flax
+    import optax
+
+    device = jax.devices()[0]
+    import os
+
+    return (
+        f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, JAX {jax.__version__}, flax {flax.__version__}, "
+        f"optax {optax.__version__}"
+    )
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return rows as a Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

@@ -1,0 +1,134 @@
+"""Samples per second from memory: `readers.arrays` against plain numpy, Grain and torch.
+
+    python -m benchmarks readers_memory
+
+60,000 images of 28x28 bytes and their labels, shuffled. The yardstick is numpy alone: one
+permutation an epoch, one fancy index a batch and array. Grain and torch work sample by sample and
+are read over fewer samples. Then the memory of the process over a long epoch, which must be flat.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks import _timing
+from penstock import readers
+
+NUM_SAMPLES = 60_000
+NUM_SLOW = 4_096  # for what works sample by sample
+BARE = "numpy"
+
+
+def _columns(num_samples: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (num_samples, 28, 28), dtype=np.uint8)
+    return {"image": images, "label": rng.integers(0, 10, num_samples, dtype=np.int32)}
+
+
+def _by_numpy(columns: dict[str, np.ndarray], batch_size: int) -> Callable[[], None]:
+    image, label = columns["image"], columns["label"]
+    epochs = iter(range(10**9))
+
+    def run() -> None:
+        order = np.random.default_rng((0, next(epochs))).permutation(len(label))
+        for start in range(0, len(label), batch_size):
+            rows = order[start : start + batch_size]
+            {"image": image[rows], "label": label[rows]}
+
+    return run
+
+
+def _drain(reader: Any) -> Callable[[], None]:
+    def run() -> None:
+        for _ in reader:
+            pass
+
+    return run
+
+
+def _by_grain(columns: dict[str, np.ndarray], batch_size: int) -> Any:
+    import grain
+
+    class Source:
+        def __len__(self) -> int:
+            return len(columns["label"])
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"image": columns["image"][index], "label": columns["label"][index]}
+
+    return grain.MapDataset.source(Source()).shuffle(seed=0).batch(batch_size)
+
+
+def _by_torch(columns: dict[str, np.ndarray], batch_size: int) -> Any:
+    import torch
+
+    data = torch.utils.data.TensorDataset(*map(torch.from_numpy, columns.values()))
+    return torch.utils.data.DataLoader(data, batch_size=batch_size, shuffle=True)
+
+
+def _row(
+    name: str, contenders: dict[str, Callable[[], None]], units: int, rounds: int
+) -> list[str]:
+    seconds = _timing.alternate(contenders, rounds=rounds, units=units)
+    cells = []
+    for contender, each in seconds.items():
+        speed = 1 / _timing.ratio(seconds, contender, BARE)
+        cells.append(f"{contender} {1e-6 / statistics.median(each):.2f} M/s, {speed:.2f}x")
+    return [name, "; ".join(cells)]
+
+
+def _memory_over_an_epoch() -> list[str]:
+    """Return the growth of the process's peak memory while one reader yields 100,000 batches."""
+    columns = {"x": np.zeros((6_400_000, 8), np.uint8)}
+    with readers.buffered(readers.arrays(columns, 64, shuffle=True), 4)() as iterator:
+        for _ in range(1_000):
+            next(iterator)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        num_batches = sum(1 for _ in iterator)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return [
+        f"peak memory over {num_batches} further batches of one epoch",
+        f"+{(after - before) / 1024:.1f} MiB on {before / 1024:.0f} MiB",
+    ]
+
+
+def main(rounds: int = 15) -> None:
+    """Print the table."""
+    print(f"{os.cpu_count()} cores, numpy {np.__version__}\n")
+    whole, part = _columns(NUM_SAMPLES), _columns(NUM_SLOW)
+    rows = []
+    for batch_size in (64, 256, 1024):
+        contenders = {
+            BARE: _by_numpy(whole, batch_size),
+            "arrays": _drain(readers.arrays(whole, batch_size, shuffle=True)),
+            "buffered arrays": _drain(
+                readers.buffered(readers.arrays(whole, batch_size, shuffle=True), 2)
+            ),
+        }
+        rows.append(_row(f"batch {batch_size}, shuffled", contenders, NUM_SAMPLES, rounds))
+        print("  ".join(rows[-1]), flush=True)
+    contenders = {
+        BARE: _by_numpy(part, 64),
+        "arrays": _drain(readers.arrays(part, 64, shuffle=True)),
+    }
+    if importlib.util.find_spec("grain"):
+        contenders["Grain"] = _drain(_by_grain(part, 64))
+    if importlib.util.find_spec("torch"):
+        contenders["torch"] = _drain(_by_torch(part, 64))
+    rows.append(_row(f"batch 64, {NUM_SLOW} samples", contenders, NUM_SLOW, 5))
+    print("  ".join(rows[-1]), flush=True)
+    rows.append(_memory_over_an_epoch())
+    print("  ".join(rows[-1]), flush=True)
+    print(f"\nsamples per second (median), and the median speed relative to {BARE}\n")
+    print(_timing.table(["reader", "result"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The `penstock` command: `penstock train`, `penstock convert`.
+
+A command is a module of this package with `run(argv) -> int`, imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from penstock import __version__
+from penstock._errors import nearest
+
+_COMMANDS = {
+    "train": "train a network on handwritten digits, save it, and show what it makes of a few",
+    "convert": "make record files from datasets' archives, image folders or other record files",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Arguments:
+      argv: the words after `penstock`; those of this process by default.
+
+    Returns:
+      The exit status: 0 when all went well, 1 when the command failed, 2 when it was called
+      wrongly, 130 after Ctrl-C.
+
+    >>> main(["--version"])
+    penstock 0.1.0
+    0
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"penstock {__version__}")
+        return 0
+    if name not in _COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        expected = ", ".join(_COMMANDS)
+        hint = nearest(name, ["--help", "--version"] if kind == "option" else _COMMANDS)
+        print(
+            f"penstock got the {kind} {name!r}, expected one of: {expected}.{hint} "
+            "`penstock --help` says what they do.",
+            file=sys.stderr,
+        )
+        return 2
+    return _run(name, words[1:])
+
+
+def _run(name: str, words: list[str]) -> int:
+    try:
+        return importlib.import_module(f"penstock.commands.{name}").run(words)
+    except KeyboardInterrupt:
+        print(f"\npenstock {name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `penstock train | head` has seen enough
+        sys.stderr.close()
+        return 1
+    except SystemExit as request:  # from argparse: 0 after --help, 2 after wrong arguments
+        return request.code if isinstance(request.code, int) else 1
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:9} {what}" for name, what in _COMMANDS.items())
+    return f"""usage: penstock COMMAND [ARGUMENTS]
+
+{commands}
+
+`penstock COMMAND --help` lists a command's arguments. `penstock --version` prints the version."""

@@ -1,0 +1,299 @@
+"""The layers whose defaults or arguments Fluid has otherwise; `fluid.layers` offers them.
+
+`use_cudnn` and `is_sparse` are accepted and change nothing: XLA chooses the kernels, and they never
+changed values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+
+from penstock import layers
+
+Sizes = int | Sequence[int]
+Attr = layers.ParamAttr | Any
+"""What `param_attr` and `bias_attr` accept; see `penstock.layers.ParamAttr`."""
+
+
+def conv2d(
+    input: jax.Array,
+    num_filters: int,
+    filter_size: Sizes,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int | None = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Apply a two-dimensional convolution to channels-first images.
+
+    See `penstock.layers.conv2d`; kernels are `[height, width, C / groups, num_filters]` here too.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
+    ...     return fluid.layers.conv2d(image, num_filters=4, filter_size=5)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
+    (1, 4, 4, 4)
+    """
+    return layers.conv2d(
+        input,
+        num_filters,
+        filter_size,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups or 1,
+        param_attr=param_attr,
+        bias_attr=bias_attr,
+        act=act,
+        name=name,
+        data_format="NCHW",
+    )
+
+
+def conv2d_transpose(
+    input: jax.Array,
+    num_filters: int,
+    output_size: Sizes | None = None,
+    filter_size: Sizes | None = None,
+    padding: Sizes = 0,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    groups: int | None = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Apply the transpose of a convolution to channels-first images.
+
+    See `penstock.layers.conv2d_transpose`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     image = fluid.layers.data(name="image", shape=[1, 4, 4])
+    ...     return fluid.layers.conv2d_transpose(image, 3, filter_size=2, stride=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0] * 4] * 4]]}).shape
+    (1, 3, 8, 8)
+    """
+    return layers.conv2d_transpose(
+        input,
+        num_filters,
+        output_size=output_size,
+        filter_size=filter_size,
+        padding=padding,
+        stride=stride,
+        dilation=dilation,
+        groups=groups or 1,
+        param_attr=param_attr,
+        bias_attr=bias_attr,
+        act=act,
+        name=name,
+        data_format="NCHW",
+    )
+
+
+def pool2d(
+    input: jax.Array,
+    pool_size: Sizes = -1,
+    pool_type: Literal["max", "avg"] = "max",
+    pool_stride: Sizes = 1,
+    pool_padding: Sizes = 0,
+    global_pooling: bool = False,
+    use_cudnn: bool = True,
+    ceil_mode: bool = False,
+    name: str | None = None,
+    exclusive: bool = True,
+) -> jax.Array:
+    """Reduce windows of channels-first images; see `penstock.layers.pool2d`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+      name: changes nothing, as pooling has no parameters.
+
+    Returns:
+      `[B, C, H', W']`.
+
+    >>> import jax.numpy as jnp
+    >>> pool2d(jnp.arange(16.0).reshape(1, 1, 4, 4), pool_size=2, pool_stride=2).tolist()
+    [[[[5.0, 7.0], [13.0, 15.0]]]]
+    """
+    return layers.pool2d(
+        input,
+        pool_size,
+        pool_type,
+        pool_stride,
+        pool_padding,
+        global_pooling=global_pooling,
+        ceil_mode=ceil_mode,
+        exclusive=exclusive,
+        data_format="NCHW",
+    )
+
+
+def batch_norm(
+    input: jax.Array,
+    act: str | None = None,
+    is_test: bool = False,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    data_layout: Literal["NCHW", "NHWC"] = "NCHW",
+    name: str | None = None,
+    use_global_stats: bool = False,
+) -> jax.Array:
+    """Normalise each channel over the batch; see `penstock.layers.batch_norm`.
+
+    Arguments:
+      input: `[B, C]`, `[B, C, H, W]`, any `[B, C, ...]`.
+      is_test: use the running statistics in training too, as does `use_global_stats`. The test and
+        infer programs do so anyway.
+
+    Returns:
+      The input's shape.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     return fluid.layers.batch_norm(fluid.layers.data(name="image", shape=[3, 8, 8]))
+    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["batch_norm_0"][
+    ...     "scale"
+    ... ].shape
+    (3,)
+    """
+    return layers.batch_norm(
+        input,
+        act=act,
+        momentum=momentum,
+        epsilon=epsilon,
+        param_attr=param_attr,
+        bias_attr=bias_attr,
+        name=name,
+        data_format=data_layout,
+        use_global_stats=is_test or use_global_stats,
+    )
+
+
+def group_norm(
+    input: jax.Array,
+    groups: int,
+    epsilon: float = 1e-5,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    data_layout: Literal["NCHW", "NHWC"] = "NCHW",
+    name: str | None = None,
+) -> jax.Array:
+    """Normalise each example's channels in groups; see `penstock.layers.group_norm`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      The input's shape.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     return fluid.layers.group_norm(
+    ...         fluid.layers.data(name="image", shape=[4, 8, 8]), groups=2
+    ...     )
+    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["group_norm_0"][
+    ...     "scale"
+    ... ].shape
+    (4,)
+    """
+    return layers.group_norm(
+        input,
+        groups,
+        epsilon=epsilon,
+        param_attr=param_attr,
+        bias_attr=bias_attr,
+        act=act,
+        name=name,
+        data_format=data_layout,
+    )
+
+
+def dropout(
+    x: jax.Array,
+    dropout_prob: float,
+    is_test: bool = False,
+    *,
+    name: str | None = None,
+    dropout_implementation: Literal[
+        "downgrade_in_infer", "upscale_in_train"
+    ] = "downgrade_in_infer",
+) -> jax.Array:
+    """Set elements to zero at random; by default test and infer multiply by `1 - dropout_prob`.
+
+    See `penstock.layers.dropout`, whose default is the other implementation. The seed is the
+    Trainer's.
+
+    Arguments:
+      x: `[B, ...]`.
+      is_test: in training too do what the test program does.
+
+    Returns:
+      The input's shape and dtype.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     return fluid.layers.dropout(fluid.layers.data(name="x", shape=[2]), 0.5)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
+    [[0.5, 1.0]]
+    """
+    if is_test:
+        return x if dropout_implementation == "upscale_in_train" else x * (1.0 - dropout_prob)
+    return layers.dropout(x, dropout_prob, name=name, dropout_implementation=dropout_implementation)
+
+
+def embedding(
+    input: jax.Array,
+    size: Sequence[int],
+    is_sparse: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Attr = None,
+    *,
+    name: str | None = None,
+) -> jax.Array:
+    """Look up rows of a table; see `penstock.layers.embedding`.
+
+    Arguments:
+      input: integer ids, `[B, ...]`; a last axis of size 1 is dropped.
+      size: `[vocabulary, width]`.
+
+    Returns:
+      `[B, ..., width]`.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     word = fluid.layers.data(name="word", shape=[1], dtype="int64")
+    ...     return fluid.layers.embedding(word, size=[100, 16], param_attr="shared_w")
+    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["shared_w"].shape
+    (100, 16)
+    """
+    return layers.embedding(input, size, padding_idx, param_attr, name)

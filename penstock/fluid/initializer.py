@@ -1,0 +1,73 @@
+"""`fluid.initializer`: for `ParamAttr(initializer=)`; each gives `(key, shape, dtype) -> array`.
+
+Weights are `[..., inputs, outputs]`, as penstock's layers have them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+
+
+class Initializer(Protocol):
+    """A function that draws a parameter's initial value."""
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any = ...) -> jax.Array:
+        """Return the value, of `shape` and `dtype`."""
+        ...
+
+
+def Constant(value: float = 0.0) -> Initializer:
+    """Return an initializer that fills with `value`.
+
+    >>> Constant(2.0)(jax.random.key(0), (2,), "float32").tolist()
+    [2.0, 2.0]
+    """
+    return initializers.constant(value)
+
+
+def Uniform(low: float = -1.0, high: float = 1.0) -> Initializer:
+    """Return an initializer that draws from `low` to `high`.
+
+    >>> bool(Uniform(2.0, 3.0)(jax.random.key(0), (9,), "float32").min() >= 2)
+    True
+    """
+
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any = "float32") -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, low, high)
+
+    return draw
+
+
+def Normal(loc: float = 0.0, scale: float = 1.0) -> Initializer:
+    """Return an initializer that draws with mean `loc` and standard deviation `scale`.
+
+    >>> Normal(5.0, 0.0)(jax.random.key(0), (2,), "float32").tolist()
+    [5.0, 5.0]
+    """
+
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any = "float32") -> jax.Array:
+        return loc + scale * jax.random.normal(key, shape, jnp.dtype(dtype))
+
+    return draw
+
+
+def Xavier(uniform: bool = True) -> Initializer:
+    """Return Glorot and Bengio's initializer: variance `2 / (inputs + outputs)`.
+
+    >>> Xavier()(jax.random.key(0), (3, 4), "float32").shape
+    (3, 4)
+    """
+    return initializers.variance_scaling(1.0, "fan_avg", "uniform" if uniform else "normal")
+
+
+def MSRA(uniform: bool = True) -> Initializer:
+    """Return He et al.'s initializer: variance `2 / inputs`.
+
+    >>> MSRA(uniform=False)(jax.random.key(0), (3, 4), "float32").shape
+    (3, 4)
+    """
+    return initializers.variance_scaling(2.0, "fan_in", "uniform" if uniform else "normal")

@@ -1,0 +1,132 @@
+"""`fluid.nets`: small compositions of layers, for channels-first images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+
+from penstock import layers
+from penstock.fluid._own import Attr, Sizes, batch_norm, conv2d, dropout, pool2d
+from penstock.layers import glu as glu
+from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
+
+
+def simple_img_conv_pool(
+    input: jax.Array,
+    num_filters: int,
+    filter_size: Sizes,
+    pool_size: Sizes,
+    pool_stride: Sizes,
+    pool_padding: Sizes = 0,
+    pool_type: Literal["max", "avg"] = "max",
+    global_pooling: bool = False,
+    conv_stride: Sizes = 1,
+    conv_padding: Sizes = 0,
+    conv_dilation: Sizes = 1,
+    conv_groups: int = 1,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    act: str | None = None,
+    use_cudnn: bool = True,
+) -> jax.Array:
+    """Apply `conv2d`, then `pool2d`, to channels-first images.
+
+    See `penstock.layers.simple_img_conv_pool`; `use_cudnn` changes nothing.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
+    ...     return fluid.nets.simple_img_conv_pool(image, 20, 3, pool_size=2, pool_stride=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
+    (1, 20, 3, 3)
+    """
+    return layers.simple_img_conv_pool(
+        input,
+        num_filters,
+        filter_size,
+        pool_size,
+        pool_stride,
+        pool_padding=pool_padding,
+        pool_type=pool_type,
+        global_pooling=global_pooling,
+        conv_stride=conv_stride,
+        conv_padding=conv_padding,
+        conv_dilation=conv_dilation,
+        conv_groups=conv_groups,
+        param_attr=param_attr,
+        bias_attr=bias_attr,
+        act=act,
+        data_format="NCHW",
+    )
+
+
+def img_conv_group(
+    input: jax.Array,
+    conv_num_filter: Sequence[int],
+    pool_size: Sizes,
+    conv_padding: Any = 1,
+    conv_filter_size: Any = 3,
+    conv_act: str | None = None,
+    param_attr: Attr | Sequence[Attr] = None,
+    conv_with_batchnorm: bool | Sequence[bool] = False,
+    conv_batchnorm_drop_rate: float | Sequence[float] = 0.0,
+    pool_stride: Sizes = 1,
+    pool_type: Literal["max", "avg"] = "max",
+    use_cudnn: bool = True,
+) -> jax.Array:
+    """Apply several convolutions with batch norm and dropout if wanted, then `pool2d`.
+
+    See `penstock.layers.img_conv_group`; here images are channels first, dropout scales in test and
+    infer, and `use_cudnn` changes nothing.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+      conv_num_filter: the filters of each convolution. Other arguments of convolutions are a value
+        for all of them or a list with one for each.
+
+    Returns:
+      `[B, conv_num_filter[-1], H', W']`.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
+    ...     return fluid.nets.img_conv_group(image, [4, 6], pool_size=2, pool_stride=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
+    (1, 6, 4, 4)
+    """
+    count = len(conv_num_filter)
+    paddings = _for_each(count, "conv_padding", conv_padding)
+    sizes = _for_each(count, "conv_filter_size", conv_filter_size)
+    attrs = _for_each(count, "param_attr", param_attr)
+    norms = _for_each(count, "conv_with_batchnorm", conv_with_batchnorm)
+    rates = _for_each(count, "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate)
+    x = input
+    for i in range(count):
+        act = None if norms[i] else conv_act
+        x = conv2d(
+            x, conv_num_filter[i], sizes[i], padding=paddings[i], param_attr=attrs[i], act=act
+        )
+        if norms[i]:
+            x = batch_norm(x, act=conv_act)
+            x = dropout(x, rates[i]) if rates[i] else x
+    return pool2d(x, pool_size, pool_type, pool_stride)
+
+
+def _for_each(count: int, argument: str, value: Any) -> list[Any]:
+    values = list(value) if isinstance(value, list | tuple) else [value] * count
+    if len(values) != count:
+        raise ValueError(
+            f"fluid.nets.img_conv_group got {len(values)} values of {argument} for {count} "
+            "convolutions, expected as many. A list gives one for each. Give one value for all."
+        )
+    return values

@@ -1,0 +1,148 @@
+"""`fluid.optimizer`: Fluid's optimizers with Fluid's defaults, as optax transformations.
+
+`learning_rate` is a number or an optax schedule. `regularization` is a regularizer for every
+parameter, e.g. `fluid.regularizer.L2Decay(1e-4)`; it comes on top of a parameter's own. Missing:
+what optax has with another rule or not at all (Ftrl, DecayedAdagrad, LarsMomentum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+LearningRate = float | Callable[[Any], Any]
+Regularizer = Callable[[jax.Array], jax.Array]
+
+
+def SGD(
+    learning_rate: LearningRate = 0.001, regularization: Regularizer | None = None
+) -> optax.GradientTransformation:
+    """Return stochastic gradient descent: `p - learning_rate * g`.
+
+    >>> _one_step(SGD(0.1), parameter=1.0, gradient=2.0)
+    0.8
+    """
+    return _with(regularization, optax.sgd(learning_rate))
+
+
+def Momentum(
+    learning_rate: LearningRate,
+    momentum: float,
+    use_nesterov: bool = False,
+    regularization: Regularizer | None = None,
+) -> optax.GradientTransformation:
+    """Return descent along `v = momentum * v + g`; with Nesterov along `g + momentum * v`.
+
+    >>> _one_step(Momentum(0.1, 0.9, use_nesterov=True), parameter=1.0, gradient=2.0)
+    0.62
+    """
+    return _with(regularization, optax.sgd(learning_rate, momentum, use_nesterov))
+
+
+def Adagrad(
+    learning_rate: LearningRate,
+    epsilon: float = 1e-6,
+    regularization: Regularizer | None = None,
+    initial_accumulator_value: float = 0.0,
+) -> optax.GradientTransformation:
+    """Return Adagrad (Duchi et al. 2011): steps divided by the root of all squares so far.
+
+    optax adds its epsilon under the root and Fluid beside it; given its square, they differ only
+    for gradients about as small as `epsilon`.
+
+    >>> _one_step(Adagrad(0.1), parameter=1.0, gradient=2.0)
+    0.9
+    """
+    transformation = optax.adagrad(learning_rate, initial_accumulator_value, epsilon**2)
+    return _with(regularization, transformation)
+
+
+def Adam(
+    learning_rate: LearningRate = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    regularization: Regularizer | None = None,
+) -> optax.GradientTransformation:
+    """Return Adam (Kingma and Ba 2015).
+
+    Fluid adds `epsilon` before the correction of the bias, the paper and optax after it.
+
+    >>> _one_step(Adam(0.1), parameter=1.0, gradient=2.0)
+    0.9
+    """
+    return _with(regularization, optax.adam(learning_rate, beta1, beta2, epsilon))
+
+
+def Adamax(
+    learning_rate: LearningRate = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    regularization: Regularizer | None = None,
+) -> optax.GradientTransformation:
+    """Return Adamax (Kingma and Ba 2015): Adam with the largest gradient in place of the root.
+
+    >>> _one_step(Adamax(0.1), parameter=1.0, gradient=2.0)
+    0.9
+    """
+    return _with(regularization, optax.adamax(learning_rate, beta1, beta2, epsilon))
+
+
+def RMSProp(
+    learning_rate: LearningRate,
+    rho: float = 0.95,
+    epsilon: float = 1e-6,
+    momentum: float = 0.0,
+    centered: bool = False,
+    regularization: Regularizer | None = None,
+) -> optax.GradientTransformation:
+    """Return RMSProp (Hinton): steps divided by the root of a running mean of squares.
+
+    `epsilon` is added under the root; momentum is of the steps, not of the gradients.
+
+    >>> _one_step(RMSProp(0.1, rho=0.75), parameter=1.0, gradient=2.0)
+    0.8
+    """
+    transformation = optax.rmsprop(
+        learning_rate, rho, epsilon, centered=centered, momentum=momentum or None
+    )
+    return _with(regularization, transformation)
+
+
+def Adadelta(
+    learning_rate: LearningRate,
+    epsilon: float = 1e-6,
+    rho: float = 0.95,
+    regularization: Regularizer | None = None,
+) -> optax.GradientTransformation:
+    """Return Adadelta (Zeiler 2012): steps scaled by the running sizes of steps over gradients.
+
+    >>> _one_step(Adadelta(1.0, epsilon=1.0, rho=0.0), parameter=1.0, gradient=0.0)
+    1.0
+    """
+    return _with(regularization, optax.adadelta(learning_rate, rho, epsilon))
+
+
+def _with(
+    regularization: Regularizer | None, transformation: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    if regularization is None:
+        return transformation
+
+    def add(gradients: Any, parameters: Any) -> Any:
+        return jax.tree.map(lambda g, p: g + regularization(p), gradients, parameters)
+
+    return optax.chain(optax.stateless(add), transformation)
+
+
+def _one_step(
+    transformation: optax.GradientTransformation, parameter: float, gradient: float
+) -> float:
+    """Return the parameter after one step, to four digits; for the examples here."""
+    value, slope = jax.numpy.float32(parameter), jax.numpy.float32(gradient)
+    update, _ = transformation.update(slope, transformation.init(value), value)
+    return round(float(value + update), 4)  # pyright: ignore[reportOperatorIssue]

@@ -1,0 +1,23 @@
+"""`fluid.regularizer`: for `ParamAttr(regularizer=)` and an optimizer's `regularization=`."""
+
+from __future__ import annotations
+
+from penstock import layers
+
+
+def L1Decay(regularization_coeff: float = 0.0) -> layers.L1Decay:
+    """Return what adds `regularization_coeff * sign(parameter)` to a gradient.
+
+    >>> L1Decay(0.5)
+    L1Decay(coefficient=0.5)
+    """
+    return layers.L1Decay(regularization_coeff)
+
+
+def L2Decay(regularization_coeff: float = 0.0) -> layers.L2Decay:
+    """Return what adds `regularization_coeff * parameter` to a gradient.
+
+    >>> L2Decay(0.5)
+    L2Decay(coefficient=0.5)
+    """
+    return layers.L2Decay(regularization_coeff)

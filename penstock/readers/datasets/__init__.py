@@ -1,0 +1,31 @@
+"""Named data sets behind one function: `readers.dataset("digits", split="train")`.
+
+| name | sample | from |
+|---|---|---|
+| digits | image [8, 8, 1] float32 in 0..1, label | scikit-learn, real |
+| wine, breast_cancer | x [13], [30] standardised float32, label | scikit-learn, real |
+| diabetes | x [10] standardised float32, y [1] float32 | scikit-learn, real |
+| uci_housing | x [13] standardised float32, y [1] float32 | files |
+| mnist, fashion_mnist | image [28, 28, 1] uint8, label | files, TFRecord, TFDS |
+| cifar10, cifar100 | image [32, 32, 3] uint8, label | files, TFRecord, TFDS |
+| flowers | image [224, 224, 3] uint8, label | image folders, TFRecord |
+| imdb | words [256] int32, length, label (0 positive, 1 negative) | files |
+| imikolov | firstw secondw thirdw forthw nextw, int32 | files |
+| movielens | the eight inputs of Fluid's recommender, lengths, score [1] | files |
+| mock | image of ones in any shape, label 1: FastNN's, to measure speed | made |
+
+Labels are int32 scalars. What is standardised is so with the statistics of the training split.
+Where no file of its own divides a set, a fifth (a tenth of flowers and movielens) is the test
+split, by a fixed permutation.
+"""
+
+# Imported for what they register.
+from penstock.readers.datasets import _embedded as _embedded
+from penstock.readers.datasets import _images as _images
+from penstock.readers.datasets import _text as _text
+from penstock.readers.datasets._dataset import dataset as dataset
+from penstock.readers.datasets._registry import DatasetRequest as DatasetRequest
+from penstock.readers.datasets._registry import RecordSet as RecordSet
+from penstock.readers.datasets._registry import dataset_names as dataset_names
+from penstock.readers.datasets._registry import dataset_splits as dataset_splits
+from penstock.readers.datasets._registry import register_dataset as register_dataset

@@ -1,0 +1,86 @@
+"""Data sets that need no download: scikit-learn's real ones, and FastNN's mock."""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.readers.datasets._registry import DatasetRequest, register_dataset
+from penstock.readers.datasets._split import fixed_split, standardised
+
+Arrays = dict[str, np.ndarray]
+
+
+@register_dataset("digits")
+def load_digits(request: DatasetRequest) -> Arrays:
+    """Load 1797 handwritten digits: image [8, 8, 1] float32 in 0..1, label in 0..9."""
+    from sklearn import datasets
+
+    bunch: Any = datasets.load_digits()
+    rows = fixed_split(len(bunch.target), request.split)
+    images = bunch.images[rows, :, :, np.newaxis] / 16
+    return {
+        "image": images.astype(np.float32),
+        "label": bunch.target[rows].astype(np.int32),
+    }
+
+
+@register_dataset("diabetes")
+def load_diabetes(request: DatasetRequest) -> Arrays:
+    """Load 442 patients: x [10] standardised, y [1] the disease's progress, 25 to 346."""
+    from sklearn import datasets
+
+    bunch: Any = datasets.load_diabetes(scaled=False)
+    return regression(bunch.data, bunch.target, request.split)
+
+
+@register_dataset("wine")
+def load_wine(request: DatasetRequest) -> Arrays:
+    """Load 178 wines: x [13] standardised, label in 0..2."""
+    from sklearn import datasets
+
+    return _classification(datasets.load_wine(), request.split)
+
+
+@register_dataset("breast_cancer")
+def load_breast_cancer(request: DatasetRequest) -> Arrays:
+    """Load 569 tumours: x [30] standardised, label 0 malignant, 1 benign."""
+    from sklearn import datasets
+
+    return _classification(datasets.load_breast_cancer(), request.split)
+
+
+@register_dataset("mock")
+def load_mock(request: DatasetRequest) -> Arrays:
+    """Make FastNN's mock: 80 batches of images of ones, label 1; nothing is stored but one pixel.
+
+    image_shape is [224, 224, 3] without another.
+    """
+    num_samples = 80 * (request.batch_size or 1)
+    shape = request.image_shape or (224, 224, 3)
+    return {
+        "image": np.broadcast_to(np.float32(1), (num_samples, *shape)),
+        "label": np.broadcast_to(np.int32(1), (num_samples,)),
+    }
+
+
+def regression(features: np.ndarray, target: np.ndarray, split: str) -> Arrays:
+    """Return the split with x standardised and y `[n, 1]`."""
+    rows, train_rows = (
+        fixed_split(len(target), split),
+        fixed_split(len(target), "train"),
+    )
+    return {
+        "x": standardised(features, train_rows, rows),
+        "y": target[rows, np.newaxis].astype(np.float32),
+    }
+
+
+def _classification(bunch: Any, split: str) -> Arrays:
+    rows, train_rows = (
+        fixed_split(len(bunch.target), split),
+        fixed_split(len(bunch.target), "train"),
+    )
+    return {
+        "x": standardised(bunch.data, train_rows, rows),
+        "label": bunch.target[rows].astype(np.int32),
+    }

@@ -1,0 +1,215 @@
+"""mnist, fashion_mnist, cifar10, cifar100 and flowers, from published files, TFRecord or TFDS."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.readers._errors import message
+from penstock.readers.datasets import _files
+from penstock.readers.datasets._registry import (
+    DatasetRequest,
+    RecordSet,
+    missing,
+    register_dataset,
+)
+from penstock.readers.datasets._split import fixed_split
+
+_IDX_MAGIC = 0x08  # unsigned bytes
+
+
+@register_dataset("mnist")
+def load_mnist(request: DatasetRequest) -> Any:
+    """Load MNIST: image [28, 28, 1] uint8, label in 0..9."""
+    return _load_idx(request, "https://storage.googleapis.com/cvdf-datasets/mnist/")
+
+
+@register_dataset("fashion_mnist")
+def load_fashion_mnist(request: DatasetRequest) -> Any:
+    """Load Fashion-MNIST: image [28, 28, 1] uint8, label in 0..9."""
+    return _load_idx(request, "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/")
+
+
+def _load_idx(request: DatasetRequest, url: str) -> Any:
+    part = "train" if request.split == "train" else "t10k"
+    names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
+    found = [_files.find(request, (f"{name}.gz", name)) for name in names]
+    images_path, labels_path = found
+    if images_path is None or labels_path is None:
+        expected = [f"{name}.gz" for name in names]
+        return _converted(request, (28, 28, 1), expected, f"Get them from {url}")
+    _check_shape(request, (28, 28, 1))
+    images = read_idx(images_path)[..., np.newaxis]
+    return {"image": images, "label": read_idx(labels_path).astype(np.int32)}
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Return the array of an IDX file of unsigned bytes, as MNIST's, plain or `.gz`.
+
+    Raises:
+      ValueError: another format, or a length that does not fit the header.
+    """
+    content = _files.read_plain_or_gzip(path)
+    num_axes = content[3] if len(content) > 3 else 0
+    start = 4 + 4 * num_axes
+    shape = tuple(int(n) for n in np.frombuffer(content[4:start], ">u4")) if num_axes else ()
+    size = int(np.prod([int(n) for n in shape], dtype=object)) if shape else -1
+    if content[:3] != bytes((0, 0, _IDX_MAGIC)) or len(content) - start != size:
+        raise ValueError(
+            message(
+                str(path),
+                f"{len(content)} bytes that begin with {content[:4].hex()!r}",
+                "an IDX file of unsigned bytes",
+                f"Its header says shape {list(shape)}",
+                "Get the file again",
+            )
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+@register_dataset("cifar10")
+def load_cifar10(request: DatasetRequest) -> Any:
+    """Load CIFAR-10: image [32, 32, 3] uint8, label in 0..9."""
+    files = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    return _load_cifar(request, files, "cifar-10-binary.tar.gz", "cifar-10-batches-bin", 1)
+
+
+@register_dataset("cifar100")
+def load_cifar100(request: DatasetRequest) -> Any:
+    """Load CIFAR-100: image [32, 32, 3] uint8, (fine) label in 0..99."""
+    return _load_cifar(request, ["train.bin"], "cifar-100-binary.tar.gz", "cifar-100-binary", 2)
+
+
+def _load_cifar(
+    request: DatasetRequest,
+    train_files: Sequence[str],
+    archive: str,
+    folder: str,
+    num_labels: int,
+) -> Any:
+    test_file = "test_batch.bin" if num_labels == 1 else "test.bin"
+    names = train_files if request.split == "train" else [test_file]
+    path = _files.find(request, [folder, archive])
+    if path is None and _files.find(request, names):
+        path = request.folder  # unpacked right there
+    if path is None:
+        url = f"https://www.cs.toronto.edu/~kriz/{archive}"
+        return _converted(request, (32, 32, 3), [archive, folder], f"Get it from {url}")
+    _check_shape(request, (32, 32, 3))
+    with _files.members(path) as members:
+        content = b"".join(_files.read_member(members, name, path) for name in names)
+    records = np.frombuffer(content, np.uint8).reshape(-1, num_labels + 3072)
+    images = records[:, num_labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = records[:, num_labels - 1].astype(np.int32)
+    return {"image": np.ascontiguousarray(images), "label": labels}
+
+
+@register_dataset("flowers")
+def load_flowers(request: DatasetRequest) -> Any:
+    """Load TensorFlow's flowers: 3670 photographs of 5 classes, resized to [224, 224, 3] uint8."""
+    from penstock.readers.images import ImageFolder
+
+    height, width, channels = request.image_shape or (224, 224, 3)
+    folder = _files.find(request, ["flower_photos"])
+    if folder is None:
+        how = (
+            "Get http://download.tensorflow.org/example_images/flower_photos.tgz and unpack it, "
+            "or make TFRecord files of it with: penstock convert --dataset_name=flowers"
+        )
+        return _converted(request, (height, width, channels), ["flower_photos"], how)
+    photos = ImageFolder(folder, size=(height, width), channels=channels)
+    return Subset(photos, fixed_split(len(photos), request.split, test_share=10))
+
+
+class Subset:
+    """Some rows of a random-access source."""
+
+    def __init__(self, source: Any, rows: np.ndarray) -> None:
+        """Take the rows `[n]`."""
+        self.source = source
+        self.rows = rows
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the sample of a row."""
+        return self.source[int(self.rows[index])]
+
+    def origin(self, index: int) -> str:
+        """Return where the source says the sample comes from."""
+        return self.source.origin(int(self.rows[index]))
+
+
+def _converted(
+    request: DatasetRequest, shape: tuple[int, ...], expected: Sequence[str], how: str
+) -> Any:
+    """Return the set from TF-Slim's TFRecord files, else from TFDS, else raise."""
+    split = "validation" if request.name == "flowers" and request.split == "test" else request.split
+    if paths := _files.find_records(request):
+        from penstock.readers.records.features import FixedLenFeature, ImageFeature
+
+        resize = "bilinear" if request.name == "flowers" else None
+        features = {
+            "image": ImageFeature(shape, key="image/encoded", resize=resize),
+            "label": FixedLenFeature((), "int32", key="image/class/label"),
+        }
+        if resize is None:
+            _check_shape(request, shape)
+        return RecordSet(paths=paths, features=features)
+    source = None if request.name == "flowers" else _from_tfds(request)
+    if source is None:
+        names = [*expected, f"{request.name}_{split}*.tfrecord"]
+        also = "" if request.name == "flowers" else ", or prepare it with tensorflow-datasets"
+        raise missing(request, names, f"{how}{also}")
+    _check_shape(request, shape)
+    return source
+
+
+def _from_tfds(request: DatasetRequest) -> Any:
+    """Return the prepared TFDS set, `None` where TFDS or the set is not there."""
+    from penstock.readers.tfds_sets import KeptFeatures, import_tfds
+
+    try:
+        tensorflow_datasets = import_tfds(request.name)
+    except ModuleNotFoundError:
+        return None
+    for data_dir in (str(request.folder), None):
+        try:
+            source = tensorflow_datasets.data_source(
+                request.name, split=request.split, data_dir=data_dir, download=False
+            )
+        except (AssertionError, FileNotFoundError, ValueError, NotImplementedError):
+            continue  # TFDS's ways to say that the set is not prepared as ArrayRecord
+        return _SmallLabels(KeptFeatures(source, ("image", "label"), request.name))
+    return None
+
+
+class _SmallLabels:
+    """A TFDS source with its labels, Python ints, as int32."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.origin = source.origin
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        record = self.source[index]
+        return {**record, "label": np.int32(record["label"])}
+
+
+def _check_shape(request: DatasetRequest, shape: tuple[int, ...]) -> None:
+    if request.image_shape not in (None, shape):
+        raise ValueError(
+            message(
+                f"dataset({request.name!r}, image_shape)",
+                list(request.image_shape or ()),
+                f"{list(shape)}",
+                "These images are read as they are",
+                "Resize them in the program or with transform=",
+            )
+        )

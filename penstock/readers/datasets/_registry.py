@@ -1,0 +1,165 @@
+"""The registry of named data sets."""
+
+import glob
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock._errors import UnknownNameError, listed, nearest
+from penstock.readers._errors import DatasetNotFoundError, message
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRequest:
+    """What a data set's loader is asked for.
+
+    Args:
+      name: the data set.
+      split: one of the splits it was registered with.
+      folder: where its files are expected.
+      batch_size: the global batch size, `None` for single samples.
+      image_shape: `[H, W, C]` the images should have, `None` for the set's own.
+      max_length: the length text is padded or cut to, `None` for the set's own.
+    """
+
+    name: str
+    split: str
+    folder: Path
+    batch_size: int | None = None
+    image_shape: tuple[int, ...] | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSet:
+    """A data set in TFRecord files: what a loader returns for them.
+
+    Args:
+      paths: the files, in order.
+      features: entry of the sample -> feature spec; without it `parse_fn` gets the bytes.
+      parse_fn: a function of one sample (of one record's bytes, without features).
+    """
+
+    paths: Sequence[str | Path]
+    features: Mapping[str, Any] | None = None
+    parse_fn: Callable[[Any], Any] | None = None
+
+
+Loader = Callable[[DatasetRequest], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A registered data set: its splits, and what loads one."""
+
+    splits: tuple[str, ...]
+    load: Loader
+
+
+DATASETS: dict[str, Entry] = {}
+
+
+def register_dataset(
+    name: str,
+    *,
+    splits: Sequence[str] = ("train", "test"),
+    files: Mapping[str, str] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a data set under a name: decorate its loader, or its `parse_fn`.
+
+    With `files` the decorated function is FastNN's `parse_fn`: it takes the bytes of one record
+    of the named TFRecord files and returns a sample. Without, it is a loader: it takes a
+    `DatasetRequest` and returns a dict of arrays `[N, ...]`, a random-access source (see
+    `readers.indexed`), or a `RecordSet`.
+
+    Args:
+      name: the name `readers.dataset` knows it by; registering it again replaces it.
+      splits: the splits there are.
+      files: split -> glob pattern of its TFRecord files, relative to the data set's folder.
+
+    Source: FastNN's `dataset` interface.
+
+    >>> import numpy as np
+    >>> from penstock.readers import dataset
+    >>> @register_dataset("parity", splits=["train"])
+    ... def load_parity(request):
+    ...     return {"x": np.arange(6), "label": np.arange(6) % 2}
+    >>> next(dataset("parity", batch_size=3)())["label"].tolist()
+    [0, 1, 0]
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if files is None:
+            DATASETS[name] = Entry(splits=tuple(splits), load=function)
+        else:
+            patterns = dict(files)
+
+            def load(request: DatasetRequest) -> RecordSet:
+                paths = sorted(glob.glob(str(request.folder / patterns[request.split])))
+                if not paths:
+                    raise missing(request, [patterns[request.split]], "They are your own files")
+                return RecordSet(paths=paths, parse_fn=function)
+
+            DATASETS[name] = Entry(splits=tuple(files), load=load)
+        return function
+
+    return register
+
+
+def dataset_names() -> list[str]:
+    """Return the names of the registered data sets, sorted.
+
+    >>> dataset_names()[:3]
+    ['breast_cancer', 'cifar10', 'cifar100']
+    """
+    return sorted(DATASETS)
+
+
+def dataset_splits(name: str) -> tuple[str, ...]:
+    """Return the splits of a data set.
+
+    Raises:
+      UnknownNameError: no such data set.
+
+    >>> dataset_splits("digits")
+    ('train', 'test')
+    """
+    if name not in DATASETS:
+        raise UnknownNameError(
+            message(
+                "dataset(name)",
+                repr(name),
+                f"one of {listed(dataset_names())}",
+                f"Data sets are found by name.{nearest(name, DATASETS)}",
+                "Add your own with readers.register_dataset",
+            )
+        )
+    return DATASETS[name].splits
+
+
+def folder_of(name: str, dataset_dir: str | os.PathLike[str] | None) -> Path:
+    """Return where the files of a data set are looked for."""
+    if dataset_dir is not None:
+        return Path(dataset_dir)
+    if root := os.environ.get("PENSTOCK_DATA"):
+        return Path(root) / name
+    from penstock.readers.records.cache import cache_folder
+
+    return cache_folder() / "datasets" / name
+
+
+def missing(request: DatasetRequest, files: Sequence[str], how: str) -> DatasetNotFoundError:
+    """Return the error that says which files are expected where, and how to get them."""
+    return DatasetNotFoundError(
+        message(
+            f"dataset({request.name!r}, {request.split!r})",
+            f"a folder {str(request.folder)!r} without them"
+            if request.folder.is_dir()
+            else f"no folder {str(request.folder)!r}",
+            f"one of {listed(files)} there",
+            f"The data set is not part of penstock, and nothing is downloaded unasked. {how}",
+            "Put the files there, or pass dataset_dir= or set PENSTOCK_DATA to where they are",
+        )
+    )

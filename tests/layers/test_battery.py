@@ -1,0 +1,249 @@
+"""What every public layer keeps to, whatever it computes."""
+
+import dataclasses
+import doctest
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import LayerContextError, ProgramError
+from penstock.layers.activations import ACTIVATIONS
+from tests.layers.programs import infer, initial, normal, train
+
+Call = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How one layer is called.
+
+    Attributes:
+      call: takes an array `[B, *shape]`, labels `[B, 1]` and, where it has parameters, `name`.
+      shape: of the first input; `other`: a shape for which its parameters differ.
+      needs_program: whether it raises outside a program.
+    """
+
+    call: Call
+    shape: tuple[int, ...] = (4,)
+    other: tuple[int, ...] | None = None
+    needs_program: bool = True
+
+
+def pure(call: Call, *shape: int) -> Case:
+    return Case(call, shape or (4,), needs_program=False)
+
+
+IMAGE = {"shape": (6, 6, 2), "other": (6, 6, 4)}
+
+CASES = {
+    "accuracy": Case(lambda x, y: layers.accuracy(x, y)),
+    "batch_norm": Case(lambda x, y, **k: layers.batch_norm(x, **k), other=(5,)),
+    "concat": Case(lambda x, y: layers.concat([x, x], axis=1)),
+    "conv2d": Case(lambda x, y, **k: layers.conv2d(x, 3, 3, **k), **IMAGE),
+    "conv2d_transpose": Case(
+        lambda x, y, **k: layers.conv2d_transpose(x, 3, filter_size=3, **k), **IMAGE
+    ),
+    "cos_sim": pure(lambda x, y: layers.cos_sim(x, 2 * x)),
+    "create_parameter": Case(
+        lambda x, y, **k: layers.create_parameter([1, x.shape[1]], **k) + x, other=(5,)
+    ),
+    "cross_entropy": Case(lambda x, y: layers.cross_entropy(layers.softmax(x), y)),
+    "data": Case(lambda x, y: layers.data("x", x.shape[1:])),
+    "dropout": Case(lambda x, y: layers.dropout(x, 0.5)),
+    "embedding": Case(lambda x, y, **k: layers.embedding(y, [10, x.shape[1]], **k), other=(5,)),
+    "example_weights": Case(lambda x, y: layers.example_weights()),
+    "fc": Case(lambda x, y, **k: layers.fc(x, 3, **k), other=(5,)),
+    "flatten": pure(lambda x, y: layers.flatten(x), 2, 3),
+    "glu": pure(lambda x, y: layers.glu(x)),
+    "group_norm": Case(lambda x, y, **k: layers.group_norm(x, 2, **k), **IMAGE),
+    "huber_loss": pure(lambda x, y: layers.huber_loss(x, 2 * x, 1.0)),
+    "img_conv_group": Case(
+        lambda x, y, **k: layers.img_conv_group(x, [2, 3], 2, conv_with_batchnorm=True, **k),
+        **IMAGE,
+    ),
+    "is_training": Case(lambda x, y: x * layers.is_training()),
+    "l2_normalize": pure(lambda x, y: layers.l2_normalize(x, 1)),
+    "layer_norm": Case(lambda x, y, **k: layers.layer_norm(x, **k), other=(5,)),
+    "mean": Case(lambda x, y: layers.mean(x)),
+    "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
+    "pool2d": pure(lambda x, y: layers.pool2d(x, 2, "avg", 2, 1), 6, 6, 2),
+    "random_key": Case(lambda x, y: x + jax.random.uniform(layers.random_key(), x.shape)),
+    "scaled_dot_product_attention": Case(
+        lambda x, y, **k: layers.scaled_dot_product_attention(x, x, x, 2, 0.5, **k),
+        shape=(3, 4),
+        other=(3, 6),
+    ),
+    "scope": Case(lambda x, y: layers.scope("part")(lambda: 2 * x)()),
+    "sigmoid_cross_entropy_with_logits": pure(
+        lambda x, y: layers.sigmoid_cross_entropy_with_logits(x, jax.nn.sigmoid(x))
+    ),
+    "simple_img_conv_pool": Case(
+        lambda x, y, **k: layers.simple_img_conv_pool(x, 3, 3, 2, 2, **k), **IMAGE
+    ),
+    "softmax_with_cross_entropy": pure(lambda x, y: layers.softmax_with_cross_entropy(x, y)),
+    "square_error_cost": pure(lambda x, y: layers.square_error_cost(x, 2 * x)),
+    "topk": pure(lambda x, y: layers.topk(x, 2)[0]),
+    **{name: pure(lambda x, y, f=function: f(x)) for name, function in ACTIVATIONS.items()},
+}
+CLASSES = {"L1Decay", "L2Decay", "ParamAttr"}
+WITH_PARAMETERS = [name for name, case in CASES.items() if case.other]
+
+
+def labels(size: int = 6) -> np.ndarray:
+    return np.arange(size, dtype=np.int32)[:, None] % 4
+
+
+def feed_for(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {"x": normal(6, *shape), "y": labels()}
+
+
+def parameter_shapes(function: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
+    """Return shapes by name; nothing compiles."""
+    rows = ps.ProgramBuilder(infer_func=function, place=jax.devices()[:1]).parameter_table()
+    return {row.name: row.shape for row in rows if row.collection == "params"}
+
+
+def inputs(shape: tuple[int, ...], name: str = "x") -> tuple[jax.Array, jax.Array]:
+    return layers.data(name, shape), layers.data("y", [1], "int32")
+
+
+def test_every_public_layer_is_in_the_battery():
+    assert set(CASES) == set(layers.__all__) - CLASSES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layer_trains_tests_and_infers_finitely_in_one_compile_over_ragged_batches(name):
+    case = CASES[name]
+
+    def forward():
+        x, y = inputs(case.shape)
+        # Behind a parameter, so that a gradient flows through the layer's input too.
+        x = x * layers.create_parameter([1] * x.ndim, name="gain", attr=jax.nn.initializers.ones)
+        return case.call(x, y)
+
+    def function():
+        out = forward()
+        return layers.mean(out), out
+
+    builder = ps.ProgramBuilder(
+        function, optax.sgd(0.1), infer_func=forward, place=jax.devices()[:2]
+    )
+    state, whole = builder.init(), feed_for(case.shape)
+    for size in (6, 5, 1):
+        feed = {key: value[:size] for key, value in whole.items()}
+        loss, tested = builder.test(state, feed)
+        inferred = builder.infer(state, whole)
+        state, (_, trained) = builder.train(state, feed)
+        for value in (loss, tested, inferred, trained, *jax.tree.leaves(state.variables)):
+            assert np.isfinite(np.asarray(value)).all()
+        assert trained.shape == tested.shape
+        assert np.shape(inferred)[1:] == tested.shape[1:]
+    assert sorted(builder.num_compiles.values()) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layer_outside_a_program_says_where_it_belongs_or_works(name):
+    case = CASES[name]
+    x, y = jnp.asarray(normal(6, *case.shape)), jnp.asarray(labels())
+    if not case.needs_program:
+        assert np.isfinite(jax.jit(case.call)(x, y)).all()
+        return
+    with pytest.raises(LayerContextError, match=r"layers\.\w+ got called outside a program"):
+        case.call(x, y)
+
+
+@pytest.mark.parametrize("name", WITH_PARAMETERS)
+def test_layer_of_one_name_shares_its_parameters(name):
+    case = CASES[name]
+
+    def program(*names):
+        return lambda: [case.call(*inputs(case.shape), name=each) for each in names]
+
+    once = parameter_shapes(program("same"))
+    assert parameter_shapes(program("same", "same")) == once
+    assert len(parameter_shapes(program("same", "other"))) == 2 * len(once) > 0
+    first, second = infer(program("same", "same"), feed_for(case.shape))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("name", WITH_PARAMETERS)
+def test_layer_without_a_name_gets_parameters_of_its_own(name):
+    case = CASES[name]
+    once = parameter_shapes(lambda: case.call(*inputs(case.shape)))
+    twice = parameter_shapes(lambda: [case.call(*inputs(case.shape)) for _ in range(2)])
+    assert len(twice) == 2 * len(once)
+    assert all(path.split("/")[0].rpartition("_")[2].isdigit() for path in twice)
+
+
+@pytest.mark.parametrize("name", WITH_PARAMETERS)
+def test_layer_of_one_name_and_another_shape_names_both_places(name):
+    case = CASES[name]
+
+    def function():
+        first = case.call(*inputs(case.shape), name="same")
+        return first, case.call(*inputs(case.other, "z"), name="same")
+
+    message = r"parameter 'same.*' got shape .* at .*test_battery.py:\d+, expected shape .* as at"
+    with pytest.raises(ProgramError, match=message):
+        initial(function)
+
+
+def parameter_arguments(name: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(getattr(layers, name)).parameters)
+
+
+@pytest.mark.parametrize("name", WITH_PARAMETERS)
+def test_layer_with_parameters_takes_a_name_and_attributes(name):
+    arguments = parameter_arguments(name)
+    assert "name" in arguments
+    if name not in {"scaled_dot_product_attention"}:  # Fluid's has none either
+        assert {"param_attr", "attr"} & set(arguments)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in WITH_PARAMETERS if "param_attr" in parameter_arguments(name)]
+)
+def test_layer_freezes_scales_and_initialises_its_parameters(name):
+    case = CASES[name]
+    attr = layers.ParamAttr(
+        initializer=jax.nn.initializers.constant(0.5), learning_rate=0.25, trainable=True
+    )
+    frozen = layers.ParamAttr(initializer=jax.nn.initializers.constant(0.5), trainable=False)
+
+    def program(chosen):
+        def function():
+            x, y = inputs(case.shape)
+            out = case.call(x, y, param_attr=chosen, name="l")
+            return layers.mean(out * out + out)
+
+        return function
+
+    def gradients(chosen):
+        tree = train(program(chosen), feed_for(case.shape), variables=start).gradients
+        return {
+            path: leaf
+            for path, leaf in jax.tree.leaves_with_path(tree)
+            if path[-1].key not in ("b", "bias") and "batch_norm_" not in str(path)
+        }
+
+    start = initial(lambda: program(attr)())
+    plain = gradients(layers.ParamAttr(initializer=attr.initializer))
+    scaled, still = gradients(attr), gradients(frozen)
+    assert plain
+    for path, gradient in plain.items():
+        np.testing.assert_allclose(scaled[path], 0.25 * gradient, rtol=1e-3, atol=1e-6)
+        assert not still[path].any()
+
+
+@pytest.mark.parametrize("name", sorted(layers.__all__))
+def test_public_name_has_a_docstring_with_an_example(name):
+    docstring = inspect.getdoc(getattr(layers, name)) or ""
+    assert doctest.DocTestParser().get_examples(docstring)

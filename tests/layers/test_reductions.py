@@ -1,0 +1,107 @@
+"""Means over the valid examples of the global batch, however it is cut and padded."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import ProgramError
+from tests.layers.programs import infer, initial, normal, train
+
+FEED = {"x": normal(11, 3, 5), "y": np.arange(11, dtype=np.int32)[:, None] % 5}
+
+
+def function():
+    x = layers.data("x", [3, 5])
+    scores = layers.fc(x, 5, name="scores")
+    label = layers.data("y", [1], "int32")
+    loss = layers.mean(layers.softmax_with_cross_entropy(scores, label))
+    rows = layers.flatten(x, axis=2)
+    return (
+        loss,
+        layers.accuracy(scores, label),
+        layers.accuracy(scores, label, k=2),
+        layers.mean(x),
+        layers.mean(rows),
+        layers.mean(layers.create_parameter([7], name="w", attr=lambda *_: np.arange(7.0))),
+    )
+
+
+def test_reductions_equal_optax_and_numpy():
+    values = train(function, FEED, variables=None).values
+    params = initial(function)["params"]["scores"]
+    scores = FEED["x"].reshape(11, 15) @ params["w"] + params["b"]
+    label = FEED["y"][:, 0]
+    loss = optax.softmax_cross_entropy_with_integer_labels(scores, label).mean()
+    best = np.argsort(-scores, axis=1)
+    expected = [
+        loss,
+        np.mean(best[:, 0] == label),
+        np.mean((best[:, :2] == label[:, None]).any(axis=1)),
+        FEED["x"].mean(),
+        FEED["x"].mean(),
+        3,
+    ]
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 16), (8, 16), (8, 64)])
+def test_reductions_do_not_depend_on_padding_or_devices(num_devices, batch_size):
+    plain = train(function, FEED)
+    other = train(function, FEED, num_devices=num_devices, batch_size=batch_size)
+    np.testing.assert_allclose(other.values, plain.values, rtol=1e-5)
+    np.testing.assert_allclose(other.test_values, plain.test_values, rtol=1e-5)
+    for leaf in ("w", "b"):
+        np.testing.assert_allclose(
+            other.gradients["scores"][leaf], plain.gradients["scores"][leaf], rtol=1e-4, atol=1e-7
+        )
+
+
+def test_mean_of_a_transposed_batch_asks_for_the_batch_in_front():
+    with pytest.raises(ProgramError, match=r"shape \[3, B, 5\] with the batch axis B elsewhere"):
+        initial(lambda: layers.mean(layers.data("x", [3, 5]).swapaxes(0, 1)))
+
+
+def test_accuracy_of_equal_scores_takes_the_lower_class():
+    def program():
+        return layers.accuracy(layers.data("x", [3]), layers.data("y", [1], "int32"))
+
+    for label, expected in ((0, 1), (1, 0), (2, 0)):
+        assert infer(program, {"x": [[1.0, 1.0, 1.0]], "y": [[label]]}) == expected
+
+
+def test_accuracy_of_a_label_that_is_no_class_is_wrong():
+    def program():
+        return layers.accuracy(layers.data("x", [3]), layers.data("y", [1], "int32"), k=3)
+
+    assert infer(program, {"x": [[1.0, 1.0, 1.0]] * 2, "y": [[-1], [2]]}) == 0.5
+
+
+def test_accuracy_of_sequences_counts_every_position():
+    def program():
+        return layers.accuracy(layers.data("x", [2, 3]), layers.data("y", [2], "int32"))
+
+    scores = [[[3.0, 1, 2], [1, 3, 2]], [[1, 2, 3], [3, 1, 2]]]
+    assert infer(program, {"x": scores, "y": [[0, 0], [2, 0]]}) == 0.75
+
+
+def test_accuracy_with_more_guesses_than_classes_says_so():
+    with pytest.raises(ProgramError, match=r"k=4 and scores of shape \(251, 3\), expected 1 <= k"):
+        initial(lambda: layers.accuracy(layers.data("x", [3]), layers.data("y", [1], "int32"), k=4))
+
+
+def test_example_weights_are_zero_for_padding():
+    builder = ps.ProgramBuilder(
+        lambda: (layers.mean(layers.fc(layers.data("x", [3, 5]), 1)), layers.example_weights()),
+        optax.sgd(0.1),
+        place=jax.devices(),
+    )
+    state = builder.init()
+    feed = {"x": FEED["x"]}
+    builder.place("train", [{"x": normal(16, 3, 5)}])
+    placed = builder.place("train", [feed])
+    assert np.asarray(placed.weights).tolist() == [1] * 11 + [0] * 5
+    _, (_, weights) = builder.train(state, feed)
+    assert np.asarray(weights).tolist() == [1] * 11

@@ -1,0 +1,111 @@
+"""Joining, flattening, encoding and comparing arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.spatial.distance import cosine
+
+from penstock import layers
+from penstock._errors import ProgramError
+from tests.layers.programs import infer, initial, normal
+
+
+def inputs(*shapes):
+    return [layers.data(f"x{i}", shape) for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("axis", [2, -1])
+def test_concat_joins_along_one_axis(axis):
+    feed = {"x0": normal(2, 3, 4), "x1": normal(2, 3, 1, seed=1)}
+    actual = infer(lambda: layers.concat(inputs([3, 4], [3, 1]), axis=axis), feed)
+    np.testing.assert_array_equal(actual, np.concatenate(list(feed.values()), axis=2))
+
+
+@pytest.mark.parametrize("axis", [0, -2])
+def test_concat_along_the_batch_says_what_would_go_wrong(axis):
+    with pytest.raises(ProgramError, match=r"axis=-?\d and arrays with a batch axis in front"):
+        initial(lambda: layers.concat(inputs([4], [4]), axis=axis))
+
+
+def test_concat_of_parameters_along_axis_0_is_no_batch():
+    def function():
+        parts = [layers.create_parameter([size, 2], name=f"w{size}") for size in (1, 2)]
+        return layers.data("x", [3]) @ layers.concat(parts, axis=0)
+
+    assert infer(function, {"x": normal(4, 3)}).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axis"), [(([4], [3, 4]), 1), (([3, 4], [2, 5]), 1), (([4],), 2), ((), 0)]
+)
+def test_concat_of_arrays_that_do_not_fit_lists_their_shapes(shapes, axis):
+    with pytest.raises(ProgramError, match=rf"arrays of shapes \[.*\] and axis={axis}, expected"):
+        initial(lambda: layers.concat(inputs(*shapes), axis=axis))
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(1, (2, 12)), (2, (6, 4)), (3, (24, 1))])
+def test_flatten_keeps_two_axes(axis, shape):
+    x = normal(2, 3, 4)
+    np.testing.assert_array_equal(layers.flatten(x, axis=axis), x.reshape(shape))
+
+
+@pytest.mark.parametrize("axis", [0, 4])
+def test_flatten_at_an_axis_that_is_none_says_which_there_are(axis):
+    with pytest.raises(ProgramError, match=rf"flatten got axis={axis} .* from 1 to 3"):
+        layers.flatten(normal(2, 3, 4), axis=axis)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3,)])
+def test_one_hot_has_one_row_for_each_class(shape):
+    ids = np.array([2, 0, 1]).reshape(shape)
+    np.testing.assert_array_equal(layers.one_hot(ids, 4), np.eye(4)[[2, 0, 1]])
+
+
+def test_one_hot_of_a_sequence_keeps_its_axes():
+    ids = np.array([[2, 0], [1, 3]])
+    np.testing.assert_array_equal(layers.one_hot(ids[..., None], 4), np.eye(4)[ids])
+
+
+def test_one_hot_of_a_class_outside_is_nan():
+    rows = layers.one_hot(np.array([[-1], [4], [3]]), 4)
+    assert np.isnan(rows).all(axis=1).tolist() == [True, True, False]
+
+
+def test_one_hot_of_fractions_asks_for_integers():
+    with pytest.raises(ProgramError, match=r"layers.one_hot got classes of dtype float32"):
+        layers.one_hot(normal(2, 1), 4)
+
+
+def test_topk_gives_values_and_indices_largest_first():
+    x = normal(3, 6)
+    values, indices = layers.topk(x, k=2)
+    np.testing.assert_array_equal(values, np.sort(x)[:, :-3:-1])
+    np.testing.assert_array_equal(np.take_along_axis(x, np.asarray(indices), 1), values)
+
+
+@pytest.mark.parametrize("k", [0, 7])
+def test_topk_with_an_impossible_k_says_so(k):
+    with pytest.raises(ProgramError, match=rf"topk got k={k} and .* \(3, 6\)"):
+        layers.topk(normal(3, 6), k=k)
+
+
+def test_cos_sim_equals_scipy():
+    x, y = normal(3, 6), normal(3, 6, seed=1)
+    expected = [[1 - cosine(a, b)] for a, b in zip(x, y, strict=True)]
+    np.testing.assert_allclose(layers.cos_sim(x, y), expected, rtol=1e-5)
+    expected = [[1 - cosine(a, y[0])] for a in x]
+    np.testing.assert_allclose(layers.cos_sim(x, y[:1]), expected, rtol=1e-5)
+
+
+def test_cos_sim_of_zeros_has_a_finite_gradient():
+    value, gradient = jax.value_and_grad(lambda x: layers.cos_sim(x, normal(1, 3))[0, 0])(
+        jnp.zeros([1, 3])
+    )
+    assert value == 0
+    assert np.isfinite(gradient).all()
+
+
+def test_cos_sim_of_other_shapes_says_what_it_expects():
+    with pytest.raises(ProgramError, match=r"cos_sim got shapes \(3, 6\) and \(2, 6\)"):
+        layers.cos_sim(normal(3, 6), normal(2, 6))

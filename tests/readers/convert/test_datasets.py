@@ -1,0 +1,199 @@
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.readers import convert
+from penstock.readers.convert.mnist import read_idx
+from penstock.readers.convert.slim import image_example
+from penstock.readers.records import (
+    FixedLenFeature,
+    RecordFiles,
+    RecordFormat,
+    decode_image,
+    parse_example,
+)
+from penstock.readers.records.messages import Example, parse_features
+from tests.readers.convert.originals import (
+    idx_bytes,
+    jpeg,
+    write_cifar10,
+    write_flowers,
+    write_mnist,
+    write_tar,
+)
+from tests.readers.convert.serving import serve
+
+SLIM_SPEC = {
+    "image/encoded": FixedLenFeature((), "bytes", default_value=b""),
+    "image/format": FixedLenFeature((), "bytes", default_value=b"png"),
+    "image/class/label": FixedLenFeature((), "int64", default_value=0),
+    "image/height": FixedLenFeature((), "int64"),
+    "image/width": FixedLenFeature((), "int64"),
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    return folder
+
+
+def read_slim(path: Path) -> list[dict]:
+    files = RecordFiles([path], RecordFormat())
+    payloads = list(files.read(range(len(files))))
+    files.close()
+    assert files.damages == []
+    for payload in payloads:
+        assert sorted(parse_features(payload, Example)) == sorted(SLIM_SPEC)
+    return [parse_example(payload, SLIM_SPEC) for payload in payloads]
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.name for path in paths]
+
+
+def test_example_has_slims_keys_and_kinds():
+    features = parse_features(image_example(b"abc", "png", 4, 5, 6), Example)
+    kinds = {name: features[name].WhichOneof("kind") for name in features}
+    assert kinds == {
+        "image/encoded": "bytes_list",
+        "image/format": "bytes_list",
+        "image/class/label": "int64_list",
+        "image/height": "int64_list",
+        "image/width": "int64_list",
+    }
+
+
+def test_cifar10_gives_slims_files_from_the_original_archive(served: Path, tmp_path: Path):
+    records = write_cifar10(served)
+    with serve(served) as server:
+        source = convert.CIFAR10.moved(server.url, is_checked=False)
+        made = convert.convert_cifar10(tmp_path / "out", source=source)
+    assert names(made) == ["cifar10_train.tfrecord", "cifar10_test.tfrecord", "labels.txt"]
+    for path, batches in zip(made, (records[:5], records[5:]), strict=False):
+        samples = read_slim(path)
+        flat = batches.reshape(-1, 3073)
+        assert [sample["image/class/label"] for sample in samples] == flat[:, 0].tolist()
+        for sample, record in zip(samples, flat, strict=True):
+            image = decode_image(sample["image/encoded"])
+            np.testing.assert_array_equal(image.transpose(2, 0, 1).ravel(), record[1:])
+            assert (sample["image/format"], sample["image/height"]) == (b"png", 32)
+    assert made[2].read_text().splitlines()[:2] == ["0:airplane", "1:automobile"]
+    assert convert.read_labels(tmp_path / "out")[9] == "truck"
+
+
+def test_mnist_gives_slims_files_from_the_original_archives(served: Path, tmp_path: Path):
+    splits = write_mnist(served)
+    with serve(served) as server:
+        sources = {
+            name: source.moved(server.url, is_checked=False)
+            for name, source in convert.MNIST.items()
+        }
+        made = convert.convert_mnist(tmp_path / "out", sources=sources)
+    assert names(made) == ["mnist_train.tfrecord", "mnist_test.tfrecord", "labels.txt"]
+    for path, split in zip(made, ("train", "test"), strict=False):
+        images, labels = splits[split]
+        samples = read_slim(path)
+        assert [sample["image/class/label"] for sample in samples] == labels.tolist()
+        for sample, image in zip(samples, images, strict=True):
+            decoded = decode_image(sample["image/encoded"], channels=1)
+            np.testing.assert_array_equal(decoded[..., 0], image)
+            assert sample["image/encoded"][25] == 0  # colour type of a gray PNG
+            assert (sample["image/height"], sample["image/width"]) == (28, 28)
+    assert convert.read_labels(tmp_path / "out")[6] == "size"
+
+
+def test_flowers_give_slims_shards_from_the_original_archive(served: Path, tmp_path: Path):
+    photos = write_flowers(served)
+    with serve(served) as server:
+        source = convert.FLOWERS.moved(server.url, is_checked=False)
+        made = convert.convert_flowers(tmp_path / "out", source=source, num_validation=6)
+    assert names(made) == [
+        *(f"flowers_train_{shard:05d}-of-00005.tfrecord" for shard in range(5)),
+        *(f"flowers_validation_{shard:05d}-of-00005.tfrecord" for shard in range(5)),
+        "labels.txt",
+    ]
+    shards = [read_slim(path) for path in made[:-1]]
+    assert [len(shard) for shard in shards] == [3, 3, 3, 3, 2, 2, 2, 2, 0, 0]
+    samples = [sample for shard in shards for sample in shard]
+    assert Counter(sample["image/encoded"] for sample in samples) == Counter(photos.values())
+    labels = convert.read_labels(tmp_path / "out")
+    assert labels == dict(enumerate(["daisy", "dandelion", "roses", "sunflowers", "tulips"]))
+    by_bytes = {data: name.split("/")[1] for name, data in photos.items()}
+    for sample in samples:
+        assert labels[int(sample["image/class/label"])] == by_bytes[sample["image/encoded"]]
+        size = (sample["image/height"], sample["image/width"])
+        assert (sample["image/format"], size) == (b"jpg", (12, 10))
+    left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert left == sorted([*names(made), "flower_photos.tgz"])
+
+
+def test_flowers_are_the_same_whatever_the_order_of_the_folder(served: Path, tmp_path: Path):
+    photos = write_flowers(served)
+    made = []
+    for number, order in enumerate([list(photos), list(photos)[::-1]]):
+        out = tmp_path / str(number)
+        out.mkdir()
+        write_tar(out / "flower_photos.tgz", {name: photos[name] for name in order})
+        source = convert.Source(url="http://127.0.0.1:9/flower_photos.tgz")
+        made.append(convert.convert_flowers(out, source=source, num_validation=6))
+    assert [p.read_bytes() for p in made[0]] == [p.read_bytes() for p in made[1]]
+
+
+def test_any_image_folder_converts(tmp_path: Path):
+    for name in ("cats", "dogs"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "images" / name / f"{number}.JPEG").write_bytes(jpeg(number))
+        (tmp_path / "images" / name / "notes.txt").write_text("no image")
+    made = convert.convert_image_folder(
+        tmp_path / "images", tmp_path / "out", "pets", num_validation=2, num_shards=1
+    )
+    assert names(made) == [
+        "pets_train_00000-of-00001.tfrecord",
+        "pets_validation_00000-of-00001.tfrecord",
+        "labels.txt",
+    ]
+    assert [len(read_slim(path)) for path in made[:2]] == [4, 2]
+    with pytest.raises(convert.ConversionError, match="got 6 images in 2 classes, num_validation="):
+        convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=6)
+    (tmp_path / "images" / "cats" / "bad.png").write_bytes(b"no image")
+    with pytest.raises(convert.ConversionError, match=r"cats/bad.png' got bytes '6e6f20"):
+        convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=2)
+
+
+def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path: Path):
+    source = convert.Source(url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
+    archive = tmp_path / source.filename
+    for members, expected in [
+        ({"a": b""}, "no file 'data_batch_1.bin'"),
+        ({"x/data_batch_1.bin": bytes(3072)}, "got 3072 bytes, expected a multiple of 3073"),
+        ({"x/data_batch_1.bin": b"\x0a" + bytes(3072)}, "got label 10, expected 0 to 9"),
+        ({"x/data_batch_1.bin": bytes(3073 * 10_001)}, "expected at most 30730000"),
+    ]:
+        write_tar(archive, members)
+        with pytest.raises(convert.ConversionError, match=expected):
+            convert.convert_cifar10(tmp_path, source=source)
+        assert [path.name for path in tmp_path.iterdir()] == [source.filename]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b"\0\0\x08\x03"),
+        gzip.compress(idx_bytes(np.zeros(3, np.uint8))),
+        gzip.compress(idx_bytes(np.zeros((2, 3, 3), np.uint8)))[:-9],
+        gzip.compress(idx_bytes(np.zeros((2, 3, 3), np.uint8)) + b"more"),
+        gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12 + bytes(100)),
+    ],
+)
+def test_file_that_is_no_idx_of_images_is_an_error(data: bytes, tmp_path: Path):
+    (tmp_path / "a.gz").write_bytes(data)
+    with pytest.raises(convert.ConversionError, match="expected a whole gzipped IDX file of bytes"):
+        read_idx(tmp_path / "a.gz", num_axes=3)

@@ -1,0 +1,105 @@
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.readers.convert.download import Source, fetch
+from penstock.readers.convert.errors import DownloadError
+from tests.readers.convert.serving import Server, serve
+
+DATA = bytes(range(256)) * 4000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(DATA)
+    with serve(folder) as running:
+        yield running
+
+
+def fetch_a(server: Server, folder: Path, sha256: str | None = DIGEST, **options) -> Path:
+    return fetch(Source(url=f"{server.url}/a.bin", sha256=sha256), folder, retry_secs=0, **options)
+
+
+def test_file_is_downloaded_with_progress(server: Server, tmp_path: Path):
+    calls = []
+    path = fetch_a(server, tmp_path, progress=lambda *call: calls.append(call))
+    assert path.read_bytes() == DATA
+    assert calls[0] == ("a.bin", 0, len(DATA))
+    assert calls[-1] == ("a.bin", len(DATA), len(DATA))
+    assert not path.with_name("a.bin.part").exists()
+
+
+def test_file_that_is_there_is_not_downloaded(server: Server, tmp_path: Path):
+    (tmp_path / "a.bin").write_bytes(DATA)
+    fetch_a(server, tmp_path)
+    assert server.ranges == []
+
+
+def test_download_that_breaks_off_is_resumed(server: Server, tmp_path: Path):
+    server.break_offs = [300_000, 700_000]
+    assert fetch_a(server, tmp_path).read_bytes() == DATA
+    assert server.ranges == [None, "bytes=300000-", "bytes=700000-"]
+
+
+def test_download_is_resumed_by_a_later_run(server: Server, tmp_path: Path):
+    (tmp_path / "a.bin.part").write_bytes(DATA[:1000])
+    assert fetch_a(server, tmp_path).read_bytes() == DATA
+    assert server.ranges == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize("part", [DATA, DATA + b"more", b"x" * len(DATA)])
+def test_part_that_has_all_bytes_is_kept_only_if_it_is_the_file(
+    part: bytes, server: Server, tmp_path: Path
+):
+    (tmp_path / "a.bin.part").write_bytes(part)
+    assert fetch_a(server, tmp_path).read_bytes() == DATA
+    assert len(server.ranges) == (1 if part == DATA else 2)
+
+
+def test_server_without_ranges_starts_over(server: Server, tmp_path: Path):
+    server.has_ranges = False
+    server.break_offs = [300_000]
+    assert fetch_a(server, tmp_path).read_bytes() == DATA
+
+
+def test_download_that_never_ends_well_is_an_error_and_may_be_resumed(
+    server: Server, tmp_path: Path
+):
+    server.break_offs = [100, 200, 300, 400, 500]
+    with pytest.raises(DownloadError, match="the connection ended after 500 of 1024000 bytes"):
+        fetch_a(server, tmp_path)
+    assert (tmp_path / "a.bin.part").read_bytes() == DATA[:500]
+    assert fetch_a(server, tmp_path).read_bytes() == DATA
+
+
+def test_download_of_another_checksum_is_an_error_and_leaves_nothing(
+    server: Server, tmp_path: Path
+):
+    with pytest.raises(DownloadError, match=f"got SHA-256 {DIGEST}, expected {'0' * 64}"):
+        fetch_a(server, tmp_path, "0" * 64)
+    assert [path.name for path in tmp_path.iterdir()] == ["served"]
+
+
+def test_file_of_another_checksum_is_an_error_and_is_kept(server: Server, tmp_path: Path):
+    (tmp_path / "a.bin").write_bytes(b"mine")
+    with pytest.raises(DownloadError, match="Remove it to download it again"):
+        fetch_a(server, tmp_path)
+    assert (tmp_path / "a.bin").read_bytes() == b"mine"
+    assert fetch_a(server, tmp_path, None).read_bytes() == b"mine"
+
+
+def test_missing_file_is_an_error_at_once(server: Server, tmp_path: Path):
+    with pytest.raises(DownloadError, match="HTTP Error 404"):
+        fetch(Source(url=f"{server.url}/b.bin"), tmp_path)
+    assert len(server.ranges) == 1
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/a", "/etc/passwd"])
+def test_other_addresses_are_refused(url: str, tmp_path: Path):
+    with pytest.raises(DownloadError, match=r"expected http://\.\.\. or https://"):
+        fetch(Source(url=url), tmp_path)

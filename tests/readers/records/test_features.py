@@ -1,0 +1,180 @@
+import numpy as np
+import pytest
+
+from penstock.readers.records import (
+    FeatureError,
+    FixedLenFeature,
+    ImageError,
+    ImageFeature,
+    VarLenFeature,
+    build_example,
+    encode_png,
+    parse_example,
+)
+from penstock.readers.records.batching import stack_samples
+
+GOLDEN = bytes.fromhex("0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107")
+
+
+def parse_one(feature: object, **values: object):
+    sample = parse_example(build_example(values), {"x": feature})  # type: ignore[dict-item]
+    return sample["x"]
+
+
+def test_example_has_tensorflows_bytes():
+    assert build_example({"image/class/label": np.int32(7)}) == GOLDEN
+
+
+def test_lists_that_are_not_packed_are_read():
+    # features { feature { key: "x" value { int64_list { value: 1 value: 300 } } } }, unpacked
+    payload = bytes.fromhex("0a0e0a0c0a0178 1207 1a05 0801 08ac02".replace(" ", ""))
+    assert parse_example(payload, {"x": FixedLenFeature((2,), "int64")})["x"].tolist() == [1, 300]
+
+
+def test_keys_may_stand_in_any_order():
+    forward, backward = build_example({"a": 1, "b": 2}), build_example({"b": 2, "a": 1})
+    assert forward == backward
+    head, first, second = forward[:2], forward[2:14], forward[14:]
+    spec = {"a": FixedLenFeature((), "int64"), "b": FixedLenFeature((), "int64")}
+    assert parse_example(head + second + first, spec) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floats_become_the_declared_float(dtype: str):
+    value = parse_one(FixedLenFeature((2, 2), dtype), x=[0.5, 1.5, 2.5, 3.5])
+    assert (value.dtype, value.tolist()) == (np.dtype(dtype), [[0.5, 1.5], [2.5, 3.5]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "is_fitting"),
+    [
+        ("uint8", 255, True),
+        ("uint8", 256, False),
+        ("uint8", -1, False),
+        ("int32", -(2**31), True),
+        ("int32", 2**31, False),
+        ("int64", 2**63 - 1, True),
+        ("uint64", -1, False),
+        ("bool", 1, True),
+        ("bool", 2, False),
+        ("float32", 3, True),
+    ],
+)
+def test_integers_become_the_declared_dtype_or_an_error(dtype: str, stored: int, is_fitting: bool):
+    feature = FixedLenFeature((), dtype)
+    if is_fitting:
+        value = parse_one(feature, x=stored)
+        assert (value.dtype, int(value)) == (np.dtype(dtype), stored)
+    else:
+        with pytest.raises(FeatureError, match=f"feature 'x' got values from {stored} to {stored}"):
+            parse_one(feature, x=stored)
+
+
+def test_bytes_keep_their_trailing_zeros_also_in_a_batch():
+    assert parse_one(FixedLenFeature((), "bytes"), x=b"a\0") == b"a\0"
+    values = parse_one(FixedLenFeature((2,), "bytes"), x=[b"a\0", "ü"])
+    assert values.tolist() == [b"a\0", "ü".encode()]
+    batch = stack_samples([{"x": b"a\0"}, {"x": b"longer"}], {})
+    assert batch["x"].tolist() == [b"a\0", b"longer"]
+
+
+def test_missing_feature_gives_the_default_or_an_error_with_the_nearest_name():
+    assert parse_one(FixedLenFeature((2,), "int32", default_value=4), y=1).tolist() == [4, 4]
+    expected = (
+        r"feature 'imgae' got nothing, expected one of 'image', 'label'\. .* Did you mean 'image'\?"
+    )
+    with pytest.raises(FeatureError, match=expected):
+        parse_one(FixedLenFeature((), "float32", key="imgae"), image=1.0, label=2)
+
+
+def test_empty_list_is_a_missing_feature_only_where_nothing_is_stored():
+    assert parse_one(FixedLenFeature((0,), "float32"), x=np.zeros(0, np.float32)).shape == (0,)
+    with pytest.raises(FeatureError, match="feature 'x' got 0 values, expected 1"):
+        parse_one(FixedLenFeature((), "float32"), x=np.zeros(0, np.float32))
+
+
+def test_other_length_or_kind_is_an_error():
+    with pytest.raises(FeatureError, match=r"feature 'x' got 3 values, expected 4\. Its declared"):
+        parse_one(FixedLenFeature((2, 2), "float32"), x=[1.0, 2.0, 3.0])
+    with pytest.raises(FeatureError, match="feature 'x' got values of float32, expected int32"):
+        parse_one(FixedLenFeature((), "int32"), x=1.0)
+    with pytest.raises(FeatureError, match="feature 'x' got values of bytes, expected float32"):
+        parse_one(FixedLenFeature((), "float32"), x=b"1")
+    with pytest.raises(FeatureError, match="feature 'x' got values of int64, expected bytes"):
+        parse_one(FixedLenFeature((), "bytes"), x=1)
+
+
+def test_foreign_payload_is_an_error():
+    with pytest.raises(FeatureError, match=r"Example payload got 4 bytes that do not parse"):
+        parse_example(b"\xff\xff\xff\xff", {})
+
+
+def test_variable_lengths_are_padded_to_the_longest_of_the_batch():
+    spec = {"ids": VarLenFeature("int32", pad_value=-1)}
+    rows = [{"ids": [1, 2, 3]}, {}, {"ids": [4]}]
+    samples = [parse_example(build_example(row), spec) for row in rows]
+    batch = stack_samples(samples, {"ids": -1})
+    assert batch["ids"].tolist() == [[1, 2, 3], [-1, -1, -1], [4, -1, -1]]
+    assert batch["ids_length"].tolist() == [3, 0, 1]
+    assert batch["ids"].dtype == batch["ids_length"].dtype == np.int32
+
+
+def test_variable_lengths_have_one_shape_under_a_bound():
+    spec = {"ids": VarLenFeature("int64", max_length=3)}
+    sample = parse_example(build_example({"ids": [5]}), spec)
+    assert (sample["ids"].tolist(), int(sample["ids_length"])) == ([5, 0, 0], 1)
+    with pytest.raises(FeatureError, match="feature 'ids' got 4 values, expected at most 3"):
+        parse_example(build_example({"ids": [1, 2, 3, 4]}), spec)
+
+
+def test_variable_lengths_of_bytes_are_padded_with_empty_bytes():
+    spec = {"words": VarLenFeature("bytes", max_length=2, pad_value=b"")}
+    sample = parse_example(build_example({"words": [b"hi"]}), spec)
+    assert sample["words"].tolist() == [b"hi", b""]
+
+
+def test_image_is_decoded_to_rgb_uint8_of_the_declared_shape():
+    red = np.zeros((4, 6, 3), np.uint8)
+    red[..., 0] = 200
+    payload = build_example({"image/encoded": encode_png(red)})
+    exact = parse_example(payload, {"image": ImageFeature((4, 6, 3))})["image"]
+    assert (exact.dtype, exact.tolist()) == (np.uint8, red.tolist())
+    small = parse_example(payload, {"image": ImageFeature((2, 2, 3), resize="area")})["image"]
+    assert small.tolist() == red[:2, :2].tolist()
+    gray = parse_example(payload, {"image": ImageFeature((4, 6, 1))})["image"]
+    assert gray.shape == (4, 6, 1)
+    with pytest.raises(
+        ImageError, match=r"feature 'image/encoded' got an image of 4 x 6, expected"
+    ):
+        parse_example(payload, {"image": ImageFeature((5, 6, 3))})
+
+
+@pytest.mark.parametrize("encoded", [b"", b"GIF89a......", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
+def test_bytes_that_are_no_image_are_an_error(encoded: bytes):
+    with pytest.raises(ImageError, match="expected a JPEG or PNG"):
+        parse_example(build_example({"image/encoded": encoded}), {"i": ImageFeature((4, 4, 3))})
+
+
+@pytest.mark.parametrize(
+    ("declare", "expected"),
+    [
+        (lambda: FixedLenFeature((-1,)), r"FixedLenFeature got shape=\(-1,\), expected sizes >= 0"),
+        (lambda: FixedLenFeature((), "complex64"), "dtype got 'complex64', expected a bool, int"),
+        (lambda: VarLenFeature("no such"), "dtype got 'no such', expected a bool, int"),
+        (lambda: ImageFeature((224, 224)), r"ImageFeature got shape=\(224, 224\), expected"),
+    ],
+)
+def test_declaration_that_makes_no_sense_is_an_error(declare, expected: str):
+    with pytest.raises(ValueError, match=expected):
+        declare()
+
+
+@pytest.mark.parametrize("value", [1j, np.uint64(1), object(), [b"a", 1]])
+def test_value_no_record_can_hold_is_not_written(value: object):
+    with pytest.raises(FeatureError, match=r"feature 'x' got .* expected floats, integers up to"):
+        build_example({"x": value})
+
+
+def test_samples_of_different_shapes_do_not_batch():
+    with pytest.raises(ValueError, match=r"samples of shapes .*\(2,\).* and .*\(3,\)"):
+        stack_samples([{"x": np.zeros(2)}, {"x": np.zeros(3)}], {})

@@ -1,0 +1,115 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.readers.records import index as index_module
+from penstock.readers.records.files import RecordFiles, RecordFormat
+from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
+from penstock.readers.records.index import build_index, load_index
+from penstock.readers.records.writers import RecordWriter
+
+PAYLOADS = [bytes([number]) * (700 * number) for number in range(60)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Write a TFRecord file of more than 1 MiB, so that its index is kept."""
+    with RecordWriter(tmp_path / "a.tfrecord") as writer:
+        for payload in PAYLOADS:
+            writer.write(payload)
+    assert writer.path.stat().st_size > 1 << 20
+    return writer.path
+
+
+def read_all(path: Path, **options: str) -> list:
+    files = RecordFiles([path], RecordFormat(**options))
+    try:
+        return list(files.read(range(len(files))))
+    finally:
+        files.close()
+
+
+@pytest.mark.parametrize("framing", [TFRECORD, OFRECORD], ids=lambda framing: framing.name)
+@pytest.mark.parametrize("sizes", [[], [0], [1], [0, 0, 70_000, 5, 65_524, 9_000, 3] * 5])
+def test_index_holds_where_each_record_starts(framing: Framing, sizes: list[int], tmp_path: Path):
+    path = tmp_path / "a"
+    path.write_bytes(b"".join(framing.frame(bytes(size)) for size in sizes))
+    with open(path, "rb") as file:
+        index = build_index(file.fileno(), framing, path)
+    lengths = np.diff(index.bounds) - framing.overhead_bytes
+    assert lengths.tolist() == sizes
+    assert index.damage is None
+
+
+def test_index_is_kept_beside_the_file_and_used(path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert read_all(path) == PAYLOADS
+    assert path.with_name(".a.tfrecord.penstock-index").exists()
+    monkeypatch.setattr(index_module, "build_index", None)
+    assert read_all(path) == PAYLOADS
+
+
+def test_index_goes_to_the_cache_folder_when_one_is_given(path: Path, tmp_path: Path):
+    assert read_all(path, cache_dir=str(tmp_path / "cache")) == PAYLOADS
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert not path.with_name(".a.tfrecord.penstock-index").exists()
+
+
+def test_index_that_cannot_be_kept_beside_the_file_goes_to_the_users_cache(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    (path.parent / ".a.tfrecord.penstock-index").mkdir()  # also root cannot replace a folder
+    assert read_all(path) == PAYLOADS
+    assert len(list((tmp_path / "cache" / "index").iterdir())) == 1
+
+
+def test_index_of_a_file_that_changed_is_built_anew(path: Path):
+    assert read_all(path) == PAYLOADS
+    with RecordWriter(path) as writer:
+        for payload in reversed(PAYLOADS):
+            writer.write(payload)
+    assert read_all(path) == PAYLOADS[::-1]
+
+
+@pytest.mark.parametrize("damage", ["empty", "flipped", "short", "foreign"])
+def test_damaged_index_is_built_anew(damage: str, path: Path):
+    read_all(path)
+    kept = path.with_name(".a.tfrecord.penstock-index")
+    data = bytearray(kept.read_bytes())
+    data[-1] ^= 1
+    damaged = {"empty": b"", "flipped": data, "short": data[:-8], "foreign": b"x" * len(data)}
+    kept.write_bytes(damaged[damage])
+    assert read_all(path) == PAYLOADS
+
+
+def test_index_built_by_several_processes_at_once_is_whole(path: Path):
+    program = (
+        "import sys; from penstock.readers.records import RecordFiles, RecordFormat;"
+        "files = RecordFiles([sys.argv[1]], RecordFormat());"
+        "print(sum(map(len, files.read(range(len(files))))))"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert outputs == [str(sum(map(len, PAYLOADS)))] * 3
+    left = [name for name in os.listdir(path.parent) if name != "a.tfrecord"]
+    assert left == [".a.tfrecord.penstock-index"]
+
+
+def test_truncated_file_gives_the_records_before_its_end_and_the_damage(path: Path):
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with open(path, "rb") as file:
+        index = load_index(file.fileno(), TFRECORD, path, place=path)
+    assert len(index) == len(PAYLOADS) - 1
+    offset = len(data) - len(PAYLOADS[-1]) - 16
+    assert str(index.damage) == (
+        f"'{path}', record 59 at byte {offset}: TFRecord record got 41315 of 41316 bytes, expected "
+        "a whole record. The file ends inside it. Write the file again, or pass on_error='skip' "
+        "to leave the end out."
+    )
+    assert not path.with_name(".a.tfrecord.penstock-index").exists()

@@ -1,0 +1,103 @@
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+from penstock.readers.records import RecordError, RecordFiles, RecordFormat, RecordWriter
+from penstock.readers.records.errors import FramingError
+from penstock.readers.records.framing import TFRECORD
+
+PAYLOADS = [bytes([number]) * (number * 1000) for number in range(50)]
+PLAIN = b"".join(map(TFRECORD.frame, PAYLOADS))
+COMPRESS = {"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}
+
+
+def files_of(data: bytes, folder: Path, **options: object) -> RecordFiles:
+    path = folder / "a.tfrecord"
+    path.write_bytes(data)
+    form = RecordFormat(cache_dir=str(folder / "cache"), **options)  # type: ignore[arg-type]
+    return RecordFiles([path], form)
+
+
+def read_all(files: RecordFiles) -> list:
+    try:
+        return list(files.read(range(len(files))))
+    finally:
+        files.close()
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("declared", ["auto", "as it is"])
+def test_compressed_file_is_read_at_random(compression: str, declared: str, tmp_path: Path):
+    form = {"compression": compression if declared == "as it is" else "auto"}
+    files = files_of(COMPRESS[compression](PLAIN), tmp_path, **form)
+    assert list(files.read([40, 3, 4, 0])) == [PAYLOADS[i] for i in (40, 3, 4, 0)]
+    files.close()
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_writer_compresses_as_declared(compression: str, tmp_path: Path):
+    path = tmp_path / "b.tfrecord"
+    with RecordWriter(path, compression=compression) as writer:  # type: ignore[arg-type]
+        for payload in PAYLOADS:
+            writer.write(payload)
+    files = RecordFiles([path], RecordFormat(cache_dir=str(tmp_path), compression=compression))  # type: ignore[arg-type]
+    assert read_all(files) == PAYLOADS
+
+
+def test_streams_joined_end_to_end_are_one_file(tmp_path: Path):
+    data = gzip.compress(PLAIN) + gzip.compress(b"") + gzip.compress(PLAIN)
+    assert read_all(files_of(data, tmp_path)) == PAYLOADS * 2
+
+
+def test_copy_is_made_once_and_anew_when_the_file_changes(tmp_path: Path):
+    read_all(files_of(gzip.compress(PLAIN), tmp_path))
+    (copy,) = (tmp_path / "cache" / "plain").glob("[0-9a-f]*")
+    made = copy.stat().st_mtime_ns
+    read_all(RecordFiles([tmp_path / "a.tfrecord"], RecordFormat(cache_dir=f"{tmp_path}/cache")))
+    assert copy.stat().st_mtime_ns == made
+    assert read_all(files_of(gzip.compress(PLAIN[:16]), tmp_path)) == PAYLOADS[:1]
+    assert not copy.exists()
+
+
+def test_truncated_stream_gives_what_came_before_and_the_damage(tmp_path: Path):
+    data = gzip.compress(PLAIN, compresslevel=0)
+    files = files_of(data[: len(data) // 2], tmp_path)
+    assert 0 < len(files) < len(PAYLOADS)
+    assert read_all(files) == PAYLOADS[: len(files)]
+    assert "GZIP stream got the end of the file, expected a whole stream" in str(files.damages[0])
+    assert files.damages[0].path == str(tmp_path / "a.tfrecord")
+    assert list((tmp_path / "cache" / "plain").iterdir()) == []
+
+
+def test_stream_larger_than_the_bound_is_an_error_and_leaves_no_copy(tmp_path: Path):
+    data = gzip.compress(bytes(10_000_000))
+    with pytest.raises(FramingError, match="got more than 1000000 bytes, expected at most 1000000"):
+        files_of(data, tmp_path, max_plain_bytes=1_000_000, compression="GZIP")
+    assert list((tmp_path / "cache" / "plain").iterdir()) == []
+
+
+def test_foreign_file_is_an_error_at_byte_0(tmp_path: Path):
+    files = files_of(b"This is no record file, but some text.", tmp_path)
+    assert len(files) == 0
+    assert isinstance(files.damages[0], RecordError)
+    assert "record 0 at byte 0: TFRecord length got checksum" in str(files.damages[0])
+
+
+def test_empty_file_has_no_records(tmp_path: Path):
+    files = files_of(b"", tmp_path)
+    assert (len(files), files.damages) == (0, [])
+
+
+def test_unknown_compression_is_an_error():
+    with pytest.raises(ValueError, match="compression got 'gzip', expected 'auto', '', 'GZIP' or"):
+        RecordFormat(compression="gzip")  # type: ignore[arg-type]
+
+
+def test_no_descriptor_stays_open(tmp_path: Path):
+    before = os.listdir("/proc/self/fd")
+    for data in (PLAIN, gzip.compress(PLAIN), gzip.compress(PLAIN)[:-9], b"foreign" * 9):
+        read_all(files_of(data, tmp_path))
+    assert os.listdir("/proc/self/fd") == before

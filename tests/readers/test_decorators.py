@@ -1,0 +1,219 @@
+"""Fluid's decorators: their meaning, and none of their hangs."""
+
+import re
+import threading
+import time
+
+import pytest
+
+from penstock import readers
+from penstock.readers import ComposeNotAligned
+
+
+def test_buffered_yields_everything_for_every_size():
+    for size in range(20):
+        assert list(readers.buffered(lambda: range(10), size)) == list(range(10))
+
+
+def test_buffered_reads_no_further_ahead_than_its_size():
+    taken = []
+
+    def source():
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    with readers.buffered(source, 3)() as iterator:
+        assert next(iterator) == 0
+        time.sleep(0.05)
+        # One given out, three waiting, one in the producer's hand.
+        assert len(taken) <= 5
+
+
+def test_buffered_source_that_raises_at_once_raises_here():
+    def source():
+        raise OSError("no disk")
+        yield
+
+    with pytest.raises(OSError, match="no disk"):
+        list(readers.buffered(source, 3))
+
+
+def test_closing_a_buffered_reader_lets_its_waiting_thread_go():
+    iterator = readers.buffered(lambda: iter(int, 1), 2)()  # endless
+    next(iterator)
+    thread = next(t for t in threading.enumerate() if t.name == "penstock-buffered")
+    iterator.close()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_xmap_is_the_same_over_three_passes(order):
+    reader = readers.xmap_readers(lambda x: x + 1, lambda: range(50), 4, 8, order)
+    for _ in range(3):
+        assert sorted(reader()) == list(range(1, 51))
+
+
+def test_xmap_as_ready_does_not_wait_for_a_slow_sample():
+    release = threading.Event()
+
+    def mapper(number):
+        if number == 0:
+            release.wait(10)
+        return number
+
+    with readers.xmap_readers(mapper, lambda: range(6), 2, 4)() as iterator:
+        first = [next(iterator) for _ in range(5)]
+        release.set()
+        assert [*first, *iterator] == [1, 2, 3, 4, 5, 0]
+
+
+def test_xmap_as_ready_restores_without_loss_or_repeat_around_a_slow_sample():
+    release = threading.Event()
+
+    def mapper(number):
+        if number == 2:
+            release.wait(10)
+        return number
+
+    reader = readers.xmap_readers(mapper, readers.of(list(range(10))), 2, 4)
+    with reader() as iterator:
+        seen = [next(iterator) for _ in range(5)]
+        state = iterator.get_state()
+        release.set()
+    assert state["first"] == 2
+    fresh = readers.xmap_readers(mapper, readers.of(list(range(10))), 2, 4)()
+    with pytest.warns(UserWarning, match="cannot restore its position"):
+        fresh.set_state(state)
+    assert sorted([*seen, *fresh]) == list(range(10))
+
+
+def test_xmap_in_processes_maps_in_order_and_raises_what_the_mapper_raised():
+    reader = readers.xmap_readers(abs, lambda: [-1, -2, "x"], 2, 1, True, workers="process")
+    iterator = reader()
+    assert [next(iterator), next(iterator)] == [1, 2]
+    with pytest.raises(TypeError, match="bad operand type") as caught:
+        next(iterator)
+    assert "in xmap_readers(abs), sample 2 of epoch 0" in caught.value.__notes__
+
+
+def test_xmap_in_processes_refuses_what_cannot_be_sent_there():
+    with pytest.raises(TypeError, match=re.escape("expected something that can be pickled")):
+        readers.xmap_readers(lambda x: x, lambda: [1], 2, 2, workers="process")
+
+
+def test_xmap_source_that_raises_gives_the_samples_before_it_first():
+    def source():
+        yield from range(3)
+        raise OSError("no disk")
+
+    iterator = readers.xmap_readers(lambda x: x, source, 2, 8, order=True)()
+    assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="no disk"):
+        next(iterator)
+
+
+def test_compose_flattens_tuples_and_merges_dicts():
+    assert list(readers.compose(lambda: [(1, 2)], lambda: [3], lambda: [(4,)])) == [(1, 2, 3, 4)]
+    assert list(readers.compose(lambda: [{"a": 1}], lambda: [{"b": 2}])) == [{"a": 1, "b": 2}]
+
+
+def test_compose_takes_none_for_a_sample_like_any_other():
+    assert list(readers.compose(lambda: [None, 1], lambda: [2, 3])) == [(None, 2), (1, 3)]
+
+
+def test_compose_misaligned_yields_the_common_part_then_says_who_ended():
+    iterator = readers.compose(lambda: [1, 2, 3], lambda: [4, 5])()
+    assert [next(iterator), next(iterator)] == [(1, 4), (2, 5)]
+    with pytest.raises(ComposeNotAligned, match="of 2, number 1 ended after 2 samples") as caught:
+        next(iterator)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_compose_without_alignment_stops_with_the_shortest():
+    reader = readers.compose(lambda: [1, 2, 3], lambda: [4, 5], check_alignment=False)
+    assert list(reader) == [(1, 4), (2, 5)]
+
+
+def test_compose_of_dicts_with_one_key_twice_is_refused():
+    with pytest.raises(ValueError, match="compose got the key 'a' twice"):
+        list(readers.compose(lambda: [{"a": 1}], lambda: [{"a": 2}]))
+
+
+@pytest.mark.parametrize("buf_size", [0, 1])
+def test_shuffle_with_a_buffer_of_one_keeps_the_order(buf_size):
+    assert list(readers.shuffle(lambda: range(5), buf_size)) == list(range(5))
+
+
+def test_shuffle_stays_within_its_buffer():
+    shuffled = list(readers.shuffle(lambda: range(20), 5))
+    assert shuffled != list(range(20))
+    assert [sorted(shuffled[i : i + 5]) for i in range(0, 20, 5)] == [
+        list(range(i, i + 5)) for i in range(0, 20, 5)
+    ]
+
+
+def test_shuffle_leaves_pythons_and_numpys_global_generators_alone():
+    import random
+
+    import numpy as np
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    list(readers.shuffle(lambda: range(20), 5))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_shuffle_with_another_seed_has_another_order():
+    one, other = (list(readers.shuffle(lambda: range(20), 20, seed=seed)) for seed in (0, 1))
+    assert one != other
+    assert sorted(one) == sorted(other)
+
+
+def test_batch_drop_last_and_length():
+    reader = readers.batch([1, 2, 3, 4, 5], 2, drop_last=True)
+    assert list(reader) == [[1, 2], [3, 4]]
+    assert len(reader) == 2
+
+
+def test_cache_reads_its_source_once():
+    passes = []
+
+    def source():
+        passes.append(1)
+        yield from range(3)
+
+    reader = readers.cache(source)
+    assert passes == []
+    next(reader())  # not read to the end: nothing is kept
+    assert list(reader) == list(reader) == list(reader) == [0, 1, 2]
+    assert len(passes) == 2
+
+
+def test_chain_opens_a_reader_when_its_turn_comes():
+    opened = []
+
+    def source(name):
+        opened.append(name)
+        yield name
+
+    with readers.chain(lambda: source("a"), lambda: source("b"))() as iterator:
+        assert next(iterator) == "a"
+        assert opened == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: readers.firstn([1], -1), "firstn(n) got -1, expected an int >= 0."),
+        (lambda: readers.buffered([1], 1.5), "buffered(size) got 1.5, expected an int >= 0."),
+        (lambda: readers.shuffle([1], None), "shuffle(buf_size) got None, expected an int >= 0."),
+        (lambda: readers.xmap_readers(abs, [1], 0, 1), "xmap_readers(process_num) got 0"),
+        (lambda: readers.xmap_readers(abs, [1], 1, 0), "xmap_readers(buffer_size) got 0"),
+        (lambda: readers.batch([1], 0), "batch_size got 0, expected an int >= 1."),
+        (lambda: readers.chain(), "chain got no reader, expected one reader or more."),
+        (lambda: readers.xmap_readers(abs, [1], 1, 1, workers="gpu"), "got 'gpu', expected 'thr"),
+    ],
+)
+def test_argument_out_of_range_is_refused_before_reading(make, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make()

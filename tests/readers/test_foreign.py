@@ -1,0 +1,103 @@
+"""Others' readers as they are: callables, iterables, generators, Grain, tensors."""
+
+import numpy as np
+import pytest
+
+from penstock import readers
+from penstock.readers import ReaderExhaustedError
+
+
+class Tensor:
+    """What torch and TensorFlow tensors share: a shape and `numpy()`."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    def numpy(self):
+        return self.array
+
+
+def test_reader_of_ours_is_returned_as_it_is():
+    reader = readers.arrays((np.arange(3),), 1)
+    assert readers.of(reader) is reader
+
+
+def test_generator_can_be_read_once_and_then_says_so():
+    reader = readers.of(number for number in range(3))
+    assert list(reader) == [0, 1, 2]
+    with pytest.raises(ReaderExhaustedError, match="got a second pass, expected something that"):
+        list(reader)
+
+
+def test_tensors_become_numpy_arrays_in_every_structure():
+    batch = next(readers.of([{"x": (Tensor(np.arange(3)), 1)}])())
+    assert type(batch["x"][0]) is np.ndarray
+    assert batch["x"][1] == 1
+
+
+def test_tf_data_is_read_as_numpy():
+    class Dataset:
+        def __iter__(self):
+            raise AssertionError("as_numpy_iterator is the way to read it")
+
+        def as_numpy_iterator(self):
+            return iter([np.arange(2)])
+
+    assert next(readers.of(Dataset())()).tolist() == [0, 1]
+
+
+def test_torch_data_loader_is_read_as_numpy():
+    torch = pytest.importorskip("torch")
+    loader = torch.utils.data.DataLoader(torch.arange(6), batch_size=4)
+    assert [batch.tolist() for batch in readers.of(loader)] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_position_of_a_plain_source_is_counted_and_resuming_warns():
+    iterator = readers.of([10, 20, 30])()
+    next(iterator)
+    state = iterator.get_state()
+    fresh = readers.of([10, 20, 30])()
+    with pytest.warns(UserWarning, match="reading and dropping 1 items"):
+        fresh.set_state(state)
+    assert list(fresh) == [20, 30]
+
+
+def test_source_that_became_shorter_is_reported_when_resuming():
+    fresh = readers.of([10])()
+    state = {"kind": "foreign", "epoch": 0, "position": 3}
+    with (
+        pytest.warns(UserWarning, match="cannot restore"),
+        pytest.raises(ValueError, match="got 1 items, expected at least the 3 of the saved"),
+    ):
+        fresh.set_state(state)
+
+
+def test_function_that_raises_when_called_is_named():
+    def broken_reader():
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk") as caught:
+        next(readers.of(broken_reader)())
+    assert "while opening reader" in caught.value.__notes__[0]
+    assert "broken_reader" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("source", [3, None, "digits", {"x": [1]}, list])
+def test_what_cannot_be_read_is_refused(source):
+    with pytest.raises(TypeError, match="expected an iterable, or a zero-argument callable"):
+        readers.of(source)
+
+
+def test_closing_closes_a_generator():
+    closed = []
+
+    def source():
+        try:
+            yield from range(5)
+        finally:
+            closed.append(True)
+
+    iterator = readers.of(source)()
+    next(iterator)
+    iterator.close()
+    assert closed == [True]

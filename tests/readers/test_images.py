@@ -1,0 +1,99 @@
+"""Folders of images: classes, order, decoding, fitting, damage."""
+
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock import readers
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three classes of two images each; image i of class c is filled with RGB (c, i, 200)."""
+    for label, name in enumerate(["ant", "bee", "cat"]):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        for number, file in enumerate(["b.png", "deep/a.PNG"]):
+            bgr = np.full((6, 8, 3), (200, number, label), np.uint8)
+            cv2.imwrite(str(tmp_path / name / file), bgr)
+        (tmp_path / name / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden").mkdir()
+    return tmp_path
+
+
+def test_classes_are_the_sorted_folders_and_images_are_rgb(folder):
+    batches = list(readers.image_folder(folder, 4, num_workers=2))
+    images = np.concatenate([batch["image"] for batch in batches])
+    labels = np.concatenate([batch["label"] for batch in batches])
+    assert images.shape == (6, 6, 8, 3)
+    assert images.dtype == np.uint8
+    assert labels.dtype == np.int32
+    np.testing.assert_array_equal(images[:, 0, 0, 0], labels)
+    assert labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert images[:, 0, 0, 1].tolist() == [0, 1, 0, 1, 0, 1]
+    assert (images[:, 0, 0, 2] == 200).all()
+
+
+def test_class_names_decide_the_labels_and_may_leave_classes_out(folder):
+    batch = next(readers.image_folder(folder, 6, class_names=["cat", "ant"])())
+    assert batch["label"].tolist() == [0, 0, 1, 1]
+    assert batch["image"][:, 0, 0, 0].tolist() == [2, 2, 0, 0]
+
+
+def test_crop_keeps_proportions_and_the_centre_while_stretch_keeps_everything(tmp_path):
+    (tmp_path / "one").mkdir()
+    wide = np.zeros((4, 8, 3), np.uint8)
+    wide[:, 2:6] = 255  # the centre square
+    cv2.imwrite(str(tmp_path / "one" / "wide.png"), wide)
+    cropped = next(readers.image_folder(tmp_path, 1, size=(4, 4))())["image"]
+    assert (cropped == 255).all()
+    stretched = next(readers.image_folder(tmp_path, 1, size=(4, 4), fit="stretch")())["image"]
+    assert stretched[0, 0, :, 0].tolist() == [0, 255, 255, 0]
+
+
+def test_gray_images_keep_their_channel_axis(folder):
+    assert next(readers.image_folder(folder, 2, channels=1)())["image"].shape == (2, 6, 8, 1)
+
+
+def test_jpeg_comes_close_to_what_was_written(tmp_path):
+    (tmp_path / "one").mkdir()
+    cv2.imwrite(str(tmp_path / "one" / "a.jpg"), np.full((16, 16, 3), (10, 100, 200), np.uint8))
+    image = next(readers.image_folder(tmp_path, 1)())["image"].astype(int)
+    assert np.abs(image - [200, 100, 10]).max() <= 2
+
+
+def test_damaged_image_is_named(folder):
+    (folder / "bee" / "b.png").write_bytes(b"\x89PNG not really")
+    with pytest.raises(ValueError, match=r"expected a JPEG or PNG") as caught:
+        list(readers.image_folder(folder, 6, num_workers=2))
+    assert re.search(r"in image_folder, record 2: .*bee.b\.png", "\n".join(caught.value.__notes__))
+
+
+def test_images_of_different_size_without_a_size_say_so(folder):
+    cv2.imwrite(str(folder / "cat" / "z.png"), np.zeros((3, 3, 3), np.uint8))
+    with pytest.raises(ValueError, match=re.escape("['image'] [3, 3, 3] uint8")):
+        list(readers.image_folder(folder, 7))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"class_names": ["bea"]}, ValueError, "Did you mean 'bee'?"),
+        ({"fit": "pad"}, ValueError, "image_folder(fit) got 'pad', expected 'crop' or 'stretch'."),
+        ({"channels": 4}, ValueError, "image_folder(channels) got 4, expected 1 or 3."),
+    ],
+)
+def test_option_out_of_range_is_refused(folder, options, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        readers.image_folder(folder, 2, **options)
+
+
+def test_folder_without_classes_images_or_existence_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="got nothing, expected a folder that holds one"):
+        readers.image_folder(tmp_path / "nowhere", 2)
+    with pytest.raises(ValueError, match="got no class, expected one folder a class"):
+        readers.image_folder(tmp_path, 2)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"got no image, expected files ending in \.jpg"):
+        readers.image_folder(tmp_path, 2)

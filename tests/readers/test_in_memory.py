@@ -1,0 +1,132 @@
+"""`arrays`: views, orders, structures, foreign arrays, transforms and refusals."""
+
+import re
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+from penstock import readers
+
+IMAGES = np.arange(24).reshape(6, 2, 2)
+
+
+def test_batches_in_order_are_views_of_the_data():
+    batch = next(readers.arrays({"image": IMAGES}, 4)())
+    assert np.shares_memory(batch["image"], IMAGES)
+
+
+def test_shuffled_epochs_hold_every_row_and_differ():
+    reader = readers.arrays({"image": IMAGES}, 4, shuffle=True)
+    epochs = [np.concatenate([batch["image"] for batch in reader]) for _ in range(3)]
+    for epoch in epochs:
+        np.testing.assert_array_equal(np.sort(epoch[:, 0, 0]), IMAGES[:, 0, 0])
+    assert not np.array_equal(epochs[0], epochs[1])
+    assert not np.array_equal(epochs[1], epochs[2])
+
+
+def test_order_of_a_seed_is_pinned():
+    reader = readers.arrays((np.arange(8),), 8, shuffle=True, seed=42)
+    assert [batch[0].tolist() for batch in (*reader, *reader)] == [
+        [3, 4, 2, 7, 6, 1, 5, 0],
+        [0, 4, 6, 1, 2, 7, 3, 5],
+    ]
+
+
+def test_structure_of_the_data_is_the_structure_of_a_batch():
+    pair = namedtuple("pair", ["image", "label"])
+    data = pair(image={"left": IMAGES, "right": [IMAGES, IMAGES]}, label=np.arange(6))
+    batch = next(readers.arrays(data, 2)())
+    assert isinstance(batch, pair)
+    assert batch.image["right"][1].shape == (2, 2, 2)
+
+
+def test_reader_without_batch_size_yields_single_samples():
+    samples = list(readers.arrays({"image": IMAGES, "label": np.arange(6)}, None))
+    assert samples[3]["image"].shape == (2, 2)
+    assert samples[3]["label"] == 3
+
+
+def test_drop_remainder_leaves_out_the_short_batch():
+    reader = readers.arrays((IMAGES,), 4, drop_remainder=True)
+    assert [len(batch[0]) for batch in reader] == [4]
+    assert len(reader) == 1
+
+
+def test_transform_gets_whole_batches():
+    reader = readers.arrays({"x": IMAGES}, 4, transform=lambda b: {"x": b["x"].mean(axis=(1, 2))})
+    assert next(reader())["x"].shape == (4,)
+
+
+def test_hdf5_rows_come_in_the_shuffled_order(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = IMAGES
+        from_file = readers.arrays({"x": file["x"]}, 4, shuffle=True, seed=1)
+        from_memory = readers.arrays({"x": IMAGES}, 4, shuffle=True, seed=1)
+        for one, other in zip(from_file(), from_memory(), strict=True):
+            np.testing.assert_array_equal(one["x"], other["x"])
+
+
+def test_arrays_of_jax_are_read_as_numpy():
+    jnp = pytest.importorskip("jax.numpy")
+    batch = next(readers.arrays((jnp.arange(4),), 2)())
+    assert type(batch[0]) is np.ndarray
+
+
+def test_memory_map_is_not_read_into_memory(tmp_path):
+    np.save(tmp_path / "x.npy", IMAGES)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    reader = readers.arrays({"x": mapped}, 4)
+    assert reader.data["x"] is mapped
+    assert np.shares_memory(next(reader())["x"], mapped)
+
+
+def test_exception_of_a_transform_names_the_shuffled_rows():
+    def broken(batch):
+        raise FloatingPointError("no such luck")
+
+    reader = readers.arrays((np.arange(6),), 2, shuffle=True, seed=42, transform=broken)
+    rows = next(readers.arrays((np.arange(6),), 2, shuffle=True, seed=42)())[0]
+    with pytest.raises(FloatingPointError) as caught:
+        next(reader())
+    note = f"in arrays(transform=), epoch 0, rows {rows[0]}, {rows[1]}"
+    assert caught.value.__notes__ == [note]
+
+
+def test_seed_below_zero_is_refused():
+    with pytest.raises(ValueError, match="seed got -1, expected an int >= 0"):
+        readers.arrays((np.arange(6),), 2, seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        ({}, ValueError, "arrays got no array, expected arrays of one length >= 1."),
+        ((np.zeros(3), np.zeros(4)), ValueError, "lengths {'data[0]': 3, 'data[1]': 4}"),
+        ((np.zeros((0, 2)),), ValueError, "lengths {'data[0]': 0}"),
+        ({"x": np.float32(1)}, ValueError, "arrays: data['x'] got a scalar, expected an array"),
+        ([[1, 2]], TypeError, "arrays: data[0][0] got int, expected an array."),
+        ("x", TypeError, "arrays: data got str, expected an array."),
+    ],
+)
+def test_data_that_holds_no_samples_is_refused(data, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        readers.arrays(data, 2)
+
+
+def test_state_of_other_data_or_another_seed_is_refused():
+    state = readers.arrays((np.arange(6),), 2, shuffle=True, seed=1)().get_state()
+    iterator = readers.arrays((np.arange(6),), 2, shuffle=True, seed=2)()
+    with pytest.raises(
+        readers.ReaderStateError, match="seed=1, shuffle=True, expected num_records"
+    ):
+        iterator.set_state(state)
+
+
+def test_state_on_another_batch_size_continues_with_the_next_sample():
+    iterator = readers.arrays((np.arange(6),), 2)()
+    next(iterator)
+    other = readers.arrays((np.arange(6),), 3)()
+    other.set_state(iterator.get_state())
+    assert [batch[0].tolist() for batch in other] == [[2, 3, 4], [5]]

@@ -1,0 +1,122 @@
+"""`indexed`: sources, workers, augmentation, stacking, and refusals."""
+
+import re
+
+import numpy as np
+import pytest
+
+from penstock import readers
+from tests.readers.cases import index_reader
+from tests.readers.samples import Records, double, read_numbers
+
+
+def add_noise(sample, random):
+    return {**sample, "x": sample["x"] + random.integers(1000)}
+
+
+def noisy(num_workers=0, workers="thread"):
+    return readers.indexed(
+        Records(), 6, shuffle=True, augment=add_noise, num_workers=num_workers, workers=workers
+    )
+
+
+def test_processes_give_what_threads_and_the_caller_give():
+    expected = list(noisy())
+    for reader in (noisy(2), noisy(2, "process")):
+        for one, other in zip(reader, expected, strict=True):
+            np.testing.assert_array_equal(one["x"], other["x"])
+            np.testing.assert_array_equal(one["id"], other["id"])
+
+
+def test_augmentation_depends_on_the_epoch_and_survives_a_resume():
+    reader = noisy(2)
+    first, second = list(reader), list(reader)
+    assert not np.array_equal(
+        np.sort(np.concatenate([b["x"] for b in first]), axis=0),
+        np.sort(np.concatenate([b["x"] for b in second]), axis=0),
+    )
+    fresh = noisy(2)()
+    iterator = noisy(2)()
+    next(iterator)
+    fresh.set_state(iterator.get_state())
+    np.testing.assert_array_equal(next(fresh)["x"], first[1]["x"])
+
+
+def test_samples_of_different_shape_name_the_record_and_both_shapes():
+    source = [{"x": np.zeros(3)}, {"x": np.zeros(4)}]
+    with pytest.raises(ValueError, match=re.escape("of indexed, record 1 got ['x'] [4] float64")):
+        list(readers.indexed(source, 2))
+    with pytest.raises(ValueError, match=re.escape("expected ['x'] [3] float64. The samples of a")):
+        list(readers.indexed(source, 2))
+
+
+def test_samples_of_different_structure_are_refused():
+    with pytest.raises(ValueError, match=re.escape("got ['y'] [] int64, expected ['x'] [] int64")):
+        list(readers.indexed([{"x": 1}, {"y": 2}], 2))
+
+
+def test_bytes_keep_their_trailing_zeros():
+    batch = next(readers.indexed([b"a\0", b"bcd"], 2)())
+    assert batch.tolist() == [b"a\0", b"bcd"]
+    assert list(readers.indexed([b"a\0", b"bcd"], None)) == [b"a\0", b"bcd"]
+
+
+def test_look_ahead_bounds_the_records_read():
+    taken = []
+
+    class Counted(Records):
+        def __getitem__(self, index):
+            taken.append(index)
+            return super().__getitem__(index)
+
+    with readers.indexed(Counted(), 2, num_workers=2, look_ahead=1)() as iterator:
+        next(iterator)
+    assert len(taken) <= 4
+
+
+def test_exception_in_a_transform_names_the_records():
+    def broken(batch):
+        raise FloatingPointError("no such luck")
+
+    with pytest.raises(FloatingPointError) as caught:
+        list(readers.indexed(Records(), 6, transform=broken))
+    assert caught.value.__notes__ == ["in indexed(transform=), records 0 to 5"]
+
+
+def test_exception_in_a_process_arrives_with_its_origin():
+    class_at_top = readers.indexed(
+        ["1", "x"], 2, decode=float, num_workers=1, workers="process", name="numbers"
+    )
+    with pytest.raises(ValueError, match="could not convert") as caught:
+        list(class_at_top)
+    assert "in numbers, record 1" in caught.value.__notes__
+
+
+def test_dropping_an_iterator_midway_lets_the_next_pass_run():
+    reader = index_reader(readers.Shard())
+    next(reader())
+    assert sorted(read_numbers(reader)) == list(range(len(Records())))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: readers.indexed([], 2), ValueError, "indexed(number of records) got 0"),
+        (lambda: readers.indexed(iter([1]), 2), TypeError, "expected a source with len(source)"),
+        (lambda: readers.indexed([1], 1, num_workers=-1), ValueError, "got -1, expected an int"),
+        (lambda: readers.indexed([1], 1, look_ahead=None), ValueError, "look_ahead) got None"),
+        (
+            lambda: readers.indexed([1], 1, decode=lambda x: x, workers="process"),
+            TypeError,
+            "expected something that can be pickled",
+        ),
+    ],
+)
+def test_argument_out_of_range_is_refused(make, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make()
+
+
+def test_decode_runs_before_batching():
+    batch = next(readers.indexed(Records(), 4, decode=double)())
+    np.testing.assert_array_equal(batch["x"][:, 0], batch["id"] * 2)

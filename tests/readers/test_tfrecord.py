@@ -1,0 +1,399 @@
+import gc
+import gzip
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.readers._errors import ReaderStateError
+from penstock.readers.records import (
+    FeatureError,
+    FixedLenFeature,
+    RecordError,
+    RecordWriter,
+    VarLenFeature,
+    build_example,
+)
+from penstock.readers.records.reader import RecordReader
+from penstock.readers.sharding import PerDevice, Shard
+from penstock.readers.tfrecord import tfrecord
+
+SPEC = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((2,), "float32")}
+SIZES = (7, 8, 9)  # records a file; record `i` of all has id `i`
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three files of 24 records in all."""
+    number = 0
+    for file, size in enumerate(SIZES):
+        with RecordWriter(tmp_path / f"{file}.tfrecord") as writer:
+            for _ in range(size):
+                writer.write(build_example({"id": number, "x": [number / 2, 0.5]}))
+                number += 1
+    return tmp_path
+
+
+def reader_of(folder: Path, **options) -> RecordReader:
+    return tfrecord(f"{folder}/*.tfrecord", SPEC, **{"batch_size": 5, **options})
+
+
+def ids(batches) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def flat(lists) -> list[int]:
+    return [item for one in lists for item in one]
+
+
+def damage(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x40
+    path.write_bytes(data)
+
+
+def num_threads() -> int:
+    return sum(thread.name.startswith("penstock-reader") for thread in threading.enumerate())
+
+
+def test_batches_come_in_file_order_with_a_short_last_one(folder: Path):
+    reader = reader_of(folder)
+    batches = list(reader)
+    assert len(reader) == len(batches) == 5
+    assert ids(batches) == [list(range(i, min(i + 5, 24))) for i in range(0, 24, 5)]
+    assert batches[1]["x"].tolist() == [[i / 2, 0.5] for i in range(5, 10)]
+    assert batches[1]["x"].dtype == np.float32
+    assert ids(reader_of(folder, drop_remainder=True)) == ids(batches[:4])
+    assert ids(reader_of(folder, batch_size=PerDevice(batch_size=3, num_devices=4)))[1] == list(
+        range(12, 24)
+    )
+
+
+def test_single_samples_come_without_a_batch_size(folder: Path):
+    samples = list(reader_of(folder, batch_size=None))
+    assert [int(sample["id"]) for sample in samples] == list(range(24))
+    assert samples[0]["x"].shape == (2,)
+
+
+def test_records_come_as_bytes_without_features(folder: Path):
+    payloads = list(tfrecord(folder / "0.tfrecord", None))
+    assert payloads[3] == build_example({"id": 3, "x": [1.5, 0.5]})
+
+
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_order_depends_on_seed_and_epoch_alone(batch_size, folder: Path):
+    def order(workers: int, seed: int, epoch: int) -> list[int]:
+        reader = reader_of(
+            folder, batch_size=batch_size, shuffle=True, seed=seed, num_workers=workers
+        )
+        reader.next_epoch = epoch
+        return np.concatenate([np.atleast_1d(batch["id"]) for batch in reader]).tolist()
+
+    first = order(0, 1, 0)
+    assert sorted(first) == list(range(24))
+    assert first == order(1, 1, 0) == order(4, 1, 0)
+    assert len({tuple(order(2, seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+
+
+def test_each_pass_is_the_next_epoch(folder: Path):
+    reader, other = reader_of(folder, shuffle=True), reader_of(folder, shuffle=True)
+    passes = [ids(reader), ids(reader())]
+    assert passes[0] != passes[1]
+    assert passes == [ids(other), ids(other)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shards_side_by_side_are_the_global_batches(count: int, shuffle: bool, folder: Path):
+    options = {"batch_size": 6, "shuffle": shuffle}
+    whole = ids(reader_of(folder, **options))
+    shards = [ids(reader_of(folder, **options, shard=Shard(i, count))) for i in range(count)]
+    joined = [flat(parts) for parts in zip(*shards, strict=True)]
+    assert joined == whole
+
+
+@pytest.mark.parametrize("rule", ["files_round_robin", "files_contiguous"])
+def test_shards_by_file_are_disjoint_and_complete(rule, folder: Path):
+    own = [
+        flat(ids(reader_of(folder, batch_size=3, shuffle=True, shard=Shard(i, 3, rule))))
+        for i in range(3)
+    ]
+    assert [sorted(part) for part in own] == [
+        list(range(7)),
+        list(range(7, 15)),
+        list(range(15, 24)),
+    ]
+
+
+def test_shard_without_rows_in_the_last_batch_gets_an_empty_one(folder: Path):
+    options = {"batch_size": 23 + 1 - 4, "transform": lambda batch: {**batch, "y": batch["id"] + 1}}
+    shards = [list(reader_of(folder, **options, shard=Shard(i, 5))) for i in range(5)]
+    assert [len(batches) for batches in shards] == [2] * 5
+    assert [batches[1]["id"].tolist() for batches in shards] == [[20], [21], [22], [23], []]
+    assert shards[4][1]["x"].shape == (0, 2)
+    assert shards[4][1]["y"].shape == (0,)
+
+
+@pytest.mark.parametrize("batch_size", [5, None])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_state_continues_with_the_next_item(batch_size, shuffle, workers, folder: Path):
+    options = {"batch_size": batch_size, "shuffle": shuffle, "num_workers": workers}
+    reader = reader_of(folder, **options)
+    list(reader)  # the state must carry the epoch
+    iterator = iter(reader)
+    for _ in range(3):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    rest = [batch["id"].tolist() for batch in iterator]
+    following = [batch["id"].tolist() for batch in reader]
+
+    resumed_reader = reader_of(folder, **options)
+    resumed = iter(resumed_reader)
+    next(resumed)
+    resumed.set_state(state)
+    assert [batch["id"].tolist() for batch in resumed] == rest
+    assert [batch["id"].tolist() for batch in resumed_reader] == following
+
+
+def test_state_continues_in_another_process_and_on_other_shards(folder: Path):
+    options = {"batch_size": 6, "shuffle": True, "seed": 3}
+    iterator = iter(reader_of(folder, **options))
+    next(iterator)
+    state = iterator.get_state()
+    rest = ids(iterator)
+    program = (
+        "import json, sys; from penstock.readers.tfrecord import tfrecord;"
+        "from penstock.readers.records import FixedLenFeature; from penstock.readers import Shard;"
+        "folder, state, shard = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]);"
+        "spec = {'id': FixedLenFeature((), 'int32')};"
+        "reader = tfrecord(folder + '/*.tfrecord', spec, batch_size=6, shuffle=True, seed=3,"
+        " shard=Shard(shard, 2)); it = iter(reader); it.set_state(state);"
+        "print(json.dumps([batch['id'].tolist() for batch in it]))"
+    )
+    halves = [
+        subprocess.run(
+            [sys.executable, "-c", program, str(folder), json.dumps(state), str(shard)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for shard in range(2)
+    ]
+    assert [a + b for a, b in zip(*map(json.loads, halves), strict=True)] == rest
+
+
+def test_state_of_other_data_is_an_error(folder: Path):
+    state = iter(reader_of(folder)).get_state()
+    (folder / "2.tfrecord").unlink()
+    with pytest.raises(ReaderStateError, match="num_records=24"):
+        iter(reader_of(folder)).set_state(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_record_is_an_error_with_file_and_byte_offset(workers: int, folder: Path):
+    record = 16 + len(build_example({"id": 7, "x": [3.5, 0.5]}))
+    path = folder / "1.tfrecord"
+    damage(path, record * 3 + 20)
+    iterator = iter(reader_of(folder, num_workers=workers))
+    assert next(iterator)["id"].tolist() == [0, 1, 2, 3, 4]
+    assert next(iterator)["id"].tolist() == [5, 6, 7, 8, 9]
+    state = iterator.get_state()
+    expected = f"'{path}', record 3 at byte {record * 3}: TFRecord payload got checksum"
+    with pytest.raises(RecordError) as caught:
+        next(iterator)
+    assert str(caught.value).startswith(expected)
+    assert (caught.value.path, caught.value.offset, caught.value.index) == (
+        str(path),
+        record * 3,
+        3,
+    )
+    assert iterator.get_state() == state
+    assert num_threads() == 0
+    with pytest.raises(RecordError):
+        next(iterator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_records_are_counted_and_reported_once(
+    workers: int, folder: Path, caplog: pytest.LogCaptureFixture
+):
+    record = 16 + len(build_example({"id": 7, "x": [3.5, 0.5]}))
+    damage(folder / "1.tfrecord", record * 3 + 20)
+    path = folder / "2.tfrecord"
+    path.write_bytes(path.read_bytes()[:-1])
+    iterator = iter(reader_of(folder, on_error="skip", num_workers=workers))
+    with caplog.at_level(logging.WARNING, "penstock.readers"):
+        found = ids(iterator)
+    assert found == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [11, 12, 13, 14],
+        [15, 16, 17, 18, 19],
+        [20, 21, 22],
+    ]
+    assert iterator.num_skipped == 2
+    (line,) = caplog.messages
+    assert line.startswith(f"tfrecord: epoch 0 skipped 2 of 23 records. The first: '{path}', rec")
+
+
+def test_skipping_keeps_shards_in_step_and_survives_a_resume(folder: Path):
+    record = 16 + len(build_example({"id": 7, "x": [3.5, 0.5]}))
+    for index in range(3):
+        damage(folder / "0.tfrecord", record * index + 20)
+    options = {"batch_size": 6, "on_error": "skip"}
+    shards = [iter(reader_of(folder, **options, shard=Shard(i, 2))) for i in range(2)]
+    assert [next(shard)["id"].tolist() for shard in shards] == [[], [3, 4, 5]]
+    resumed = iter(reader_of(folder, **options, shard=Shard(0, 2)))
+    resumed.set_state(shards[0].get_state())
+    assert resumed.num_skipped == 3
+    assert ids(resumed) == ids(shards[0])
+
+
+def test_damage_is_an_error_before_the_first_batch_when_a_file_ends_early(folder: Path):
+    path = folder / "1.tfrecord"
+    path.write_bytes(path.read_bytes()[:-1])
+    reader = reader_of(folder)
+    for use in (iter, len):
+        with pytest.raises(RecordError, match=r"1\.tfrecord', record 7 at byte"):
+            use(reader)
+
+
+def test_pass_that_skips_everything_is_an_error(folder: Path):
+    reader = tfrecord(
+        f"{folder}/*", {"idd": FixedLenFeature((), "int32")}, batch_size=5, on_error="skip"
+    )
+    with pytest.raises(FeatureError, match="Did you mean 'id'") as caught:
+        list(reader)
+    assert caught.value.__notes__ == ["every record of the pass was skipped"]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("option", ["decode", "augment"])
+def test_exception_of_the_users_function_says_which_record(option, on_error, folder: Path):
+    def fail_at_nine(sample, random=None):
+        if sample["id"] == 9:
+            raise KeyError("mine")
+        return sample
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        list(reader_of(folder, **{option: fail_at_nine}, on_error=on_error))
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"in record 2 of '{folder}/1.tfrecord' at byte ")
+    assert num_threads() == 0
+
+
+def test_augment_draws_by_record_not_by_thread_or_position(folder: Path):
+    def add_draw(sample, random):
+        return {**sample, "draw": random.random()}
+
+    def draws(**options) -> dict[int, float]:
+        iterator = iter(reader_of(folder, augment=add_draw, **options))
+        if "state" in options:
+            iterator.set_state(options["state"])
+        pairs = [(i, d) for b in iterator for i, d in zip(b["id"].tolist(), b["draw"], strict=True)]
+        return dict(pairs)
+
+    first = draws(num_workers=0)
+    assert len(set(first.values())) == 24
+    assert draws(num_workers=3, batch_size=7) == first
+    assert draws(seed=1) != first
+
+
+def test_variable_lengths_are_padded_in_the_batch(tmp_path: Path):
+    with RecordWriter(tmp_path / "a") as writer:
+        for count in range(4):
+            writer.write(build_example({"ids": list(range(count))}))
+    spec = {"ids": VarLenFeature("int32", pad_value=-1)}
+    first, second = tfrecord(tmp_path / "a", spec, batch_size=2)
+    assert first["ids"].tolist() == [[-1], [0]]
+    assert second["ids"].tolist() == [[0, 1, -1], [0, 1, 2]]
+    assert second["ids_length"].tolist() == [2, 3]
+
+
+def test_cached_records_are_read_from_memory(folder: Path):
+    reader = reader_of(folder, cache_records=True)
+    first = ids(reader)
+    for path in folder.glob("*.tfrecord"):
+        path.write_bytes(bytes(path.stat().st_size))
+    assert ids(reader) == first
+
+
+def test_compressed_and_plain_files_mix(folder: Path, tmp_path: Path):
+    path = folder / "1.tfrecord"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    found = ids(reader_of(folder, cache_dir=tmp_path / "cache", shuffle=True))
+    assert sorted(flat(found)) == list(range(24))
+
+
+@pytest.mark.parametrize("ending", ["close", "with", "drop", "exhaust"])
+def test_nothing_stays_open(ending: str, folder: Path):
+    reader = reader_of(
+        folder, batch_size=2, num_workers=2, decode=lambda s: (time.sleep(1e-3), s)[1]
+    )
+    len(reader)
+    before = len(os.listdir("/proc/self/fd"))
+    iterator = iter(reader)
+    next(iterator)
+    assert num_threads() > 0
+    assert len(os.listdir("/proc/self/fd")) > before
+    if ending == "close":
+        iterator.close()
+        iterator.close()
+        with pytest.raises(StopIteration):
+            next(iterator)
+    elif ending == "with":
+        with iterator:
+            pass
+    elif ending == "exhaust":
+        list(iterator)
+    else:
+        gc.disable()
+        try:
+            del iterator
+        finally:
+            gc.enable()
+    assert num_threads() == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_reader_travels_to_other_processes(folder: Path):
+    reader = reader_of(folder, shuffle=True, cache_records=True)
+    list(reader)
+    copy = pickle.loads(pickle.dumps(reader))
+    assert ids(copy) == ids(reader)
+
+
+def test_two_iterators_of_one_reader_do_not_disturb_each_other(folder: Path):
+    reader = reader_of(folder)
+    pairs = list(zip(reader, reader, strict=True))
+    assert ids(a for a, _ in pairs) == ids(b for _, b in pairs)
+
+
+def test_missing_files_are_named(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"none\*', which matches no file"):
+        tfrecord(f"{tmp_path}/none*", SPEC)
+    with pytest.raises(FileNotFoundError, match="paths got"):
+        tfrecord([], SPEC)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"on_error": "ignore"}, "on_error got 'ignore', expected 'raise' or 'skip'"),
+        ({"num_workers": -1}, "num_workers got -1, expected an int >= 0"),
+        ({"batch_size": 0}, "batch_size got 0, expected an int >= 1"),
+        ({"compression": "BZ2"}, "compression got 'BZ2', expected"),
+    ],
+)
+def test_option_out_of_range_is_an_error(options, expected: str, folder: Path):
+    with pytest.raises(ValueError, match=expected):
+        reader_of(folder, **options)

@@ -1,0 +1,282 @@
+"""What readers yield becomes batches: every accepted form, and every error of order and arity."""
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, readers
+from penstock._batches import Fields, check_reader, length_of, one_pass
+from penstock.layers._frame import FeedSpec
+from tests.networks import linear_data, linear_program, linear_reader, one_device
+
+SPECS = {
+    "image": FeedSpec(name="image", shape=(2,), dtype=np.dtype("float32")),
+    "label": FeedSpec(name="label", shape=(1,), dtype=np.dtype("int32")),
+}
+ONE = {"image": SPECS["image"]}
+IMAGES = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+LABELS = np.array([5, 6], np.int32)
+
+
+def batch_of(item, feed_order=None, specs=SPECS):
+    batch = Fields(specs, feed_order).as_batch(item)
+    return {name: np.asarray(value).tolist() for name, value in batch.items()}
+
+
+def error_of(make):
+    with pytest.raises(ps.FeedError) as caught:
+        make()
+    return str(caught.value)
+
+
+# The accepted forms.
+
+
+@pytest.mark.parametrize(
+    ("item", "feed_order"),
+    [
+        ({"image": IMAGES, "label": LABELS}, None),
+        ({"image": IMAGES, "label": LABELS}, ["label", "image"]),
+        ((IMAGES, LABELS), ["image", "label"]),
+        ((LABELS, IMAGES), ["label", "image"]),
+        ((LABELS, IMAGES), {"image": 1, "label": 0}),
+        ([(IMAGES[0], 5), (IMAGES[1], 6)], ["image", "label"]),
+        ([[IMAGES[0], 5], [IMAGES[1], 6]], ["image", "label"]),
+        ([(5, IMAGES[0]), (6, IMAGES[1])], {"label": 0, "image": 1}),
+        ([{"image": IMAGES[0], "label": 5}, {"image": IMAGES[1], "label": 6}], None),
+    ],
+)
+def test_batch_in_every_accepted_form_is_the_same_dict(item, feed_order):
+    assert batch_of(item, feed_order) == {"image": IMAGES.tolist(), "label": LABELS.tolist()}
+
+
+@pytest.mark.parametrize("item", [IMAGES, (IMAGES,), [IMAGES[0], IMAGES[1]], [(IMAGES[0],), (IMAGES[1],)]])
+def test_batch_of_the_one_input_needs_no_feed_order(item):
+    assert batch_of(item, specs=ONE) == {"image": IMAGES.tolist()}
+
+
+def test_feed_order_picks_its_names_from_a_dict():
+    assert batch_of({"image": IMAGES, "extra": LABELS}, ["image"], ONE) == {"image": IMAGES.tolist()}
+
+
+def test_samples_of_python_numbers_are_stacked():
+    batch = Fields(SPECS, ["image", "label"]).as_batch([([1.0, 2.0], 3), ([4.0, 5.0], 6)])
+    assert batch["image"].shape == (2, 2)
+    assert batch["label"].tolist() == [3, 6]
+
+
+# Errors of order and arity.
+
+
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [
+        ((IMAGES, LABELS, LABELS), "a batch of 3 fields"),
+        ((IMAGES,), "a batch of 1 fields"),
+        (IMAGES, "a batch of 1 fields"),
+        ([(IMAGES[0], 5), (IMAGES[1],)], "sample 1 of a batch of 1 fields"),
+    ],
+)
+def test_sample_of_the_wrong_arity_is_refused(item, what):
+    text = error_of(lambda: batch_of(item, ["image", "label"]))
+    assert text == (
+        f"the reader yielded {what}, expected 2: 'image', 'label'. Each field of a sample is one "
+        "input, in the order of feed_order."
+    )
+
+
+def test_unnamed_fields_without_feed_order_are_refused():
+    text = error_of(lambda: batch_of((IMAGES, LABELS)))
+    assert text == (
+        "the reader yielded a batch of 2 unnamed fields, expected names for them: the program "
+        "declares 'image', 'label'. Pass feed_order=[...] with the names in the order of the "
+        "fields, or let the reader yield dicts."
+    )
+
+
+def test_empty_list_is_refused():
+    text = error_of(lambda: batch_of([], ["image", "label"]))
+    assert text == "the reader yielded an empty list, expected a list of samples."
+
+
+def test_samples_of_different_shapes_are_refused():
+    samples = [(np.zeros(2), 0), (np.zeros(3), 1)]
+    text = error_of(lambda: batch_of(samples, ["image", "label"]))
+    assert text == (
+        "feed 'image' got samples of shapes [(2,), (3,)] in 2 of 2 samples of one batch, expected "
+        "one shape in all of them. Pad sequences to one length in the reader."
+    )
+
+
+def test_sample_that_lacks_an_input_of_the_others_is_refused():
+    samples = [{"image": IMAGES[0], "label": 1}, {"image": IMAGES[1]}]
+    assert "feed 'label' got samples of shapes [()] in 1 of 2 samples" in error_of(
+        lambda: batch_of(samples)
+    )
+
+
+@pytest.mark.parametrize(
+    ("feed_order", "text"),
+    [
+        (
+            ["image", "lable"],
+            "feed_order got ['image', 'lable'], expected the inputs that the program declares with "
+            "layers.data: 'image', 'label' (unknown: 'lable'; missing: 'label').",
+        ),
+        (
+            ["image"],
+            "feed_order got ['image'], expected the inputs that the program declares with "
+            "layers.data: 'image', 'label' (unknown: nothing; missing: 'label').",
+        ),
+        (
+            ["image", "image"],
+            "feed_order got ['image', 'image'], expected a list of names, each once.",
+        ),
+        ("image", "feed_order got 'image', expected a list of names, each once."),
+        (
+            {"image": 0, "label": 2},
+            "feed_order got indices [0, 2], expected each of [0, 1] once.",
+        ),
+        (
+            {"image": 1, "label": 1},
+            "feed_order got indices [1, 1], expected each of [0, 1] once.",
+        ),
+    ],
+)
+def test_feed_order_that_does_not_fit_the_program_is_refused(feed_order, text):
+    assert error_of(lambda: Fields(SPECS, feed_order)) == text
+
+
+# Passes over a reader.
+
+
+def test_reader_is_called_or_iterated_anew_at_every_pass():
+    fields = Fields(ONE, None)
+    for reader in ([{"image": IMAGES}], lambda: iter([{"image": IMAGES}])):
+        assert [len(list(one_pass(reader, fields))) for _ in range(2)] == [1, 1]
+
+
+def test_reader_that_is_neither_called_nor_iterated_is_refused():
+    with pytest.raises(TypeError) as caught:
+        check_reader(7, 1)
+    assert str(caught.value) == (
+        "reader got int, expected a function without arguments that returns an iterator, or an "
+        "iterable such as readers.arrays(...)."
+    )
+
+
+def test_iterator_is_refused_for_several_epochs_and_taken_for_one():
+    check_reader(iter([]), 1)
+    with pytest.raises(ps.ReaderError) as caught:
+        check_reader((batch for batch in []), 2)
+    assert str(caught.value) == (
+        "reader got a generator for 2 epochs, expected what can be read again: an iterator runs "
+        "only once. Pass the function that makes it."
+    )
+
+
+def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
+    closed = []
+
+    class Iterator:
+        def __init__(self):
+            self.number = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.number += 1
+            if self.number > 3:
+                raise StopIteration
+            return {"image": IMAGES}
+
+        def close(self):
+            closed.append(self.number)
+
+    list(one_pass(Iterator, Fields(ONE, None)))
+    dropped = one_pass(Iterator, Fields(ONE, None))
+    next(dropped)
+    dropped.close()
+    assert closed == [4, 1]
+
+
+def test_error_of_a_batch_is_noted_with_its_number():
+    passed = one_pass([(IMAGES,), (IMAGES, LABELS)], Fields(ONE, None))
+    next(passed)
+    with pytest.raises(ps.FeedError) as caught:
+        next(passed)
+    assert caught.value.__notes__ == ["In batch 1 of the reader."]
+
+
+def test_length_of_a_reader_is_none_where_it_does_not_say():
+    assert length_of([1, 2]) == 2
+    assert length_of(lambda: iter([])) is None
+    assert length_of(readers.arrays(linear_data(10), 4)) == 3
+
+
+# From the trainer.
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return ps.Trainer(linear_program, optax.sgd(0.01), place=one_device())
+
+
+@pytest.mark.parametrize("call", ["train", "test"])
+def test_empty_reader_is_refused(trainer, call):
+    with pytest.raises(ps.ReaderError, match="the reader yielded no batch .*expected at least one"):
+        getattr(trainer, call)([])
+
+
+def test_reader_used_up_by_an_earlier_call_is_refused(trainer):
+    reader = iter(linear_reader())
+    trainer.train(reader)
+    with pytest.raises(ps.ReaderError, match="or is it an iterator that an earlier pass used up?"):
+        trainer.train(reader)
+
+
+def test_iterator_for_several_epochs_is_refused_before_anything_is_read(trainer):
+    read = []
+
+    def batches():
+        read.append(True)
+        yield linear_data(4)
+
+    with pytest.raises(ps.ReaderError, match="reader got a generator for 2 epochs"):
+        trainer.train(batches(), num_epochs=2)
+    assert not read
+
+
+def test_feed_order_that_does_not_fit_is_refused_before_anything_is_read(trainer):
+    read = []
+    for call in (trainer.train, trainer.test):
+        with pytest.raises(ps.FeedError, match="unknown: 'z'; missing: 'y'"):
+            call(lambda: read.append(True), feed_order=["x", "z"])
+    assert not read
+
+
+def test_test_uses_the_feed_order_of_train_unless_told_otherwise(trainer):
+    data = linear_data(10)
+    expected = trainer.test([data])
+    trainer.train([data], num_epochs=0, feed_order=["y", "x"])
+    assert trainer.test([(data["y"], data["x"])]) == expected
+    assert trainer.test([(data["x"], data["y"])], feed_order=["x", "y"]) == expected
+    assert trainer.test([(data["y"], data["x"])]) == expected
+
+
+def test_samples_of_fluids_readers_train_as_dicts_of_arrays_do():
+    data = linear_data(10)
+    samples = list(zip(data["x"], data["y"], strict=True))
+    fluid = [samples[0:4], samples[4:8], samples[8:10]]
+
+    def weights(reader, feed_order):
+        trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device())
+        trainer.train(reader, feed_order=feed_order)
+        return trainer.parameters["fc_0/w"]
+
+    expected = weights(linear_reader(), None)
+    np.testing.assert_array_equal(weights(lambda: iter(fluid), ["x", "y"]), expected)
+    batched = readers.batch(lambda: iter(samples), batch_size=4)
+    np.testing.assert_array_equal(weights(batched, {"y": 1, "x": 0}), expected)

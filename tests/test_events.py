@@ -1,0 +1,387 @@
+"""Events: their order, their numbers, their metrics, and what handlers may do at each."""
+
+import collections
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import events, layers
+from tests.networks import (
+    Recorder,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+
+EPOCH = [
+    "BeginEpoch {0}",
+    "BeginStep {0} 0",
+    "EndStep {0} 0",
+    "BeginStep {0} 1",
+    "EndStep {0} 1",
+    "BeginStep {0} 2",
+    "EndStep {0} 2",
+    "EndEpoch {0}",
+]
+EPOCH_BY_TWO_STEPS = [
+    "BeginEpoch {0}",
+    "BeginStep {0} 0",
+    "BeginStep {0} 1",
+    "EndStep {0} 0",
+    "EndStep {0} 1",
+    "BeginStep {0} 2",  # the remainder, in a launch of its own
+    "EndStep {0} 2",
+    "EndEpoch {0}",
+]
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    return {
+        steps: ps.Trainer(
+            linear_program, optax.sgd(0.01), place=one_device(), steps_per_call=steps
+        )
+        for steps in (1, 2)
+    }
+
+
+@pytest.fixture(params=[1, 2], ids=["one step a call", "two steps a call"])
+def trainer(trainers, request):
+    trainers[request.param].epoch = trainers[request.param].global_step = 0
+    return trainers[request.param]
+
+
+def epoch_lines(trainer, epoch):
+    lines = EPOCH if trainer.steps_per_call == 1 else EPOCH_BY_TWO_STEPS
+    return [line.format(epoch) for line in lines]
+
+
+def up_to(lines, last):
+    return lines[: lines.index(last) + 1]
+
+
+def test_events_of_two_ragged_epochs_fire_in_the_documented_order(trainer):
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder, num_epochs=2)
+    assert recorder.lines == [
+        "BeginTraining 0",
+        *epoch_lines(trainer, 0),
+        *epoch_lines(trainer, 1),
+        "EndTraining completed",
+    ]
+
+
+def test_events_of_two_ragged_epochs_carry_numbers_of_steps_and_examples(trainer):
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder, num_epochs=2)
+    ends, epochs = recorder.of(ps.EndStep), recorder.of(ps.EndEpoch)
+    assert [event.global_step for event in ends] == list(range(6))
+    assert [event.global_step for event in recorder.of(ps.BeginStep)] == list(range(6))
+    assert [event.num_examples for event in ends] == [4, 4, 2] * 2
+    assert [(e.num_steps, e.num_examples, e.global_step) for e in epochs] == [(3, 10, 3), (3, 10, 6)]
+    begin, end = recorder.events[0], recorder.events[-1]
+    assert (begin.epoch, begin.num_epochs, begin.global_step) == (0, 2, 0)
+    assert (end.reason, end.error, end.global_step) == ("completed", None, 6)
+    assert [(e.global_step, e.num_steps) for e in recorder.of(ps.BeginEpoch)] == [(0, 3), (3, 3)]
+
+
+def test_begin_epoch_of_a_reader_without_length_has_no_number_of_steps(trainer):
+    recorder = Recorder()
+    trainer.train(lambda: iter(linear_reader()), recorder)
+    assert recorder.of(ps.BeginEpoch)[0].num_steps is None
+
+
+def test_train_called_again_counts_epochs_and_steps_on(trainer):
+    trainer.train(linear_reader(), num_epochs=2)
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder)
+    assert recorder.lines[1:-1] == epoch_lines(trainer, 2)
+    assert [event.global_step for event in recorder.of(ps.EndStep)] == [6, 7, 8]
+    assert (recorder.events[0].epoch, recorder.events[0].global_step) == (2, 6)
+    assert (trainer.epoch, trainer.global_step) == (3, 9)
+
+
+def test_train_of_no_epoch_fires_only_its_ends(trainer):
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder, num_epochs=0)
+    assert recorder.lines == ["BeginTraining 0", "EndTraining completed"]
+
+
+def test_stop_at_the_beginning_reads_nothing(trainer):
+    for at in ("BeginTraining 0", "BeginEpoch 0"):
+        reads = []
+        recorder = Recorder(at, lambda event: trainer.stop())
+        trainer.epoch = 0
+        trainer.train(lambda reads=reads: reads.append(1), recorder, num_epochs=2)
+        assert recorder.lines == [*up_to(["BeginTraining 0", "BeginEpoch 0"], at), "EndTraining stopped"]
+        assert not reads
+
+
+@pytest.mark.parametrize("at", ["BeginStep 0 0", "BeginStep 0 1", "EndStep 0 0", "EndStep 0 1"])
+def test_stop_at_a_step_ends_after_the_end_step_of_its_launch(trainer, at):
+    recorder = Recorder(at, lambda event: trainer.stop())
+    trainer.train(linear_reader(), recorder, num_epochs=2)
+    last = "EndStep 0 1" if trainer.steps_per_call == 2 else at.replace("Begin", "End")
+    assert recorder.lines == [
+        "BeginTraining 0",
+        *up_to(epoch_lines(trainer, 0), last),
+        "EndTraining stopped",
+    ]
+    assert trainer.global_step == recorder.events[-1].global_step == int(last[-1]) + 1
+
+
+def test_stop_at_the_last_step_skips_end_epoch(trainer):
+    recorder = Recorder("EndStep 0 2", lambda event: trainer.stop())
+    trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-2:] == ["EndStep 0 2", "EndTraining stopped"]
+
+
+def test_stop_at_end_epoch_begins_no_other(trainer):
+    recorder = Recorder("EndEpoch 0", lambda event: trainer.stop())
+    trainer.train(linear_reader(), recorder, num_epochs=2)
+    assert recorder.lines[-2:] == ["EndEpoch 0", "EndTraining stopped"]
+
+
+def test_stop_outside_train_has_no_effect_on_the_next_call(trainer):
+    recorder = Recorder("EndTraining completed", lambda event: trainer.stop())
+    trainer.train(linear_reader(), recorder)
+    trainer.stop()
+    trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-2:] == ["EndEpoch 1", "EndTraining completed"]
+
+
+def test_stop_in_the_middle_of_a_pass_closes_the_readers_iterator(trainer):
+    closed = []
+
+    def read():
+        try:
+            yield from linear_reader(40)
+        finally:
+            closed.append(True)
+
+    trainer.train(read, Recorder("EndStep 0 0", lambda event: trainer.stop()))
+    assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    "at",
+    ["BeginTraining 0", "BeginEpoch 0", "BeginStep 0 1", "EndStep 0 1", "EndEpoch 0"],
+)
+def test_exception_of_a_handler_ends_training_and_reaches_the_caller(trainer, at):
+    def fail(event):
+        raise LookupError("handler")
+
+    recorder = Recorder(at, fail)
+    with pytest.raises(LookupError) as caught:
+        trainer.train(linear_reader(), recorder, num_epochs=2)
+    assert recorder.lines[-2:] == [at, "EndTraining failed"]
+    assert recorder.events[-1].error is caught.value
+    assert any("Raised by the event handler" in note for note in caught.value.__notes__)
+    assert_goes_on(trainer)
+
+
+def test_exception_of_a_reader_ends_training_after_the_batches_before_it(trainer):
+    def read():
+        yield from linear_reader(8)
+        raise LookupError("reader")
+
+    recorder = Recorder()
+    with pytest.raises(LookupError) as caught:
+        trainer.train(read, recorder)
+    assert recorder.lines == [
+        "BeginTraining 0",
+        *up_to(epoch_lines(trainer, 0), "EndStep 0 1"),
+        "EndTraining failed",
+    ]
+    assert recorder.events[-1].error is caught.value
+    assert_goes_on(trainer)
+
+
+def test_exception_of_a_program_while_it_is_compiled_ends_training_and_leaves_it_valid():
+    is_failing = False
+
+    def program():
+        if is_failing:
+            raise LookupError("program")
+        return linear_program()
+
+    trainer = ps.Trainer(program, optax.sgd(0.01), place=one_device())
+    recorder, is_failing = Recorder(), True
+    with pytest.raises(LookupError) as caught:
+        trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-2:] == ["BeginStep 0 0", "EndTraining failed"]
+    assert "While tracing the train program of program." in caught.value.__notes__
+    is_failing = False
+    assert_goes_on(trainer)
+
+
+def assert_goes_on(trainer):
+    """Train another epoch and check that it is numbered on and learns."""
+    epoch, global_step = trainer.epoch, trainer.global_step
+    before = trainer.parameters["fc_0/w"]
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder)
+    assert recorder.lines[1:-1] == epoch_lines(trainer, epoch)
+    assert [event.global_step - global_step for event in recorder.of(ps.EndStep)] == [0, 1, 2]
+    assert np.isfinite(recorder.of(ps.EndEpoch)[0].metrics)
+    assert not np.array_equal(before, trainer.parameters["fc_0/w"])
+
+
+def test_end_training_of_a_failed_run_has_the_exception_and_fires_for_every_handler(trainer):
+    second = Recorder()
+
+    def fail(event):
+        if isinstance(event, ps.BeginEpoch):
+            raise LookupError("first handler")
+
+    with pytest.raises(LookupError):
+        trainer.train(linear_reader(), [fail, second])
+    assert second.lines == ["BeginTraining 0", "EndTraining failed"]
+
+
+# Metrics.
+
+
+def test_end_epoch_metrics_are_the_mean_of_end_step_metrics_weighted_by_examples(trainer):
+    means, expected = [], []
+    totals = {"sum": 0.0, "count": 0}
+
+    def on_event(event):
+        if isinstance(event, ps.EndStep):
+            totals["sum"] += event.metrics * event.num_examples
+            totals["count"] += event.num_examples
+        elif isinstance(event, ps.EndEpoch):
+            means.append(event.metrics)
+            expected.append(totals["sum"] / totals["count"])
+            totals.update(sum=0.0, count=0)
+
+    trainer.train(linear_reader(), on_event, num_epochs=3)
+    np.testing.assert_allclose(means, expected, rtol=1e-6)
+    assert len(set(means)) == 3
+
+
+def test_metrics_read_after_training_has_moved_on_are_those_of_their_step_and_epoch(trainer):
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder, num_epochs=3)
+    trainer.train(linear_reader(), num_epochs=1)
+    epochs, steps = recorder.of(ps.EndEpoch), recorder.of(ps.EndStep)
+    for number, epoch in enumerate(epochs):
+        of_epoch = [step for step in steps if step.epoch == number]
+        total = sum(step.metrics * step.num_examples for step in of_epoch)
+        np.testing.assert_allclose(epoch.metrics, total / 10, rtol=1e-6)
+    assert len({epoch.metrics for epoch in epochs}) == 3
+
+
+def test_end_epoch_metrics_after_a_stopped_epoch_are_of_their_own_epoch_alone(trainer):
+    trainer.train(linear_reader(), Recorder("EndStep 0 1", lambda event: trainer.stop()))
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder)
+    total = sum(step.metrics * step.num_examples for step in recorder.of(ps.EndStep))
+    np.testing.assert_allclose(recorder.of(ps.EndEpoch)[0].metrics, total / 10, rtol=1e-6)
+
+
+def test_fetch_metrics_set_to_false_leaves_no_metrics_for_that_step_alone(trainer):
+    def on_event(event):
+        if isinstance(event, ps.BeginStep):
+            event.fetch_metrics = event.step != 1
+
+    recorder = Recorder()
+    trainer.train(linear_reader(), [on_event, recorder])
+    assert [step.metrics is None for step in recorder.of(ps.EndStep)] == [False, True, False]
+    assert isinstance(recorder.of(ps.EndEpoch)[0].metrics, float)
+
+
+Metrics = collections.namedtuple("Metrics", ["loss", "spread", "prediction"])
+STRUCTURES = {
+    "tuple": (lambda loss, spread, row: (loss, spread, row), tuple),
+    "list": (lambda loss, spread, row: [loss, spread, row], list),
+    "namedtuple": (Metrics, Metrics),
+    "dict": (lambda loss, spread, row: {"z": spread, "loss": loss, "a": row}, dict),
+}
+
+
+@pytest.mark.parametrize("kind", list(STRUCTURES))
+def test_metrics_have_the_structure_that_the_program_function_returned(kind):
+    make, expected = STRUCTURES[kind]
+
+    def program():
+        prediction = layers.fc(layers.data("x", shape=[4]), size=1, bias_attr=False)
+        loss = layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+        return make(loss, layers.mean(prediction**2), prediction)
+
+    trainer = ps.Trainer(program, optax.sgd(0.01), place=one_device())
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder)
+    step, epoch = recorder.of(ps.EndStep)[-1].metrics, recorder.of(ps.EndEpoch)[0].metrics
+    tested = trainer.test(linear_reader())
+    assert type(step) is type(epoch) is type(tested) is expected
+    if kind == "dict":
+        assert list(step) == list(epoch) == list(tested) == ["z", "loss", "a"]
+        step, epoch, tested = ([m["loss"], m["z"], m["a"]] for m in (step, epoch, tested))
+    assert step[2].shape == (2, 1)  # the rows of the last batch, padding cut off
+    assert epoch[2].shape == tested[2].shape == (1,)  # averaged over examples
+    assert all(type(m[0]) is type(m[1]) is float for m in (step, epoch, tested))
+    np.testing.assert_allclose(step[1], np.mean(step[2] ** 2), rtol=1e-5)
+    y = linear_data(10)["y"][8:]
+    np.testing.assert_allclose(step[0], np.mean((step[2] - y) ** 2), rtol=1e-5)
+
+
+def test_metrics_of_a_single_value_are_a_float(trainer):
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder)
+    values = [event.metrics for event in recorder.of(ps.EndStep) + recorder.of(ps.EndEpoch)]
+    assert all(type(value) is float for value in values)
+
+
+# The classes by themselves.
+
+
+def test_metrics_are_read_when_asked_for_and_once():
+    reads = []
+    event = ps.EndStep(epoch=0, step=0, global_step=0, read=lambda: reads.append(1) or 0.5)
+    assert not reads
+    assert (event.metrics, event.metrics) == (0.5, 0.5)
+    assert reads == [1]
+
+
+def test_repr_of_an_event_reads_no_metrics():
+    def read():
+        raise AssertionError("waited for the device")
+
+    assert repr(ps.EndStep(1, 2, 3, read=read)) == "EndStep(epoch=1, step=2, global_step=3)"
+    assert repr(ps.EndEpoch(1, 3, read=read)) == "EndEpoch(epoch=1, global_step=3)"
+
+
+def test_fluids_names_are_the_same_classes():
+    assert ps.BeginEpochEvent is events.BeginEpochEvent is ps.BeginEpoch
+    assert ps.BeginStepEvent is events.BeginStepEvent is ps.BeginStep
+    assert ps.EndStepEvent is events.EndStepEvent is ps.EndStep
+    assert ps.EndEpochEvent is events.EndEpochEvent is ps.EndEpoch
+
+
+def test_handlers_in_a_list_are_called_in_order_at_every_event(trainer):
+    calls = []
+    handlers = [lambda event, n=n: calls.append((n, type(event).__name__)) for n in range(2)]
+    trainer.train(linear_reader(), handlers)
+    assert calls[:4] == [(0, "BeginTraining"), (1, "BeginTraining"), (0, "BeginEpoch"), (1, "BeginEpoch")]
+    assert calls[::2] == [(0, name) for _, name in calls[1::2]]
+
+
+@pytest.mark.parametrize(("handler", "kind"), [(3, "int"), ([print, "log"], "str")])
+def test_handler_that_cannot_be_called_is_refused_before_any_event(trainer, handler, kind):
+    with pytest.raises(TypeError, match=f"event_handler got {kind}, expected a function that takes"):
+        trainer.train(linear_reader(), handler)
+    assert trainer.epoch == 0
+
+
+def test_note_on_a_handlers_exception_names_handler_and_event():
+    def broken(event):
+        raise LookupError
+
+    with pytest.raises(LookupError) as caught:
+        events.emitter(broken)(ps.BeginEpoch(epoch=2, global_step=7))
+    [note] = caught.value.__notes__
+    assert "broken at BeginEpoch(epoch=2, global_step=7, num_steps=None)." in note

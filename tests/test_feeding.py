@@ -1,0 +1,327 @@
+"""Feeds: what is accepted, what is refused and how it is said, padding and placing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import _feeding, layers, readers
+from penstock.layers._frame import FeedSpec
+from tests.networks import eight_devices, linear_data, linear_program, one_device
+
+
+def spec(name, shape, dtype="float32"):
+    return FeedSpec(name=name, shape=tuple(shape), dtype=np.dtype(dtype))
+
+
+IMAGE = {"image": spec("image", [2, 3, 1])}
+LABEL = {"label": spec("label", [1], "int32")}
+BOTH = {**IMAGE, **LABEL}
+
+
+def checked(feed, specs=BOTH, known=BOTH):
+    return _feeding.checked(feed, specs, known)
+
+
+def error_of(feed, specs=BOTH, known=BOTH):
+    with pytest.raises(ps.FeedError) as caught:
+        checked(feed, specs, known)
+    return str(caught.value)
+
+
+def images(num_examples, *shape):
+    return np.zeros((num_examples, *(shape or (2, 3, 1))), np.float32)
+
+
+# What is accepted.
+
+
+def test_feed_as_declared_is_passed_on_without_a_copy():
+    feed = {"image": images(5), "label": np.zeros((5, 1), np.int32)}
+    columns, size = checked(feed)
+    assert size == 5
+    assert all(columns[name] is value for name, value in feed.items())
+
+
+def test_flat_example_is_reshaped_to_the_declared_shape():
+    flat = np.arange(12, dtype=np.float32).reshape(2, 6)
+    columns, _ = checked({"image": flat}, IMAGE)
+    np.testing.assert_array_equal(columns["image"], flat.reshape(2, 2, 3, 1))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 1, 1)])
+def test_scalar_labels_get_the_declared_axis(shape):
+    columns, size = checked({"label": np.arange(4, dtype=np.int32).reshape(shape)}, LABEL)
+    assert columns["label"].tolist() == [[0], [1], [2], [3]]
+    assert size == 4
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "uint8", "int64", "bool"])
+def test_dtype_that_loses_only_precision_is_converted(dtype):
+    columns, _ = checked({"image": images(2).astype(dtype)}, IMAGE)
+    assert columns["image"].dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int16"])
+def test_labels_of_another_integer_dtype_are_converted(dtype):
+    columns, _ = checked({"label": np.array([[7], [100]], dtype)}, LABEL)
+    assert columns["label"].dtype == np.int32
+    assert columns["label"].tolist() == [[7], [100]]
+
+
+def test_lists_of_numbers_are_taken_as_arrays():
+    columns, size = checked({"label": [[1], [2]], "image": images(2).tolist()})
+    assert size == 2
+    assert columns["label"].tolist() == [[1], [2]]
+
+
+def test_arrays_on_the_device_are_passed_on():
+    feed = {"image": jnp.zeros((2, 2, 3, 1)), "label": jnp.zeros((2, 1), jnp.int32)}
+    columns, _ = checked(feed)
+    assert all(columns[name] is value for name, value in feed.items())
+
+
+def test_input_of_another_program_of_the_builder_is_left_out():
+    columns, _ = checked({"image": images(2), "label": np.zeros((2, 1), np.int32)}, IMAGE)
+    assert list(columns) == ["image"]
+
+
+# What is refused, and how.
+
+
+def test_feed_without_an_input_names_it():
+    assert error_of({"image": images(2)}) == "feed got 'image', expected also 'label'."
+
+
+def test_feed_with_an_unknown_name_suggests_the_nearest():
+    text = error_of({"imgae": images(2), "label": np.zeros((2, 1), np.int32)})
+    assert (
+        "feed got the unknown input 'imgae', expected 'image', 'label'. Did you mean 'image'?"
+    ) in text
+
+
+def test_feed_with_several_problems_lists_them_all():
+    text = error_of({"image": images(2, 5), "lable": np.zeros(2, np.int32)})
+    assert text.splitlines() == [
+        "feed got the unknown input 'lable', expected 'image', 'label'. Did you mean 'label'?",
+        "feed 'image' got shape [2, 5], expected [batch, 2, 3, 1].",
+        "feed got 'image', 'lable', expected also 'label'.",
+    ]
+
+
+@pytest.mark.parametrize("shape", [(2, 7), (2,), (2, 2, 3, 2), ()])
+def test_feed_of_another_size_gives_both_shapes(shape):
+    text = error_of({"image": np.zeros(shape, np.float32)}, IMAGE)
+    assert text == f"feed 'image' got shape {list(shape)}, expected [batch, 2, 3, 1]."
+
+
+def test_feed_with_axes_in_another_order_is_not_reshaped():
+    text = error_of({"image": images(2, 1, 2, 3)}, IMAGE)
+    assert text == (
+        "feed 'image' got shape [2, 1, 2, 3], expected [batch, 2, 3, 1]. Only flat examples are "
+        "reshaped; these axes are in another order or another grouping."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [("label", "float32", "int32"), ("image", "complex64", "float32"), ("image", "<U3", "float32")],
+)
+def test_feed_of_a_dtype_that_would_lose_information_is_refused(name, dtype, expected):
+    shape = (2, *BOTH[name].shape)
+    text = error_of({name: np.zeros(shape, dtype)}, {name: BOTH[name]})
+    assert text == (
+        f"feed {name!r} got dtype {np.dtype(dtype)}, expected {expected}. It is not converted, "
+        "since that would lose information. Convert it in the reader."
+    )
+
+
+def test_integers_that_do_not_fit_the_declared_dtype_are_refused():
+    text = error_of({"label": np.array([[-5], [2**40]])}, LABEL)
+    assert text == (
+        f"feed 'label' got int64 values from -5 to {2**40}, expected values that fit int32."
+    )
+
+
+def test_unsigned_integers_that_do_not_fit_the_signed_dtype_are_refused():
+    text = error_of({"label": np.array([[1], [2**31]], np.uint32)}, LABEL)
+    assert f"got uint32 values from 1 to {2**31}, expected values that fit int32." in text
+
+
+def test_batches_of_different_lengths_are_refused():
+    text = error_of({"image": images(3), "label": np.zeros((2, 1), np.int32)})
+    assert text == (
+        "feed got batches of different lengths {'image': 3, 'label': 2}, expected one length for "
+        "all inputs."
+    )
+
+
+def test_batch_of_no_example_is_refused():
+    text = error_of({"image": images(0), "label": np.zeros((0, 1), np.int32)})
+    assert text == "feed got a batch of 0 examples, expected at least 1."
+
+
+def test_feed_that_is_no_dict_is_refused():
+    text = error_of((images(2), np.zeros((2, 1), np.int32)))
+    assert text.startswith("feed got tuple, expected a dict of input name to array. Tuples are")
+
+
+def test_ragged_lists_are_refused():
+    text = error_of({"image": [[1.0, 2.0], [3.0]]}, IMAGE)
+    assert text.startswith("feed 'image' got what numpy makes no array of: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [
+        ("image", np.zeros((2, 3, 1), np.float32)),
+        ("image", np.zeros(6, np.float32)),  # a flat one
+        ("label", np.int32(3)),
+    ],
+)
+def test_single_example_is_refused_with_a_hint_at_readers_batch(name, sample):
+    text = error_of({name: sample}, {name: BOTH[name]})
+    sizes = ", ".join(map(str, BOTH[name].shape))
+    assert text == (
+        f"feed {name!r} got shape {list(sample.shape)}, expected [batch, {sizes}]. This is one "
+        "example without a batch axis. Use readers.batch, or value[None] for a batch of one."
+    )
+
+
+# The errors in a program: before it runs, and from every way in.
+
+
+def program():
+    prediction = layers.fc(layers.data("x", shape=[4]), size=1)
+    loss = layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+    return loss, prediction
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    def infer_program():
+        return layers.fc(layers.data("x", shape=[4]), size=1)
+
+    return ps.Trainer(program, optax.sgd(0.1), infer_func=infer_program, place=one_device())
+
+
+@pytest.mark.parametrize("how", ["train", "test", "infer", "builder"])
+def test_wrong_feed_is_refused_before_anything_is_compiled(trainer, how):
+    wrong = {"x": np.zeros((2, 5), np.float32), "y": np.zeros((2, 1), np.float32)}
+    ways = {
+        "train": lambda: trainer.train([wrong]),
+        "test": lambda: trainer.test([wrong]),
+        "infer": lambda: trainer.infer({"x": wrong["x"]}),
+        "builder": lambda: trainer.builder.train(trainer.builder.init(), wrong),
+    }
+    with pytest.raises(ps.FeedError, match=r"feed 'x' got shape \[2, 5\], expected \[batch, 4\]"):
+        ways[how]()
+    assert set(trainer.builder.num_compiles) <= {"reset"}
+
+
+def test_feed_to_infer_needs_the_inputs_of_the_infer_function_alone(trainer):
+    data = linear_data(3)
+    assert trainer.infer({"x": data["x"]}).shape == (3, 1)
+    with pytest.raises(ps.FeedError, match="feed got the unknown input 'y', expected 'x'"):
+        trainer.infer(data)
+
+
+def test_reader_of_single_examples_is_refused_with_a_hint_at_readers_batch(trainer):
+    reader = readers.arrays(linear_data(6), batch_size=None)
+    with pytest.raises(ps.FeedError, match=r"This is one example .* Use readers\.batch") as caught:
+        trainer.train(reader)
+    assert str(caught.value).startswith("feed 'x' got shape [4], expected [batch, 4].")
+
+
+def test_feed_that_is_no_dict_is_refused_after_one_that_fitted(trainer):
+    data = linear_data(2)
+    trainer.builder.place("train", [data])
+    for wrong in ((data["x"], data["y"]), [data["x"], data["y"]]):
+        with pytest.raises(ps.FeedError, match=f"feed got {type(wrong).__name__}, expected a dict"):
+            trainer.builder.place("train", [wrong])
+
+
+# Padding and placing.
+
+
+def builder_on(place):
+    return ps.ProgramBuilder(linear_program, place=place())
+
+
+def place(builder, *sizes):
+    """Place batches of ones of the given sizes for one launch."""
+    batches = [{"x": np.ones((n, 4), np.float32), "y": np.ones((n, 1), np.float32)} for n in sizes]
+    return builder.place("train", batches)
+
+
+@pytest.mark.parametrize(
+    ("places", "size", "padded_size"),
+    [(one_device, 3, 3), (eight_devices, 3, 8), (eight_devices, 8, 8), (eight_devices, 17, 24)],
+)
+def test_batch_size_is_the_largest_seen_in_whole_devices(places, size, padded_size):
+    builder = builder_on(places)
+    placed = place(builder, size)
+    assert placed.counts == (size,)
+    assert np.asarray(placed.weights).tolist() == [1] * size + [0] * (padded_size - size)
+    short = place(builder, 1)
+    assert short.feed["x"].shape == (padded_size, 4)
+    assert np.asarray(short.weights).tolist() == [1] + [0] * (padded_size - 1)
+
+
+def test_padding_repeats_the_last_example():
+    builder = builder_on(one_device)
+    place(builder, 4)
+    data = linear_data(2)
+    placed = builder.place("train", [data])
+    np.testing.assert_array_equal(placed.feed["x"], data["x"][[0, 1, 1, 1]])
+    np.testing.assert_array_equal(placed.feed["y"], data["y"][[0, 1, 1, 1]])
+
+
+def test_batches_of_one_launch_are_stacked_and_padded_to_the_longest():
+    placed = place(builder_on(one_device), 2, 3)
+    assert placed.counts == (2, 3)
+    assert placed.feed["x"].shape == (2, 3, 4)
+    assert np.asarray(placed.weights).tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_weights_of_full_batches_follow_a_growing_batch_size():
+    builder = builder_on(one_device)
+    for sizes in ((2,), (5,), (5,), (6, 6), (7,)):
+        weights = np.asarray(place(builder, *sizes).weights)
+        assert weights.tolist() == ([1] * sizes[0] if len(sizes) == 1 else [[1] * sizes[0]] * 2)
+
+
+def test_batch_on_several_devices_is_split_over_them():
+    placed = place(builder_on(eight_devices), 16)
+    for value, share in ((placed.feed["x"], (2, 4)), (placed.weights, (2,))):
+        assert isinstance(value, jax.Array)
+        assert [shard.data.shape for shard in value.addressable_shards] == [share] * 8
+
+
+def test_batches_of_one_launch_on_several_devices_are_split_by_examples():
+    placed = place(builder_on(eight_devices), 16, 16)
+    shares = [shard.data.shape for shard in placed.feed["x"].addressable_shards]
+    assert shares == [(2, 2, 4)] * 8
+
+
+def test_batch_on_one_cpu_device_stays_in_host_memory_until_its_launch():
+    builder = builder_on(one_device)
+    data = linear_data(2000)
+    for _ in range(2):
+        assert builder.place("train", [data]).feed["x"] is data["x"]
+
+
+def test_batch_on_the_device_stays_there():
+    builder = builder_on(one_device)
+    data = {name: jnp.asarray(value) for name, value in linear_data(4).items()}
+    placed = builder.place("train", [data])
+    pointers = [value.unsafe_buffer_pointer() for value in data.values()]
+    assert [value.unsafe_buffer_pointer() for value in placed.feed.values()] == pointers
+
+
+def test_train_and_test_have_batch_sizes_of_their_own():
+    builder = builder_on(one_device)
+    place(builder, 4)
+    assert builder.place("test", [linear_data(2)]).feed["x"].shape == (2, 4)

@@ -1,0 +1,149 @@
+"""Ctrl-C: where it may fall, and that training goes on after it."""
+
+import signal
+import threading
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock._interrupts import Interrupts
+from tests.networks import Recorder, eight_devices, linear_program, linear_reader, one_device
+
+
+def press_ctrl_c(*_):
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    return {
+        place: ps.Trainer(linear_program, optax.adam(0.01), place=place())
+        for place in (one_device, eight_devices)
+    }
+
+
+@pytest.fixture(params=[one_device, eight_devices], ids=["one", "eight"])
+def trainer(trainers, request):
+    trainers[request.param].epoch = trainers[request.param].global_step = 0
+    return trainers[request.param]
+
+
+def assert_goes_on(trainer, *, epoch, global_step):
+    """Check the numbers and the state after an interrupt, and train another epoch."""
+    assert (trainer.epoch, trainer.global_step) == (epoch, global_step)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
+    before = trainer.parameters["fc_0/w"]
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder)
+    assert recorder.lines[1] == f"BeginEpoch {epoch}"
+    assert [event.global_step - global_step for event in recorder.of(ps.EndStep)] == [0, 1, 2]
+    assert np.isfinite(recorder.of(ps.EndEpoch)[0].metrics)
+    assert not np.array_equal(before, trainer.parameters["fc_0/w"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("at", "global_step"),
+    [("BeginEpoch 0", 0), ("BeginStep 0 1", 1), ("EndStep 0 1", 2), ("EndEpoch 0", 3)],
+)
+def test_ctrl_c_in_a_handler_interrupts_training_which_goes_on_when_called_again(
+    trainer, at, global_step
+):
+    recorder = Recorder(at, press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trainer.train(linear_reader(), recorder, num_epochs=2)
+    assert recorder.lines[-2:] == [at, "EndTraining interrupted"]
+    assert recorder.events[-1].error is caught.value
+    assert recorder.events[-1].global_step == global_step
+    assert_goes_on(trainer, epoch=1, global_step=global_step)
+
+
+def test_ctrl_c_in_a_reader_interrupts_training_at_once(trainer):
+    def read():
+        for number, batch in enumerate(linear_reader(40)):
+            if number == 5:
+                press_ctrl_c()
+                raise AssertionError("the reader went on after the interrupt")
+            yield batch
+
+    recorder = Recorder()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(read, recorder)
+    assert recorder.lines[-1] == "EndTraining interrupted"
+    num_steps = len(recorder.of(ps.EndStep))
+    assert num_steps <= 5
+    assert_goes_on(trainer, epoch=1, global_step=num_steps)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(
+    trainer, moment, monkeypatch
+):
+    launch = trainer.builder.launch
+
+    def interrupted_launch(*args):
+        if moment == "before":
+            press_ctrl_c()
+        launched = launch(*args)
+        if moment == "after":
+            press_ctrl_c()
+        return launched
+
+    recorder = Recorder()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.builder, "launch", interrupted_launch)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(linear_reader(), recorder)
+    # The step was done and counts, though its EndStep did not fire.
+    assert recorder.lines[-2:] == ["BeginStep 0 0", "EndTraining interrupted"]
+    assert int(trainer._state.step) > 0
+    assert_goes_on(trainer, epoch=1, global_step=1)
+
+
+def test_ctrl_c_while_held_is_raised_at_the_release_and_once():
+    with Interrupts() as interrupts:
+        interrupts.is_held = True
+        press_ctrl_c()
+        press_ctrl_c()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.release()
+        interrupts.release()
+
+
+def test_ctrl_c_while_not_held_is_raised_at_once():
+    with Interrupts(), pytest.raises(KeyboardInterrupt):
+        press_ctrl_c()
+
+
+def test_pythons_handler_is_back_after_the_context_also_after_an_exception():
+    with pytest.raises(LookupError), Interrupts():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        raise LookupError
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handler_of_the_program_itself_is_left_in_place():
+    own = lambda number, frame: None  # noqa: E731
+    previous = signal.signal(signal.SIGINT, own)
+    try:
+        with Interrupts():
+            assert signal.getsignal(signal.SIGINT) is own
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_training_in_another_thread_leaves_the_handler_alone():
+    trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device())
+    handlers = []
+    recorder = Recorder(
+        "EndStep 0 0", lambda event: handlers.append(signal.getsignal(signal.SIGINT))
+    )
+    thread = threading.Thread(target=trainer.train, args=(linear_reader(), recorder))
+    thread.start()
+    thread.join(timeout=60)
+    assert handlers == [signal.default_int_handler]
+    assert recorder.lines[-1] == "EndTraining completed"
