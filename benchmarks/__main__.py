@@ -11,7 +11,9 @@ import benchmarks
 
 def main(names: list[str]) -> int:
     """Run benchmarks by module name."""
-    known = [m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")]
+    known = [
+        m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")
+    ]
     unknown = sorted(set(names) - set(known))
     if unknown:
         print(f"unknown benchmarks {unknown}, expected some of {known}", file=sys.stderr)

@@ -21,7 +21,7 @@ BATCH_SIZE = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One network: `loss_of` `(logits or prediction, target) -> loss, metric` is the hand-written one."""
+    """One network, in the three forms."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Workload:
         return [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
 
     def train_program(self) -> Any:
-        """The program function: loss, and accuracy where there are classes."""
+        """Return the loss, and the accuracy where there are classes: the program function."""
         x = layers.data("x", shape=self.shape)
         output = self.program()(x)
         if not self.is_classifier:

@@ -37,10 +37,12 @@ def _by_numpy(columns: dict[str, np.ndarray], batch_size: int) -> Callable[[], N
     epochs = iter(range(10**9))
 
     def run() -> None:
+        batch = None  # kept while the next one is made, as in any loop over batches
         order = np.random.default_rng((0, next(epochs))).permutation(len(label))
         for start in range(0, len(label), batch_size):
             rows = order[start : start + batch_size]
-            {"image": image[rows], "label": label[rows]}
+            batch = {"image": image[rows], "label": label[rows]}
+        del batch
 
     return run
 

@@ -1,6 +1,6 @@
 """Time per step: a hand-written loop, `Trainer.train` and Keras, on the same batches.
 
-    python -m benchmarks trainer_overhead
+python -m benchmarks trainer_overhead
 """
 
 from __future__ import annotations

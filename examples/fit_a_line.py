@@ -30,7 +30,7 @@ def train_program():
     }
 
 
-def main(num_epochs=100, param_path="runs/fit_a_line.params"):
+def main(num_epochs=50, param_path="runs/fit_a_line.params"):
     trainer = ps.Trainer(train_program, optax.sgd(0.02))
     test_reader = readers.dataset("diabetes", "test", batch_size=64)
 
@@ -54,12 +54,14 @@ def main(num_epochs=100, param_path="runs/fit_a_line.params"):
     patients = next(iter(readers.dataset("diabetes", "test", batch_size=1000)))
     prediction = ps.Inferencer(infer_program, param_path).infer({"x": patients["x"]})
     explained = 1 - np.var(patients["y"] - prediction) / np.var(patients["y"])
-    print(f"the line explains {explained:.0%} of the variance of {len(prediction)} held-out patients")
+    print(
+        f"the line explains {explained:.0%} of the variance of {len(prediction)} held-out patients"
+    )
     return explained
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num_epochs", type=int, default=100)
+    parser.add_argument("--num_epochs", type=int, default=50)
     parser.add_argument("--param_path", default="runs/fit_a_line.params")
     main(**vars(parser.parse_args()))

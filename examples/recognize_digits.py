@@ -37,7 +37,7 @@ def conv():
 NETS = {"mlp": mlp, "conv": conv}
 
 
-def main(net="conv", num_epochs=10, param_path="runs/recognize_digits.params"):
+def main(net="conv", num_epochs=15, param_path="runs/recognize_digits.params"):
     infer_program = NETS[net]
 
     def train_program():
@@ -46,7 +46,7 @@ def main(net="conv", num_epochs=10, param_path="runs/recognize_digits.params"):
         loss = layers.mean(layers.cross_entropy(prediction, label))
         return loss, layers.accuracy(prediction, label)
 
-    trainer = ps.Trainer(train_program, optax.adam(1e-3))
+    trainer = ps.Trainer(train_program, optax.adam(2e-3))
     print(trainer.builder.summary())
     test_reader = readers.dataset("digits", "test", batch_size=64)
     trainer.train(
@@ -73,6 +73,6 @@ def main(net="conv", num_epochs=10, param_path="runs/recognize_digits.params"):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--net", choices=NETS, default="conv")
-    parser.add_argument("--num_epochs", type=int, default=10)
+    parser.add_argument("--num_epochs", type=int, default=15)
     parser.add_argument("--param_path", default="runs/recognize_digits.params")
     main(**vars(parser.parse_args()))

@@ -1,7 +1,8 @@
 """penstock: write the forward pass as a function; train, test and infer programs follow from it.
 
 `Trainer(program_func, optimizer).train(reader, event_handler)` trains,
-`Inferencer(infer_func, param_path).infer(feed)` answers, `ProgramBuilder` is for loops of one's own.
+`Inferencer(infer_func, param_path).infer(feed)` answers, `ProgramBuilder` is for loops of one's
+own.
 """
 
 from penstock import events as events

@@ -116,7 +116,11 @@ def check_reader(reader: Any, num_passes: int) -> None:
       TypeError: it is neither a callable nor an iterable.
       ReaderError: it is an iterator, and more than one pass is asked for.
     """
-    if not callable(reader) and not isinstance(reader, Iterable) and not hasattr(reader, "__iter__"):
+    if (
+        not callable(reader)
+        and not isinstance(reader, Iterable)
+        and not hasattr(reader, "__iter__")
+    ):
         raise TypeError(
             f"reader got {type(reader).__name__}, expected a function without arguments that "
             "returns an iterator, or an iterable such as readers.arrays(...)."

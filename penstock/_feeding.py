@@ -129,10 +129,15 @@ def _cast(value: Any, spec: FeedSpec) -> Any:
         low, high = int(value.min()), int(value.max())
         if low < limits.min or high > limits.max:
             return (
-                f"feed {spec.name!r} got {value.dtype} values from {low} to {high}, expected values "
-                f"that fit {spec.dtype}."
+                f"feed {spec.name!r} got {value.dtype} values from {low} to {high}, expected "
+                f"values that fit {spec.dtype}."
             )
     return value.astype(spec.dtype)
+
+
+def _stacked(arrays: list[Any]) -> np.ndarray:
+    """Return arrays of one shape on a new leading axis; a third of the time of `np.stack`."""
+    return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
 class Feeder:
@@ -172,19 +177,22 @@ class Feeder:
         Raises:
           FeedError: a batch does not fit the specs.
         """
-        if len(batches) == 1 and self.is_single_cpu and self._is_ready(batches[0]):
-            return Placed(batches[0], self._full_weights[1], (self.batch_size,))
-        ready = [checked(batch, self._specs, self._known) for batch in batches]
-        for _, size in ready:
-            self.fit(size)
-        counts = tuple([size for _, size in ready])
-        weights = self._weights(counts)
-        padded = [self._padded(columns, size) for columns, size in ready]
+        steps = len(batches)
+        weights = self._full_weights.get(steps)
+        if weights is not None and all(self._is_ready(b) for b in batches):
+            counts, padded = (self.batch_size,) * steps, batches
+        else:
+            ready = [checked(batch, self._specs, self._known) for batch in batches]
+            for _, size in ready:
+                self.fit(size)
+            counts = tuple([size for _, size in ready])
+            weights = self._weights(counts)
+            padded = [self._padded(columns, size) for columns, size in ready]
         feed = padded[0]
-        if len(padded) > 1:
-            feed = {name: np.stack([each[name] for each in padded]) for name in feed}
-        if not self._rides_along(feed):
-            feed = self._put(feed, _mesh.split(self.mesh, int(len(padded) > 1)))
+        if steps > 1:
+            feed = {name: _stacked([each[name] for each in padded]) for name in feed}
+        if not (self.is_single_cpu or self._rides_along(feed)):
+            feed = self._put(feed, _mesh.split(self.mesh, int(steps > 1)))
         return Placed(feed, weights, counts)
 
     def _is_ready(self, batch: Mapping[str, Any]) -> bool:
@@ -193,7 +201,9 @@ class Feeder:
         It is the common case, and on the smallest networks its price shows: Python is several times
         slower between two launches than in a loop of its own.
         """
-        if len(batch) != len(self._full) or 1 not in self._full_weights:
+        if batch.__class__ is not dict or len(batch) != len(self._full):
+            return False
+        if 1 not in self._full_weights:
             return False
         for name, dtype, shape in self._full:
             value = batch.get(name)
@@ -227,12 +237,9 @@ class Feeder:
         return placed
 
     def _rides_along(self, feed: Mapping[str, Any]) -> bool:
-        num_bytes = 0
-        for value in feed.values():
-            if isinstance(value, jax.Array):
-                return False
-            num_bytes += value.nbytes
-        return self.is_single_cpu or (self._num_local == 1 and num_bytes <= HOST_FEED_LIMIT_BYTES)
+        if self._num_local > 1 or not all(isinstance(x, np.ndarray) for x in feed.values()):
+            return False
+        return sum(value.nbytes for value in feed.values()) <= HOST_FEED_LIMIT_BYTES
 
     def _put(self, tree: Any, sharding: Any) -> Any:
         if jax.process_count() == 1:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 T = TypeVar("T")
 
 MAX_STEPS_IN_FLIGHT = 8
+STRIDE = 4
 CHECK_EVERY = 64
 
 
@@ -41,44 +42,56 @@ class InFlight:
 
     def __init__(self, mesh: Mesh, on_bad: Callable[[int, int], Any], first_step: int) -> None:
         self._limit = max_in_flight(mesh)
+        self._stride = min(STRIDE, self._limit + 1)
         self._on_bad = on_bad
         self._first_step = first_step
-        self._queue: deque[tuple[jax.Array, int]] = deque()
-        self._arrived: tuple[jax.Array, int] | None = None  # the newest that was waited for, unread
-        self._num_unread = 0
-        self._epoch_ends: set[int] = set()
+        self._queue: deque[tuple[jax.Array, int, int, bool]] = deque()
+        self._num_queued = 0  # launches that the flags in the queue stand for
+        self._num_pushed = 0  # launches since the last of them
+        self._num_unread = 0  # launches since the last flag that was read
+        self._newest: tuple[jax.Array, int] | None = None
 
     def push(self, flag: jax.Array, end_step: int) -> None:
-        """Add a launch that ends before global step `end_step`; wait for the oldest if need be."""
-        queue = self._queue
-        queue.append((flag, end_step))
-        if len(queue) > self._limit:
-            oldest, step = queue.popleft()
-            oldest.block_until_ready()
-            self._num_unread += 1
-            self._arrived = (oldest, step)
-            if self._num_unread >= CHECK_EVERY or step in self._epoch_ends:
-                self._check(oldest, step)
+        """Add a launch that ends before global step `end_step`; wait for the oldest if need be.
+
+        A flag stands for all launches before it, so one in `STRIDE` is kept: each costs 4 us.
+        """
+        self._newest = (flag, end_step)
+        self._num_pushed += 1
+        if self._num_pushed >= self._stride:
+            self._keep(is_read=False)
 
     def end_epoch(self) -> None:
         """Have the flag of the newest launch read when it arrives: the next one starts anew."""
-        if self._queue:
-            self._epoch_ends.add(self._queue[-1][1])
-        elif self._arrived is not None:  # every launch is waited for, so this is the newest
-            self._check(*self._arrived)
+        self._keep(is_read=True)
+        self._newest = None
 
     def drain(self) -> None:
         """Wait for every launch and read the flags that count."""
-        queue, self._queue = self._queue, deque()
-        if not queue and self._arrived is not None:
-            self._check(*self._arrived)
-        for number, (flag, step) in enumerate(queue):
-            if step in self._epoch_ends or number == len(queue) - 1:
-                self._check(flag, step)
+        self.end_epoch()
+        while self._queue:
+            self._arrive(is_waiting=False)
+
+    def _keep(self, *, is_read: bool) -> None:
+        if self._newest is None:
+            return
+        self._queue.append((*self._newest, self._num_pushed, is_read))
+        self._num_queued += self._num_pushed
+        self._num_pushed = 0
+        while self._num_queued > self._limit:
+            self._arrive(is_waiting=True)
+
+    def _arrive(self, *, is_waiting: bool) -> None:
+        flag, end_step, num_launches, is_read = self._queue.popleft()
+        self._num_queued -= num_launches
+        self._num_unread += num_launches
+        if is_waiting and not flag.is_ready():
+            flag.block_until_ready()
+        if is_read or (is_waiting and self._num_unread >= CHECK_EVERY):
+            self._check(flag, end_step)
 
     def _check(self, flag: jax.Array, end_step: int) -> None:
-        self._num_unread, self._arrived = 0, None
-        self._epoch_ends.discard(end_step)
+        self._num_unread = 0
         if not np.isfinite(jax.device_get(flag)):
             self._on_bad(self._first_step, end_step - 1)
         self._first_step = end_step

@@ -18,7 +18,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.is_held = False
-        self._is_pending = False
+        self.is_pending = False
         self._is_installed = False
 
     def __enter__(self) -> Interrupts:
@@ -40,14 +40,12 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.is_held = False
 
-    def release(self) -> None:
-        """End the held part; raise an interrupt that came during it."""
-        self.is_held = False
-        if self._is_pending:
-            self._is_pending = False
-            raise KeyboardInterrupt
+    def raise_pending(self) -> None:
+        """Raise the interrupt that came while it was held back."""
+        self.is_pending = False
+        raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.is_held:
             raise KeyboardInterrupt
-        self._is_pending = True
+        self.is_pending = True

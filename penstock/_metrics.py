@@ -24,12 +24,14 @@ class Structure:
     """How the values of a program function are arranged, and which of them have a batch axis.
 
     `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for values without a
-    batch axis. `loss_index` is the value that a train program minimises.
+    batch axis; `is_scalar[i]` is whether it has no axes. `loss_index` is the value that a train
+    program minimises.
     """
 
     keys: tuple[Any, ...] | None
     build: Callable[[Sequence[Any]], Any]
     rows: tuple[int, ...] = ()
+    is_scalar: tuple[bool, ...] = ()
     loss_index: int = 0
 
     def label(self, number: int) -> str:
@@ -51,9 +53,9 @@ def structure_of(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
     elif isinstance(returned, (tuple, list)):
         kind, keys, values = type(returned), tuple(range(len(returned))), list(returned)
         is_named = hasattr(returned, "_fields")
-        build = (lambda items: kind(*items)) if is_named else kind  # noqa: E731
+        build = (lambda items: kind(*items)) if is_named else kind
     else:
-        keys, values, build = None, [returned], lambda items: items[0]  # noqa: E731
+        keys, values, build = None, [returned], lambda items: items[0]
     structure = Structure(keys=keys, build=build)
     expected = "expected an array, or a tuple, list or dict of arrays"
     if returned is None or not values:
@@ -73,28 +75,27 @@ def structure_of(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
 class Accumulator(NamedTuple):
     """Sums over examples since the last reset, on the device.
 
-    `scalars` `[2, S + 1]` holds the pairs of the values without a batch axis and, last, of the
-    example count; `rows` holds `[2, ...]` for each value with one. A sum that met a nan or an
-    infinity is never finite again.
+    `scalars` `[2, S + 1]` holds the pairs of the values without axes and, last, of the example
+    count; `arrays` holds `[2, ...]` for each of the others, without the batch axis. A sum that met
+    a nan or an infinity is never finite again.
     """
 
     scalars: jax.Array
-    rows: tuple[jax.Array, ...]
+    arrays: tuple[jax.Array, ...]
 
     def loss_sum(self, structure: Structure) -> jax.Array:
         """Return the sum of the loss, whose being finite tells whether every loss was."""
-        return self.scalars[0, sum(rows == 0 for rows in structure.rows[: structure.loss_index])]
+        return self.scalars[0, sum(structure.is_scalar[: structure.loss_index])]
 
 
 def zeros(structure: Structure, shapes: Sequence[tuple[int, ...]]) -> Accumulator:
     """Return an empty accumulator for values of the given shapes (batch axis included)."""
-    num_scalars = sum(rows == 0 for rows in structure.rows)
     return Accumulator(
-        scalars=jnp.zeros((2, num_scalars + 1), jnp.float32),
-        rows=tuple(
-            jnp.zeros((2, *shape[1:]), jnp.float32)
+        scalars=jnp.zeros((2, sum(structure.is_scalar) + 1), jnp.float32),
+        arrays=tuple(
+            jnp.zeros((2, *(shape[1:] if rows else shape)), jnp.float32)
             for shape, rows in zip(shapes, structure.rows, strict=True)
-            if rows
+            if shape
         ),
     )
 
@@ -108,19 +109,20 @@ def accumulate(
     num_devices: int,
 ) -> Accumulator:
     """Add one batch's values, weighted by its examples. Runs inside a program."""
-    scalars, row_sums = [], []
+    scalars, array_sums = [], []
     for value, per_example in zip(values, structure.rows, strict=True):
         value = value.astype(jnp.float32)
         if not per_example:
-            scalars.append(jnp.mean(value) * total_weight)
+            (array_sums if value.ndim else scalars).append(value * total_weight)
             continue
         row_weights = jnp.repeat(weights, per_example) / per_example
         weighted = jnp.tensordot(row_weights, value, axes=(0, 0))
-        row_sums.append(_mesh.psum(weighted, num_devices))
+        array_sums.append(_mesh.psum(weighted, num_devices))
     return Accumulator(
         scalars=_add_pair(accumulator.scalars, jnp.stack([*scalars, total_weight])),
-        rows=tuple(
-            _add_pair(pair, total) for pair, total in zip(accumulator.rows, row_sums, strict=True)
+        arrays=tuple(
+            _add_pair(pair, total)
+            for pair, total in zip(accumulator.arrays, array_sums, strict=True)
         ),
     )
 
@@ -140,15 +142,18 @@ def means(accumulator: Accumulator, structure: Structure) -> Any:
 
     Waits for the device. Scalars are Python floats; values with a batch axis are averaged over it.
     """
-    scalars, rows = jax.device_get((accumulator.scalars, accumulator.rows))
+    scalars, arrays = jax.device_get((accumulator.scalars, accumulator.arrays))
     sums = scalars.astype(np.float64).sum(axis=0)
     count = sums[-1]
     if not count:
         raise ValueError("a mean over examples got no example, expected at least one.")
     scalar_values = iter((sums[:-1] / count).tolist())
-    row_values = iter([np.asarray(pair, np.float64).sum(axis=0) / count for pair in rows])
+    array_values = iter([np.asarray(pair, np.float64).sum(axis=0) / count for pair in arrays])
     return structure.build(
-        [_plain(next(row_values)) if per else next(scalar_values) for per in structure.rows]
+        [
+            next(scalar_values) if is_scalar else _plain(next(array_values))
+            for is_scalar in structure.is_scalar
+        ]
     )
 
 
@@ -158,7 +163,9 @@ def read(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
     Waits for the device. Values without axes become Python numbers.
     """
     host = jax.device_get(list(values))
-    return structure.build([_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)])
+    return structure.build(
+        [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
+    )
 
 
 def _cut(value: np.ndarray, rows: int, num_examples: int) -> Any:
@@ -202,13 +209,13 @@ class LaunchValues:
             self._values = None  # lets go of the device's buffers
         single, many = len(self._structures) == 1, len(self._counts) > 1
         metrics = {
-            name: structure.build(
+            name: self._structures[name].build(
                 [
                     _cut(v[number] if many else v, rows, self._counts[number])
-                    for v, rows in zip(self._host[name], structure.rows, strict=True)
+                    for v, rows in zip(values, self._structures[name].rows, strict=True)
                 ]
             )
-            for name, structure in self._structures.items()
+            for name, values in self._host.items()
         }
         return next(iter(metrics.values())) if single else metrics
 

@@ -51,7 +51,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return np.array(jax.device_get(flatten(self._get())[key]))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Replace an entry by an array of its shape; the dtype must convert without loss of kind."""
+        """Replace an entry by an array of its shape, and of a dtype of the same kind."""
         key = self._locate(name)
         entries = flatten(self._get())
         old, new = entries[key], np.asarray(value)
@@ -168,7 +168,9 @@ def read(path: str | os.PathLike[str]) -> dict[tuple[str, tuple[str, ...]], np.n
 def differences(entries: Mapping[Any, np.ndarray], table: Table) -> dict[str, list[str]]:
     """Return what is missing, extra and mismatched in `entries`, each as a list of lines."""
     return {
-        "missing": [f"{'/'.join(p)} {_shown(table[c, p])}" for c, p in table if (c, p) not in entries],
+        "missing": [
+            f"{'/'.join(p)} {_shown(table[c, p])}" for c, p in table if (c, p) not in entries
+        ],
         "extra": [
             f"{'/'.join(p)} {_shown((v.shape, v.dtype))}"
             for (c, p), v in entries.items()
@@ -196,8 +198,7 @@ def check(
     if any(found.values()):
         lines = [f"  {kind}: {line}" for kind, each in found.items() for line in each]
         raise ParameterError(
-            f"the parameters in {str(path)!r} do not fit the program:\n"
-            + "\n".join([*lines, hint])
+            f"the parameters in {str(path)!r} do not fit the program:\n" + "\n".join([*lines, hint])
         )
 
 

@@ -130,7 +130,8 @@ class EndStep(_Lazy):
         num_examples: int = 0,
         read: Callable[[], Any] | None = None,
     ) -> None:
-        super().__init__(read)
+        self._read = read
+        self._metrics: Any = None
         self.epoch = epoch
         self.step = step
         self.global_step = global_step

@@ -28,7 +28,7 @@ from penstock.events import (
     Reason,
     emitter,
 )
-from penstock.program_builder import Objective, Optimizer, ProgramBuilder
+from penstock.program_builder import Objective, Optimizer, ProgramBuilder, State
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -92,7 +92,7 @@ class Trainer:
         self._rounds = _rounds(self.builder.objectives, schedule)
         self._feed_order: FeedOrder | None = None
         self._is_stopping = False
-        self._state = self.builder.init(seed)
+        self._packed = self.builder.pack(self.builder.init(seed))
         if param_path is not None:
             self._start_from(param_path)
 
@@ -172,33 +172,34 @@ class Trainer:
         emit(BeginEpoch(epoch, self.global_step, _batches.length_of(reader)))
         if self._is_stopping:
             return
-        structures = {name: builder.structures[name] for name in dict.fromkeys(self._rounds)}
+        rounds, structures = self._rounds, builder.structures
         launches = self._placed(reader, fields)
         if not builder.feeds_ride_along:
             launches = look_ahead(launches, LOOK_AHEAD)
         for placed in launches:
-            num_steps = len(placed.counts)
+            counts, first = placed.counts, self.global_step
             is_fetched = []
-            for k in range(num_steps):
-                begin = BeginStep(epoch, step + k, self.global_step + k)
+            for k in range(len(counts)):
+                begin = BeginStep(epoch, step + k, first + k)
                 emit(begin)
                 is_fetched.append(begin.fetch_metrics)
             # From the launch on the old state is gone: no interrupt until the new one is stored.
             interrupts.is_held = True
-            self._state, values, flag = builder.launch(self._state, placed, self._rounds)
-            self.global_step += num_steps
-            interrupts.release()
+            self._packed, values, flag = builder.launch(self._packed, placed, rounds)
+            self.global_step = first + len(counts)
+            interrupts.is_held = False
+            if interrupts.is_pending:
+                interrupts.raise_pending()
             in_flight.push(flag, self.global_step)
-            launched = _metrics.LaunchValues(values, structures, placed.counts)
+            launched = _metrics.LaunchValues(values, structures, counts)
             del values  # with fetch_metrics off nothing keeps them on the device
-            for k, count in enumerate(placed.counts):
+            for k, count in enumerate(counts):
                 read = functools.partial(launched.at, k) if is_fetched[k] else None
-                number = self.global_step - num_steps + k
-                emit(EndStep(epoch, step + k, number, count, read))
+                emit(EndStep(epoch, step + k, first + k, count, read))
             if launched.is_read:
-                self._check_read(launched, self.global_step - num_steps)
-            step += num_steps
-            num_examples += sum(placed.counts)
+                self._check_read(launched, first)
+            step += len(counts)
+            num_examples += sum(counts)
             if self._is_stopping:
                 return
         if not step:
@@ -245,6 +246,7 @@ class Trainer:
         _batches.check_reader(reader, 1)
         builder = self.builder
         fields = _batches.Fields(builder.feed_specs, feed_order or self._feed_order)
+        state = self._state
         sums = {name: builder.test_zeros(name) for name in builder.objectives}
         running: list[jax.Array] = []
         limit = max_in_flight(builder.mesh)
@@ -252,7 +254,7 @@ class Trainer:
         for batch in _batches.one_pass(reader, fields):
             placed = builder.place("test", [batch])
             for name in sums:
-                sums[name], _ = builder.test_launch(self._state, sums[name], placed, name)
+                sums[name], _ = builder.test_launch(state, sums[name], placed, name)
                 running.append(sums[name].scalars)
                 if len(running) > limit:
                     running.pop(0).block_until_ready()
@@ -272,6 +274,14 @@ class Trainer:
           ProgramError: the trainer was made without `infer_func`.
         """
         return self.builder.infer(self._state.variables, feed)
+
+    @property
+    def _state(self) -> State:
+        return self.builder.unpack(self._packed)
+
+    @_state.setter
+    def _state(self, state: State) -> None:
+        self._packed = self.builder.pack(state)
 
     @property
     def parameters(self) -> _parameters.Parameters:

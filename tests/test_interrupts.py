@@ -103,14 +103,15 @@ def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(
     assert_goes_on(trainer, epoch=1, global_step=1)
 
 
-def test_ctrl_c_while_held_is_raised_at_the_release_and_once():
+def test_ctrl_c_while_held_is_pending_until_it_is_raised():
     with Interrupts() as interrupts:
         interrupts.is_held = True
         press_ctrl_c()
         press_ctrl_c()
+        assert interrupts.is_pending
         with pytest.raises(KeyboardInterrupt):
-            interrupts.release()
-        interrupts.release()
+            interrupts.raise_pending()
+        assert not interrupts.is_pending
 
 
 def test_ctrl_c_while_not_held_is_raised_at_once():

@@ -6,6 +6,7 @@ A command is a module of this package with `run(argv) -> int`, imported when it 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -60,7 +61,7 @@ def _run(name: str, words: list[str]) -> int:
         print(f"\npenstock {name}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `penstock train | head` has seen enough
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 1
     except SystemExit as request:  # from argparse: 0 after --help, 2 after wrong arguments
         return request.code if isinstance(request.code, int) else 1

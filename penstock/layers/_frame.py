@@ -286,13 +286,19 @@ class Frame:
 
 _CURRENT: ContextVar[Frame | None] = ContextVar("penstock_frame", default=None)
 
+# JAX keeps the trace of a scan body or a jitted function and uses it again where the same function
+# meets the same shapes: in another program too, with the mode and the parameters of this one.
+# This context is a part of the key it is kept under.
+_TRACES = jax.make_user_context(None)
+
 
 @contextlib.contextmanager
 def opened(frame: Frame) -> Iterator[Frame]:
     """Make `frame` the current one inside the `with` block."""
     token = _CURRENT.set(frame)
     try:
-        yield frame
+        with _TRACES(object()):
+            yield frame
     finally:
         _CURRENT.reset(token)
 

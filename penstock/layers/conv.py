@@ -15,7 +15,7 @@ from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
 from penstock.layers._arguments import DataFormat, Padding, Pair, Pairs
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, parameter
+from penstock.layers.parameters import Attr, parameter, shifted
 
 
 def conv2d(
@@ -75,7 +75,9 @@ def conv2d(
     w = parameter(path, "w", shape, default, param_attr, layer="conv2d")
     geometry = _Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
     y = _convolve(x, w, geometry, data_format)
-    return _finish("conv2d", y, path, bias_attr, act, data_format)
+    axis = _arguments.channel_axis(y, data_format)
+    y = shifted(y, path, bias_attr, axis=axis, layer="conv2d", leaf="b")
+    return activate(y, act, "conv2d")
 
 
 def conv2d_transpose(
@@ -126,18 +128,16 @@ def conv2d_transpose(
     _check_groups("conv2d_transpose", channels, num_filters, groups)
     strides, dilations = _steps("conv2d_transpose", stride, dilation)
     pads = _arguments.as_pair("conv2d_transpose", "padding", padding, 0)
-    kernel, extra = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
+    kernel, edges = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
     path = frame.layer("conv2d_transpose", name)
     shape = (*kernel, channels // groups, num_filters)
     default = initializers.glorot_uniform()
     w = parameter(path, "w", shape, default, param_attr, layer="conv2d_transpose")
-    reach = _reach(kernel, dilations)
-    edges = [(r - 1 - p, r - 1 - p + e) for r, p, e in zip(reach, pads, extra, strict=True)]
-    geometry = _Geometry(
-        spread=strides, dilations=dilations, pads=(edges[0], edges[1]), groups=groups
-    )
+    geometry = _Geometry(spread=strides, dilations=dilations, pads=edges, groups=groups)
     y = _convolve(x, jnp.flip(w, (0, 1)), geometry, data_format)
-    return _finish("conv2d_transpose", y, path, bias_attr, act, data_format)
+    axis = _arguments.channel_axis(y, data_format)
+    y = shifted(y, path, bias_attr, axis=axis, layer="conv2d_transpose", leaf="b")
+    return activate(y, act, "conv2d_transpose")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,21 +167,6 @@ def _convolve(
     )
 
 
-def _finish(
-    layer: str,
-    y: jax.Array,
-    path: tuple[str, ...],
-    bias_attr: Attr,
-    act: str | None,
-    data_format: DataFormat,
-) -> jax.Array:
-    if bias_attr is not False:
-        axis = _arguments.channel_axis(y, data_format)
-        b = parameter(path, "b", [y.shape[axis]], initializers.zeros, bias_attr, layer=layer)
-        y = y + _frame.along(b, y.ndim, axis)
-    return activate(y, act, layer)
-
-
 def _steps(
     layer: str, stride: int | Sequence[int], dilation: int | Sequence[int]
 ) -> tuple[Pair, Pair]:
@@ -203,8 +188,8 @@ def _fit_output(
     pads: Pair,
     strides: Pair,
     dilations: Pair,
-) -> tuple[Pair, Pair]:
-    """Return the kernel's size, and how many pixels the output has beyond what it reaches."""
+) -> tuple[Pair, Pairs]:
+    """Return the kernel's size, and the zeros to put around the spread input."""
     first = [(size - 1) * s - 2 * p for size, s, p in zip(sizes, strides, pads, strict=True)]
     if filter_size is not None:
         kernel = _arguments.as_pair("conv2d_transpose", "filter_size", filter_size, 1)
@@ -228,7 +213,8 @@ def _fit_output(
             f"from {tuple(least)} to less than a stride more. A convolution maps these sizes, and "
             "no others, to the input's. Change one of them."
         )
-    return kernel, extra
+    top, left = (r - 1 - p for r, p in zip(_reach(kernel, dilations), pads, strict=True))
+    return kernel, ((top, top + extra[0]), (left, left + extra[1]))
 
 
 def _check_groups(layer: str, channels: int, num_filters: int, groups: int) -> None:

@@ -13,7 +13,7 @@ from jax.nn import initializers
 from penstock._errors import ProgramError
 from penstock.layers import _frame
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, parameter
+from penstock.layers.parameters import Attr, parameter, shifted
 
 
 def fc(
@@ -67,9 +67,7 @@ def fc(
         w = parameter(path, leaf, [features, size], initializers.glorot_uniform(), attr, layer="fc")
         product = x.reshape(*leading, features) @ w.astype(jnp.result_type(x, w))
         total = product if total is None else total + product
-    if bias_attr is not False:
-        b = parameter(path, "b", [size], initializers.zeros, bias_attr, layer="fc")
-        total = total + _frame.along(b, total.ndim)
+    total = shifted(total, path, bias_attr, axis=-1, layer="fc", leaf="b")
     return activate(total, act, "fc")
 
 
@@ -128,7 +126,9 @@ def embedding(
         ids = ids[..., 0]
     path = frame.layer("embedding", name)
     table = parameter(path, "w", size, initializers.glorot_uniform(), param_attr, layer="embedding")
-    rows = jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
+    # A negative id would count from the end; one behind the end reads as nan.
+    ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
+    rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
     if padding_idx is not None:
         rows = jnp.where((ids == padding_idx % table.shape[0])[..., None], 0, rows)
     return rows

@@ -13,7 +13,7 @@ from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
 from penstock.layers._arguments import DataFormat
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, scale_and_shift
+from penstock.layers.parameters import Attr, scaled, shifted
 
 
 def layer_norm(
@@ -57,15 +57,9 @@ def layer_norm(
             "the whole example, -1 for the last axis."
         )
     path = frame.layer("layer_norm", name)
-    flat = _standardise(x.reshape(*x.shape[:begin], -1), (begin,), epsilon)
-    y = scale_and_shift(
-        flat,
-        path,
-        param_attr if scale else False,
-        bias_attr if shift else False,
-        axis=begin,
-        layer="layer_norm",
-    )
+    y = _standardise(x.reshape(*x.shape[:begin], -1), (begin,), epsilon)
+    y = scaled(y, path, param_attr if scale else False, axis=begin, layer="layer_norm")
+    y = shifted(y, path, bias_attr if shift else False, axis=begin, layer="layer_norm")
     return activate(y.reshape(x.shape), act, "layer_norm")
 
 
@@ -115,7 +109,8 @@ def group_norm(
     grouped = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     others = tuple(i for i in range(1, grouped.ndim) if i != axis)
     y = _standardise(grouped, others, epsilon).reshape(x.shape)
-    y = scale_and_shift(y, path, param_attr, bias_attr, axis=axis, layer="group_norm")
+    y = scaled(y, path, param_attr, axis=axis, layer="group_norm")
+    y = shifted(y, path, bias_attr, axis=axis, layer="group_norm")
     return activate(y, act, "group_norm")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -173,6 +173,11 @@ def _request(
     attr: ParamAttr,
     default: _frame.Initializer,
 ) -> jax.Array:
+    if any(size != int(size) or size < 1 for size in shape):
+        raise ProgramError(
+            f"parameter {'/'.join(path)!r} got shape {tuple(shape)}, expected positive integers. "
+            "Every axis has at least one element. Check the sizes given to the layer."
+        )
     return frame.parameter(
         _frame.ParameterSpec(
             path=path,
@@ -187,24 +192,25 @@ def _request(
     )
 
 
-def scale_and_shift(
+def scaled(y: jax.Array, path: tuple[str, ...], attr: Attr, *, axis: int, layer: str) -> jax.Array:
+    """Multiply by a parameter `scale` along `axis`, or not if `attr` is `False`."""
+    if attr is False:
+        return y
+    scale = parameter(path, "scale", [y.shape[axis]], initializers.ones, attr, layer=layer)
+    return y * _frame.along(scale, y.ndim, axis)
+
+
+def shifted(
     y: jax.Array,
     path: tuple[str, ...],
-    param_attr: Attr,
-    bias_attr: Attr,
+    attr: Attr,
     *,
     axis: int,
     layer: str,
+    leaf: Literal["b", "bias"] = "bias",
 ) -> jax.Array:
-    """Multiply by a parameter `scale` and add a parameter `bias` along `axis`; `False` omits one.
-
-    For the normalisation layers' own use.
-    """
-    size = [y.shape[axis]]
-    if param_attr is not False:
-        scale = parameter(path, "scale", size, initializers.ones, param_attr, layer=layer)
-        y = y * _frame.along(scale, y.ndim, axis)
-    if bias_attr is not False:
-        bias = parameter(path, "bias", size, initializers.zeros, bias_attr, layer=layer)
-        y = y + _frame.along(bias, y.ndim, axis)
-    return y
+    """Add a parameter `leaf` along `axis`, or not if `attr` is `False`."""
+    if attr is False:
+        return y
+    bias = parameter(path, leaf, [y.shape[axis]], initializers.zeros, attr, layer=layer)
+    return y + _frame.along(bias, y.ndim, axis)

@@ -64,9 +64,8 @@ def pool2d(
     pads = _arguments.as_padding("pool2d", "pool_padding", pool_padding, sizes, windows, strides)
     _arguments.check_fits("pool2d", x, sizes, windows, pads)
     _check_padding(windows, pads)
-    (vertical, rows), (horizontal, columns) = (
-        _windows_along(*each, ceil_mode) for each in zip(sizes, windows, strides, pads, strict=True)
-    )
+    each = zip(sizes, windows, strides, pads, strict=True)
+    (vertical, rows), (horizontal, columns) = (_windows_along(*one, ceil_mode) for one in each)
     full, steps = _expand(windows, 1, data_format), _expand(strides, 1, data_format)
     edges = _expand((vertical, horizontal), (0, 0), data_format)
     if pool_type == "max":

@@ -118,6 +118,4 @@ class Inspection:
 
 def abstract(tree: Any, sharding: Any) -> Any:
     """Return a pytree's shapes and dtypes with a sharding, in place of its values."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

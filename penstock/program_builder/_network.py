@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
-from penstock.layers._frame import PROBE_BATCH_SIZE, FeedSpec, Frame, ParameterSpec
+from penstock.layers._frame import PROBE_BATCH_SIZE, FeedSpec, Frame
 from penstock.program_builder import _steps, _tree
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._objective import Objective, State
@@ -169,7 +169,7 @@ class Network:
             body,
             mesh=self.mesh,
             in_specs=PartitionSpec(_mesh.AXIS),
-            out_specs=REPLICATED,
+            out_specs=PartitionSpec(),
             check_vma=False,
         )(weights)
         return {name: _tree.flatten(tree) for name, tree in made.items()}

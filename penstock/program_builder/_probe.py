@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
@@ -31,6 +32,7 @@ class Probe:
       rows: for each query of a frame, whether an array had a batch axis; replayed by real frames.
       unweighted: labels of returned scalars that depend on the inputs but not on the example
         weights: they would count the padding of a short batch.
+      has_convolution: whether there is one anywhere, nested functions included.
     """
 
     function: Callable[[], Any]
@@ -42,6 +44,7 @@ class Probe:
     shapes: tuple[tuple[int, ...], ...]
     rows: list[int]
     unweighted: tuple[str, ...]
+    has_convolution: bool
 
     def shape_table(self) -> dict[tuple[str, Path], tuple[tuple[int, ...], Any]]:
         """Return shape and dtype of every entry of the tree by collection and path."""
@@ -162,7 +165,9 @@ def probe(function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh) -> Probe:
     frame, result = seen["frame"], seen["result"]
     shapes = tuple(value.shape for value in result.values)
     rows = tuple(_frame.rows_per_example(shape, _frame.PROBE_BATCH_SIZE) for shape in shapes)
-    structure = dataclasses.replace(result.structure, rows=rows)
+    body_jaxpr = jaxpr.jaxpr.eqns[-1].params["jaxpr"]
+    is_scalar = tuple(not shape for shape in shapes)
+    structure = dataclasses.replace(result.structure, rows=rows, is_scalar=is_scalar)
     return Probe(
         function=function,
         mode=mode,
@@ -172,8 +177,18 @@ def probe(function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh) -> Probe:
         structure=structure,
         shapes=shapes,
         rows=frame.rows,
-        unweighted=_unweighted(jaxpr.jaxpr.eqns[-1].params["jaxpr"], structure),
+        unweighted=_unweighted(body_jaxpr, structure),
+        has_convolution=_has_convolution(body_jaxpr),
     )
+
+
+def _has_convolution(jaxpr: Any) -> bool:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "conv_general_dilated":
+            return True
+        if any(_has_convolution(inner) for inner in jaxprs_in_params(equation.params)):
+            return True
+    return False
 
 
 def _module_shapes(variables: Mapping[str, Any]) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
@@ -198,7 +213,7 @@ def _unweighted(jaxpr: Any, structure: _metrics.Structure) -> tuple[str, ...]:
     Walks the trace backwards from each value; an equation needs all of its inputs. A mean that
     meets the weights elsewhere (through batch norm, say) is not noticed.
     """
-    anchor, weights = jaxpr.invars
+    anchor, weights = jaxpr.invars[-2:]  # after constants of the function
     found = []
     for number, (value, rows) in enumerate(zip(jaxpr.outvars, structure.rows, strict=True)):
         needed = {value} if not hasattr(value, "val") else set()
@@ -224,9 +239,9 @@ def compare(train: Probe, other: Probe) -> None:
         if (collection, path) not in ours:
             raise ProgramError(
                 f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
-                f"{listed('/'.join(p) for c, p in ours if c == collection)}. All programs share one "
-                "parameter tree. Create the same layers in the same order in every mode, or name "
-                "them." + nearest(name, ["/".join(p) for _, p in ours])
+                f"{listed('/'.join(p) for c, p in ours if c == collection)}. All programs share "
+                "one parameter tree. Create the same layers in the same order in every mode, or "
+                "name them." + nearest(name, ["/".join(p) for _, p in ours])
             )
         if ours[collection, path] != entry:
             raise ProgramError(
@@ -242,7 +257,9 @@ def _compare_sites(train: Probe, other: Probe, owner: str, expected: str) -> Non
     ours, theirs = _names_by_site(train), _names_by_site(other)
     for site in ours.keys() & theirs.keys():
         shorter = min(len(ours[site]), len(theirs[site]))
-        for ours_name, theirs_name in zip(ours[site][:shorter], theirs[site][:shorter], strict=True):
+        for ours_name, theirs_name in zip(
+            ours[site][:shorter], theirs[site][:shorter], strict=True
+        ):
             if ours_name != theirs_name:
                 raise ProgramError(
                     f"{owner} got the name {theirs_name!r} for what is {ours_name!r} in "

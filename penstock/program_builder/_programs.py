@@ -85,10 +85,10 @@ class Program:
 def _guards_nothing() -> bool:
     """Return whether transfers from the host are allowed anyway; entering a guard costs 3 us."""
     config = jax.config
-    return (
-        config.jax_transfer_guard_host_to_device in (None, "allow")
-        and config.jax_transfer_guard in (None, "allow")
-    )
+    return config.jax_transfer_guard_host_to_device in (
+        None,
+        "allow",
+    ) and config.jax_transfer_guard in (None, "allow")
 
 
 def _shardings(mesh: Mesh, specs: Any) -> Any:
@@ -97,7 +97,10 @@ def _shardings(mesh: Mesh, specs: Any) -> Any:
 
 
 def compiled_call(function: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
-    """Compile and run `function` once; what it returns is replicated over the mesh."""
+    """Run `function` compiled; what it returns is replicated over the mesh.
+
+    JAX compiles it once for as long as the function object lives, so a caller keeps that.
+    """
     return jax.jit(function, out_shardings=_mesh.replicated(mesh))(*args)
 
 
@@ -107,4 +110,8 @@ def owned(tree: Any, mesh: Mesh) -> Any:
     Arrays that came from the host can share its memory, and then their donation silently fails.
     """
     placed = jax.device_put(tree, _mesh.replicated(mesh))
-    return compiled_call(lambda leaves: jax.tree.map(jnp.copy, leaves), mesh, placed)
+    return compiled_call(_copied, mesh, placed)
+
+
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)

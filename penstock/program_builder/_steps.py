@@ -46,7 +46,9 @@ def _run(
 
 
 def _as_number(value: jax.Array) -> jax.Array:
-    return value.astype(jnp.float32) if value.dtype == jnp.bool_ else value
+    """Return the value in a floating dtype, in which devices may be averaged, on one device too."""
+    is_number = jnp.issubdtype(value.dtype, jnp.inexact)
+    return value if is_number else value.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,9 @@ def train_steps(
 ) -> tuple[State, dict[str, tuple[jax.Array, ...]], jax.Array]:
     """Run `train_step` over batches stacked on a leading axis, in one launch.
 
-    On CPU the steps are unrolled: XLA runs a convolution inside a loop 12 times slower there.
+    On CPU the steps of a network with convolutions are unrolled, because XLA runs a convolution
+    inside a loop 9 times slower there. Without any the loop is faster (12 us a step against 18 for
+    a 13->1 regression) and compiles in a third of the time.
     """
 
     def body(state: State, batch: tuple[Any, jax.Array]) -> tuple[State, Any]:
@@ -224,6 +228,4 @@ def infer_step(
     num_devices: int,
 ) -> tuple[jax.Array, ...]:
     """Return the values of an infer program."""
-    return tuple(
-        _run(probe, variables, feed, weights, jax.random.key(0), num_devices)[0].values
-    )
+    return tuple(_run(probe, variables, feed, weights, jax.random.key(0), num_devices)[0].values)

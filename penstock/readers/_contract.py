@@ -123,8 +123,19 @@ class IteratorBase(ABC):
         """Continue with the item after the position in `state`.
 
         Raises:
-          ReaderStateError: the state is not a dict of ours, or of another kind of reader.
+          ReaderStateError: the state is not a dict of ours, or of another kind of reader; or
+            the iterator is closed.
         """
+        if self._closed:
+            raise ReaderStateError(
+                message(
+                    f"{self.kind}.set_state()",
+                    "a closed iterator",
+                    "an open one",
+                    "Its threads and files are gone",
+                    "Restore the state on a new iterator, iter(reader)",
+                )
+            )
         got = state.get("kind") if isinstance(state, dict) else type(state).__name__
         if got != self.kind or not isinstance(state.get("epoch"), int):
             raise ReaderStateError(

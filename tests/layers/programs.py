@@ -34,7 +34,10 @@ def initial(function: Function, seed: int = 0) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One training step: what the program returned, the gradients, the new statistics."""
+    """One training step: what the program returned, the gradients, the new statistics.
+
+    `test_values` are what the test program returned before the step, if it was asked for.
+    """
 
     values: Any
     gradients: dict[str, Any]
@@ -49,16 +52,16 @@ def train(
     variables: Any = None,
     num_devices: int = 1,
     batch_size: int | None = None,
-    seed: int = 0,
+    is_tested: bool = False,
 ) -> Step:
-    """Train one step on `feed`, padded to `batch_size`; the test program runs before it."""
+    """Train one step on `feed`, padded to `batch_size`."""
 
     def trained() -> Any:
         layers.create_parameter([1], name="spare")  # a program to train has a parameter
         return function()
 
     builder = ps.ProgramBuilder(trained, optax.sgd(1.0), place=jax.devices()[:num_devices])
-    state = builder.init(seed=seed)
+    state = builder.init(seed=0)
     if variables is not None:
         params = {**state.variables["params"], **variables["params"]}
         state = builder.adopt({**variables, "params": params}, state)
@@ -69,7 +72,7 @@ def train(
         full = {name: np.asarray(value)[rows] for name, value in feed.items()}
         builder.place("train", [full])
         builder.place("test", [full])
-    test_values = jax.tree.map(np.asarray, builder.test(state, feed))
+    test_values = jax.tree.map(np.asarray, builder.test(state, feed)) if is_tested else None
     state, values = builder.train(state, feed)
     after = jax.tree.map(np.asarray, state.variables)
     gradients = jax.tree.map(np.subtract, before["params"], after["params"])

@@ -12,7 +12,8 @@ from penstock import layers
 from penstock._errors import LayerContextError, ProgramError
 from tests.layers.programs import infer, initial, normal, train
 
-SEQUENCE = {"x": normal(6, 5, 3), "y": normal(6, 1, seed=1)}
+X = {"x": normal(6, 5, 3)}
+SEQUENCE = {**X, "y": normal(6, 1, seed=1)}
 
 
 def test_scan_over_a_layer_is_the_recurrence_written_out():
@@ -37,7 +38,7 @@ def test_scan_over_a_layer_is_the_recurrence_written_out():
             + hidden @ params["cell"]["w_1"]
             + params["cell"]["b"]
         )
-    last, outputs = infer(function, SEQUENCE, variables)
+    last, outputs = infer(function, X, variables)
     np.testing.assert_allclose(last, hidden, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
         outputs[:, -1], hidden @ params["fc_0"]["w"] + params["fc_0"]["b"], rtol=1e-4, atol=1e-6
@@ -73,6 +74,34 @@ def test_scan_over_a_layer_trains_like_the_unrolled_loop():
     )
 
 
+def step_of_module(hidden, row):
+    hidden = layers.fc([row, hidden], 4, act="tanh", name="cell")
+    return layers.dropout(hidden, 0.9), ()
+
+
+def test_scan_over_a_function_of_a_module_is_traced_anew_for_each_program():
+    # JAX would reuse the trace of a function it knows: train's dropout and parameters in test.
+    def forward():
+        x = layers.data("x", [5, 3])
+        start = jnp.zeros([x.shape[0], 4])
+        return jax.lax.scan(step_of_module, start, x.swapaxes(0, 1))[0]
+
+    def function():
+        hidden = forward()
+        return layers.mean(hidden**2), hidden
+
+    builder = ps.ProgramBuilder(
+        function, optax.sgd(0.1), infer_func=forward, place=jax.devices()[:1]
+    )
+    state = builder.init()
+    _, tested = builder.test(state, X)
+    inferred = builder.infer(state, {"x": np.concatenate([X["x"], X["x"][:2]])})[:6]
+    np.testing.assert_allclose(tested, inferred, rtol=1e-5)
+    state, (_, trained) = builder.train(state, X)
+    assert np.mean(np.asarray(trained) == 0) > 0.5
+    assert not np.any(np.asarray(tested) == 0)
+
+
 @pytest.mark.parametrize("transform", [jax.checkpoint, jax.jit], ids=["checkpoint", "jit"])
 def test_layers_inside_jax_transformations_train_the_same(transform):
     def program(wrap):
@@ -83,7 +112,7 @@ def test_layers_inside_jax_transformations_train_the_same(transform):
 
         return function
 
-    plain, wrapped = train(program(lambda f: f), SEQUENCE), train(program(transform), SEQUENCE)
+    plain, wrapped = train(program(lambda f: f), X), train(program(transform), X)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
         (wrapped.values, wrapped.gradients),
@@ -95,7 +124,7 @@ def test_layer_inside_vmap_works_on_each_example():
     def function():
         return jax.vmap(lambda row: layers.fc(row, 2, name="each"))(layers.data("x", [5, 3]))
 
-    assert infer(function, SEQUENCE).shape == (6, 5, 2)
+    assert infer(function, X).shape == (6, 5, 2)
 
 
 def test_gradient_of_a_layer_inside_a_program_is_the_gradient():
@@ -105,7 +134,7 @@ def test_gradient_of_a_layer_inside_a_program_is_the_gradient():
 
     w = initial(function)["params"]["critic"]["w"]
     np.testing.assert_allclose(
-        infer(function, SEQUENCE), np.broadcast_to(w.reshape(1, 5, 3), (6, 5, 3)), rtol=1e-6
+        infer(function, X), np.broadcast_to(w.reshape(1, 5, 3), (6, 5, 3)), rtol=1e-6
     )
 
 
@@ -146,7 +175,7 @@ def test_flax_module_in_a_scope_lands_below_it_and_is_shared_by_a_second_call():
     params = initial(function)["params"]
     assert list(params) == ["encoder"]
     assert sorted(params["encoder"]) == ["Dense_0", "fc_0"]
-    first, second = infer(function, SEQUENCE)
+    first, second = infer(function, X)
     np.testing.assert_array_equal(first, second)
 
 
@@ -183,7 +212,7 @@ def test_scope_around_a_layer_inside_scan_shares_its_parameters():
         return hidden
 
     assert list(initial(function)["params"]) == ["cell"]
-    assert infer(function, SEQUENCE).shape == (6, 4)
+    assert infer(function, X).shape == (6, 4)
 
 
 def test_scope_outside_a_program_and_with_a_taken_name_are_errors():

@@ -60,7 +60,7 @@ def test_fc_without_bias_has_none():
         (lambda x: layers.fc([], 5), r"got 0 inputs"),
         (lambda x: layers.fc([x, x], 5, param_attr=[None]), r"got 2 inputs and 1 param_attr"),
         (lambda x: layers.fc(x, 5, param_attr=3), r"layers.fc got param_attr=3, expected a Param"),
-        (lambda x: layers.fc(x, 0), r"size=0, expected"),
+        (lambda x: layers.fc(x, 0), r"'fc_0/w' got shape \(4, 0\), expected positive integers"),
     ],
 )
 def test_fc_with_a_wrong_argument_says_what_it_expects(call, message):

@@ -125,7 +125,7 @@ def test_attention_drops_weights_in_training_only():
         y = attend(1, dropout_rate=0.5)()
         return layers.mean(y), y
 
-    step = train(function, QKV)
+    step = train(function, QKV, is_tested=True)
     np.testing.assert_allclose(step.test_values[1], infer(attend(1), QKV), rtol=1e-6)
     assert not np.allclose(step.values[1], step.test_values[1])
 

@@ -30,7 +30,7 @@ def function():
 
 
 def test_reductions_equal_optax_and_numpy():
-    values = train(function, FEED, variables=None).values
+    values = train(function, FEED).values
     params = initial(function)["params"]["scores"]
     scores = FEED["x"].reshape(11, 15) @ params["w"] + params["b"]
     label = FEED["y"][:, 0]
@@ -49,8 +49,8 @@ def test_reductions_equal_optax_and_numpy():
 
 @pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 16), (8, 16), (8, 64)])
 def test_reductions_do_not_depend_on_padding_or_devices(num_devices, batch_size):
-    plain = train(function, FEED)
-    other = train(function, FEED, num_devices=num_devices, batch_size=batch_size)
+    plain = train(function, FEED, is_tested=True)
+    other = train(function, FEED, num_devices=num_devices, batch_size=batch_size, is_tested=True)
     np.testing.assert_allclose(other.values, plain.values, rtol=1e-5)
     np.testing.assert_allclose(other.test_values, plain.test_values, rtol=1e-5)
     for leaf in ("w", "b"):

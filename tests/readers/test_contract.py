@@ -190,6 +190,15 @@ def test_state_of_another_reader_is_refused(case):
         iterator.set_state([1])
 
 
+@every_case
+def test_state_is_not_restored_on_a_closed_iterator(case):
+    iterator = case.make(Shard())()
+    state = iterator.get_state()
+    iterator.close()
+    with pytest.raises(ReaderStateError, match="got a closed iterator, expected an open one"):
+        iterator.set_state(state)
+
+
 @pytest.mark.parametrize(
     "case", [case for case in ALL if case.with_workers], ids=lambda case: case.name
 )

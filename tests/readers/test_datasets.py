@@ -118,6 +118,7 @@ def test_unknown_name_and_split_name_the_nearest():
         ("imdb", "aclImdb_v1.tar.gz"),
         ("imikolov", "simple-examples.tgz"),
         ("movielens", "ml-1m.zip"),
+        ("wmt14", "wmt14.tgz"),
     ],
 )
 def test_missing_download_says_what_is_expected_where_and_how_to_get_it(tmp_path, name, file):
@@ -272,6 +273,50 @@ def test_movielens_gives_the_recommenders_inputs(tmp_path):
     assert train["category_length"][row] == 2
     assert train["movie_title"][row, :2].tolist() == [1, 0]  # "story" < "toy"
     assert train["title_length"][row] == 2
+
+
+def test_wmt14_gives_source_target_and_the_target_a_word_later(tmp_path):
+    with tarfile.open(tmp_path / "wmt14.tgz", "w:gz") as archive:
+        add(archive, "wmt14/src.dict", b"<s>\n<e>\n<unk>\nle\nchat\n")
+        add(archive, "wmt14/trg.dict", b"<s>\n<e>\n<unk>\nthe\ncat\n")
+        long = b"le " * 80 + b"\tthe\n"
+        text = b"le chat noir\tthe cat\nno pair\n" + long
+        add(archive, "wmt14/train/train", text)
+    batch = whole("wmt14", dataset_dir=tmp_path, max_length=6)
+    assert batch["src_word_id"].tolist() == [[0, 3, 4, 2, 1, 1]]
+    assert batch["target_language_word"].tolist() == [[0, 3, 4, 1, 1, 1]]
+    assert batch["target_language_next_word"].tolist() == [[3, 4, 1, 1, 1, 1]]
+    assert (batch["src_length"].tolist(), batch["trg_length"].tolist()) == ([5], [3])
+
+
+def test_conll05_gives_fluids_nine_inputs_for_each_verb(tmp_path):
+    words = "The\ncat\nsat\n\nGo\n\n"
+    props = "-    (A0*\n-    *)\nsit  (V*)\n\ngo  (V*)\n\n"
+    with tarfile.open(tmp_path / "conll05st-tests.tar.gz", "w:gz") as archive:
+        for name, text in (("words", words), ("props", props)):
+            content = gzip.compress(text.encode())
+            add(archive, f"conll05st-release/test.wsj/{name}/test.wsj.{name}.gz", content)
+    with pytest.raises(DatasetNotFoundError, match=r"expected one of 'wordDict.txt', 'verbDict"):
+        readers.dataset("conll05", "test", dataset_dir=tmp_path)
+    (tmp_path / "wordDict.txt").write_text("<unk>\nbos\neos\nThe\ncat\nsat\n")
+    (tmp_path / "verbDict.txt").write_text("go\nsit\n")
+    (tmp_path / "targetDict.txt").write_text("B-V\nI-V\nB-A0\nI-A0\nO\n")
+    batch = whole("conll05", "test", dataset_dir=tmp_path, max_length=3)
+    first = {name: column[0].tolist() for name, column in batch.items()}
+    assert first == {
+        "word_data": [3, 4, 5],
+        "ctx_n2_data": [3, 3, 3],
+        "ctx_n1_data": [4, 4, 4],
+        "ctx_0_data": [5, 5, 5],
+        "ctx_p1_data": [2, 2, 2],
+        "ctx_p2_data": [2, 2, 2],
+        "verb_data": [1, 1, 1],
+        "mark_data": [1, 1, 1],
+        "target": [2, 3, 0],
+        "length": 3,
+    }
+    assert batch["ctx_n1_data"][1].tolist() == [1, 0, 0]
+    assert batch["length"].tolist() == [3, 1]
 
 
 def test_own_set_is_registered_with_a_parse_fn(tmp_path):

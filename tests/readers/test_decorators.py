@@ -1,8 +1,10 @@
 """Fluid's decorators: their meaning, and none of their hangs."""
 
+import os
 import re
 import threading
 import time
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
@@ -95,6 +97,13 @@ def test_xmap_in_processes_maps_in_order_and_raises_what_the_mapper_raised():
     with pytest.raises(TypeError, match="bad operand type") as caught:
         next(iterator)
     assert "in xmap_readers(abs), sample 2 of epoch 0" in caught.value.__notes__
+
+
+def test_xmap_says_so_when_a_process_dies():
+    iterator = readers.xmap_readers(os._exit, lambda: [3], 1, 1, workers="process")()
+    with pytest.raises(BrokenProcessPool) as caught:
+        next(iterator)
+    assert "in xmap_readers(_exit), sample 0 of epoch 0" in caught.value.__notes__
 
 
 def test_xmap_in_processes_refuses_what_cannot_be_sent_there():

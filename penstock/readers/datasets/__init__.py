@@ -12,6 +12,8 @@
 | imdb | words [256] int32, length, label (0 positive, 1 negative) | files |
 | imikolov | firstw secondw thirdw forthw nextw, int32 | files |
 | movielens | the eight inputs of Fluid's recommender, lengths, score [1] | files |
+| wmt14 | src_word_id, target_language_word, ..._next_word [82] int32, lengths | files |
+| conll05 | the nine inputs of Fluid's role labelling [100] int32, length | files |
 | mock | image of ones in any shape, label 1: FastNN's, to measure speed | made |
 
 Labels are int32 scalars. What is standardised is so with the statistics of the training split.
@@ -22,6 +24,7 @@ split, by a fixed permutation.
 # Imported for what they register.
 from penstock.readers.datasets import _embedded as _embedded
 from penstock.readers.datasets import _images as _images
+from penstock.readers.datasets import _sequences as _sequences
 from penstock.readers.datasets import _text as _text
 from penstock.readers.datasets._dataset import dataset as dataset
 from penstock.readers.datasets._registry import DatasetRequest as DatasetRequest

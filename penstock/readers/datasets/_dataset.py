@@ -18,7 +18,7 @@ from penstock.readers.datasets._registry import (
 from penstock.readers.decorators import map_readers
 from penstock.readers.in_memory import arrays
 from penstock.readers.random_access import indexed
-from penstock.readers.sharding import BatchSize, PerDevice, Shard
+from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 
 def dataset(
@@ -70,12 +70,11 @@ def dataset(
     ((64, 8, 8, 1), 'int32', 6)
     """
     _check_split(name, split)
-    size = batch_size.global_batch_size if isinstance(batch_size, PerDevice) else batch_size
     request = DatasetRequest(
         name=name,
         split=split,
         folder=folder_of(name, dataset_dir),
-        batch_size=size,
+        batch_size=None if batch_size is None else resolve_batch_size(batch_size, shard),
         image_shape=None if image_shape is None else tuple(image_shape),
         max_length=max_length,
     )

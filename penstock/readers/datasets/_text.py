@@ -180,15 +180,17 @@ def _dictionary(counts: Counter[str], cutoff: int) -> dict[str, int]:
     return {word: number for number, word in enumerate(kept)}
 
 
-def padded(sequences: Iterable[Sequence[int]], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences cut or padded with 0 to `[N, max_length]` int32, and lengths `[N]`.
+def padded(
+    sequences: Iterable[Sequence[int]], max_length: int, value: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences cut or padded to `[N, max_length]` int32, and lengths `[N]`.
 
     >>> ids, length = padded([[1, 2, 3], [4]], 2)
     >>> ids.tolist(), length.tolist()
     ([[1, 2], [4, 0]], [2, 1])
     """
     cut = [list(sequence[:max_length]) for sequence in sequences]
-    out = np.zeros((len(cut), max_length), np.int32)
+    out = np.full((len(cut), max_length), value, np.int32)
     for row, sequence in enumerate(cut):
         out[row, : len(sequence)] = sequence
     return out, np.asarray([len(sequence) for sequence in cut], np.int32)

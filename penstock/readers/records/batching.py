@@ -1,5 +1,7 @@
 """Samples to batches: stacking, with padding where a feature has another length each record."""
 
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +11,117 @@ from penstock.readers import _tree
 from penstock.readers._errors import message
 from penstock.readers.records.features import pad
 
+_MIN_PLACED_BYTES = 1 << 12  # below, a lookup costs more than the copy it saves
+_PROBE = [np.empty(0)]
+_REFERENCES_OF_FREE = sys.getrefcount(_PROBE[0])  # of what a list alone holds, in this Python
+_MAX_POOLED = 16
 
-def stack_samples(samples: Sequence[Any], pad_values: Mapping[str, Any]) -> Any:
+
+class BufferPool:
+    """Arrays of batches that nobody holds any more, to be filled again.
+
+    A fresh batch of 64 images of 224x224 costs 5 ms of page faults, a tenth of decoding it on two
+    cores. An array is used again only when the pool holds the last reference to it: views, JAX
+    arrays that share its memory and transfers under way each hold one.
+
+    >>> pool = BufferPool()
+    >>> first = pool.take((4,), np.dtype("int32"))
+    >>> pool.take((4,), np.dtype("int32")) is first
+    False
+    >>> address = id(first)
+    >>> del first
+    >>> id(pool.take((4,), np.dtype("int32"))) == address
+    True
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._arrays: list[np.ndarray] = []
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array with arbitrary contents."""
+        with self._lock:
+            for number in range(len(self._arrays)):
+                if sys.getrefcount(self._arrays[number]) == _REFERENCES_OF_FREE:
+                    array = self._arrays[number]
+                    if array.shape != shape or array.dtype != dtype:  # another field, a short batch
+                        continue
+                    return array
+            array = np.empty(shape, dtype)
+            self._arrays = [*self._arrays[-_MAX_POOLED:], array]
+            return array
+
+
+class BatchRows:
+    """The memory of one batch, which threads fill row by row.
+
+    An image is copied into its row right after it was decoded, while it is in the cache, and its
+    own memory is used again for the next one. Stacking all images of a batch at the end costs
+    about 80 us more for each of 224x224: it meets them cold, and each had its own pages.
+
+    Args:
+      num_rows: records of the batch.
+      pool: where its arrays come from.
+    """
+
+    def __init__(self, num_rows: int, pool: BufferPool) -> None:
+        """Allocate nothing yet: the first sample tells the shapes."""
+        self._num_rows, self._pool = num_rows, pool
+        self._lock = threading.Lock()
+        self._buffers: dict[Any, np.ndarray] = {}
+
+    def place(self, row: int, sample: Any) -> Any:
+        """Return the sample with its large arrays moved into row `row`.
+
+        >>> rows = BatchRows(2, BufferPool())
+        >>> samples = [rows.place(row, {"x": np.full(2048, row)}) for row in range(2)]
+        >>> stack_samples(samples, {}, rows)["x"].base is None
+        True
+        """
+        if isinstance(sample, dict):
+            return {key: self._place_leaf(row, key, leaf) for key, leaf in sample.items()}
+        if type(sample) is tuple:
+            return tuple(self._place_leaf(row, key, leaf) for key, leaf in enumerate(sample))
+        return sample
+
+    def _place_leaf(self, row: int, key: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray) or leaf.nbytes < _MIN_PLACED_BYTES:
+            return leaf
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            with self._lock:
+                buffer = self._buffers.get(key)
+                if buffer is None:
+                    buffer = self._pool.take((self._num_rows, *leaf.shape), leaf.dtype)
+                    self._buffers[key] = buffer
+        if buffer.shape[1:] != leaf.shape or buffer.dtype != leaf.dtype:
+            return leaf
+        placed = buffer[row]
+        placed[...] = leaf
+        return placed
+
+    def whole(self, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
+        """Return the buffer whose rows the leaves are, all of them and in order, else `None`."""
+        base = leaves[0].base
+        if len(leaves) != self._num_rows or not any(base is b for b in self._buffers.values()):
+            return None
+        start, stride = leaves[0].ctypes.data, base.strides[0]  # type: ignore[union-attr]
+        is_whole = start == base.ctypes.data and all(  # type: ignore[union-attr]
+            leaf.base is base and leaf.ctypes.data == start + row * stride
+            for row, leaf in enumerate(leaves)
+        )
+        return base if is_whole else None  # type: ignore[return-value]
+
+
+def stack_samples(
+    samples: Sequence[Any], pad_values: Mapping[str, Any], rows: BatchRows | None = None
+) -> Any:
     """Stack samples of one structure into a batch with leaves `[b, ...]`.
 
     Bytes become an object array (numpy's own bytes arrays drop trailing zeros). The entries of
-    a dict named in `pad_values` are padded to the longest of the batch.
+    a dict named in `pad_values` are padded to the longest of the batch. Arrays that were placed
+    in `rows` are there already.
 
     Raises:
       ValueError: other entries differ in shape.
@@ -26,15 +133,16 @@ def stack_samples(samples: Sequence[Any], pad_values: Mapping[str, Any]) -> Any:
     if pad_values and isinstance(samples[0], dict):
         samples = _padded(samples, pad_values)
     try:
-        return _tree.tree_map(_stack_leaf, *samples)
+        return _tree.tree_map(lambda *leaves: _stack_leaf(leaves, rows), *samples)
     except (ValueError, KeyError) as error:
         raise _shape_error(samples) from error
 
 
-def _stack_leaf(*leaves: Any) -> np.ndarray:
+def _stack_leaf(leaves: Sequence[Any], rows: BatchRows | None) -> np.ndarray:
     first = leaves[0]
     if isinstance(first, np.ndarray) and first.ndim:
-        return np.stack(leaves)
+        placed = rows.whole(leaves) if rows is not None and first.base is not None else None
+        return np.stack(leaves) if placed is None else placed
     if isinstance(first, (bytes, str)):
         stacked = np.empty(len(leaves), object)
         stacked[:] = leaves

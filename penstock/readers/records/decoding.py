@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
+from penstock.readers.records.batching import BatchRows, BufferPool
 from penstock.readers.records.errors import RecordError
 from penstock.readers.records.files import RecordFiles
 
@@ -46,10 +47,15 @@ class Decoder(Protocol):
 
 
 class Piece(NamedTuple):
-    """Records one thread decodes, and the position after each: `None` inside a batch."""
+    """Records one thread decodes, and the position after each: `None` inside a batch.
+
+    `rows` is the memory of their batch, in which they begin at `first_row`.
+    """
 
     records: list[int]
     ends: list[int | None]
+    rows: BatchRows | None = None
+    first_row: int = 0
 
 
 class Outcome(NamedTuple):
@@ -58,6 +64,7 @@ class Outcome(NamedTuple):
     sample: Any
     error: BaseException | None
     end: int | None
+    rows: BatchRows | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -70,7 +77,7 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
 
     A piece never spans two batches; without a batch size it spans several samples.
     """
-    rows = order.epoch(epoch)
+    rows, pool = order.epoch(epoch), BufferPool()
     single = Piece([], [])
     for start in range(position, rows.total, rows.step):
         chosen = rows.rows(start)
@@ -87,12 +94,13 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
                 yield single
                 single = Piece([], [])
             continue
+        memory = BatchRows(len(records), pool)
         for at in range(0, max(1, len(records)), size):
             piece = records[at : at + size]
             ends: list[int | None] = [None] * max(1, len(piece))
             if at + size >= len(records):
                 ends[-1] = end
-            yield Piece(piece, ends)
+            yield Piece(piece, ends, memory, at)
 
 
 class PieceDecoder:
@@ -128,10 +136,14 @@ class PieceDecoder:
         if not piece.records:
             return [Outcome(None, None, end) for end in piece.ends]
         payloads = self._payloads(piece.records)
-        return [
-            self._outcome(record, payload, end)
-            for record, payload, end in zip(piece.records, payloads, piece.ends, strict=True)
-        ]
+        outcomes = []
+        for number, payload in enumerate(payloads):
+            outcome = self._outcome(piece.records[number], payload, piece.ends[number])
+            if outcome.error is None and piece.rows is not None:
+                placed = piece.rows.place(piece.first_row + number, outcome.sample)
+                outcome = Outcome(placed, None, outcome.end, piece.rows)
+            outcomes.append(outcome)
+        return outcomes
 
     def _payloads(self, records: list[int]) -> Iterator[bytes | RecordError]:
         if self._cache is None:

@@ -142,6 +142,12 @@ class RecordFiles:
         """Return the number of records in each file."""
         return tuple(len(index) for index in self._indexes)
 
+    @property
+    def mean_record_bytes(self) -> int:
+        """Return the mean size of a framed record, at least 1."""
+        total = sum(int(index.bounds[-1]) for index in self._indexes)
+        return max(1, total // max(1, len(self)))
+
     def origin(self, record: int) -> tuple[str, int, int]:
         """Return the path, byte offset and number in its file of a record."""
         number, index = self._locate(record)

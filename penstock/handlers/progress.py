@@ -1,0 +1,139 @@
+"""`Progress`: what a person sees of a training run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
+from penstock.handlers._display import Display, Nothing, display
+from penstock.handlers._pace import Pace
+
+
+class Progress:
+    """Show how training goes: one live line on a terminal, plain lines elsewhere.
+
+    The live line has epoch and step, the metrics, examples per second and the time left. Each epoch
+    leaves a line with the means of its metrics. Where the output is no terminal, an epoch prints
+    that line and one more every five seconds.
+
+    Metrics are read four times a second at most, and from a step before the last launch: the
+    device always has the next one to go on with.
+
+    Arguments:
+      names: names for the values of a program function that returns a tuple, a list or a single
+        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      test: called at the end of each epoch; what it returns is shown beside the epoch's metrics.
+      file: where to write; standard output by default.
+
+    >>> from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
+    >>> progress = Progress(("loss", "accuracy"), test=lambda: (0.25, 0.5))
+    >>> for event in [
+    ...     BeginTraining(epoch=0, num_epochs=1, global_step=0),
+    ...     BeginEpoch(epoch=0, global_step=0),
+    ...     EndEpoch(epoch=0, global_step=8, read=lambda: (0.125, 0.75)),
+    ...     EndTraining("completed"),
+    ... ]:
+    ...     progress(event)
+    epoch 1/1  loss 0.1250 (test 0.2500)  accuracy 0.7500 (test 0.5000)
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str] = ("loss",),
+        *,
+        test: Callable[[], Any] | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        self._names = (names,) if isinstance(names, str) else tuple(names)
+        self._test = test
+        self._file = file
+        self._display: Display = Nothing()
+        self._pace = Pace()
+        self._values: dict[str, float] = {}
+        self._held: EndStep | None = None
+        self._is_held_ready = False
+        self._next_refresh = 0.0
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event, and now and then show it."""
+        match event:
+            case EndStep():
+                self._end_step(event)
+            case BeginStep():
+                self._pace.begin_launch()
+                self._is_held_ready = self._held is not None
+            case BeginTraining():
+                self._display.close()
+                self._display = display(self._file or sys.stdout)
+                self._pace = Pace(first_epoch=event.epoch, num_epochs=event.num_epochs)
+                self._values = {}
+                self._next_refresh = time.monotonic() + self._display.interval_secs
+            case BeginEpoch():
+                self._begin_epoch(event)
+            case EndEpoch():
+                self._end_epoch(event)
+            case EndTraining():
+                self._held = None
+                self._display.close()
+                self._display = Nothing()
+
+    def _begin_epoch(self, event: BeginEpoch) -> None:
+        self._pace.begin_epoch(event.epoch, event.num_steps)
+        self._held = None
+        self._display.wait(self._pace, _shown(self._values) or "  compiling")
+
+    def _end_step(self, event: EndStep) -> None:
+        self._pace.end_step(event.num_examples)
+        if self._held is not None:
+            if self._is_held_ready:
+                self._values = _named(self._held.metrics, self._names)
+                self._held = None
+                self._display.update(self._pace, _shown(self._values))
+        elif (now := time.monotonic()) >= self._next_refresh:
+            self._next_refresh = now + self._display.interval_secs
+            self._held, self._is_held_ready = event, False
+
+    def _end_epoch(self, event: EndEpoch) -> None:
+        self._held = None
+        self._values = _named(event.metrics, self._names)
+        self._pace.end_epoch()
+        tested: dict[str, float] = {}
+        if self._test is not None:
+            self._display.wait(self._pace, "  testing")
+            tested = _named(self._test(), self._names)
+        self._display.end_epoch(self._pace, _shown(self._values, tested))
+
+
+def _named(metrics: Any, names: Sequence[str]) -> dict[str, float]:
+    """Return the scalars of metrics by name; those of several objectives as `objective name`."""
+    if isinstance(metrics, Mapping):
+        named = {}
+        for key, value in metrics.items():
+            inner = isinstance(value, tuple | list | Mapping)
+            parts = _named(value, names).items() if inner else [("", value)]
+            named |= {f"{key} {name}".strip(): part for name, part in parts}
+    elif isinstance(metrics, tuple | list):
+        more = [f"metric_{i}" for i in range(len(names), len(metrics))]
+        named = dict(zip([*names, *more], metrics, strict=False))
+    else:
+        named = {} if metrics is None else {names[0] if names else "loss": metrics}
+    return {name: value for name, value in named.items() if isinstance(value, int | float)}
+
+
+def _shown(values: Mapping[str, float], tested: Mapping[str, float] | None = None) -> str:
+    """Return metrics as text, each with two spaces before it, with the test's in brackets."""
+    tested = tested or {}
+    parts = [
+        f"  {name} {_number(value)}"
+        + (f" (test {_number(tested[name])})" if name in tested else "")
+        for name, value in values.items()
+    ]
+    others = [f"  test {name} {_number(tested[name])}" for name in tested if name not in values]
+    return "".join(parts + others)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.3e}"

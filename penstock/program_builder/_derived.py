@@ -1,0 +1,110 @@
+"""The programs derived from a network: step functions, sharded and ready to compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from penstock import _mesh
+from penstock._errors import ProgramError
+from penstock.program_builder import _steps
+from penstock.program_builder._network import Network
+from penstock.program_builder._probe import Probe
+from penstock.program_builder._programs import REPLICATED, Program
+
+
+def train_program(network: Network, rounds: tuple[str, ...], steps: int, tree: Any) -> Program:
+    """Return `(leaves, feed, weights) -> (leaves, values, flag)`, which donates the leaves.
+
+    Arguments:
+      rounds: names of objectives, one for each update of a batch.
+      steps: batches in one launch; with several, feed and weights have a leading step axis.
+      tree: the structure of the state that the leaves belong to.
+
+    Raises:
+      ProgramError: an objective has no optimizer.
+    """
+    updates = [network.updates[name] for name in rounds]
+    for update in updates:
+        if update.objective.optimizer is None:
+            raise ProgramError(
+                f"the train program of {update.name!r} got no optimizer, expected one such as "
+                "optax.adam(1e-3)."
+            )
+    is_cpu = network.mesh.devices.flat[0].platform == "cpu"
+    is_unrolled = is_cpu and any(update.probe.has_convolution for update in updates)
+
+    def function(leaves: list[Any], feed: Any, weights: Any) -> Any:
+        state = jax.tree.unflatten(tree, leaves)
+        if steps == 1:
+            state, *rest = _steps.train_step(updates, state, feed, weights)
+        else:
+            state, *rest = _steps.train_steps(
+                updates, state, feed, weights, is_unrolled=is_unrolled
+            )
+        return jax.tree.leaves(state), *rest
+
+    cut = PartitionSpec(*([] if steps == 1 else [None]), _mesh.AXIS)
+    values = {name: _value_specs(network.train[name], cut) for name in dict.fromkeys(rounds)}
+    label = "+".join(rounds) if len(network.objectives) > 1 else "train"
+    return Program(
+        label if steps == 1 else f"{label} x{steps}",
+        function,
+        network.mesh,
+        in_specs=(REPLICATED, cut, cut),
+        out_specs=(REPLICATED, values, REPLICATED),
+        donated=(0,),
+    )
+
+
+def test_program(network: Network, objective: str) -> Program:
+    """Return `(variables, key, sums, feed, weights) -> (sums, values)`."""
+    each, num_devices = network.test[objective], network.mesh.size
+
+    def function(variables: Any, key: Any, sums: Any, feed: Any, weights: Any) -> Any:
+        return _steps.test_step(each, variables, key, sums, feed, weights, num_devices)
+
+    cut = PartitionSpec(_mesh.AXIS)
+    return Program(
+        "test" if len(network.objectives) == 1 else f"test {objective}",
+        function,
+        network.mesh,
+        in_specs=(REPLICATED, REPLICATED, REPLICATED, cut, cut),
+        out_specs=(REPLICATED, _value_specs(each, cut)),
+    )
+
+
+def infer_program(network: Network) -> Program:
+    """Return `(variables, feed, weights) -> values` of a network with an infer function."""
+    each, num_devices = network.infer, network.mesh.size
+    assert each is not None
+
+    def function(variables: Any, feed: Any, weights: Any) -> Any:
+        return _steps.infer_step(each, variables, feed, weights, num_devices)
+
+    cut = PartitionSpec(_mesh.AXIS)
+    return Program(
+        "infer",
+        function,
+        network.mesh,
+        in_specs=(REPLICATED, cut, cut),
+        out_specs=_value_specs(each, cut),
+    )
+
+
+def reset_program(network: Network) -> Program:
+    """Return `() -> metrics`: empty sums for every objective."""
+    zeros = network.zeros
+    return Program(
+        "reset",
+        lambda: {name: zeros(each) for name, each in network.train.items()},
+        network.mesh,
+        in_specs=(),
+        out_specs=REPLICATED,
+    )
+
+
+def _value_specs(each: Probe, cut: PartitionSpec) -> tuple[PartitionSpec, ...]:
+    return tuple(cut if rows else REPLICATED for rows in each.structure.rows)

@@ -1,0 +1,70 @@
+"""The command line: which command runs, and what its exit status says."""
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock import __version__, commands
+from penstock.commands import train
+
+
+def test_version(capsys):
+    assert commands.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_the_commands(argv, capsys):
+    assert commands.main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in ("train", "convert"))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("trian", "the command 'trian', expected one of: train, convert. Did you mean 'train'?"),
+        ("frobnicate", "the command 'frobnicate', expected one of: train, convert. `penstock"),
+        ("--vresion", "the option '--vresion', expected one of: train, convert. Did you mean '--v"),
+    ],
+)
+def test_unknown_word_is_a_usage_error_with_the_nearest(word, message, capsys):
+    assert commands.main([word]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert not captured.out
+
+
+@pytest.mark.parametrize("name", ["train", "convert"])
+def test_help_of_a_command_is_no_failure(name, capsys):
+    assert commands.main([name, "--help"]) == 0
+    assert f"usage: penstock {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train", "convert"])
+def test_wrong_argument_of_a_command_is_a_usage_error(name, capsys):
+    assert commands.main([name, "--no_such_flag"]) == 2
+    assert f"usage: penstock {name}" in capsys.readouterr().err
+
+
+def test_interrupt_ends_with_130(monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", interrupted)
+    assert commands.main(["train"]) == 130
+    assert "penstock train: interrupted" in capsys.readouterr().err
+
+
+def test_failure_keeps_its_traceback_and_ends_with_1():
+    code = "from penstock.commands import main, train\ntrain.run = None\nmain(['train'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "TypeError" in done.stderr
+
+
+def test_argument_words_come_from_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["penstock", "-V"])
+    assert commands.main() == 0
+    assert __version__ in capsys.readouterr().out

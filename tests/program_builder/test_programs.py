@@ -1,0 +1,272 @@
+"""Programs compile once, donate their state, and transfer nothing in secret."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, readers
+from tests.networks import (
+    PLACES,
+    class_data,
+    compile_warnings,
+    counted_compiles,
+    eight_devices,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+
+STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
+
+
+def program():
+    """Return a loss, an accuracy and predictions by example, of a network with statistics."""
+    label = layers.data("label", shape=[1], dtype="int32")
+    hidden = layers.batch_norm(layers.fc(layers.data("x", shape=[4]), size=6), act="relu")
+    prediction = layers.fc(layers.dropout(hidden, 0.2), size=3, act="softmax")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label), prediction
+
+
+def ragged_reader():
+    """Return a reader of six batches, the last one short."""
+    return readers.arrays(class_data(45), batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    return {}
+
+
+@pytest.fixture
+def make_trainer(trainers):
+    """Return a function that makes a trainer for a place and a number of steps, each once."""
+
+    def make(place, steps_per_call=1):
+        key = place, steps_per_call
+        if key not in trainers:
+            trainers[key] = ps.Trainer(
+                program, optax.adam(0.01), place=place(), steps_per_call=steps_per_call
+            )
+        return trainers[key]
+
+    return make
+
+
+# Compiles.
+
+
+@STEPS_PER_CALL
+@PLACES
+def test_three_ragged_epochs_compile_each_program_once(place, steps_per_call, caplog):
+    trainer = ps.Trainer(
+        program, optax.adam(0.01), place=place(), steps_per_call=steps_per_call
+    )
+    reader, compiled_after = ragged_reader(), []
+
+    def on_event(event):
+        if isinstance(event, ps.EndStep):
+            assert len(event.metrics) == 3
+        elif isinstance(event, ps.EndEpoch):
+            assert len(event.metrics) == len(trainer.test(reader)) == 3
+            compiled_after.append(len(compiles))
+
+    with counted_compiles() as compiles:
+        trainer.train(reader, on_event, num_epochs=3)
+    assert compiled_after[0] > 0
+    assert compiled_after == [compiled_after[0]] * 3
+    programs = {"reset", "test", "train"} | ({"train x4"} if steps_per_call == 4 else set())
+    assert trainer.builder.num_compiles == dict.fromkeys(programs, 1)
+    assert not compile_warnings(caplog)
+
+
+@PLACES
+def test_short_batch_compiles_nothing_after_a_full_one(place):
+    builder = ps.ProgramBuilder(program, optax.adam(0.01), place=place())
+    state = builder.init()
+    data = class_data(16)
+    state, _ = builder.train(state, data)
+    short = builder.place("train", [{name: value[:11] for name, value in data.items()}])
+    assert short.counts == (11,)
+    assert {value.shape[0] for value in short.feed.values()} == {16}
+
+
+@PLACES
+def test_longer_batch_is_compiled_again_counted_and_logged_with_its_reason(place, caplog):
+    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place())
+    state, _ = builder.train(builder.init(), linear_data(8))
+    assert not compile_warnings(caplog)
+    state, _ = builder.train(state, linear_data(24))
+    assert builder.num_compiles["train"] == 2
+    [warning] = compile_warnings(caplog)
+    share = 1 if place is one_device else 8
+    assert warning.startswith("the train program is compiled again (number 2), because of ")
+    assert f"['x'] from (({8 // share}, 4), 'float32') to (({24 // share}, 4), 'float32')" in warning
+    state, _ = builder.train(state, linear_data(8))
+    assert builder.num_compiles["train"] == 2
+
+
+@PLACES
+def test_later_calls_of_the_trainer_and_builder_compile_nothing(make_trainer, place, tmp_path):
+    trainer = make_trainer(place)
+    builder, reader, data = trainer.builder, ragged_reader(), class_data(5)
+
+    def use():
+        trainer.train(reader)
+        trainer.test(reader)
+        trainer.parameters["fc_1/b"] = np.ones(3)
+        trainer.save_params(tmp_path)
+        trainer.load_params(tmp_path)
+        state = builder.init(seed=1)
+        builder.test(state, data)
+        builder.train(state, data)
+
+    use()
+    with counted_compiles() as compiles:
+        use()
+    assert compiles == []
+
+
+def test_recompiles_are_those_of_one_objective_alone():
+    objectives = {
+        name: ps.Objective(linear_program, optax.sgd(0.1)) for name in ("first", "second")
+    }
+    builder = ps.ProgramBuilder(objectives, place=one_device())
+    state, _ = builder.train(builder.init(), linear_data(4), "first")
+    state, _ = builder.train(state, linear_data(6), "second")
+    assert builder.num_compiles == {"first": 1, "second": 1}
+
+
+# Transfers.
+
+
+@STEPS_PER_CALL
+@PLACES
+def test_training_makes_no_implicit_transfer(make_trainer, place, steps_per_call):
+    trainer, reader = make_trainer(place, steps_per_call), ragged_reader()
+    read = []
+
+    def on_event(event):
+        if isinstance(event, ps.EndStep | ps.EndEpoch):
+            read.append(event.metrics)
+        if isinstance(event, ps.EndEpoch):
+            read.append(trainer.test(reader))
+
+    with jax.transfer_guard("disallow"):
+        trainer.train(reader, on_event, num_epochs=2)
+    assert len(read) == 2 * (6 + 2)
+
+
+@STEPS_PER_CALL
+@PLACES
+def test_launch_gets_nothing_from_the_host_but_a_batch_on_one_cpu_device(
+    make_trainer, place, steps_per_call, monkeypatch
+):
+    trainer, on_the_host = make_trainer(place, steps_per_call), []
+    launch = trainer.builder.launch
+
+    def watched(state, placed, rounds):
+        leaves = jax.tree_util.tree_leaves_with_path((state, placed.feed, placed.weights))
+        on_the_host.extend(
+            jax.tree_util.keystr(path) for path, leaf in leaves if not isinstance(leaf, jax.Array)
+        )
+        return launch(state, placed, rounds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.builder, "launch", watched)
+        trainer.train(ragged_reader())
+    assert set(on_the_host) == ({"[1]['x']", "[1]['label']"} if place is one_device else set())
+
+
+@PLACES
+def test_builder_makes_no_implicit_transfer_with_batches_placed_by_hand(place):
+    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place())
+    state = builder.init()
+    with jax.transfer_guard("disallow"):
+        for size in (16, 11):
+            state, loss = builder.train(state, linear_data(size))
+            tested = builder.test(state, linear_data(size))
+    assert float(loss) > 0 < float(tested)
+
+
+# Donation.
+
+
+@STEPS_PER_CALL
+@PLACES
+def test_state_before_a_step_is_gone_after_it(make_trainer, place, steps_per_call, monkeypatch):
+    trainer, survivors = make_trainer(place, steps_per_call), []
+    launch = trainer.builder.launch
+
+    def watched(state, placed, rounds):
+        launched = launch(state, placed, rounds)
+        survivors.append([not leaf.is_deleted() for leaf in jax.tree.leaves(state)])
+        return launched
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.builder, "launch", watched)
+        trainer.train(ragged_reader(), num_epochs=2)
+    assert len(survivors) == 2 * (6 if steps_per_call == 1 else 3)
+    assert all(len(leaves) > 10 and not any(leaves) for leaves in survivors)
+
+
+@PLACES
+def test_state_given_to_the_builder_is_gone_and_the_one_returned_is_whole(place):
+    builder = ps.ProgramBuilder(program, optax.adam(0.01), place=place())
+    state = builder.init()
+    new, _ = builder.train(state, class_data(8))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
+    builder.test(new, class_data(8))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
+
+
+def test_state_is_held_once_in_memory_by_xlas_own_analysis():
+    builder = ps.ProgramBuilder(program, optax.adam(0.01), place=eight_devices())
+    inspected = builder.inspect("train", batch_size=16)
+    state = builder.init()
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    # What is not aliased is the root key, which the step only hands on, and padding.
+    assert inspected.memory_bytes["aliased"] >= num_bytes - state.key.nbytes
+
+
+@PLACES
+def test_batch_on_the_device_survives_the_step(place):
+    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place())
+    batch = {name: jnp.asarray(value) for name, value in linear_data(8).items()}
+    state, first = builder.train(builder.init(), batch)
+    state, _ = builder.train(state, batch)
+    assert not any(value.is_deleted() for value in batch.values())
+    np.testing.assert_array_equal(batch["x"], linear_data(8)["x"])
+
+
+def test_exception_while_a_program_is_traced_leaves_the_state_whole():
+    is_failing = False
+
+    def failing_program():
+        if is_failing:
+            raise LookupError("while tracing")
+        return linear_program()
+
+    builder = ps.ProgramBuilder(failing_program, optax.sgd(0.1), place=one_device())
+    state, is_failing = builder.init(), True
+    with pytest.raises(LookupError, match="while tracing"):
+        builder.train(state, linear_data(4))
+    is_failing = False
+    state, loss = builder.train(state, linear_data(4))
+    assert np.isfinite(float(loss))
+
+
+def test_reader_of_one_batch_trains(make_trainer):
+    trainer = make_trainer(one_device, 4)
+    before = trainer.global_step
+    trainer.train([class_data(8)])
+    assert trainer.global_step == before + 1
+
+
+def test_linear_reader_is_ragged():
+    assert [len(batch["x"]) for batch in linear_reader()] == [4, 4, 2]

@@ -1,0 +1,396 @@
+"""A step on eight devices, on one, and by plain JAX and optax on the unpadded batch: the same."""
+
+import functools
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from tests.networks import (
+    PLACES,
+    assert_close,
+    assert_same_bits,
+    class_data,
+    eight_devices,
+    host,
+    linear_data,
+    linear_program,
+    one_device,
+)
+
+SIZES = (16, 16, 11)  # on eight devices the last batch leaves two of them with padding alone
+
+
+def keep_gradients() -> optax.GradientTransformation:
+    """Return plain gradient descent whose state is the gradient it was given last."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda updates, state, params=None: (jax.tree.map(lambda g: -0.05 * g, updates), updates),
+    )
+
+
+# The three networks, as program functions and in plain JAX.
+
+
+def sigmoid_loss(logits, label):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label[:, 0])
+
+
+def mlp():
+    x = layers.data("x", shape=[4])
+    label = layers.data("label", shape=[1], dtype="int32")
+    hidden = layers.fc(x, size=8, act="tanh")
+    prediction = layers.fc(hidden, size=3, act="softmax")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label), prediction
+
+
+def plain_mlp(variables, batch):
+    params = variables["params"]
+    hidden = jnp.tanh(batch["x"] @ params["fc_0"]["w"] + params["fc_0"]["b"][None])
+    logits = hidden @ params["fc_1"]["w"] + params["fc_1"]["b"][None]
+    return logits, {}
+
+
+def conv_net():
+    image = layers.data("x", shape=[6, 6, 1])
+    label = layers.data("label", shape=[1], dtype="int32")
+    hidden = layers.conv2d(image, num_filters=4, filter_size=3, bias_attr=False)
+    hidden = layers.batch_norm(hidden, act="relu", sync=True)
+    hidden = layers.pool2d(hidden, pool_size=2, pool_stride=2)
+    prediction = layers.fc(hidden, size=3, act="softmax")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label), prediction
+
+
+def plain_conv_net(variables, batch):
+    params, running = variables["params"], variables["batch_stats"]["batch_norm_0"]
+    window = ("NHWC", "HWIO", "NHWC")
+    w = params["conv2d_0"]["w"]
+    hidden = jax.lax.conv_general_dilated(
+        batch["x"], w, (1, 1), "VALID", dimension_numbers=window
+    )
+    mean, variance = hidden.mean((0, 1, 2)), hidden.var((0, 1, 2))
+    normed = (hidden - mean[None, None, None]) / jnp.sqrt(variance + 1e-5)[None, None, None]
+    norm = params["batch_norm_0"]
+    hidden = nn.relu(normed * norm["scale"][None, None, None] + norm["bias"][None, None, None])
+    hidden = nn.max_pool(hidden, (2, 2), (2, 2))
+    hidden = hidden.reshape(hidden.shape[0], -1)
+    logits = hidden @ params["fc_0"]["w"] + params["fc_0"]["b"][None]
+    moved = {"mean": mean, "variance": variance}
+    statistics = {name: 0.9 * running[name] + 0.1 * moved[name] for name in moved}
+    return logits, {"batch_norm_0": statistics}
+
+
+LSTM = functools.partial(nn.RNN, nn.OptimizedLSTMCell(5, parent=None))
+
+
+def lstm():
+    sequence = layers.data("x", shape=[6, 2])
+    label = layers.data("label", shape=[1], dtype="int32")
+    hidden = LSTM(name="lstm")(sequence)
+    prediction = layers.fc(hidden[:, -1], size=3, act="softmax")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label), prediction
+
+
+def plain_lstm(variables, batch):
+    params = variables["params"]
+    hidden = LSTM().apply({"params": params["lstm"]}, batch["x"])
+    return hidden[:, -1] @ params["fc_0"]["w"] + params["fc_0"]["b"][None], {}
+
+
+NETWORKS = {
+    "mlp": (mlp, plain_mlp, (4,)),
+    "conv net": (conv_net, plain_conv_net, (6, 6, 1)),
+    "lstm": (lstm, plain_lstm, (6, 2)),
+}
+
+
+def make_batches(shape):
+    random = np.random.default_rng(0)
+    batches = []
+    for size in SIZES:
+        x = random.normal(size=(size, *shape)).astype(np.float32)
+        label = random.integers(0, 3, size=(size, 1)).astype(np.int32)
+        batches.append({"x": x, "label": label})
+    return batches
+
+
+class Steps(NamedTuple):
+    """What came out of each step, and of the test program after the last."""
+
+    initial: Any
+    metrics: list[Any]
+    gradients: list[Any]
+    variables: list[Any]
+    test: Any
+
+
+def penstock_steps(program, batches, place):
+    builder = ps.ProgramBuilder(program, keep_gradients(), place=place())
+    state = builder.init(seed=3)
+    initial = host(state.variables)
+    metrics, gradients, variables = [], [], []
+    for batch in batches:
+        state, values = builder.train(state, batch)
+        metrics.append(host(values))
+        gradients.append(host(state.opt_state["train"]))
+        variables.append(host(state.variables))
+    test = host(builder.test(state, batches[-1]))
+    return Steps(initial, metrics, gradients, variables, test)
+
+
+def plain_steps(forward, batches, variables):
+    """Train by JAX and optax alone, on batches that are not padded."""
+
+    def loss_of(params, statistics, batch):
+        logits, new = forward({"params": params, "batch_stats": statistics}, batch)
+        loss = jnp.mean(sigmoid_loss(logits, batch["label"]))
+        accuracy = jnp.mean((jnp.argmax(logits, -1) == batch["label"][:, 0]).astype(jnp.float32))
+        return loss, ((loss, accuracy, nn.softmax(logits)), new)
+
+    optimizer = optax.sgd(0.05)
+    opt_state = optimizer.init(variables["params"])
+    metrics, gradients, all_variables = [], [], []
+    step = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+    for batch in batches:
+        (_, (values, statistics)), grads = step(
+            variables["params"], variables["batch_stats"], batch
+        )
+        updates, opt_state = optimizer.update(grads, opt_state)
+        params = optax.apply_updates(variables["params"], updates)
+        variables = {"params": params, "batch_stats": statistics}
+        metrics.append(host(values))
+        gradients.append(host(grads))
+        all_variables.append(host(variables))
+    return metrics, gradients, all_variables
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def steps(request):
+    """Steps on one device, on eight, and by hand, from the same initial values."""
+    program, forward, shape = NETWORKS[request.param]
+    batches = make_batches(shape)
+    one = penstock_steps(program, batches, one_device)
+    eight = penstock_steps(program, batches, eight_devices)
+    return one, eight, plain_steps(forward, batches, one.initial)
+
+
+def test_initial_values_are_the_same_bits_on_one_and_on_eight_devices(steps):
+    one, eight, _ = steps
+    assert_same_bits(eight.initial, one.initial)
+
+
+@pytest.mark.parametrize("step", range(len(SIZES)))
+def test_metrics_of_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
+    one, eight, (metrics, _, _) = steps
+    assert_close(eight.metrics[step], one.metrics[step])
+    assert_close(one.metrics[step], metrics[step])
+    assert one.metrics[step][2].shape == (SIZES[step], 3)
+
+
+@pytest.mark.parametrize("step", range(len(SIZES)))
+def test_gradients_of_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
+    one, eight, (_, gradients, _) = steps
+    assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(one.gradients[step]))
+    assert_close(eight.gradients[step], one.gradients[step])
+    assert_close(one.gradients[step], gradients[step])
+
+
+@pytest.mark.parametrize("step", range(len(SIZES)))
+def test_variables_after_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
+    one, eight, (_, _, variables) = steps
+    assert_close(eight.variables[step], one.variables[step])
+    assert_close(one.variables[step], variables[step])
+
+
+def test_test_metrics_of_a_ragged_batch_agree_on_one_device_and_on_eight(steps):
+    one, eight, _ = steps
+    assert_close(eight.test, one.test)
+    assert one.test[2].shape == (SIZES[-1], 3)
+
+
+@PLACES
+def test_loss_as_a_vector_over_examples_is_minimised_in_the_mean(place):
+    def vector_program():
+        prediction = layers.fc(layers.data("x", shape=[4]), size=1)
+        return layers.square_error_cost(prediction, layers.data("y", shape=[1]))
+
+    results = []
+    for program in (linear_program, vector_program):
+        builder = ps.ProgramBuilder(program, keep_gradients(), place=place())
+        state = builder.init()
+        for size in (16, 11):
+            state, loss = builder.train(state, linear_data(size))
+        assert loss.shape == ()
+        results.append((host(loss), host(state.variables)))
+    assert_close(results[1], results[0])
+
+
+# How parameters are trained.
+
+
+def attribute_program():
+    """Return a loss of weights that are frozen, slow, and regularised in two ways."""
+    x = layers.data("x", shape=[4])
+    attr = layers.ParamAttr
+    frozen = layers.fc(x, 1, param_attr=attr(trainable=False), bias_attr=False, name="frozen")
+    slow = layers.fc(x, 1, param_attr=attr(learning_rate=0.25), bias_attr=False, name="slow")
+    l1 = attr(regularizer=layers.L1Decay(0.3))
+    l2 = attr(regularizer=layers.L2Decay(0.2))
+    first = layers.fc(x, 1, param_attr=l1, bias_attr=False, name="l1")
+    second = layers.fc(x, 1, param_attr=l2, bias_attr=False, name="l2")
+    prediction = frozen + slow + first + second
+    return layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+
+
+@PLACES
+def test_attributes_of_parameters_give_the_updates_computed_by_hand(place):
+    builder = ps.ProgramBuilder(attribute_program, optax.sgd(0.1), place=place())
+    state = builder.init(seed=1)
+    before = {name: leaf["w"] for name, leaf in host(state.variables["params"]).items()}
+    data = linear_data(11)
+    state, _ = builder.train(state, data)
+    after = {name: leaf["w"] for name, leaf in host(state.variables["params"]).items()}
+    error = data["x"] @ sum(before.values()) - data["y"]
+    gradient = 2 * data["x"].T @ error / len(error)
+    expected = {
+        "frozen": before["frozen"],
+        "slow": before["slow"] - 0.25 * 0.1 * gradient,
+        "l1": before["l1"] - 0.1 * (gradient + 0.3 * np.sign(before["l1"])),
+        "l2": before["l2"] - 0.1 * (gradient + 0.2 * before["l2"]),
+    }
+    assert_same_bits(after["frozen"], before["frozen"])
+    assert_close(after, expected)
+
+
+def test_frozen_parameter_has_no_part_in_the_optimizers_state():
+    builder = ps.ProgramBuilder(attribute_program, optax.adam(0.1), place=one_device())
+    state = builder.init()
+    moments = state.opt_state["train"][0].mu
+    assert sorted(moments) == ["l1", "l2", "slow"]
+    frozen = host(state.variables["params"]["frozen"])
+    for _ in range(3):
+        state, _ = builder.train(state, linear_data(4))
+    assert_same_bits(state.variables["params"]["frozen"], frozen)
+
+
+def test_learning_rate_of_a_parameter_scales_adams_step_too():
+    builder = ps.ProgramBuilder(attribute_program, optax.adam(0.1), place=one_device())
+    state = builder.init()
+    before = host(state.variables["params"]["slow"]["w"])
+    state, _ = builder.train(state, linear_data(4))
+    moved = np.abs(host(state.variables["params"]["slow"]["w"]) - before)
+    np.testing.assert_allclose(moved, 0.25 * 0.1, rtol=1e-3)
+
+
+def test_weight_decay_of_the_optimizer_sees_the_parameters():
+    builder = ps.ProgramBuilder(
+        linear_program, optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1)), place=one_device()
+    )
+    plain = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
+    state, plain_state = builder.init(), plain.init()
+    w = host(state.variables["params"]["fc_0"]["w"])
+    state, _ = builder.train(state, linear_data(4))
+    plain_state, _ = plain.train(plain_state, linear_data(4))
+    decayed, undecayed = (host(s.variables["params"]["fc_0"]["w"]) for s in (state, plain_state))
+    np.testing.assert_allclose(decayed, undecayed - 0.1 * 0.5 * w, rtol=1e-5, atol=1e-7)
+
+
+def test_optimizer_as_a_function_without_arguments_is_the_same_optimizer():
+    results = []
+    for optimizer in (optax.adam(0.01), lambda: optax.adam(0.01)):
+        builder = ps.ProgramBuilder(linear_program, optimizer, place=one_device())
+        state, _ = builder.train(builder.init(), linear_data(4))
+        results.append(host(state.variables))
+    assert_same_bits(*results)
+
+
+def test_optimizer_that_needs_the_loss_gets_it():
+    optimizer = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
+    builder = ps.ProgramBuilder(linear_program, optimizer, place=one_device())
+    state = builder.init()
+    for _ in range(3):
+        state, loss = builder.train(state, linear_data(4))
+    assert np.isfinite(host(loss))
+
+
+def test_parameter_shared_by_name_gets_the_sum_of_its_gradients():
+    def program():
+        x, y = layers.data("x", shape=[4]), layers.data("y", shape=[1])
+        shared = layers.ParamAttr(name="shared")
+        first = layers.fc(x, size=1, param_attr=shared, bias_attr=False)
+        second = layers.fc(2 * x, size=1, param_attr=shared, bias_attr=False)
+        return layers.mean(layers.square_error_cost(first + second, y))
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device())
+    state = builder.init()
+    assert [row.name for row in builder.parameter_table()] == ["shared"]
+    before, data = host(state.variables["params"]["shared"]), linear_data(8)
+    state, _ = builder.train(state, data)
+    gradient = 2 * (3 * data["x"]).T @ (3 * data["x"] @ before - data["y"]) / 8
+    assert_close(host(state.variables["params"]["shared"]), before - 0.1 * gradient)
+
+
+# Randomness.
+
+
+def noisy_program():
+    """Return a loss, a dropout mask by example, and noise."""
+    x = layers.data("x", shape=[4])
+    label = layers.data("label", shape=[1], dtype="int32")
+    mask = layers.dropout(jnp.ones_like(x), dropout_prob=0.5)
+    prediction = layers.fc(x * mask, size=3, act="softmax")
+    noise = jax.random.normal(layers.random_key("noise"), (x.shape[0], 1))
+    return layers.mean(layers.cross_entropy(prediction, label)), mask, noise
+
+
+def noises(place, seed=0, num_steps=3):
+    builder = ps.ProgramBuilder(noisy_program, optax.sgd(0.1), place=place())
+    state = builder.init(seed=seed)
+    results = []
+    for _ in range(num_steps):
+        state, (_, mask, noise) = builder.train(state, class_data(16))
+        results.append((host(mask), host(noise)))
+    return results
+
+
+@pytest.fixture(scope="module")
+def noise_on_one():
+    return noises(one_device)
+
+
+@pytest.fixture(scope="module")
+def noise_on_eight():
+    return noises(eight_devices)
+
+
+def test_dropout_mask_is_the_same_on_one_and_on_eight_devices(noise_on_one, noise_on_eight):
+    for (one, _), (eight, _) in zip(noise_on_one, noise_on_eight, strict=True):
+        assert_same_bits(one, eight)
+
+
+def test_dropout_and_random_key_differ_from_step_to_step(noise_on_one):
+    for earlier, later in zip(noise_on_one, noise_on_one[1:], strict=False):
+        assert not np.array_equal(earlier[0], later[0])
+        assert not np.array_equal(earlier[1], later[1])
+
+
+def test_dropout_and_random_key_differ_from_example_to_example(noise_on_eight):
+    mask, noise = noise_on_eight[0]
+    assert len(np.unique(mask, axis=0)) > 8
+    assert len(np.unique(noise)) == 16
+
+
+def test_randomness_is_the_same_for_the_same_seed_and_another_for_another(noise_on_one):
+    assert_same_bits(noises(one_device, num_steps=1), noise_on_one[:1])
+    other = noises(one_device, seed=1, num_steps=1)
+    assert not np.array_equal(other[0][0], noise_on_one[0][0])
+    assert not np.array_equal(other[0][1], noise_on_one[0][1])

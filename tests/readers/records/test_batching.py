@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
+from penstock.readers.records.batching import BatchRows, BufferPool, stack_samples
+from penstock.readers.tfrecord import tfrecord
+
+SIZE = 2048  # float32: beyond the size from which arrays are placed in the batch's memory
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with RecordWriter(tmp_path / "a.tfrecord") as writer:
+        for number in range(40):
+            writer.write(build_example({"x": np.full(SIZE, number, np.float32), "id": number}))
+    return writer.path
+
+
+def read(path: Path, **options):
+    spec = {"x": FixedLenFeature((SIZE,)), "id": FixedLenFeature((), "int32")}
+    return tfrecord(path, spec, **{"batch_size": 3, "num_workers": 2, **options})
+
+
+def test_batches_that_are_held_keep_their_values(path: Path):
+    reader = read(path, shuffle=True)
+    for batches in (list(reader), list(reader)):
+        for batch in batches:
+            np.testing.assert_array_equal(batch["x"], np.repeat(batch["id"][:, None], SIZE, 1))
+
+
+def test_views_alone_keep_the_memory_of_their_batch(path: Path):
+    rows = [(batch["id"][0], batch["x"][0, 5:7]) for batch in read(path)]
+    assert [view.tolist() for _, view in rows] == [[number, number] for number, _ in rows]
+
+
+def test_memory_of_batches_nobody_holds_is_used_again(path: Path):
+    iterator = iter(read(path, num_workers=0))
+    addresses = {next(iterator)["x"].ctypes.data for _ in range(12)}
+    assert len(addresses) <= 2
+
+
+def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path: Path):
+    record = path.stat().st_size // 40
+    data = bytearray(path.read_bytes())
+    data[record * 4 + 100] ^= 1
+    path.write_bytes(data)
+    batches = list(read(path, on_error="skip"))
+    assert batches[1]["id"].tolist() == [3, 5]
+    assert batches[1]["x"][:, 0].tolist() == [3.0, 5.0]
+
+
+def test_rows_of_other_shapes_are_not_placed():
+    rows = BatchRows(2, BufferPool())
+    samples = [rows.place(row, {"x": np.zeros(SIZE + row)}) for row in range(2)]
+    with pytest.raises(ValueError, match=r"samples of shapes .*\(2048,\).* and .*\(2049,\)"):
+        stack_samples(samples, {}, rows)
+
+
+def test_structures_other_than_dicts_and_tuples_are_stacked():
+    rows = BatchRows(2, BufferPool())
+    samples = [rows.place(row, [np.full(SIZE, row), {"y": row}]) for row in range(2)]
+    first, second = stack_samples(samples, {}, rows)
+    assert first[:, 0].tolist() == second["y"].tolist() == [0, 1]
+    pairs = [rows.place(row, (np.full(SIZE, row), row)) for row in range(2)]
+    assert stack_samples(pairs, {}, rows)[0][:, 0].tolist() == [0, 1]
+
+
+def test_array_of_the_users_own_is_copied():
+    own = np.zeros((2, SIZE))
+    batch = stack_samples([{"x": own[0]}, {"x": own[1]}], {}, BatchRows(2, BufferPool()))
+    assert not np.shares_memory(batch["x"], own)
+
+
+def test_memory_jax_reads_from_is_not_used_again(path: Path):
+    add = jax.jit(lambda x: x + 1.0)
+    reader = read(path, batch_size=4, num_workers=2)
+    placed, computed = [], []
+    for batch in reader:
+        placed.append(jax.device_put(batch["x"]))
+        computed.append(add(batch["x"]))
+        del batch
+    for number, (x, y) in enumerate(zip(placed, computed, strict=True)):
+        expected = np.repeat(np.arange(4.0)[:, None] + 4 * number, SIZE, 1)
+        np.testing.assert_array_equal(x, expected)
+        np.testing.assert_array_equal(y, expected + 1)

@@ -1,0 +1,156 @@
+"""The examples, each by the command in its docstring, and the script of the design card."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.source_tree import ROOT
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def command_of(name: str) -> list[str]:
+    """Return the command in an example's docstring, for this Python and from any folder."""
+    source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    found = re.search(r"`python (examples/.*?)`", ast.get_docstring(ast.parse(source)) or "")
+    assert found is not None, f"{name} does not say how it is started"
+    path, *flags = shlex.split(found[1])
+    return [sys.executable, "-W", "error", str(ROOT / path), *flags]
+
+
+def run(name: str, folder: Path, *flags: str) -> str:
+    """Run an example on one device; return what it printed."""
+    done = subprocess.run(
+        [*command_of(name), *flags],
+        cwd=folder,
+        env=os.environ | {"XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def percent(pattern: str, text: str) -> float:
+    """Return the number that `pattern` finds."""
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return float(found[1])
+
+
+def test_recognize_digits_with_a_perceptron(tmp_path):
+    text = run("recognize_digits", tmp_path, "--net", "mlp", "--num_epochs", "5")
+    assert percent(r"([\d.]+)% of 359 held-out digits read right", text) > 93
+    assert (tmp_path / "runs/recognize_digits.params").is_dir()
+
+
+def test_recognize_digits_with_convolutions(tmp_path):
+    text = run("recognize_digits", tmp_path, "--num_epochs", "5", "--param_path", "here.params")
+    assert percent(r"([\d.]+)% of 359 held-out digits read right", text) > 93
+    assert (tmp_path / "here.params").is_dir()
+
+
+def test_fit_a_line_explains_a_third_of_the_variance(tmp_path):
+    text = run("fit_a_line", tmp_path, "--num_epochs", "20")
+    assert percent(r"explains (\d+)% of the variance of 88 held-out", text) >= 30
+
+
+def test_custom_loop_learns_and_compiles_once(tmp_path):
+    text = run("custom_loop", tmp_path, "--num_epochs", "12")
+    assert percent(r"the best parameters read ([\d.]+)% of 359", text) > 95
+    assert "rate 0.0020" in text, "the learning rate was never halved"
+    assert "compiled: {'reset': 1, 'train': 1, 'test': 1, 'infer': 1}" in text
+
+
+def test_fluids_script_learns_and_loads_what_it_saved(tmp_path):
+    text = run("fluid_latest_syntax", tmp_path)
+    assert percent(r"([\d.]+)% of 259 digits read right", text) > 80
+    assert (tmp_path / "image.model").is_dir()
+    first, last = (percent(rf"step {n}: cost .*, in the test ([\d.]+)", text) for n in (0, 22))
+    assert last < first / 2
+
+
+def test_gan_draws_the_digits_it_is_asked_for(tmp_path, digits):
+    run("gan", tmp_path, "--num_epochs", "60")
+    grid = cv2.imread(str(tmp_path / "runs/gan.png"), cv2.IMREAD_GRAYSCALE)
+    assert grid is not None
+    small = cv2.resize(grid, (100, 90), interpolation=cv2.INTER_AREA) / 255
+    cells = 1 - small.reshape(9, 10, 10, 10).transpose(0, 2, 1, 3)[:, :, 1:-1, 1:-1]
+    nearest = [nearest_label(cell, digits) for cell in cells[1:].reshape(80, 64)]
+    is_right = np.equal(nearest, np.tile(np.arange(10), 8))
+    assert is_right.mean() > 0.7
+    assert cells[1:].std(axis=0).mean() > 0.05, "all samples of a digit are alike"
+
+
+def nearest_label(image: np.ndarray, digits) -> int:
+    """Return the label of the real digit that is nearest to an image `[64]`."""
+    distances = np.square(digits.train_images.reshape(-1, 64) - image[None]).sum(axis=1)
+    return digits.train_labels[np.argmin(distances)]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_has_a_test(name):
+    assert f'"{name}"' in Path(__file__).read_text(encoding="utf-8")
+
+
+# Section 1 of the design card, word for word.
+SCRIPT = """
+import optax
+import penstock as ps
+from penstock import layers, readers
+
+def infer_program():
+    image = layers.data("image", shape=[8, 8, 1])
+    hidden = layers.simple_img_conv_pool(
+        image, num_filters=20, filter_size=3, pool_size=2, pool_stride=2, act="relu")
+    hidden = layers.batch_norm(hidden)
+    return layers.fc(hidden, size=10, act="softmax")
+
+def train_program():
+    label = layers.data("label", shape=[1], dtype="int32")
+    prediction = infer_program()
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label)
+
+def on_event(event):
+    if isinstance(event, ps.EndStep) and event.step % 10 == 0:
+        loss, accuracy = event.metrics            # the only place that waits for the device
+    elif isinstance(event, ps.EndEpoch):
+        print(trainer.test(test_reader))
+        trainer.save_params("digits.params")
+
+trainer = ps.Trainer(train_program, optax.adam(1e-3))
+trainer.train(train_reader, on_event, num_epochs=5, feed_order=["image", "label"])
+
+inferencer = ps.Inferencer(infer_program, "digits.params")
+probabilities = inferencer.infer({"image": images})
+"""
+
+
+def test_script_of_the_design_card_runs_as_written(tmp_path, monkeypatch, digits, capsys):
+    from penstock import readers
+
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "train_reader": readers.arrays(
+            (digits.train_images, digits.train_labels), batch_size=64, shuffle=True
+        ),
+        "test_reader": readers.arrays((digits.test_images, digits.test_labels), batch_size=64),
+        "images": digits.test_images,
+    }
+    exec(compile(SCRIPT, "script of the design card", "exec"), names)
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    probabilities = names["probabilities"]
+    assert probabilities.shape == (359, 10)
+    accuracy = np.mean(probabilities.argmax(axis=1) == digits.test_labels)
+    assert accuracy > 0.9
+    _, tested = names["trainer"].test(names["test_reader"])
+    assert tested == pytest.approx(accuracy)

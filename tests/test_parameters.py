@@ -1,0 +1,373 @@
+"""Parameters by name, in memory and on disk: what fits, what does not, and what a crash leaves."""
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import penstock as ps
+from penstock import _parameters, layers
+from tests.networks import (
+    PLACES,
+    assert_same_bits,
+    eight_devices,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+
+
+def infer_program():
+    """Return a network with parameters, statistics and a scope."""
+    hidden = layers.fc(layers.data("x", shape=[4]), size=5, act="relu")
+    hidden = layers.batch_norm(hidden, sync=True)
+    return layers.scope("head")(lambda: layers.fc(hidden, size=1))()
+
+
+def train_program():
+    cost = layers.square_error_cost(infer_program(), layers.data("y", shape=[1]))
+    return layers.mean(cost)
+
+
+NAMES = {
+    "fc_0/w",
+    "fc_0/b",
+    "batch_norm_0/scale",
+    "batch_norm_0/bias",
+    "head/fc_0/w",
+    "head/fc_0/b",
+    "batch_norm_0/mean",
+    "batch_norm_0/variance",
+}
+
+
+def make_trainer(place=one_device, **arguments):
+    return ps.Trainer(
+        train_program, optax.adam(0.01), infer_func=infer_program, place=place(), **arguments
+    )
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    trainer = make_trainer()
+    trainer.train(linear_reader())
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def saved(trainer, tmp_path_factory):
+    """A folder of parameters after one epoch, and what is in it by name."""
+    folder = tmp_path_factory.mktemp("saved") / "linear.params"
+    trainer.save_params(folder)
+    return folder, dict(trainer.parameters)
+
+
+# The mapping.
+
+
+def test_parameters_are_named_by_their_paths(trainer):
+    assert set(trainer.parameters) == NAMES
+    assert len(trainer.parameters) == len(NAMES)
+    assert trainer.parameters["head/fc_0/w"].shape == (5, 1)
+    assert "'head/fc_0/w': (5, 1)" in repr(trainer.parameters)
+
+
+def test_parameter_read_is_a_copy_on_the_host(trainer):
+    value = trainer.parameters["fc_0/w"]
+    assert isinstance(value, np.ndarray)
+    value[:] = 7
+    assert not np.any(trainer.parameters["fc_0/w"] == 7)
+
+
+@PLACES
+def test_parameter_set_changes_what_is_predicted_tested_and_trained(place):
+    trainer = make_trainer(place)
+    data = linear_data(6)
+    for name in ("head/fc_0/w", "fc_0/w"):
+        trainer.parameters[name] = np.zeros_like(trainer.parameters[name])
+    trainer.parameters["head/fc_0/b"] = [2.5]
+    np.testing.assert_array_equal(trainer.infer({"x": data["x"]}), np.full((6, 1), 2.5))
+    np.testing.assert_allclose(
+        trainer.test([data]), np.mean((2.5 - data["y"]) ** 2), rtol=1e-6
+    )
+    trainer.train([data])
+    assert trainer.parameters["head/fc_0/b"] != 2.5
+
+
+def test_parameter_of_another_shape_or_kind_is_refused_and_nothing_changes(trainer):
+    before = dict(trainer.parameters)
+    for value, got in ((np.zeros((4, 4)), r"\(4, 4\) and dtype float64"), ("w", "dtype <U1")):
+        with pytest.raises(ps.ParameterError, match=f"parameter 'fc_0/w' got shape .*{got}, expec"):
+            trainer.parameters["fc_0/w"] = value
+    assert_same_bits(dict(trainer.parameters), before)
+
+
+def test_unknown_parameter_is_refused_with_the_nearest_name(trainer):
+    text = "parameters got the name 'head/fc_0/v', expected one of ['batch_norm_0/bias',"
+    with pytest.raises(ps.UnknownNameError) as caught:
+        trainer.parameters["head/fc_0/v"]
+    assert str(caught.value).startswith(text)
+    assert str(caught.value).endswith("Did you mean 'head/fc_0/w'?")
+    with pytest.raises(KeyError):
+        trainer.parameters["head/fc_0/v"] = 1.0
+    assert "head/fc_0/v" not in trainer.parameters
+
+
+def test_parameter_cannot_be_removed(trainer):
+    with pytest.raises(TypeError, match="parameter 'fc_0/w' cannot be removed, its program needs"):
+        del trainer.parameters["fc_0/w"]
+
+
+# Saving and loading.
+
+
+def test_saved_parameters_load_bit_for_bit_on_any_number_of_devices(saved, trainer):
+    folder, expected = saved
+    data = linear_data(6)
+    for place in (one_device, eight_devices):
+        other = make_trainer(place, seed=5)
+        assert other.load_params(folder) == {"missing": [], "extra": [], "mismatched": []}
+        assert_same_bits(dict(other.parameters), expected)
+        inferencer = ps.Inferencer(infer_program, folder, place=place())
+        assert_same_bits(inferencer.infer({"x": data["x"]}), other.infer({"x": data["x"]}))
+
+
+def test_folder_holds_safetensors_and_a_description_and_nothing_else(saved):
+    folder, expected = saved
+    assert sorted(os.listdir(folder)) == ["description.json", "params.safetensors"]
+    description = json.loads((folder / "description.json").read_text())
+    assert {entry["name"] for entry in description["entries"]} == NAMES
+    [entry] = [e for e in description["entries"] if e["name"] == "batch_norm_0/mean"]
+    assert entry == {
+        "name": "batch_norm_0/mean",
+        "collection": "batch_stats",
+        "shape": [5],
+        "dtype": "float32",
+    }
+    assert len(load_file(folder / "params.safetensors")) == len(expected)
+
+
+def test_param_path_of_a_trainer_loads_what_is_there(saved, caplog):
+    folder, expected = saved
+    with caplog.at_level("INFO", logger="penstock"):
+        assert_same_bits(dict(make_trainer(param_path=folder).parameters), expected)
+    assert f"parameters loaded from {folder}" in caplog.text
+
+
+def test_param_path_of_a_trainer_that_is_not_there_yet_starts_anew_and_says_so(tmp_path, caplog):
+    trainer = make_trainer(param_path=tmp_path / "none", seed=3)
+    assert_same_bits(dict(trainer.parameters), dict(make_trainer(seed=3).parameters))
+    assert "training starts from initial values" in caplog.text
+
+
+@PLACES
+def test_training_after_a_load_still_donates_its_state(saved, place):
+    folder, expected = saved
+    builder = ps.ProgramBuilder(train_program, optax.adam(0.01), place=place())
+    trainer = make_trainer(place)
+    trainer.load_params(folder)
+    trainer.train(linear_reader(), num_epochs=2)  # a donation that fails warns, which is an error
+    assert not np.array_equal(trainer.parameters["fc_0/w"], expected["fc_0/w"])
+    loaded = _parameters.nested(_parameters.read(folder))
+    state = builder.adopt(loaded, builder.init())
+    builder.train(state, linear_data(8))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_load_keeps_optimizer_state_and_step_numbers(saved):
+    folder, _ = saved
+    trainer = make_trainer()
+    trainer.train(linear_reader())
+    before = dict(trainer.parameters)
+    moved = make_trainer()
+    moved.train(linear_reader())
+    trainer.save_params(folder.parent / "own")
+    trainer.load_params(folder.parent / "own")
+    assert (trainer.epoch, trainer.global_step) == (1, 3)
+    for each in (trainer, moved):
+        each.train(linear_reader())
+    assert_same_bits(dict(trainer.parameters), dict(moved.parameters))
+    assert not np.array_equal(before["fc_0/w"], trainer.parameters["fc_0/w"])
+
+
+def test_save_overwrites_what_was_there(trainer, tmp_path):
+    make_trainer(seed=4).save_params(tmp_path)
+    trainer.save_inference_model(tmp_path)  # Fluid's name
+    other = make_trainer()
+    other.load_params(tmp_path)
+    assert_same_bits(dict(other.parameters), dict(trainer.parameters))
+
+
+@pytest.mark.parametrize("file", ["params.safetensors", "description.json"])
+def test_crash_in_the_middle_of_a_save_leaves_loadable_parameters(
+    saved, trainer, tmp_path, monkeypatch, file
+):
+    first = make_trainer(seed=4)
+    first.save_params(tmp_path)
+    replace = os.replace
+
+    def crash(source, target):
+        if os.fspath(target).endswith(file):
+            raise OSError("the disk is full")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        with pytest.raises(OSError, match="the disk is full"):
+            trainer.save_params(tmp_path)
+    expected = first if file == "params.safetensors" else trainer
+    other = make_trainer()
+    other.load_params(tmp_path)
+    assert_same_bits(dict(other.parameters), dict(expected.parameters))
+    assert sorted(os.listdir(tmp_path)) == ["description.json", "params.safetensors"]
+
+
+def test_save_to_a_file_is_refused(trainer, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(NotADirectoryError, match="which is a file, expected a folder or a new"):
+        trainer.save_params(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool"])
+def test_parameters_of_every_dtype_save_and_load(tmp_path, dtype):
+    make = lambda key, shape, dtype: jnp.arange(6).reshape(shape).astype(dtype)  # noqa: E731
+
+    def program():
+        value = layers.create_parameter([2, 3], dtype=dtype, name="value", attr=make)
+        return layers.data("x", shape=[2]) @ value.astype("float32")
+
+    builder = ps.ProgramBuilder(infer_func=program, place=one_device())
+    state = builder.init()
+    assert state.variables["params"]["value"].dtype == dtype
+    _parameters.save(tmp_path, state.variables)
+    inferencer = ps.Inferencer(program, tmp_path, place=one_device())
+    assert_same_bits(inferencer.parameters["value"], state.variables["params"]["value"])
+
+
+# What does not fit.
+
+
+def changed(saved, folder, change):
+    """Save changed entries to another folder."""
+    entries = load_file(saved[0] / "params.safetensors")
+    change(entries)
+    folder.mkdir(exist_ok=True)
+    save_file(entries, folder / "params.safetensors")
+    return folder
+
+
+def spoil(entries):
+    del entries["params/fc_0/b"]
+    del entries["batch_stats/batch_norm_0/mean"]
+    entries["params/fc_1/w"] = np.zeros((2, 3), np.float32)
+    entries["params/head/fc_0/w"] = np.zeros((6, 1), np.float32)
+    entries["params/fc_0/w"] = entries["params/fc_0/w"].astype(np.float16)
+
+
+LINES = [
+    "  missing: fc_0/b float32[5]",
+    "  missing: batch_norm_0/mean float32[5]",
+    "  extra: fc_1/w float32[2, 3]",
+    "  mismatched: head/fc_0/w got float32[6, 1], expected float32[5, 1]",
+    "  mismatched: fc_0/w got float16[4, 5], expected float32[4, 5]",
+]
+
+
+@pytest.mark.parametrize("load", ["trainer", "inferencer", "param_path"])
+def test_parameters_that_do_not_fit_are_all_listed_in_one_error(saved, tmp_path, load):
+    folder = changed(saved, tmp_path, spoil)
+    trainer = make_trainer()
+    before = dict(trainer.parameters)
+    with pytest.raises(ps.ParameterError) as caught:
+        {
+            "trainer": lambda: trainer.load_params(folder),
+            "inferencer": lambda: ps.Inferencer(infer_program, folder, place=one_device()),
+            "param_path": lambda: make_trainer(param_path=folder),
+        }[load]()
+    first, *lines, hint = str(caught.value).splitlines()
+    assert first == f"the parameters in {str(folder)!r} do not fit the program:"
+    assert sorted(lines) == sorted(LINES)
+    assert ("ignore_extra=True" if load == "inferencer" else "partial=True") in hint
+    assert_same_bits(dict(trainer.parameters), before)
+
+
+def test_partial_load_takes_what_fits_and_reports_the_rest(saved, tmp_path):
+    folder, expected = changed(saved, tmp_path, spoil), saved[1]
+    trainer = make_trainer(seed=8)
+    before = dict(trainer.parameters)
+    report = trainer.load_params(folder, partial=True)
+    assert {kind: len(lines) for kind, lines in report.items()} == {
+        "missing": 2,
+        "extra": 1,
+        "mismatched": 2,
+    }
+    kept = {"fc_0/b", "batch_norm_0/mean", "head/fc_0/w", "fc_0/w"}
+    for name, value in trainer.parameters.items():
+        np.testing.assert_array_equal(value, (before if name in kept else expected)[name])
+    trainer.train(linear_reader())
+
+
+def test_inferencer_ignores_extra_parameters_only_on_request(saved, tmp_path):
+    def add(entries):
+        entries["params/critic/fc_0/w"] = np.zeros(1, np.float32)
+
+    folder = changed(saved, tmp_path, add)
+    with pytest.raises(ps.ParameterError, match=r"  extra: critic/fc_0/w float32\[1\]"):
+        ps.Inferencer(infer_program, folder, place=one_device())
+    inferencer = ps.Inferencer(infer_program, folder, place=one_device(), ignore_extra=True)
+    assert set(inferencer.parameters) == NAMES
+
+
+def test_parameters_of_another_network_are_refused(saved):
+    trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device())
+    with pytest.raises(ps.ParameterError, match=r"mismatched: fc_0/w got float32\[4, 5\], expec"):
+        trainer.load_params(saved[0])
+
+
+@pytest.mark.parametrize(
+    "spoil_file",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"not safetensors at all" * 10,
+        lambda data: data[:20] + b"\xff\xff" + data[22:],
+    ],
+    ids=["cut off", "empty", "foreign", "header"],
+)
+def test_damaged_file_is_refused(saved, tmp_path, spoil_file):
+    file = tmp_path / "params.safetensors"
+    file.write_bytes(spoil_file((saved[0] / "params.safetensors").read_bytes()))
+    with pytest.raises(ps.ParameterError) as caught:
+        make_trainer(param_path=tmp_path)
+    assert str(caught.value).startswith(
+        f"{str(file)!r} got damaged or is no safetensors file, expected one written by "
+        "trainer.save_params ("
+    )
+
+
+def test_safetensors_file_of_another_library_is_refused(tmp_path):
+    save_file({"weight": np.zeros(2, np.float32)}, tmp_path / "params.safetensors")
+    with pytest.raises(ps.ParameterError, match="got an entry 'weight', expected names that begin"):
+        ps.Inferencer(infer_program, tmp_path, place=one_device())
+
+
+def test_missing_folder_is_refused(tmp_path, trainer):
+    for load in (trainer.load_params, lambda path: ps.Inferencer(infer_program, path)):
+        with pytest.raises(FileNotFoundError) as caught:
+            load(tmp_path / "none")
+        assert str(caught.value) == (
+            f"param_path got {str(tmp_path / 'none')!r}, expected a folder with "
+            "params.safetensors, as trainer.save_params writes it."
+        )
+
+
+def test_folder_without_parameters_is_no_place_to_start_from(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
+        make_trainer(param_path=tmp_path)

@@ -1,0 +1,322 @@
+"""The trainer: its arguments, what `test` counts, steps in one launch, seeds, schedules."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, readers
+from tests.networks import (
+    PLACES,
+    Recorder,
+    assert_close,
+    assert_same_bits,
+    class_data,
+    classifier,
+    classifier_program,
+    eight_devices,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+
+
+def rich_program():
+    """Return loss, accuracy and probabilities of a network with statistics and dropout."""
+    label = layers.data("label", shape=[1], dtype="int32")
+    hidden = layers.fc(layers.data("x", shape=[4]), size=8)
+    hidden = layers.batch_norm(hidden, act="relu", sync=True)
+    hidden = layers.dropout(hidden, dropout_prob=0.25)
+    prediction = layers.fc(hidden, size=3, act="softmax")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label), prediction
+
+
+# trainer.test.
+
+
+@pytest.fixture(scope="module")
+def tested():
+    """Means over 75 examples, by place and batch size, with the same trained parameters."""
+    data = class_data(75)
+    trained = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
+    trained.train(readers.arrays(data, 25), num_epochs=3)
+    results = {}
+    for place in (one_device, eight_devices):
+        trainer = ps.Trainer(rich_program, optax.adam(0.05), place=place())
+        for name, value in trained.parameters.items():
+            trainer.parameters[name] = value
+        for batch_size in (1, 7, 64, 75):
+            results[place, batch_size] = trainer.test(readers.arrays(data, batch_size))
+    return results
+
+
+def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
+    loss, accuracy, mean_probabilities = tested[one_device, 75]
+    trainer = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
+    trainer.train(readers.arrays(class_data(75), 25), num_epochs=3)
+    p, data = trainer.parameters, class_data(75)
+    hidden = data["x"] @ p["fc_0/w"] + p["fc_0/b"]
+    hidden = (hidden - p["batch_norm_0/mean"]) / np.sqrt(p["batch_norm_0/variance"] + 1e-5)
+    hidden = np.maximum(hidden * p["batch_norm_0/scale"] + p["batch_norm_0/bias"], 0)
+    logits = hidden @ p["fc_1/w"] + p["fc_1/b"]
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    of_label = np.take_along_axis(probabilities, data["label"], 1)
+    np.testing.assert_allclose(loss, -np.log(of_label).mean(), rtol=1e-5)
+    assert accuracy == pytest.approx(np.mean(logits.argmax(1) == data["label"][:, 0]))
+    np.testing.assert_allclose(mean_probabilities, probabilities.mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 75])
+@PLACES
+def test_test_gives_the_same_means_for_every_batch_size_and_place(tested, place, batch_size):
+    assert_close(tested[place, batch_size], tested[one_device, 75], rtol=1e-6)
+
+
+def test_test_leaves_parameters_and_training_as_they_are():
+    trainers = [ps.Trainer(rich_program, optax.adam(0.05), place=one_device()) for _ in range(2)]
+    reader = readers.arrays(class_data(20), 8)
+
+    def test_at_every_event(event):
+        trainers[0].test(reader)
+
+    trainers[0].train(reader, test_at_every_event, num_epochs=2)
+    trainers[1].train(reader, num_epochs=2)
+    assert_same_bits(*(dict(trainer.parameters) for trainer in trainers))
+
+
+# Steps in one launch.
+
+
+def parameters_after_training(steps_per_call, place=one_device, seed=0, program=rich_program):
+    trainer = ps.Trainer(
+        program, optax.adam(0.05), place=place(), steps_per_call=steps_per_call, seed=seed
+    )
+    recorder = Recorder()
+    trainer.train(readers.arrays(class_data(45), 8), recorder, num_epochs=2)
+    losses = [event.metrics[0] for event in recorder.of(ps.EndStep)]
+    return dict(trainer.parameters), losses, recorder.of(ps.EndEpoch)[1].metrics[0]
+
+
+@pytest.fixture(scope="module")
+def one_step_a_call():
+    return parameters_after_training(1)
+
+
+@pytest.mark.parametrize("steps_per_call", [3, 4])
+def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call, steps_per_call):
+    # Six batches, the last one short: two launches of three, or one of four and two steps.
+    assert_same_bits(parameters_after_training(steps_per_call), one_step_a_call)
+
+
+def test_steps_in_one_launch_on_eight_devices_agree_with_single_steps_on_one(one_step_a_call):
+    assert_close(parameters_after_training(3, eight_devices), one_step_a_call, rtol=1e-4)
+
+
+# Calls of train.
+
+
+def test_two_calls_of_train_are_one_call_of_twice_the_epochs(one_step_a_call):
+    trainer = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
+    for _ in range(2):
+        trainer.train(readers.arrays(class_data(45), 8))
+    assert_same_bits(dict(trainer.parameters), one_step_a_call[0])
+
+
+def test_training_lowers_the_loss_on_unseen_examples():
+    trainer = ps.Trainer(classifier_program, optax.adam(0.02), place=eight_devices())
+    unseen = [class_data(100, seed=9)]
+    before, _, _ = trainer.test(unseen)
+    trainer.train(readers.arrays(class_data(320), 64, shuffle=True), num_epochs=12)
+    after, accuracy, _ = trainer.test(unseen)
+    assert after < before / 2
+    assert accuracy > 0.8
+
+
+def test_infer_answers_with_the_live_parameters():
+    trainer = ps.Trainer(
+        classifier_program, optax.adam(0.1), infer_func=classifier, place=one_device()
+    )
+    feed = {"x": class_data(5)["x"]}
+    before = trainer.infer(feed)
+    trainer.train([class_data(8)])
+    assert not np.array_equal(trainer.infer(feed), before)
+
+
+def test_infer_without_an_infer_func_is_refused():
+    trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device())
+    with pytest.raises(ps.ProgramError) as caught:
+        trainer.infer({"x": linear_data(1)["x"]})
+    assert str(caught.value) == (
+        "infer got no infer_func, expected ProgramBuilder(..., infer_func=...)."
+    )
+
+
+# Seeds.
+
+
+def test_same_seed_gives_the_same_bits_and_another_other_values(one_step_a_call):
+    assert_same_bits(parameters_after_training(1), one_step_a_call)
+    other, losses, _ = parameters_after_training(1, seed=1)
+    assert not np.array_equal(other["fc_0/w"], one_step_a_call[0]["fc_0/w"])
+    assert losses[0] != one_step_a_call[1][0]
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize("steps_per_call", [0, -1, 1.5, True, "2", None])
+def test_steps_per_call_that_is_no_positive_integer_is_refused(steps_per_call):
+    with pytest.raises(ValueError, match=f"steps_per_call got {steps_per_call!r}, expected 1 or"):
+        ps.Trainer(linear_program, optax.sgd(0.1), steps_per_call=steps_per_call)
+
+
+@pytest.mark.parametrize("num_epochs", [-1, 1.5, True, "2", None])
+def test_num_epochs_that_is_no_count_is_refused_before_any_event(num_epochs):
+    trainer, recorder = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device()), Recorder()
+    with pytest.raises(ValueError, match=f"num_epochs got {num_epochs!r}, expected 0 or more"):
+        trainer.train(linear_reader(), recorder, num_epochs=num_epochs)
+    assert not recorder.events
+
+
+def test_numpy_integers_are_counts():
+    trainer = ps.Trainer(
+        linear_program, optax.sgd(0.1), place=one_device(), steps_per_call=np.int64(2)
+    )
+    trainer.train(linear_reader(), num_epochs=np.int32(2))
+    assert (trainer.epoch, trainer.global_step) == (2, 6)
+
+
+def test_what_an_optimizer_is_not_is_refused():
+    for wrong, got in ((0.1, "float"), (lambda: 0.1, "float"), ("adam", "str")):
+        with pytest.raises(TypeError, match=f"optimizer got {got}, expected an optax transformation"):
+            ps.Trainer(linear_program, wrong)
+
+
+def test_trainer_without_an_optimizer_tests_and_refuses_to_train_before_reading():
+    trainer = ps.Trainer(linear_program, place=one_device())
+    assert trainer.test(linear_reader()) > 0
+    read = []
+    with pytest.raises(ps.ProgramError) as caught:
+        trainer.train(lambda: read.append(True))
+    assert str(caught.value) == (
+        "the train program of 'train' got no optimizer, expected one such as optax.adam(1e-3)."
+    )
+    assert not read
+
+
+# Schedules.
+
+
+def countdown(name):
+    """Return a program that, by gradient descent of rate 1, counts a parameter down by 1."""
+
+    def program():
+        value = layers.create_parameter([1], name=name)
+        return layers.mean(layers.data("x", shape=[1])) * 0 + jnp.sum(value)
+
+    return program
+
+
+OBJECTIVES = {
+    name: ps.Objective(countdown(name), optax.sgd(1.0), updates=name)
+    for name in ("discriminator", "generator")
+}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "updates"),
+    [
+        (None, (1, 1)),
+        ({"discriminator": 1, "generator": 2}, (1, 2)),
+        ({"generator": 3, "discriminator": 1}, (1, 3)),
+        ({"generator": 1}, (0, 1)),
+        ({"discriminator": 0, "generator": 1}, (0, 1)),
+    ],
+)
+def test_schedule_says_how_many_updates_each_objective_makes_of_a_batch(schedule, updates):
+    trainer = ps.Trainer(OBJECTIVES, schedule=schedule, place=one_device())
+    recorder = Recorder()
+    trainer.train([{"x": np.ones((2, 1), np.float32)}] * 4, recorder, num_epochs=2)
+    values = [float(trainer.parameters[name][0]) for name in OBJECTIVES]
+    assert values == [-8 * count for count in updates]
+    assert trainer.global_step == 8
+    metrics = recorder.of(ps.EndStep)[0].metrics
+    assert list(metrics) == [name for name in (schedule or OBJECTIVES) if (schedule or {}).get(name, 1)]
+
+
+def test_schedule_with_an_unknown_objective_suggests_the_nearest():
+    with pytest.raises(ps.UnknownNameError) as caught:
+        ps.Trainer(OBJECTIVES, schedule={"generater": 1}, place=one_device())
+    assert str(caught.value) == (
+        "schedule got the objective 'generater', expected one of 'discriminator', 'generator'. "
+        "Did you mean 'generator'?"
+    )
+
+
+@pytest.mark.parametrize("count", [-1, 1.0, True, None])
+def test_schedule_with_what_is_no_count_is_refused(count):
+    with pytest.raises(ValueError, match=f"schedule got 'generator': {count!r}, expected a count"):
+        ps.Trainer(OBJECTIVES, schedule={"generator": count}, place=one_device())
+
+
+def test_schedule_without_an_update_is_refused():
+    for schedule in ({}, {"generator": 0}):
+        with pytest.raises(ValueError, match="expected at least one update"):
+            ps.Trainer(OBJECTIVES, schedule=schedule, place=one_device())
+
+
+def test_objective_without_an_optimizer_is_refused_before_reading_unless_out_of_the_schedule():
+    objectives = {**OBJECTIVES, "watch": ps.Objective(countdown("generator"))}
+    trainer, read = ps.Trainer(objectives, place=one_device()), []
+    with pytest.raises(ps.ProgramError, match="the train program of 'watch' got no optimizer"):
+        trainer.train(lambda: read.append(True))
+    assert not read
+    trainer = ps.Trainer(objectives, schedule={"generator": 1}, place=one_device())
+    trainer.train([{"x": np.ones((2, 1), np.float32)}])
+    assert set(trainer.test([{"x": np.ones((2, 1), np.float32)}])) == set(objectives)
+
+
+# Exceptions of a program function.
+
+
+def test_exception_in_a_program_function_keeps_type_and_traceback_and_names_the_program():
+    def broken_program():
+        layers.data("x", shape=[4])
+        return {}["missing"]
+
+    with pytest.raises(KeyError) as caught:
+        ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
+    assert caught.value.args == ("missing",)
+    assert caught.value.__notes__ == ["While tracing the train program of broken_program."]
+    assert caught.traceback[-1].name == "broken_program"
+
+
+def test_exception_in_the_test_program_alone_names_it():
+    def broken_program():
+        if not layers.is_training():
+            raise LookupError
+        return linear_program()
+
+    with pytest.raises(LookupError) as caught:
+        ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
+    assert caught.value.__notes__ == ["While tracing the test program of broken_program."]
+
+
+def test_exception_of_a_layer_names_the_program_too():
+    with pytest.raises(ps.ProgramError, match=r"layers\.data 'x' got shape 4") as caught:
+        ps.Trainer(lambda: layers.data("x", shape=4), optax.sgd(0.1), place=one_device())
+    assert caught.value.__notes__ == ["While tracing the train program of <lambda>."]
+
+
+def test_trainers_on_several_places_live_beside_each_other():
+    results = []
+    for place in (one_device(), jax.devices()[:2], jax.devices()[2:5], None):
+        trainer = ps.Trainer(linear_program, optax.sgd(0.05), place=place)
+        trainer.train(linear_reader(), num_epochs=2)
+        results.append(dict(trainer.parameters))
+    for result in results[1:]:
+        assert_close(result, results[0])
