@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-
-import jax
 
 
 def alternate(
@@ -44,10 +43,10 @@ def ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> float:
 def environment() -> str:
     """Return one line on machine and versions."""
     import flax
+    import jax
     import optax
 
     device = jax.devices()[0]
-    import os
 
     return (
         f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {os.cpu_count()} cores, "

@@ -135,7 +135,8 @@ def check_reader(reader: Any, num_passes: int) -> None:
 def one_pass(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
     """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
     is_function = callable(reader) and not hasattr(type(reader), "__iter__")
-    iterator = iter(reader() if is_function else reader)
+    source: Any = reader() if is_function else reader
+    iterator = iter(source)
     try:
         for number, item in enumerate(iterator):
             try:

@@ -45,7 +45,7 @@ class InFlight:
         self._stride = min(STRIDE, self._limit + 1)
         self._on_bad = on_bad
         self._first_step = first_step
-        self._queue: deque[tuple[jax.Array, int, int, bool]] = deque()
+        self._queue: deque[tuple[Any, int, int, bool]] = deque()
         self._num_queued = 0  # launches that the flags in the queue stand for
         self._num_pushed = 0  # launches since the last of them
         self._num_unread = 0  # launches since the last flag that was read

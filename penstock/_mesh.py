@@ -35,7 +35,7 @@ def mesh_of(place: Place) -> Mesh:
     return Mesh(np.asarray(_devices_of(place)), (AXIS,))
 
 
-def _devices_of(place: Any) -> list[jax.Device]:
+def _devices_of(place: Any) -> list[Any]:
     if place is None:
         return jax.devices()
     if isinstance(place, str):

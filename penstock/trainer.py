@@ -83,8 +83,7 @@ class Trainer:
         steps_per_call: int = 1,
         seed: int = 0,
     ) -> None:
-        if isinstance(steps_per_call, bool) or not steps_per_call >= 1:
-            raise ValueError(f"steps_per_call got {steps_per_call!r}, expected 1 or more.")
+        _check_count("steps_per_call", steps_per_call, 1)
         self.builder = ProgramBuilder(program_func, optimizer, infer_func=infer_func, place=place)
         self.steps_per_call = int(steps_per_call)
         self.epoch = 0
@@ -126,12 +125,13 @@ class Trainer:
             index. `test` uses it too, unless told otherwise.
 
         Raises:
+          ProgramError: an objective has no optimizer.
           FeedError: a batch does not fit the inputs the program declares.
           ReaderError: the reader yields nothing, or cannot be read again.
           NonFiniteError: a loss was nan or infinite.
         """
-        if isinstance(num_epochs, bool) or not num_epochs >= 0:
-            raise ValueError(f"num_epochs got {num_epochs!r}, expected 0 or more.")
+        _check_count("num_epochs", num_epochs, 0)
+        self.builder.check_rounds(self._rounds)
         emit = emitter(event_handler)
         _batches.check_reader(reader, num_epochs)
         fields = _batches.Fields(self.builder.feed_specs, feed_order)
@@ -349,6 +349,11 @@ class Trainer:
             "Look for the log of zero or a division by zero, lower the learning rate, or clip "
             "gradients (optax.clip_by_global_norm)."
         )
+
+
+def _check_count(argument: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
 
 
 def _rounds(

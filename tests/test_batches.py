@@ -51,13 +51,17 @@ def test_batch_in_every_accepted_form_is_the_same_dict(item, feed_order):
     assert batch_of(item, feed_order) == {"image": IMAGES.tolist(), "label": LABELS.tolist()}
 
 
-@pytest.mark.parametrize("item", [IMAGES, (IMAGES,), [IMAGES[0], IMAGES[1]], [(IMAGES[0],), (IMAGES[1],)]])
+@pytest.mark.parametrize(
+    "item", [IMAGES, (IMAGES,), [IMAGES[0], IMAGES[1]], [(IMAGES[0],), (IMAGES[1],)]]
+)
 def test_batch_of_the_one_input_needs_no_feed_order(item):
     assert batch_of(item, specs=ONE) == {"image": IMAGES.tolist()}
 
 
 def test_feed_order_picks_its_names_from_a_dict():
-    assert batch_of({"image": IMAGES, "extra": LABELS}, ["image"], ONE) == {"image": IMAGES.tolist()}
+    assert batch_of({"image": IMAGES, "extra": LABELS}, ["image"], ONE) == {
+        "image": IMAGES.tolist()
+    }
 
 
 def test_samples_of_python_numbers_are_stacked():

@@ -41,9 +41,7 @@ EPOCH_BY_TWO_STEPS = [
 @pytest.fixture(scope="module")
 def trainers():
     return {
-        steps: ps.Trainer(
-            linear_program, optax.sgd(0.01), place=one_device(), steps_per_call=steps
-        )
+        steps: ps.Trainer(linear_program, optax.sgd(0.01), place=one_device(), steps_per_call=steps)
         for steps in (1, 2)
     }
 
@@ -81,7 +79,10 @@ def test_events_of_two_ragged_epochs_carry_numbers_of_steps_and_examples(trainer
     assert [event.global_step for event in ends] == list(range(6))
     assert [event.global_step for event in recorder.of(ps.BeginStep)] == list(range(6))
     assert [event.num_examples for event in ends] == [4, 4, 2] * 2
-    assert [(e.num_steps, e.num_examples, e.global_step) for e in epochs] == [(3, 10, 3), (3, 10, 6)]
+    assert [(e.num_steps, e.num_examples, e.global_step) for e in epochs] == [
+        (3, 10, 3),
+        (3, 10, 6),
+    ]
     begin, end = recorder.events[0], recorder.events[-1]
     assert (begin.epoch, begin.num_epochs, begin.global_step) == (0, 2, 0)
     assert (end.reason, end.error, end.global_step) == ("completed", None, 6)
@@ -116,7 +117,10 @@ def test_stop_at_the_beginning_reads_nothing(trainer):
         recorder = Recorder(at, lambda event: trainer.stop())
         trainer.epoch = 0
         trainer.train(lambda reads=reads: reads.append(1), recorder, num_epochs=2)
-        assert recorder.lines == [*up_to(["BeginTraining 0", "BeginEpoch 0"], at), "EndTraining stopped"]
+        assert recorder.lines == [
+            *up_to(["BeginTraining 0", "BeginEpoch 0"], at),
+            "EndTraining stopped",
+        ]
         assert not reads
 
 
@@ -366,13 +370,20 @@ def test_handlers_in_a_list_are_called_in_order_at_every_event(trainer):
     calls = []
     handlers = [lambda event, n=n: calls.append((n, type(event).__name__)) for n in range(2)]
     trainer.train(linear_reader(), handlers)
-    assert calls[:4] == [(0, "BeginTraining"), (1, "BeginTraining"), (0, "BeginEpoch"), (1, "BeginEpoch")]
+    assert calls[:4] == [
+        (0, "BeginTraining"),
+        (1, "BeginTraining"),
+        (0, "BeginEpoch"),
+        (1, "BeginEpoch"),
+    ]
     assert calls[::2] == [(0, name) for _, name in calls[1::2]]
 
 
 @pytest.mark.parametrize(("handler", "kind"), [(3, "int"), ([print, "log"], "str")])
 def test_handler_that_cannot_be_called_is_refused_before_any_event(trainer, handler, kind):
-    with pytest.raises(TypeError, match=f"event_handler got {kind}, expected a function that takes"):
+    with pytest.raises(
+        TypeError, match=f"event_handler got {kind}, expected a function that takes"
+    ):
         trainer.train(linear_reader(), handler)
     assert trainer.epoch == 0
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 
 import numpy as np
 import optax
@@ -176,6 +177,13 @@ def test_terminal_gets_one_line_for_each_epoch_and_its_cursor_back(terminal, clo
     assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
 
 
+def test_terminal_without_unicode_gets_ascii(monkeypatch, clock):
+    monkeypatch.setenv("TERM", "xterm")
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
+    run_epochs(Progress(file=file), clock, num_epochs=1, num_steps=9, step_secs=1)
+
+
 def test_dumb_terminal_gets_plain_lines(terminal, clock, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     run_epochs(Progress(file=terminal), clock, num_epochs=1, num_steps=2, step_secs=1.0)
@@ -233,6 +241,23 @@ def test_second_training_goes_on_counting(clock):
         "epoch 2/2  ",
         "epoch 3/3  ",
     ]
+
+
+def test_several_steps_a_launch_and_several_objectives_are_shown(clock):
+    @layers.scope("other")
+    def other_program():
+        return program()
+
+    file = io.StringIO()
+    objectives = {
+        "one": ps.Objective(program, optax.sgd(0.1), updates="fc_0"),
+        "two": ps.Objective(other_program, optax.sgd(0.1), updates="other"),
+    }
+    trainer = ps.Trainer(objectives, place="cpu", steps_per_call=2)
+    progress = Progress(file=file, test=lambda: trainer.test(reader()))
+    trainer.train(reader(), progress, num_epochs=2)
+    for line in file.getvalue().splitlines():
+        assert re.match(r"epoch \d/2  one [\d.e-]+ \(test [\d.e-]+\)  two [\d.e-]+ \(test", line)
 
 
 def test_steps_that_fetch_nothing_show_no_metrics(clock):

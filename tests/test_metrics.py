@@ -192,7 +192,10 @@ def test_metrics_of_several_objectives_are_dicts_by_name():
         loss = layers.mean(layers.fc(layers.data("x", shape=[4]), size=1, name="second"))
         return {"loss": loss, "twice": 2 * loss}
 
-    objectives = {"a": ps.Objective(first, optax.sgd(0.1)), "b": ps.Objective(second, optax.sgd(0.1))}
+    objectives = {
+        "a": ps.Objective(first, optax.sgd(0.1)),
+        "b": ps.Objective(second, optax.sgd(0.1)),
+    }
     trainer, recorder = ps.Trainer(objectives, place=one_device()), Recorder()
     batches = [{"x": linear_data(4)["x"]}]
     trainer.train(batches, recorder)

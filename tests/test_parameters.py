@@ -93,9 +93,7 @@ def test_parameter_set_changes_what_is_predicted_tested_and_trained(place):
         trainer.parameters[name] = np.zeros_like(trainer.parameters[name])
     trainer.parameters["head/fc_0/b"] = [2.5]
     np.testing.assert_array_equal(trainer.infer({"x": data["x"]}), np.full((6, 1), 2.5))
-    np.testing.assert_allclose(
-        trainer.test([data]), np.mean((2.5 - data["y"]) ** 2), rtol=1e-6
-    )
+    np.testing.assert_allclose(trainer.test([data]), np.mean((2.5 - data["y"]) ** 2), rtol=1e-6)
     trainer.train([data])
     assert trainer.parameters["head/fc_0/b"] != 2.5
 

@@ -27,7 +27,8 @@ from tests.networks import (
 def rich_program():
     """Return loss, accuracy and probabilities of a network with statistics and dropout."""
     label = layers.data("label", shape=[1], dtype="int32")
-    hidden = layers.fc(layers.data("x", shape=[4]), size=8)
+    # No bias: its gradient under batch norm is rounding, of which Adam makes steps.
+    hidden = layers.fc(layers.data("x", shape=[4]), size=8, bias_attr=False)
     hidden = layers.batch_norm(hidden, act="relu", sync=True)
     hidden = layers.dropout(hidden, dropout_prob=0.25)
     prediction = layers.fc(hidden, size=3, act="softmax")
@@ -59,7 +60,7 @@ def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
     trainer = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
     trainer.train(readers.arrays(class_data(75), 25), num_epochs=3)
     p, data = trainer.parameters, class_data(75)
-    hidden = data["x"] @ p["fc_0/w"] + p["fc_0/b"]
+    hidden = data["x"] @ p["fc_0/w"]
     hidden = (hidden - p["batch_norm_0/mean"]) / np.sqrt(p["batch_norm_0/variance"] + 1e-5)
     hidden = np.maximum(hidden * p["batch_norm_0/scale"] + p["batch_norm_0/bias"], 0)
     logits = hidden @ p["fc_1/w"] + p["fc_1/b"]
@@ -151,7 +152,8 @@ def test_infer_without_an_infer_func_is_refused():
     with pytest.raises(ps.ProgramError) as caught:
         trainer.infer({"x": linear_data(1)["x"]})
     assert str(caught.value) == (
-        "infer got no infer_func, expected ProgramBuilder(..., infer_func=...)."
+        "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder or "
+        "Trainer, or use an Inferencer."
     )
 
 
@@ -170,14 +172,14 @@ def test_same_seed_gives_the_same_bits_and_another_other_values(one_step_a_call)
 
 @pytest.mark.parametrize("steps_per_call", [0, -1, 1.5, True, "2", None])
 def test_steps_per_call_that_is_no_positive_integer_is_refused(steps_per_call):
-    with pytest.raises(ValueError, match=f"steps_per_call got {steps_per_call!r}, expected 1 or"):
+    with pytest.raises(ValueError, match=f"steps_per_call got {steps_per_call!r}, expected an"):
         ps.Trainer(linear_program, optax.sgd(0.1), steps_per_call=steps_per_call)
 
 
 @pytest.mark.parametrize("num_epochs", [-1, 1.5, True, "2", None])
 def test_num_epochs_that_is_no_count_is_refused_before_any_event(num_epochs):
     trainer, recorder = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device()), Recorder()
-    with pytest.raises(ValueError, match=f"num_epochs got {num_epochs!r}, expected 0 or more"):
+    with pytest.raises(ValueError, match=f"num_epochs got {num_epochs!r}, expected an integer"):
         trainer.train(linear_reader(), recorder, num_epochs=num_epochs)
     assert not recorder.events
 
@@ -192,7 +194,9 @@ def test_numpy_integers_are_counts():
 
 def test_what_an_optimizer_is_not_is_refused():
     for wrong, got in ((0.1, "float"), (lambda: 0.1, "float"), ("adam", "str")):
-        with pytest.raises(TypeError, match=f"optimizer got {got}, expected an optax transformation"):
+        with pytest.raises(
+            TypeError, match=f"optimizer got {got}, expected an optax transformation"
+        ):
             ps.Trainer(linear_program, wrong)
 
 
@@ -245,7 +249,7 @@ def test_schedule_says_how_many_updates_each_objective_makes_of_a_batch(schedule
     assert values == [-8 * count for count in updates]
     assert trainer.global_step == 8
     metrics = recorder.of(ps.EndStep)[0].metrics
-    assert list(metrics) == [name for name in (schedule or OBJECTIVES) if (schedule or {}).get(name, 1)]
+    assert set(metrics) == {name for name, count in zip(OBJECTIVES, updates, strict=True) if count}
 
 
 def test_schedule_with_an_unknown_objective_suggests_the_nearest():
@@ -291,7 +295,7 @@ def test_exception_in_a_program_function_keeps_type_and_traceback_and_names_the_
     with pytest.raises(KeyError) as caught:
         ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
     assert caught.value.args == ("missing",)
-    assert caught.value.__notes__ == ["While tracing the train program of broken_program."]
+    assert "While tracing the train program of broken_program." in caught.value.__notes__
     assert caught.traceback[-1].name == "broken_program"
 
 
@@ -303,13 +307,13 @@ def test_exception_in_the_test_program_alone_names_it():
 
     with pytest.raises(LookupError) as caught:
         ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
-    assert caught.value.__notes__ == ["While tracing the test program of broken_program."]
+    assert "While tracing the test program of broken_program." in caught.value.__notes__
 
 
 def test_exception_of_a_layer_names_the_program_too():
     with pytest.raises(ps.ProgramError, match=r"layers\.data 'x' got shape 4") as caught:
         ps.Trainer(lambda: layers.data("x", shape=4), optax.sgd(0.1), place=one_device())
-    assert caught.value.__notes__ == ["While tracing the train program of <lambda>."]
+    assert "While tracing the train program of <lambda>." in caught.value.__notes__
 
 
 def test_trainers_on_several_places_live_beside_each_other():

@@ -78,13 +78,14 @@ class Live:
         from rich.progress import BarColumn, SpinnerColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
+        console = Console(file=file)
         self._bar = BarColumn()
         self._progress = RichProgress(
-            SpinnerColumn(),
+            SpinnerColumn("line" if console.options.ascii_only else "dots"),
             TextColumn("{task.description}", markup=False),
             self._bar,
             TextColumn("{task.fields[text]}", markup=False),
-            console=Console(file=file),
+            console=console,
             transient=True,  # the epochs' lines stay, the live one goes
         )
         self._task = self._progress.add_task("", total=None, text="", visible=False)

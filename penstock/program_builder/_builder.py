@@ -210,6 +210,10 @@ class ProgramBuilder:
         """Return the state of a flat list that `launch` returned."""
         return jax.tree.unflatten(self._state_tree, leaves)
 
+    def check_rounds(self, rounds: Sequence[str]) -> None:
+        """Raise a `ProgramError` unless each of the named objectives can be trained."""
+        self._network.updates_of(rounds)
+
     def launch(
         self, leaves: list[jax.Array], placed: _feeding.Placed, rounds: tuple[str, ...]
     ) -> tuple[list[jax.Array], dict[str, tuple[jax.Array, ...]], jax.Array]:

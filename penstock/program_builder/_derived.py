@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
 from penstock import _mesh
-from penstock._errors import ProgramError
 from penstock.program_builder import _steps
 from penstock.program_builder._network import Network
 from penstock.program_builder._probe import Probe
@@ -26,13 +26,7 @@ def train_program(network: Network, rounds: tuple[str, ...], steps: int, tree: A
     Raises:
       ProgramError: an objective has no optimizer.
     """
-    updates = [network.updates[name] for name in rounds]
-    for update in updates:
-        if update.objective.optimizer is None:
-            raise ProgramError(
-                f"the train program of {update.name!r} got no optimizer, expected one such as "
-                "optax.adam(1e-3)."
-            )
+    updates = network.updates_of(rounds)
     is_cpu = network.mesh.devices.flat[0].platform == "cpu"
     is_unrolled = is_cpu and any(update.probe.has_convolution for update in updates)
 
@@ -91,6 +85,7 @@ def infer_program(network: Network) -> Program:
         network.mesh,
         in_specs=(REPLICATED, cut, cut),
         out_specs=_value_specs(each, cut),
+        recompile_level=logging.DEBUG,  # one compile for each bucket is meant
     )
 
 

@@ -47,6 +47,7 @@ class Network:
         self.table = _joined(self.owners)
         if self.infer:
             _joined([*self.owners, self.infer])
+            self._check_known(self.infer)
         self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
         self._check_updates()
         self.updates = {
@@ -87,6 +88,17 @@ class Network:
             name: spec for each in self.train.values() for name, spec in each.feed_specs.items()
         }
 
+    def _check_known(self, infer: Probe) -> None:
+        names = ["/".join(path) for _, path in self.table]
+        for collection, path in infer.shape_table():
+            if (collection, path) not in self.table:
+                raise ProgramError(
+                    f"{owner_of(infer.function, infer.mode)} got the parameter {'/'.join(path)!r}, "
+                    f"expected only parameters of the objectives: {listed(names)}. All programs "
+                    "share one parameter tree. Give its layers the names and scopes they have "
+                    "there." + nearest("/".join(path), names)
+                )
+
     def _check_updates(self) -> None:
         paths = [path for collection, path in self.table if collection == "params"]
         for name, objective in self.objectives.items():
@@ -104,6 +116,20 @@ class Network:
                     f"Objective {name!r} got nothing to train, expected at least one trainable "
                     "parameter. Is everything it updates frozen by trainable=False?"
                 )
+
+    def updates_of(self, rounds: Sequence[str]) -> list[_steps.Update]:
+        """Return the updates of a round, in their order.
+
+        Raises:
+          ProgramError: an objective has no optimizer.
+        """
+        for name in rounds:
+            if self.objectives[name].optimizer is None:
+                raise ProgramError(
+                    f"the train program of {name!r} got no optimizer, expected one such as "
+                    "optax.adam(1e-3)."
+                )
+        return [self.updates[name] for name in rounds]
 
     def _is_trainable(self, path: Path) -> bool:
         spec = self.specs.get(path)
@@ -136,7 +162,7 @@ class Network:
         for name, objective in self.objectives.items():
             if objective.optimizer is not None:
                 trained, _ = self.updates[name].trained(variables["params"])
-                opt_state[name] = objective.optimizer.init(trained)
+                opt_state[name] = objective.transformation.init(trained)
             metrics[name] = self.zeros(self.train[name])
         return State(
             step=jnp.zeros((), jnp.int32),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import optax
@@ -46,6 +46,11 @@ class Objective:
             object.__setattr__(self, "updates", (self.updates,))
         elif self.updates is not None:
             object.__setattr__(self, "updates", tuple(self.updates))
+
+    @property
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
+        """The optimizer as optax runs it; only for objectives that have one."""
+        return cast(optax.GradientTransformationExtraArgs, self.optimizer)
 
     def covers(self, path: Sequence[str]) -> bool:
         """Return whether `updates` names the entry at `path` or something above it."""

@@ -8,15 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
 from penstock.layers import _frame
-
-Path = tuple[str, ...]
+from penstock.program_builder._tree import Path, flatten
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,7 +199,7 @@ def _module_shapes(variables: Mapping[str, Any]) -> dict[str, dict[Path, jax.Sha
     return {
         collection: {
             path: jax.ShapeDtypeStruct(value.shape, value.dtype)
-            for path, value in traverse_util.flatten_dict(tree).items()
+            for path, value in flatten(tree).items()
         }
         for collection, tree in variables.items()
     }

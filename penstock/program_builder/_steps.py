@@ -78,8 +78,7 @@ class Update:
         self, state: State, feed: Mapping[str, jax.Array], weights: jax.Array
     ) -> tuple[State, tuple[jax.Array, ...]]:
         """Return the state after the update and the values of the program function."""
-        optimizer = self.objective.optimizer
-        assert optimizer is not None
+        optimizer = self.objective.transformation
         trained, others = self.trained(state.variables["params"])
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
 
@@ -98,7 +97,7 @@ class Update:
         steps, opt_state = optimizer.update(
             gradients, state.opt_state[self.name], trained, value=loss
         )
-        trained = optax.apply_updates(trained, self._scaled(steps))
+        trained: Any = optax.apply_updates(trained, self._scaled(steps))
         batch_stats = self._new_statistics(state, updates, module_updates)
         accumulator = _metrics.accumulate(
             state.metrics[self.name],
@@ -162,7 +161,7 @@ def train_step(
     for update in rounds:
         state, values[update.name] = update(state, feed, weights)
     sums = [state.metrics[each.name].loss_sum(each.probe.structure) for each in _distinct(rounds)]
-    return state, values, sum(sums[1:], sums[0])
+    return state, values, jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
 
 
 def _distinct(rounds: Sequence[Update]) -> list[Update]:

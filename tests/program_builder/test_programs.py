@@ -63,9 +63,7 @@ def make_trainer(trainers):
 @STEPS_PER_CALL
 @PLACES
 def test_three_ragged_epochs_compile_each_program_once(place, steps_per_call, caplog):
-    trainer = ps.Trainer(
-        program, optax.adam(0.01), place=place(), steps_per_call=steps_per_call
-    )
+    trainer = ps.Trainer(program, optax.adam(0.01), place=place(), steps_per_call=steps_per_call)
     reader, compiled_after = ragged_reader(), []
 
     def on_event(event):
@@ -105,7 +103,9 @@ def test_longer_batch_is_compiled_again_counted_and_logged_with_its_reason(place
     [warning] = compile_warnings(caplog)
     share = 1 if place is one_device else 8
     assert warning.startswith("the train program is compiled again (number 2), because of ")
-    assert f"['x'] from (({8 // share}, 4), 'float32') to (({24 // share}, 4), 'float32')" in warning
+    assert (
+        f"['x'] from (({8 // share}, 4), 'float32') to (({24 // share}, 4), 'float32')" in warning
+    )
     state, _ = builder.train(state, linear_data(8))
     assert builder.num_compiles["train"] == 2
 

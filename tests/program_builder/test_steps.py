@@ -73,9 +73,7 @@ def plain_conv_net(variables, batch):
     params, running = variables["params"], variables["batch_stats"]["batch_norm_0"]
     window = ("NHWC", "HWIO", "NHWC")
     w = params["conv2d_0"]["w"]
-    hidden = jax.lax.conv_general_dilated(
-        batch["x"], w, (1, 1), "VALID", dimension_numbers=window
-    )
+    hidden = jax.lax.conv_general_dilated(batch["x"], w, (1, 1), "VALID", dimension_numbers=window)
     mean, variance = hidden.mean((0, 1, 2)), hidden.var((0, 1, 2))
     normed = (hidden - mean[None, None, None]) / jnp.sqrt(variance + 1e-5)[None, None, None]
     norm = params["batch_norm_0"]
@@ -293,7 +291,9 @@ def test_learning_rate_of_a_parameter_scales_adams_step_too():
 
 def test_weight_decay_of_the_optimizer_sees_the_parameters():
     builder = ps.ProgramBuilder(
-        linear_program, optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1)), place=one_device()
+        linear_program,
+        optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1)),
+        place=one_device(),
     )
     plain = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
     state, plain_state = builder.init(), plain.init()

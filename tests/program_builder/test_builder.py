@@ -1,0 +1,256 @@
+"""The builder without a trainer: a loop of one's own, inference in buckets, and its arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from tests.networks import (
+    PLACES,
+    assert_close,
+    assert_same_bits,
+    class_data,
+    classifier,
+    classifier_program,
+    host,
+    linear_data,
+    linear_program,
+    one_device,
+)
+
+
+@PLACES
+def test_loop_of_ones_own_gives_what_the_trainer_gives(place):
+    batches = [class_data(16), class_data(16, seed=1), class_data(11, seed=2)]
+    trainer = ps.Trainer(classifier_program, optax.adam(0.01), place=place())
+    trainer.train(batches, num_epochs=2)
+    builder = ps.ProgramBuilder(classifier_program, optax.adam(0.01), place=place())
+    state = builder.init(seed=0)
+    for _ in range(2):
+        state = builder.reset_metrics(state)
+        for batch in batches:
+            state, metrics = builder.train(state, batch)
+    params = trainer.parameters
+    for name in ("fc_0", "fc_1"):
+        assert_same_bits(state.variables["params"][name]["w"], params[f"{name}/w"])
+    assert int(state.step) == trainer.global_step
+    assert metrics[2].shape == (11, 3)
+    tested = builder.test(state, batches[2])
+    assert isinstance(tested, tuple)
+    assert tested[2].shape == (11, 3)
+
+
+@PLACES
+def test_mean_of_the_metrics_is_weighted_by_examples_since_the_last_reset(place):
+    builder = ps.ProgramBuilder(classifier_program, optax.sgd(0.1), place=place())
+    state, _ = builder.train(builder.init(), class_data(8, seed=5))
+    state = builder.reset_metrics(state)
+    seen = []
+    for size in (16, 16, 5):
+        state, metrics = builder.train(state, class_data(size, seed=size))
+        seen.append((size, *host(metrics)))
+    loss, accuracy, probabilities = builder.mean_metrics(state)
+    assert loss == pytest.approx(sum(n * value for n, value, _, _ in seen) / 37, rel=1e-6)
+    assert accuracy == pytest.approx(sum(n * value for n, _, value, _ in seen) / 37, rel=1e-6)
+    every = np.concatenate([rows for *_, rows in seen])
+    np.testing.assert_allclose(probabilities, every.mean(0), rtol=1e-6)
+
+
+def test_mean_of_the_metrics_before_a_step_is_refused():
+    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
+    with pytest.raises(ValueError, match="a mean over examples got no example"):
+        builder.mean_metrics(builder.init())
+
+
+def test_state_is_a_frozen_pytree_of_arrays_on_the_devices():
+    builder = ps.ProgramBuilder(linear_program, optax.adam(0.1), place=one_device())
+    state = builder.init()
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+    assert int(state.step) == 0
+    with pytest.raises(AttributeError):
+        state.step = 1
+    again = jax.tree.map(jnp.copy, state)
+    assert isinstance(again, ps.State)
+    state, first = builder.train(state, linear_data(4))
+    again, second = builder.train(again, linear_data(4))
+    assert_same_bits((state, first), (again, second))
+
+
+def test_state_may_be_kept_by_copying_it():
+    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
+    state = builder.init()
+    kept = builder.adopt(state.variables, state)
+    builder.train(state, linear_data(4))
+    assert np.isfinite(host(kept.variables["params"]["fc_0"]["w"])).all()
+
+
+# infer.
+
+
+def several_outputs():
+    """Return values by example, by row, without a batch axis, and a number, in a dict."""
+    x = layers.data("x", shape=[4])
+    prediction = layers.fc(x, size=3)
+    return {
+        "prediction": prediction,
+        "rows": jnp.reshape(prediction, (-1, 1)),
+        "weights": jnp.arange(5.0),
+        "mean": layers.mean(prediction),
+        "class": jnp.argmax(prediction, axis=1),
+    }
+
+
+@pytest.fixture(scope="module")
+def builders():
+    return {}
+
+
+@pytest.fixture
+def inferring(builders, request):
+    place = request.param
+    if place not in builders:
+        builder = ps.ProgramBuilder(infer_func=several_outputs, place=place())
+        builders[place] = builder, builder.init()
+    return builders[place]
+
+
+INFERRING = pytest.mark.parametrize(
+    "inferring", PLACES.args[1], indirect=True, ids=["one", "eight"]
+)
+
+
+@INFERRING
+def test_infer_of_any_number_of_examples_equals_the_computation_without_padding(inferring):
+    builder, state = inferring
+    params = host(state.variables["params"]["fc_0"])
+    for size in range(1, 21):
+        x = linear_data(size, seed=size)["x"]
+        outputs = builder.infer(state, {"x": x})
+        expected = x @ params["w"] + params["b"]
+        assert list(outputs) == ["prediction", "rows", "weights", "mean", "class"]
+        np.testing.assert_allclose(outputs["prediction"], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(outputs["rows"], outputs["prediction"].reshape(-1, 1))
+        np.testing.assert_array_equal(outputs["weights"], np.arange(5))
+        np.testing.assert_allclose(outputs["mean"], expected.mean(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(outputs["class"], expected.argmax(1))
+        assert all(isinstance(outputs[n], np.ndarray) for n in ("prediction", "rows", "class"))
+
+
+@INFERRING
+def test_infer_compiles_once_for_each_power_of_two(inferring):
+    builder, state = inferring
+    for _ in range(2):
+        for size in range(1, 21):
+            builder.infer(state, {"x": linear_data(size)["x"]})
+    sizes = {1, 2, 4, 8, 16, 32} if builder.mesh.size == 1 else {8, 16, 32}
+    counts = {name: n for name, n in builder.num_compiles.items() if name.startswith("infer")}
+    assert sum(counts.values()) == len(sizes)
+
+
+def test_infer_of_another_number_of_examples_warns_of_nothing(caplog):
+    builder = ps.ProgramBuilder(infer_func=classifier, place=one_device())
+    state = builder.init()
+    for size in (1, 3, 9):
+        builder.infer(state, {"x": linear_data(size)["x"]})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda x: (x, 2 * x), tuple),
+        (lambda x: [x, 2 * x], list),
+        (lambda x: {"b": x, "a": 2 * x}, dict),
+    ],
+)
+def test_infer_returns_the_structure_that_the_function_returned(make, kind):
+    builder = ps.ProgramBuilder(
+        infer_func=lambda: make(layers.data("x", shape=[4])), place=one_device()
+    )
+    x = linear_data(3)["x"]
+    outputs = builder.infer(builder.init(), {"x": x})
+    assert type(outputs) is kind
+    if kind is dict:
+        assert list(outputs) == ["b", "a"]
+        outputs = list(outputs.values())
+    np.testing.assert_array_equal(outputs[0], x)
+    np.testing.assert_array_equal(outputs[1], 2 * x)
+
+
+def test_infer_takes_a_state_or_its_variables():
+    builder = ps.ProgramBuilder(
+        classifier_program, optax.sgd(0.1), infer_func=classifier, place=one_device()
+    )
+    state, feed = builder.init(), {"x": linear_data(3)["x"]}
+    assert_same_bits(builder.infer(state.variables, feed), builder.infer(state, feed))
+
+
+@PLACES
+def test_infer_equals_the_prediction_of_the_test_program_bit_for_bit(place):
+    def infer_program():
+        hidden = layers.fc(layers.data("x", shape=[4]), size=6)
+        hidden = layers.dropout(layers.batch_norm(hidden, act="relu"), 0.5)
+        return layers.fc(hidden, size=3, act="softmax")
+
+    def train_program():
+        prediction = infer_program()
+        label = layers.data("label", shape=[1], dtype="int32")
+        return layers.mean(layers.cross_entropy(prediction, label)), prediction
+
+    builder = ps.ProgramBuilder(
+        train_program, optax.adam(0.1), infer_func=infer_program, place=place()
+    )
+    state, batch = builder.init(), class_data(16)
+    for _ in range(3):
+        state, _ = builder.train(state, batch)
+    _, prediction = builder.test(state, batch)
+    assert_same_bits(builder.infer(state, {"x": batch["x"]}), prediction)
+
+
+# Arguments.
+
+
+def test_builder_of_nothing_is_refused():
+    with pytest.raises(TypeError) as caught:
+        ps.ProgramBuilder()
+    assert str(caught.value) == (
+        "ProgramBuilder got neither program_func nor infer_func, expected at least one."
+    )
+
+
+def test_builder_without_a_program_function_infers_alone():
+    builder = ps.ProgramBuilder(infer_func=classifier, place=one_device())
+    state = builder.init()
+    for call in (builder.train, builder.test):
+        with pytest.raises(ps.ProgramError, match="this builder got no program_func, expected one"):
+            call(state, class_data(2))
+
+
+def test_builder_without_an_optimizer_tests_alone():
+    builder = ps.ProgramBuilder(linear_program, place=one_device())
+    state = builder.init()
+    assert float(builder.test(state, linear_data(4))) > 0
+    with pytest.raises(ps.ProgramError, match="the train program of 'train' got no optimizer"):
+        builder.train(state, linear_data(4))
+
+
+def test_seed_decides_initial_values():
+    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
+    states = [host(builder.init(seed=seed).variables) for seed in (7, 7, 8)]
+    assert_same_bits(states[0], states[1])
+    with pytest.raises(AssertionError):
+        assert_same_bits(states[0], states[2])
+
+
+def test_metrics_of_a_short_batch_agree_with_those_of_a_builder_that_pads_nothing():
+    results = []
+    for sizes in ((16, 5), (5,)):
+        builder = ps.ProgramBuilder(classifier_program, optax.sgd(0.0), place=one_device())
+        state = builder.init()
+        for size in sizes:
+            state, metrics = builder.train(state, class_data(size))
+        results.append(host(metrics))
+    assert_close(*results)

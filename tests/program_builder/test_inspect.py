@@ -1,0 +1,70 @@
+"""What a builder shows of its programs."""
+
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from tests.networks import PLACES, classifier, classifier_program, one_device
+
+
+@pytest.fixture(scope="module", params=PLACES.args[1], ids=["one", "eight"])
+def builder(request):
+    return ps.ProgramBuilder(
+        classifier_program, optax.adam(0.1), infer_func=classifier, place=request.param()
+    )
+
+
+@pytest.mark.parametrize("mode", ["train", "test", "infer"])
+def test_inspection_of_each_program_gives_trace_texts_cost_and_memory(builder, mode):
+    inspected = builder.inspect(mode, batch_size=16)
+    assert "tanh" not in inspected.jaxpr
+    assert "dot_general" in inspected.jaxpr
+    assert "stablehlo.dot_general" in inspected.lowered_text
+    assert "HloModule" in inspected.compiled_text
+    per_device = 16 // builder.mesh.size
+    assert inspected.flops > 2 * per_device * (4 * 8 + 8 * 3)
+    assert inspected.bytes_accessed > 0
+    assert set(inspected.memory_bytes) == {"arguments", "outputs", "aliased", "temporary", "code"}
+    assert (inspected.memory_bytes["aliased"] > 0) is (mode == "train")
+    assert str(inspected).splitlines()[0].endswith("floating point operations per launch and device")
+    assert builder.num_compiles == {}
+
+
+def test_inspection_of_an_unknown_mode_suggests_the_nearest(builder):
+    with pytest.raises(ps.UnknownNameError) as caught:
+        builder.inspect("trian")
+    assert str(caught.value) == (
+        "inspect got the mode 'trian', expected 'train', 'test' or, with an infer_func, 'infer'. "
+        "Did you mean 'train'?"
+    )
+
+
+def test_inspection_of_infer_without_an_infer_function_is_refused():
+    builder = ps.ProgramBuilder(classifier_program, optax.adam(0.1), place=one_device())
+    with pytest.raises(ps.UnknownNameError, match="inspect got the mode 'infer'"):
+        builder.inspect("infer")
+
+
+def test_summary_lists_every_entry_and_the_totals():
+    def program():
+        frozen = layers.ParamAttr(trainable=False)
+        hidden = layers.fc(layers.data("x", shape=[4]), size=3, param_attr=frozen)
+        return layers.mean(layers.batch_norm(hidden))
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device())
+    assert builder.summary().splitlines() == [
+        "name                   shape   dtype    elements",
+        "fc_0/w                 [4, 3]  float32        12  frozen",
+        "fc_0/b                 [3]     float32         3",
+        "batch_norm_0/scale     [3]     float32         3",
+        "batch_norm_0/bias      [3]     float32         3",
+        "batch_norm_0/mean      [3]     float32         3  statistic",
+        "batch_norm_0/variance  [3]     float32         3  statistic",
+        "9 trained, 12 frozen, 6 in running statistics",
+    ]
+
+
+def test_summary_of_a_program_without_parameters_says_so():
+    builder = ps.ProgramBuilder(infer_func=lambda: layers.data("x", [2]), place=one_device())
+    assert builder.summary() == "no parameters"

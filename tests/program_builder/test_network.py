@@ -1,0 +1,455 @@
+"""One parameter tree for all programs: names, initial values, and what happens when they differ."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from tests.networks import (
+    assert_same_bits,
+    classifier,
+    host,
+    linear_data,
+    linear_program,
+    one_device,
+)
+
+
+def make_builder(program=None, infer_func=None, **arguments):
+    optimizer = None if isinstance(program, dict) or program is None else optax.sgd(0.1)
+    return ps.ProgramBuilder(
+        program, optimizer, infer_func=infer_func, place=one_device(), **arguments
+    )
+
+
+def names_of(builder):
+    return [row.name for row in builder.parameter_table()]
+
+
+def error_of(*args, **kwargs):
+    with pytest.raises(ps.ProgramError) as caught:
+        make_builder(*args, **kwargs)
+    return str(caught.value)
+
+
+def loss_of(prediction):
+    return layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+
+
+# Names.
+
+
+def nested_program():
+    x = layers.data("x", shape=[4])
+    encode = layers.scope("encoder")(lambda x: layers.fc(layers.fc(x, size=3), size=3, name="last"))
+    hidden = encode(x) + encode(2 * x)
+    hidden = layers.batch_norm(layers.fc(hidden, size=2))
+    return loss_of(layers.fc(hidden, size=1) + layers.fc(hidden, size=1, name="skip"))
+
+
+NESTED_NAMES = [
+    *("encoder/fc_0/w", "encoder/fc_0/b", "encoder/last/w", "encoder/last/b"),
+    *("fc_0/w", "fc_0/b", "batch_norm_0/scale", "batch_norm_0/bias"),
+    *("fc_1/w", "fc_1/b", "skip/w", "skip/b"),
+    *("batch_norm_0/mean", "batch_norm_0/variance"),
+]
+
+
+def test_names_count_by_kind_in_each_scope_in_the_order_of_creation():
+    assert names_of(make_builder(nested_program)) == NESTED_NAMES
+
+
+def test_names_do_not_depend_on_networks_built_before():
+    for _ in range(3):
+        make_builder(linear_program)
+        assert names_of(make_builder(nested_program)) == NESTED_NAMES
+
+
+def test_names_do_not_depend_on_what_failed_before():
+    def broken():
+        layers.fc(layers.data("x", shape=[4]), size=3)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        make_builder(broken)
+    assert names_of(make_builder(linear_program)) == ["fc_0/w", "fc_0/b"]
+
+
+def test_names_are_the_same_in_train_test_and_infer():
+    def program():
+        return loss_of(layers.fc(classifier(), size=1, name="value"))
+
+    builder = make_builder(program, infer_func=classifier)
+    state = builder.init()
+    assert builder.infer(state, {"x": linear_data(3)["x"]}).shape == (3, 3)
+    assert np.isfinite(float(builder.test(state, linear_data(3))))
+
+
+# Initial values.
+
+
+def initial(program, seed=0):
+    variables = host(make_builder(program).init(seed=seed).variables["params"])
+    return variables
+
+
+def test_initial_values_depend_on_names_alone():
+    def first():
+        x = layers.data("x", shape=[4])
+        return loss_of(layers.fc(layers.fc(x, size=3, name="a"), size=1, name="b"))
+
+    def second():
+        x = layers.data("x", shape=[4])
+        extra = layers.fc(x, size=7, name="extra")
+        b = layers.fc(layers.fc(x, size=3, name="a"), size=1, name="b")
+        return loss_of(b + layers.fc(extra, size=1))
+
+    before, after = initial(first), initial(second)
+    assert_same_bits({name: after[name] for name in before}, before)
+
+
+def test_initial_values_differ_from_layer_to_layer_and_from_seed_to_seed():
+    def program():
+        x = layers.data("x", shape=[4])
+        return loss_of(layers.fc(x, size=1) + layers.fc(x, size=1))
+
+    params, other = initial(program), initial(program, seed=1)
+    assert not np.array_equal(params["fc_0"]["w"], params["fc_1"]["w"])
+    assert not np.array_equal(params["fc_0"]["w"], other["fc_0"]["w"])
+    assert_same_bits(initial(program), params)
+
+
+def test_initial_value_of_another_shape_is_refused():
+    def program():
+        wrong = layers.ParamAttr(initializer=lambda key, shape, dtype: np.zeros(3, np.float32))
+        return loss_of(layers.fc(layers.data("x", shape=[4]), size=1, param_attr=wrong))
+
+    with pytest.raises(ValueError, match=r"the initializer of 'fc_0/w' returned shape \(3,\), exp"):
+        make_builder(program).init()
+
+
+# Train-only layers.
+
+
+def auxiliary_first():
+    """Make a layer for training before the network, of the network's own shapes."""
+    x = layers.data("x", shape=[4])
+    auxiliary = layers.fc(x, size=1) if layers.is_training() else 0.0
+    return loss_of(layers.fc(x, size=1) + auxiliary)
+
+
+def auxiliary_of_another_shape_first():
+    x = layers.data("x", shape=[4])
+    auxiliary = layers.fc(x, size=2) if layers.is_training() else None
+    return loss_of(layers.fc(x, size=1)) + (0 if auxiliary is None else layers.mean(auxiliary))
+
+
+SHIFTS = "A layer that only one of them has shifts automatic names. Give it a name, create it last,"
+
+
+def test_layer_of_training_alone_that_shifts_later_names_is_refused():
+    text = error_of(auxiliary_of_another_shape_first)
+    assert text.startswith("the test program of auxiliary_of_another_shape_first got ")
+    assert "fc_0/w" in text
+    assert SHIFTS in text
+
+
+def test_layer_of_training_alone_that_shifts_later_names_of_its_own_shape_is_refused():
+    text = error_of(auxiliary_first)
+    assert text.startswith(
+        "the test program of auxiliary_first got the name 'fc_0/w' for what is 'fc_1/w' in the "
+        f"train program of auxiliary_first, both made at {__file__}:"
+    )
+    assert SHIFTS in text
+
+
+@pytest.mark.parametrize("size", [3, 2, 1])
+def test_layer_made_by_the_train_program_before_the_infer_function_is_refused(size):
+    def infer_program():
+        return layers.fc(layers.data("x", shape=[4]), size=1)
+
+    def train_program():
+        auxiliary = layers.fc(layers.data("x", shape=[4]), size=size)
+        return loss_of(infer_program()) + layers.mean(auxiliary)
+
+    text = error_of(train_program, infer_func=infer_program)
+    assert text.startswith("the infer program of infer_program got ")
+    assert SHIFTS in text
+
+
+def last(x):
+    prediction = layers.fc(x, size=1)
+    return prediction + (layers.fc(x, size=1) if layers.is_training() else 0)
+
+
+def named(x):
+    auxiliary = layers.fc(x, size=1, name="auxiliary") if layers.is_training() else 0
+    return layers.fc(x, size=1) + auxiliary
+
+
+def scoped(x):
+    make = layers.scope("auxiliary")(lambda: layers.fc(x, size=1))
+    auxiliary = make() if layers.is_training() else 0
+    return layers.fc(x, size=1) + auxiliary
+
+
+@pytest.mark.parametrize("network", [last, named, scoped])
+def test_layer_of_training_alone_is_fine_last_or_with_a_name_or_in_a_scope(network):
+    builder = make_builder(lambda: loss_of(network(layers.data("x", shape=[4]))))
+    state, _ = builder.train(builder.init(), linear_data(4))
+    assert np.isfinite(float(builder.test(state, linear_data(4))))
+    assert len(names_of(builder)) == 4
+
+
+def test_layers_made_in_a_loop_by_one_line_may_be_fewer_in_test():
+    def program():
+        hidden = layers.data("x", shape=[4])
+        for _ in range(3 if layers.is_training() else 2):
+            hidden = layers.fc(hidden, size=4)
+        return loss_of(hidden[:, :1])
+
+    assert len(names_of(make_builder(program))) == 6
+
+
+def test_parameter_that_only_the_test_program_has_is_refused_with_the_nearest_name():
+    def program():
+        name = "tower" if layers.is_training() else "towel"
+        return loss_of(layers.fc(layers.data("x", shape=[4]), size=1, name=name))
+
+    text = error_of(program)
+    assert text == (
+        "the test program of program got the parameter 'towel/w', expected only parameters of the "
+        "train program of program: 'tower/w', 'tower/b'. All programs share one parameter tree. "
+        "Create the same layers in the same order in every mode, or name them. Did you mean "
+        "'tower/w'?"
+    )
+
+
+def test_infer_function_of_another_network_is_refused():
+    text = error_of(linear_program, infer_func=lambda: layers.fc(layers.data("x", [4]), size=7))
+    assert text.startswith("the infer program of <lambda> got 'fc_0/w' with shape (4, 7)")
+    assert (
+        "expected shape (4, 1) and dtype float32 as in the train program of linear_program" in text
+    )
+
+
+# One name, one meaning.
+
+
+def test_second_use_of_a_name_with_another_shape_is_refused():
+    def program():
+        x = layers.data("x", shape=[4])
+        return loss_of(layers.fc(layers.fc(x, size=3, name="twin"), size=1, name="twin"))
+
+    text = error_of(program)
+    assert text.startswith("parameter 'twin/w' got shape (3, 1), dtype float32, trainable=True")
+    assert "expected shape (4, 3), dtype float32" in text
+    assert text.count(f"at {__file__}:") == 2
+    assert "The same name in the same scope is the same parameter" in text
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        layers.ParamAttr(trainable=False),
+        layers.ParamAttr(learning_rate=0.5),
+        layers.ParamAttr(regularizer=layers.L2Decay(0.1)),
+    ],
+)
+def test_second_use_of_a_name_with_another_configuration_is_refused(second):
+    def program():
+        x = layers.data("x", shape=[4])
+        first = layers.fc(x, size=1, name="twin")
+        return loss_of(first + layers.fc(x, size=1, name="twin", param_attr=second))
+
+    assert "parameter 'twin/w' got shape (4, 1)" in error_of(program)
+
+
+def test_same_name_with_the_same_shape_is_the_same_parameters():
+    def program():
+        x = layers.data("x", shape=[4])
+        return loss_of(layers.fc(x, size=1, name="twin") + layers.fc(x, size=1, name="twin"))
+
+    assert names_of(make_builder(program)) == ["twin/w", "twin/b"]
+
+
+def test_name_of_a_layer_of_another_kind_is_refused():
+    def program():
+        hidden = layers.fc(layers.data("x", shape=[4]), size=1, name="twin")
+        return loss_of(layers.batch_norm(hidden, name="twin"))
+
+    assert error_of(program).startswith(
+        "layers.batch_norm got the name 'twin', which a layers.fc in the same scope has already "
+        "(explicit name). Two layers share parameters only when"
+    )
+
+
+def test_explicit_name_that_an_automatic_one_has_is_refused():
+    def program():
+        hidden = layers.fc(layers.data("x", shape=[4]), size=4)
+        return loss_of(layers.fc(hidden, size=1, name="fc_0"))
+
+    assert "layers.fc got the name 'fc_0', which a layers.fc in the same scope has" in error_of(
+        program
+    )
+
+
+def test_parameter_with_the_name_of_a_layer_is_refused():
+    def program():
+        x = layers.data("x", shape=[4])
+        first = layers.fc(x, size=1, param_attr="twin", bias_attr=False)
+        return loss_of(first + layers.fc(x, size=1, name="twin"))
+
+    assert error_of(program) == (
+        "parameter 'twin' got the name of the layer that owns 'twin/w'. A name is either a "
+        "parameter or a layer. Rename one."
+    )
+
+
+def test_input_declared_with_two_shapes_is_refused():
+    def program():
+        layers.data("x", shape=[3])
+        return linear_program()
+
+    assert error_of(program) == (
+        "layers.data 'x' got shape (4,) and dtype float32, expected shape (3,) and dtype float32, "
+        "as declared before in the same program. One input has one shape. Use another name for "
+        "another input."
+    )
+
+
+def test_input_declared_with_another_shape_by_another_program_is_refused():
+    text = error_of(
+        linear_program,
+        infer_func=lambda: layers.data("x", shape=[2, 2]),
+    )
+    assert text == (
+        "layers.data 'x' got shape (2, 2) and dtype float32, expected shape (4,) and dtype float32 "
+        "as in another program of the builder. One name is one input."
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: layers.data("x", shape=[4]), "data"),
+        (lambda: layers.fc(np.zeros((2, 4), np.float32), size=1), "fc"),
+        (lambda: layers.mean(np.zeros(2)), "mean"),
+        (lambda: layers.is_training(), "is_training"),
+        (lambda: layers.scope("a")(lambda: 0)(), "scope"),
+    ],
+)
+def test_layer_outside_a_program_is_refused(call, name):
+    with pytest.raises(ps.LayerContextError) as caught:
+        call()
+    assert str(caught.value) == (
+        f"layers.{name} got called outside a program, expected a call inside a program function. "
+        "Layers need the parameters and the mode of a program. Put the call into a function and "
+        "give that function to ps.Trainer, ps.ProgramBuilder or ps.Inferencer."
+    )
+    make_builder(linear_program)
+    with pytest.raises(ps.LayerContextError):
+        call()
+
+
+# Several objectives.
+
+
+def objective(name, size=1, **arguments):
+    def program():
+        return loss_of(layers.fc(layers.data("x", shape=[4]), size=size, name=name)[:, :1])
+
+    return ps.Objective(program, optax.sgd(0.1), **arguments)
+
+
+def test_objectives_share_one_tree():
+    builder = make_builder({"a": objective("one"), "b": objective("two"), "c": objective("one")})
+    assert names_of(builder) == ["one/w", "one/b", "two/w", "two/b"]
+
+
+def test_objectives_that_want_one_name_with_two_shapes_are_refused():
+    text = error_of({"a": objective("one"), "b": objective("one", size=2)})
+    assert text == (
+        "the train program of program got 'one/w' with shape (4, 2) and dtype float32, expected "
+        "shape (4, 1) and dtype float32 as in another program. All programs share one parameter "
+        "tree. Put each network into a layers.scope of its own."
+    )
+
+
+def test_updates_of_what_no_program_has_suggests_the_nearest():
+    with pytest.raises(ps.UnknownNameError) as caught:
+        make_builder({"a": objective("generator", updates="generater")})
+    assert str(caught.value) == (
+        "Objective 'a' got updates='generater', expected the name of a scope, layer or parameter: "
+        "'generator'. Did you mean 'generator'?"
+    )
+
+
+def test_objective_with_everything_frozen_is_refused():
+    def program():
+        frozen = layers.ParamAttr(trainable=False)
+        return loss_of(
+            layers.fc(layers.data("x", shape=[4]), size=1, param_attr=frozen, bias_attr=False)
+        )
+
+    assert error_of(program) == (
+        "Objective 'train' got nothing to train, expected at least one trainable parameter. Is "
+        "everything it updates frozen by trainable=False?"
+    )
+
+
+def test_infer_function_beside_several_objectives_may_use_parts_of_the_tree():
+    builder = make_builder(
+        {"a": objective("one"), "b": objective("two")},
+        infer_func=lambda: layers.fc(layers.data("x", shape=[4]), size=1, name="two"),
+    )
+    assert builder.infer(builder.init(), {"x": linear_data(2)["x"]}).shape == (2, 1)
+
+
+def test_infer_function_beside_several_objectives_that_wants_more_is_refused_at_once():
+    text = error_of(
+        {"a": objective("one"), "b": objective("two")},
+        infer_func=lambda: layers.fc(layers.data("x", shape=[4]), size=1, name="tow"),
+    )
+    assert text == (
+        "the infer program of <lambda> got the parameter 'tow/w', expected only parameters of the "
+        "objectives: 'one/w', 'one/b', 'two/w', 'two/b'. All programs share one parameter tree. "
+        "Give its layers the names and scopes they have there. Did you mean 'two/w'?"
+    )
+
+
+def test_test_program_that_wants_more_than_its_train_program_is_refused_at_once():
+    def program():
+        name = "one" if layers.is_training() else "other"
+        return loss_of(layers.fc(layers.data("x", shape=[4]), size=1, name=name))
+
+    text = error_of({"a": ps.Objective(program, optax.sgd(0.1)), "b": objective("two")})
+    assert text.startswith("the test program of program got the parameter 'other/w', expected only")
+
+
+# The table.
+
+
+def test_parameter_table_says_what_is_trained():
+    def program():
+        frozen = layers.ParamAttr(trainable=False)
+        hidden = layers.fc(layers.data("x", shape=[4]), size=3, param_attr=frozen)
+        return loss_of(layers.fc(layers.batch_norm(hidden), size=1, bias_attr=False))
+
+    builder = make_builder(program)
+    rows = {row.name: row for row in builder.parameter_table()}
+    assert not rows["fc_0/w"].is_trainable
+    assert rows["fc_0/b"].is_trainable
+    assert not rows["batch_norm_0/mean"].is_trainable
+    assert rows["batch_norm_0/mean"].collection == "batch_stats"
+    assert (rows["fc_0/w"].shape, rows["fc_0/w"].size, rows["fc_0/w"].dtype) == (
+        (4, 3),
+        12,
+        "float32",
+    )
+    assert set(rows) == {
+        "/".join(key.key for key in path[1:])
+        for path, _ in jax.tree_util.tree_leaves_with_path(builder.init().variables)
+    }

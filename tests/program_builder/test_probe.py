@@ -1,0 +1,315 @@
+"""What a program function may return, and what is said when it returns something else."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, readers
+from tests.networks import PLACES, assert_close, linear_data, linear_program, one_device
+
+
+def make_builder(program, place=one_device):
+    return ps.ProgramBuilder(program, optax.sgd(0.1), place=place())
+
+
+def error_of(program):
+    with pytest.raises(ps.ProgramError) as caught:
+        make_builder(program)
+    return str(caught.value)
+
+
+def network():
+    """Return a prediction [B, 1] and a label [B, 1]."""
+    return layers.fc(layers.data("x", shape=[4]), size=1), layers.data("y", shape=[1])
+
+
+# What is returned.
+
+
+@pytest.mark.parametrize("returned", [None, (), [], {}])
+def test_program_function_that_returns_nothing_is_refused(returned):
+    def program():
+        network()
+        return returned
+
+    assert error_of(program) == (
+        f"the train program of program returned {returned!r}, expected an array, or a tuple, list "
+        "or dict of arrays. A program is derived from what its function returns. Is a return "
+        "statement missing?"
+    )
+
+
+def test_infer_function_that_returns_nothing_is_refused():
+    with pytest.raises(ps.ProgramError, match="the infer program of <lambda> returned None, exp"):
+        ps.ProgramBuilder(infer_func=lambda: None, place=one_device())
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda loss: (loss, (loss, loss)), "tuple as returned value 1"),
+        (lambda loss: {"loss": loss, "all": [loss]}, "list as returned value 'all'"),
+        (lambda loss: [loss, {"a": loss}], "dict as returned value 1"),
+        (lambda loss: (loss, "accuracy"), "str as returned value 1"),
+        (lambda loss: (loss, None), "NoneType as returned value 1"),
+        (lambda loss: "loss", "str as the returned value"),
+    ],
+)
+def test_program_function_that_returns_what_is_no_array_is_refused(make, got):
+    assert error_of(lambda: make(linear_program())) == (
+        f"the train program of <lambda> has {got}, expected an array, or a tuple, list or dict of "
+        "arrays. Flatten nested structures into one tuple or dict."
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "shape"),
+    [
+        (lambda x: x, "[B, 4]"),
+        (lambda x: jnp.mean(x, axis=0), "[4]"),
+        (lambda x: jnp.zeros(1) * jnp.sum(x), "[1]"),
+    ],
+)
+def test_loss_that_is_neither_a_scalar_nor_by_example_is_refused(loss_of, shape):
+    def program():
+        layers.create_parameter([1])
+        return loss_of(layers.data("x", shape=[4]))
+
+    assert error_of(program) == (
+        f"the train program of program got a loss of shape {shape}, expected a scalar, [B] or [B, "
+        "1]. The first value returned is minimised. Reduce it, e.g. with layers.mean."
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_loss_that_is_not_floating_is_refused(dtype):
+    def program():
+        return linear_program().astype(dtype)
+
+    assert error_of(program) == (
+        f"the train program of program got a loss of dtype {dtype}, expected a floating dtype. The "
+        "first value returned is minimised. Return the loss first, metrics after it."
+    )
+
+
+def test_loss_of_a_dict_is_found_by_its_name_and_is_the_first_value_elsewhere():
+    def by_name():
+        prediction, label = network()
+        return {"rows": prediction, "loss": layers.mean((prediction - label) ** 2)}
+
+    def by_place():
+        prediction, label = network()
+        return {"cost": layers.mean((prediction - label) ** 2), "rows": prediction}
+
+    params = []
+    for program in (by_name, by_place):
+        builder = make_builder(program)
+        state, _ = builder.train(builder.init(), linear_data(8))
+        params.append(state.variables)
+    assert_close(*params)
+
+
+def test_program_function_that_cannot_be_called_is_refused():
+    for wrong, kind in ((3, "int"), ("program", "str")):
+        with pytest.raises(TypeError, match=f"Objective got {kind} as program function, expected"):
+            make_builder(wrong)
+    with pytest.raises(TypeError, match="infer_func got int as program function, expected a func"):
+        ps.ProgramBuilder(infer_func=3)
+
+
+# Arrays and modules of others inside a program function.
+
+
+@PLACES
+def test_array_from_outside_the_function_is_a_constant_of_the_program(place):
+    table = jnp.arange(8.0).reshape(2, 4)
+
+    def program():
+        x = layers.data("x", shape=[4]) + jnp.array([[1.0, 2.0, 3.0, 4.0]]) + np.ones((1, 4), "f")
+        prediction = layers.fc(x, size=1)
+        loss = layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+        return loss, layers.mean(x @ table.T)
+
+    builder = make_builder(program, place)
+    data = linear_data(8)
+    _, (_, value) = builder.train(builder.init(), data)
+    x = data["x"] + np.arange(2, 6, dtype=np.float32)
+    np.testing.assert_allclose(value, np.mean(x @ np.asarray(table).T), rtol=1e-5)
+
+
+@PLACES
+def test_flax_modules_train_beside_layers_with_dropout_and_batch_norm(place):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train):
+            x = nn.BatchNorm(use_running_average=not train, axis_name="data")(nn.Dense(6)(x))
+            return nn.Dropout(0.5, deterministic=not train)(x)
+
+    def program():
+        x = layers.data("x", shape=[4])
+        hidden = Block(name="block")(x, train=layers.is_training())
+        prediction = layers.fc(hidden, size=1)
+        return layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+
+    builder = make_builder(program, place)
+    state = builder.init()
+    assert set(state.variables["batch_stats"]["block"]["BatchNorm_0"]) == {"mean", "var"}
+    before = np.asarray(state.variables["batch_stats"]["block"]["BatchNorm_0"]["mean"])
+    state, loss = builder.train(state, linear_data(16))
+    after = np.asarray(state.variables["batch_stats"]["block"]["BatchNorm_0"]["mean"])
+    assert np.isfinite(float(loss))
+    assert not np.array_equal(before, after)
+    assert np.isfinite(float(builder.test(state, linear_data(16))))
+
+
+def test_flax_module_with_other_collections_is_refused():
+    class Cached(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            count = self.variable("cache", "count", jnp.zeros, ())
+            return nn.Dense(1)(x) + count.value
+
+    def program():
+        return layers.mean(Cached(name="cached")(layers.data("x", shape=[4])))
+
+    assert error_of(program) == (
+        "a flax module got the variable collections ['cache'], expected 'params' and 'batch_stats' "
+        "only. A program carries nothing else from step to step."
+    )
+
+
+def test_flax_module_with_the_names_of_a_layer_is_refused():
+    class Scale(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x * self.param("w", nn.initializers.ones, (1, 1))
+
+    def program():
+        hidden = layers.fc(layers.data("x", shape=[4]), size=1, name="head")
+        return layers.mean(Scale(name="head")(hidden))
+
+    assert error_of(program) == (
+        "a flax module got the name of penstock's own 'head/w'. Give one of the two another name."
+    )
+
+
+def test_layers_inside_lax_scan_share_one_parameter():
+    def program():
+        x = layers.data("x", shape=[3, 4])
+
+        def cell(carry, step):
+            hidden = layers.fc([step, carry], size=5, act="tanh", name="cell")
+            return hidden, None
+
+        start = jnp.zeros((x.shape[0], 5))
+        hidden, _ = jax.lax.scan(cell, start, jnp.swapaxes(x, 0, 1))
+        return layers.mean(layers.square_error_cost(layers.fc(hidden, 1), layers.data("y", [1])))
+
+    builder = make_builder(program)
+    state = builder.init()
+    batch = {"x": np.ones((4, 3, 4), np.float32), "y": np.ones((4, 1), np.float32)}
+    losses = []
+    for _ in range(20):
+        state, loss = builder.train(state, batch)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] / 10
+
+
+def test_running_statistic_updated_inside_lax_scan_is_refused():
+    def program():
+        x = layers.data("x", shape=[3, 4])
+        cell = lambda carry, step: (carry, layers.batch_norm(step, name="norm"))  # noqa: E731
+        _, y = jax.lax.scan(cell, 0, jnp.swapaxes(x, 0, 1))
+        return layers.mean(jnp.swapaxes(y, 0, 1))
+
+    text = error_of(program)
+    assert text.startswith("'norm/mean' got an update inside lax.scan, vmap, grad or another")
+    assert text.endswith("Move the layer out of it.")
+
+
+# Means that would count padding.
+
+
+def plain_mean_program():
+    prediction, label = network()
+    return jnp.mean((prediction - label) ** 2), layers.mean(prediction)
+
+
+@PLACES
+def test_plain_mean_is_fine_with_full_batches_and_refused_with_a_short_one(place):
+    trainer = ps.Trainer(plain_mean_program, optax.sgd(0.1), place=place())
+    trainer.train(readers.arrays(linear_data(32), 16))
+    for call in (trainer.train, trainer.test):
+        with pytest.raises(ps.ProgramError) as caught:
+            call(readers.arrays(linear_data(27), 16))
+        mode = "train" if call == trainer.train else "test"
+        text = str(caught.value)
+        assert text.startswith(
+            f"the {mode} program of plain_mean_program got a batch of 11 examples padded to 16, "
+            "expected a full batch: returned value 0 does not use the example weights and would "
+            "count the padding. Use layers.mean in place of jnp.mean, multiply by "
+            "layers.example_weights(), or leave the rest out with"
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_of"),
+    [
+        ("layers.mean", lambda cost: layers.mean(cost)),
+        ("vector", lambda cost: cost),
+        (
+            "weights",
+            lambda cost: (
+                jnp.sum(cost[:, 0] * layers.example_weights())
+                / jnp.maximum(jnp.sum(layers.example_weights()), 1)
+            ),
+        ),
+    ],
+)
+def test_mean_that_uses_the_example_weights_takes_short_batches(name, loss_of):
+    def program():
+        prediction, label = network()
+        return loss_of((prediction - label) ** 2)
+
+    results = []
+    for sizes in ((11,), (16, 11)):
+        builder = make_builder(program)
+        state = builder.init()
+        if len(sizes) == 2:
+            builder.place("train", [linear_data(16)])
+        state, loss = builder.train(state, linear_data(11))
+        results.append((np.asarray(loss), state.variables))
+    assert_close(results[0], results[1])
+
+
+def test_value_that_does_not_depend_on_the_inputs_takes_short_batches():
+    def program():
+        loss = linear_program()
+        return loss, jnp.mean(jnp.ones(3)), jnp.sum(layers.create_parameter([2], name="extra"))
+
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device())
+    trainer.train(readers.arrays(linear_data(10), 4))
+
+
+def test_mean_over_another_axis_than_the_batch_takes_short_batches():
+    def program():
+        prediction, label = network()
+        return layers.mean(jnp.mean((prediction - label) ** 2, axis=1))
+
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device())
+    trainer.train(readers.arrays(linear_data(10), 4))
+
+
+def test_mean_over_examples_that_stand_on_another_axis_is_refused():
+    def program():
+        prediction, label = network()
+        return layers.mean(jnp.swapaxes(prediction - label, 0, 1))
+
+    assert error_of(program).startswith(
+        "a mean over examples got an array of shape [1, B] with the batch axis B elsewhere, "
+        "expected it first."
+    )

@@ -1,0 +1,28 @@
+"""Every Python block of the README and of docs/ runs, a page's blocks in order and in one namespace."""
+
+import re
+
+import pytest
+
+from tests.source_tree import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in BLOCK.finditer(text):
+        # Blank lines before the block, so that a traceback shows the page's line number.
+        source = "\n" * text[: block.start(1)].count("\n") + block.group(1)
+        exec(compile(source, str(page), "exec"), namespace)
+
+
+def test_readme_has_the_two_commands_and_an_example():
+    text = PAGES[0].read_text()
+    assert "make train" in text
+    assert "make test" in text
+    assert BLOCK.search(text)

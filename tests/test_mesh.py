@@ -1,0 +1,54 @@
+"""Places: every accepted form, and what is said of others."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import penstock as ps
+from penstock._mesh import AXIS, mesh_of
+from tests.networks import linear_program
+
+
+def test_place_none_is_every_device_of_the_default_backend():
+    assert list(mesh_of(None).devices.flat) == jax.devices()
+    assert mesh_of(None).axis_names == (AXIS,)
+
+
+def test_place_of_a_platform_is_every_device_of_it():
+    assert list(mesh_of("cpu").devices.flat) == jax.devices("cpu")
+
+
+def test_place_may_be_a_device_a_list_of_devices_or_a_mesh():
+    first, *_, last = jax.devices()
+    mesh = Mesh(np.asarray([last]), (AXIS,))
+    assert list(mesh_of(first).devices.flat) == [first]
+    assert list(mesh_of([last, first]).devices.flat) == [last, first]
+    assert mesh_of(mesh) is mesh
+
+
+def test_axes_of_a_mesh_are_of_the_automatic_type():
+    assert mesh_of(None).axis_types == (jax.sharding.AxisType.Auto,)
+
+
+def test_platform_that_is_not_here_is_refused_with_what_is():
+    with pytest.raises(ValueError, match="place got 'tpu', expected a platform present here: this"):
+        ps.Trainer(linear_program, optax.sgd(0.1), place="tpu")
+
+
+def test_mesh_with_other_axes_is_refused():
+    mesh = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is asserted below)
+        ps.ProgramBuilder(linear_program, place=mesh)
+    assert str(caught.value) == (
+        "place got a Mesh with axes ('data', 'model'), expected ('data',). Batches are split over "
+        "one axis. Make it with jax.sharding.Mesh(devices, ('data',))."
+    )
+
+
+@pytest.mark.parametrize("place", [3, [], [0, 1], {"cpu"}])
+def test_what_is_no_place_is_refused(place):
+    with pytest.raises(TypeError) as caught:
+        ps.Inferencer(linear_program, "none", place=place)
+    assert str(caught.value).startswith(f"place got {place!r}, expected None, 'cpu', 'gpu', 'tpu',")
