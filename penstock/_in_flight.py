@@ -72,6 +72,10 @@ class InFlight:
         while self._queue:
             self._arrive(is_waiting=False)
 
+    def is_idle(self) -> bool:
+        """Return whether the device has done every launch; does not wait."""
+        return self._newest is None or self._newest[0].is_ready()
+
     def _keep(self, *, is_read: bool) -> None:
         if self._newest is None:
             return

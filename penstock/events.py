@@ -151,9 +151,11 @@ class EndEpoch(_Lazy):
       num_steps: steps in this epoch.
       num_examples: examples in this epoch.
       metrics: the mean over the epoch's examples, in the program function's structure.
+      data_wait: the share of its time that training waited for the reader, 0 to 1; sampled, `None`
+        where the epoch was too short for it.
     """
 
-    __slots__ = ("epoch", "global_step", "num_examples", "num_steps")
+    __slots__ = ("data_wait", "epoch", "global_step", "num_examples", "num_steps")
 
     def __init__(
         self,
@@ -162,12 +164,14 @@ class EndEpoch(_Lazy):
         num_steps: int = 0,
         num_examples: int = 0,
         read: Callable[[], Any] | None = None,
+        data_wait: float | None = None,
     ) -> None:
         super().__init__(read)
         self.epoch = epoch
         self.global_step = global_step
         self.num_steps = num_steps
         self.num_examples = num_examples
+        self.data_wait = data_wait
 
     def __repr__(self) -> str:
         """Return the event without its metrics, which would have to be waited for."""

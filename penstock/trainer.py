@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -13,6 +14,7 @@ import numpy as np
 
 from penstock import _batches, _feeding, _metrics, _parameters
 from penstock._batches import FeedOrder
+from penstock._data_wait import DataWait
 from penstock._errors import NonFiniteError, ReaderError, UnknownNameError, listed, nearest
 from penstock._in_flight import InFlight, look_ahead, max_in_flight
 from penstock._interrupts import Interrupts
@@ -140,12 +142,13 @@ class Trainer:
         reason: Reason = "failed"
         error: BaseException | None = None
         in_flight = InFlight(self.builder.mesh, self._raise_bad_range, self.global_step)
+        waiting = DataWait(in_flight.is_idle)
         try:
             with Interrupts() as interrupts:
                 emit(BeginTraining(self.epoch, num_epochs, self.global_step))
                 for _ in range(num_epochs):
                     if not self._is_stopping:
-                        self._run_epoch(reader, fields, emit, in_flight, interrupts)
+                        self._run_epoch(reader, fields, emit, in_flight, waiting, interrupts)
                 in_flight.drain()
             reason = "stopped" if self._is_stopping else "completed"
         except BaseException as raised:
@@ -161,6 +164,7 @@ class Trainer:
         fields: _batches.Fields,
         emit: Handler,
         in_flight: InFlight,
+        waiting: DataWait,
         interrupts: Interrupts,
     ) -> None:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
@@ -173,35 +177,34 @@ class Trainer:
         if self._is_stopping:
             return
         rounds, structures = self._rounds, builder.structures
-        launches = self._placed(reader, fields)
-        if not builder.feeds_ride_along:
-            launches = look_ahead(launches, LOOK_AHEAD)
-        for placed in launches:
-            counts, first = placed.counts, self.global_step
-            is_fetched = []
-            for k in range(len(counts)):
-                begin = BeginStep(epoch, step + k, first + k)
-                emit(begin)
-                is_fetched.append(begin.fetch_metrics)
-            # From the launch on the old state is gone: no interrupt until the new one is stored.
-            interrupts.is_held = True
-            self._packed, values, flag = builder.launch(self._packed, placed, rounds)
-            self.global_step = first + len(counts)
-            interrupts.is_held = False
-            if interrupts.is_pending:
-                interrupts.raise_pending()
-            in_flight.push(flag, self.global_step)
-            launched = _metrics.LaunchValues(values, structures, counts)
-            del values  # with fetch_metrics off nothing keeps them on the device
-            for k, count in enumerate(counts):
-                read = functools.partial(launched.at, k) if is_fetched[k] else None
-                emit(EndStep(epoch, step + k, first + k, count, read))
-            if launched.is_read:
-                self._check_read(launched, first)
-            step += len(counts)
-            num_examples += sum(counts)
-            if self._is_stopping:
-                return
+        # Closed here and not by the collector: a reader's threads must not outlive an exception.
+        with contextlib.closing(waiting.watched(self._launches(reader, fields))) as launches:
+            for placed in launches:
+                counts, first = placed.counts, self.global_step
+                is_fetched = []
+                for k in range(len(counts)):
+                    begin = BeginStep(epoch, step + k, first + k)
+                    emit(begin)
+                    is_fetched.append(begin.fetch_metrics)
+                # From the launch on the old state is gone: no interrupt until the new one is stored.
+                interrupts.is_held = True
+                self._packed, values, flag = builder.launch(self._packed, placed, rounds)
+                self.global_step = first + len(counts)
+                interrupts.is_held = False
+                if interrupts.is_pending:
+                    interrupts.raise_pending()
+                in_flight.push(flag, self.global_step)
+                launched = _metrics.LaunchValues(values, structures, counts)
+                del values  # with fetch_metrics off nothing keeps them on the device
+                for k, count in enumerate(counts):
+                    read = functools.partial(launched.at, k) if is_fetched[k] else None
+                    emit(EndStep(epoch, step + k, first + k, count, read))
+                if launched.is_read:
+                    self._check_read(launched, first)
+                step += len(counts)
+                num_examples += sum(counts)
+                if self._is_stopping:
+                    return
         if not step:
             raise ReaderError(
                 f"the reader yielded no batch in epoch {epoch}, expected at least one. Is its data "
@@ -209,7 +212,11 @@ class Trainer:
             )
         in_flight.end_epoch()
         read = functools.partial(builder.mean_metrics, self._state)
-        emit(EndEpoch(epoch, self.global_step, step, num_examples, read))
+        emit(EndEpoch(epoch, self.global_step, step, num_examples, read, waiting.end_epoch(epoch)))
+
+    def _launches(self, reader: Any, fields: _batches.Fields) -> Iterator[_feeding.Placed]:
+        placed = self._placed(reader, fields)
+        return placed if self.builder.feeds_ride_along else look_ahead(placed, LOOK_AHEAD)
 
     def _placed(self, reader: Any, fields: _batches.Fields) -> Iterator[_feeding.Placed]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""
