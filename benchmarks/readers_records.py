@@ -25,6 +25,7 @@ import google_crc32c
 import numpy as np
 
 from benchmarks import _timing
+from penstock.readers._pool import num_usable_cores
 from penstock.readers.records import (
     TFRECORD,
     FixedLenFeature,
@@ -35,7 +36,7 @@ from penstock.readers.records import (
     build_example,
 )
 from penstock.readers.records.index import build_index
-from penstock.readers.tfrecord import tfrecord
+from penstock.readers.tfrecord_files import tfrecord
 
 NUM_IMAGES = 1_000
 BATCH_SIZE = 64
@@ -114,7 +115,7 @@ def _rate(seconds: dict[str, list[float]], base: str, unit: str, scale: float) -
 
 
 def _images(path: Path, jpegs: Sequence[bytes], rounds: int) -> list[str]:
-    cores = len(os.sched_getaffinity(0))
+    cores = num_usable_cores()
     contenders = {
         BARE: _by_opencv(jpegs, cores),
         "tfrecord, shuffled": _drain(tfrecord(path, SPEC, batch_size=BATCH_SIZE, shuffle=True)),

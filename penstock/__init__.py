@@ -6,6 +6,7 @@ own.
 """
 
 from penstock import events as events
+from penstock import handlers as handlers
 from penstock import layers as layers
 from penstock import readers as readers
 from penstock._errors import FeedError as FeedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from penstock._errors import FeedError, ReaderError, listed
@@ -71,6 +72,8 @@ class Fields:
         return self._names
 
     def _stacked(self, samples: list[Any]) -> dict[str, Any]:
+        if not samples and jax.process_count() > 1:  # this process's part of a short batch
+            return {n: np.zeros((0, *s.shape), s.dtype) for n, s in self._specs.items()}
         if not samples:
             raise FeedError("the reader yielded an empty list, expected a list of samples.")
         rows = []

@@ -74,7 +74,7 @@ def checked(
             f"feed got batches of different lengths {sizes}, expected one length for all inputs."
         )
     size = next(iter(sizes.values()), 1)
-    if not size:
+    if not size and jax.process_count() == 1:
         raise FeedError("feed got a batch of 0 examples, expected at least 1.")
     return columns, size
 
@@ -219,8 +219,11 @@ class Feeder:
             return columns
         # Copies of the last example rather than zeros: whatever the program computes of a real
         # example is as finite on its copy, so that 0 * nan cannot reach a gradient.
+        # A process without examples in a short batch has none to copy.
         return {
             name: np.concatenate([column, np.repeat(np.asarray(column[-1:]), missing, axis=0)])
+            if size
+            else np.zeros((missing, *column.shape[1:]), column.dtype)
             for name, column in columns.items()
         }
 
@@ -237,7 +240,7 @@ class Feeder:
         return placed
 
     def _rides_along(self, feed: Mapping[str, Any]) -> bool:
-        if self._num_local > 1 or not all(isinstance(x, np.ndarray) for x in feed.values()):
+        if self.mesh.size > 1 or not all(isinstance(x, np.ndarray) for x in feed.values()):
             return False
         return sum(value.nbytes for value in feed.values()) <= HOST_FEED_LIMIT_BYTES
 

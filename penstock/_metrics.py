@@ -162,10 +162,25 @@ def read(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
 
     Waits for the device. Values without axes become Python numbers.
     """
-    host = jax.device_get(list(values))
+    host = _fetched(list(values))
     return structure.build(
         [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
     )
+
+
+def _fetched(values: Any) -> Any:
+    """Return arrays on the host; of one split over processes, this process's part."""
+    if jax.process_count() == 1:
+        return jax.device_get(values)
+    return jax.tree.map(lambda x: _local_part(x) if isinstance(x, jax.Array) else x, values)
+
+
+def _local_part(value: jax.Array) -> np.ndarray:
+    if value.is_fully_replicated or value.is_fully_addressable:
+        return jax.device_get(value)
+    axis = next(number for number, name in enumerate(value.sharding.spec) if name)  # pyright: ignore
+    shards = sorted(value.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
+    return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
 
 
 def _cut(value: np.ndarray, rows: int, num_examples: int) -> Any:
@@ -205,7 +220,7 @@ class LaunchValues:
     def at(self, number: int) -> Any:
         """Return the metrics of step `number` of the launch; waits for the device."""
         if self._host is None:
-            self._host = jax.device_get(self._values)
+            self._host = _fetched(self._values)
             self._values = None  # lets go of the device's buffers
         single, many = len(self._structures) == 1, len(self._counts) > 1
         metrics = {

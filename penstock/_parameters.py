@@ -98,12 +98,14 @@ def nested(entries: Mapping[tuple[str, tuple[str, ...]], Any]) -> dict[str, Any]
 
 
 def save(path: str | os.PathLike[str], variables: Mapping[str, Any]) -> None:
-    """Write variables to the folder `path`, which is made or overwritten.
+    """Write variables to the folder `path`, which is made or overwritten; of several processes, one.
 
     Each file appears whole or not at all; a crash leaves the previous parameters.
     """
     from safetensors.numpy import save_file
 
+    if jax.process_index():
+        return
     folder = Path(path)
     if folder.is_file():
         raise NotADirectoryError(

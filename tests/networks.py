@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock import layers, readers
 
 NUM_FEATURES = 4
@@ -150,8 +149,3 @@ def compile_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         for record in caplog.records
         if record.name == "penstock" and record.levelno >= logging.WARNING
     ]
-
-
-def num_parameters(builder: ps.ProgramBuilder) -> int:
-    """Return how many entries the parameter tree has."""
-    return len(builder.parameter_table())

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import layers, readers
+from penstock import readers
 from penstock._batches import Fields, check_reader, length_of, one_pass
 from penstock.layers._frame import FeedSpec
 from tests.networks import linear_data, linear_program, linear_reader, one_device
@@ -230,14 +230,18 @@ def trainer():
 
 @pytest.mark.parametrize("call", ["train", "test"])
 def test_empty_reader_is_refused(trainer, call):
-    with pytest.raises(ps.ReaderError, match="the reader yielded no batch .*expected at least one"):
+    with pytest.raises(
+        ps.ReaderError, match=r"the reader yielded no batch .*expected at least one"
+    ):
         getattr(trainer, call)([])
 
 
 def test_reader_used_up_by_an_earlier_call_is_refused(trainer):
     reader = iter(linear_reader())
     trainer.train(reader)
-    with pytest.raises(ps.ReaderError, match="or is it an iterator that an earlier pass used up?"):
+    with pytest.raises(
+        ps.ReaderError, match=r"or is it an iterator that an earlier pass used up\?"
+    ):
         trainer.train(reader)
 
 

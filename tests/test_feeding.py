@@ -243,6 +243,14 @@ def test_feed_that_is_no_dict_is_refused_after_one_that_fitted(trainer):
             trainer.builder.place("train", [wrong])
 
 
+def test_unknown_mode_is_refused_with_the_nearest_name(trainer):
+    with pytest.raises(ps.UnknownNameError) as caught:
+        trainer.builder.place("trian", [linear_data(2)])
+    assert str(caught.value) == (
+        "place got the mode 'trian', expected one of 'train', 'test'. Did you mean 'train'?"
+    )
+
+
 # Padding and placing.
 
 

@@ -165,7 +165,7 @@ def take_a_second(x):
 
 @pytest.fixture(scope="module")
 def trainer():
-    """A trainer on one device whose programs are compiled."""
+    """Return a trainer on one device whose programs are compiled."""
     trainer = ps.Trainer(linear_program, optax.sgd(0.0), place=one_device())
     data = linear_data(8)
     trainer.train([data, {name: jnp.asarray(value) for name, value in data.items()}])

@@ -114,10 +114,16 @@ def test_ctrl_c_while_not_held_is_raised_at_once():
         press_ctrl_c()
 
 
-def test_pythons_handler_is_back_after_the_context_also_after_an_exception():
-    with pytest.raises(LookupError), Interrupts():
+def fail_inside(interrupts):
+    with interrupts:
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
         raise LookupError
+
+
+def test_pythons_handler_is_back_after_the_context_also_after_an_exception():
+    interrupts = Interrupts()
+    with pytest.raises(LookupError):
+        fail_inside(interrupts)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -62,7 +62,7 @@ def trainer():
 
 @pytest.fixture(scope="module")
 def saved(trainer, tmp_path_factory):
-    """A folder of parameters after one epoch, and what is in it by name."""
+    """Return a folder of parameters after one epoch, and what is in it by name."""
     folder = tmp_path_factory.mktemp("saved") / "linear.params"
     trainer.save_params(folder)
     return folder, dict(trainer.parameters)

@@ -77,14 +77,16 @@ def test_test_gives_the_same_means_for_every_batch_size_and_place(tested, place,
     assert_close(tested[place, batch_size], tested[one_device, 75], rtol=1e-6)
 
 
-def test_test_leaves_parameters_and_training_as_they_are():
-    trainers = [ps.Trainer(rich_program, optax.adam(0.05), place=one_device()) for _ in range(2)]
+@PLACES
+def test_testing_and_saving_at_every_event_leave_training_as_it_is(place, tmp_path):
+    trainers = [ps.Trainer(rich_program, optax.adam(0.05), place=place()) for _ in range(2)]
     reader = readers.arrays(class_data(20), 8)
 
-    def test_at_every_event(event):
+    def look(event):
         trainers[0].test(reader)
+        trainers[0].save_params(tmp_path)
 
-    trainers[0].train(reader, test_at_every_event, num_epochs=2)
+    trainers[0].train(reader, look, num_epochs=2)
     trainers[1].train(reader, num_epochs=2)
     assert_same_bits(*(dict(trainer.parameters) for trainer in trainers))
 
@@ -115,6 +117,20 @@ def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call, step
 
 def test_steps_in_one_launch_on_eight_devices_agree_with_single_steps_on_one(one_step_a_call):
     assert_close(parameters_after_training(3, eight_devices), one_step_a_call, rtol=1e-4)
+
+
+def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples(one_step_a_call):
+    batches = [class_data(size, seed=size) for size in (8, 3, 8, 5, 1, 8, 2)]
+    results = []
+    for steps_per_call in (1, 3):
+        trainer = ps.Trainer(
+            rich_program, optax.adam(0.05), place=one_device(), steps_per_call=steps_per_call
+        )
+        recorder = Recorder()
+        trainer.train(batches, recorder)
+        steps = [event.metrics for event in recorder.of(ps.EndStep)]
+        results.append((steps, recorder.of(ps.EndEpoch)[0].metrics, dict(trainer.parameters)))
+    assert_same_bits(*results)
 
 
 # Calls of train.
@@ -155,6 +171,35 @@ def test_infer_without_an_infer_func_is_refused():
         "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder or "
         "Trainer, or use an Inferencer."
     )
+
+
+@PLACES
+def test_parameters_set_in_a_handler_are_trained_from_there(place):
+    trainer = ps.Trainer(linear_program, optax.sgd(0.0), place=place())
+
+    def reset(event):
+        trainer.parameters["fc_0/w"] = np.full((4, 1), event.step)
+        trainer.parameters["fc_0/b"] = np.zeros(1)
+
+    recorder = Recorder("EndStep 0 1", reset)
+    trainer.train([linear_data(8)] * 4, recorder)
+    losses = [event.metrics for event in recorder.of(ps.EndStep)]
+    data = linear_data(8)
+    expected = np.mean((data["x"].sum(1, keepdims=True) - data["y"]) ** 2)
+    np.testing.assert_allclose(losses[2:], expected, rtol=1e-5)
+    assert losses[0] == losses[1] != losses[2]
+
+
+@PLACES
+def test_batch_that_does_not_fit_ends_training_after_the_steps_before_it(place):
+    trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=place())
+    data, recorder = linear_data(8), Recorder()
+    wrong = {"x": data["x"], "y": data["y"][:5]}
+    with pytest.raises(ps.FeedError, match="feed got batches of different lengths"):
+        trainer.train([data, data, wrong, data], recorder)
+    assert recorder.lines[-2:] == ["EndStep 0 1", "EndTraining failed"]
+    trainer.train([data, data])
+    assert (trainer.epoch, trainer.global_step) == (2, 4)
 
 
 # Seeds.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from penstock.readers import convert
 from penstock.readers.convert.download import Progress
-from penstock.readers.ofrecord import find_parts
+from penstock.readers.ofrecord_files import find_parts
 from penstock.readers.records.errors import RecordError
-from penstock.readers.tfrecord import find_files
+from penstock.readers.tfrecord_files import find_files
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

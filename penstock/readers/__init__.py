@@ -1,10 +1,14 @@
 """Readers: what yields samples or batches, more than once.
 
-In memory `arrays`, by index `indexed`, by name `dataset`, folders of images `image_folder`,
-`tfds`, Fluid's decorators `batch shuffle map_readers xmap_readers buffered chain compose firstn
-cache`, and `of` for the readers of others. A `Shard` says which part a process reads. The contract
-is in `penstock.readers._contract`.
+In memory `arrays`, by index `indexed`, by name `dataset`, record files `tfrecord` and `ofrecord`,
+folders of images `image_folder`, `tfds`, Fluid's decorators `batch shuffle map_readers
+xmap_readers buffered chain compose firstn cache`, and `of` for the readers of others. A `Shard`
+says which part a process reads; `convert` makes record files. The contract is in
+`penstock.readers._contract`, the user's page in `docs/readers.md`.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from penstock.readers._contract import Reader as Reader
 from penstock.readers._contract import ReaderIterator as ReaderIterator
@@ -14,12 +18,6 @@ from penstock.readers._errors import ReaderExhaustedError as ReaderExhaustedErro
 from penstock.readers._errors import ReaderStateError as ReaderStateError
 from penstock.readers._errors import ShardError as ShardError
 from penstock.readers._foreign import of as of
-from penstock.readers.datasets import DatasetRequest as DatasetRequest
-from penstock.readers.datasets import RecordSet as RecordSet
-from penstock.readers.datasets import dataset as dataset
-from penstock.readers.datasets import dataset_names as dataset_names
-from penstock.readers.datasets import dataset_splits as dataset_splits
-from penstock.readers.datasets import register_dataset as register_dataset
 from penstock.readers.decorators import batch as batch
 from penstock.readers.decorators import buffered as buffered
 from penstock.readers.decorators import cache as cache
@@ -29,10 +27,84 @@ from penstock.readers.decorators import firstn as firstn
 from penstock.readers.decorators import map_readers as map_readers
 from penstock.readers.decorators import shuffle as shuffle
 from penstock.readers.decorators import xmap_readers as xmap_readers
-from penstock.readers.images import ImageFolder as ImageFolder
-from penstock.readers.images import image_folder as image_folder
 from penstock.readers.in_memory import arrays as arrays
-from penstock.readers.random_access import indexed as indexed
 from penstock.readers.sharding import PerDevice as PerDevice
 from penstock.readers.sharding import Shard as Shard
-from penstock.readers.tfds_sets import tfds as tfds
+
+if TYPE_CHECKING:
+    from penstock.readers import convert as convert
+    from penstock.readers import records as records
+    from penstock.readers.datasets import DatasetRequest as DatasetRequest
+    from penstock.readers.datasets import RecordSet as RecordSet
+    from penstock.readers.datasets import dataset as dataset
+    from penstock.readers.datasets import dataset_names as dataset_names
+    from penstock.readers.datasets import dataset_splits as dataset_splits
+    from penstock.readers.datasets import register_dataset as register_dataset
+    from penstock.readers.images import ImageFolder as ImageFolder
+    from penstock.readers.images import image_folder as image_folder
+    from penstock.readers.ofrecord_files import ofrecord as ofrecord
+    from penstock.readers.random_access import indexed as indexed
+    from penstock.readers.records import OFRECORD as OFRECORD
+    from penstock.readers.records import TFRECORD as TFRECORD
+    from penstock.readers.records import BlobConf as BlobConf
+    from penstock.readers.records import BytesListCodec as BytesListCodec
+    from penstock.readers.records import FixedLenFeature as FixedLenFeature
+    from penstock.readers.records import ImageCenterCropPreprocessor as ImageCenterCropPreprocessor
+    from penstock.readers.records import ImageCodec as ImageCodec
+    from penstock.readers.records import ImageCropPreprocessor as ImageCropPreprocessor
+    from penstock.readers.records import ImageFeature as ImageFeature
+    from penstock.readers.records import ImagePreprocessor as ImagePreprocessor
+    from penstock.readers.records import (
+        ImageRandomSizeCropPreprocessor as ImageRandomSizeCropPreprocessor,
+    )
+    from penstock.readers.records import ImageResizePreprocessor as ImageResizePreprocessor
+    from penstock.readers.records import NormByChannelPreprocessor as NormByChannelPreprocessor
+    from penstock.readers.records import RawCodec as RawCodec
+    from penstock.readers.records import RecordError as RecordError
+    from penstock.readers.records import RecordWriter as RecordWriter
+    from penstock.readers.records import VarLenFeature as VarLenFeature
+    from penstock.readers.records import build_example as build_example
+    from penstock.readers.records import build_ofrecord as build_ofrecord
+    from penstock.readers.records import parse_example as parse_example
+    from penstock.readers.records import parse_ofrecord as parse_ofrecord
+    from penstock.readers.tfds_sets import tfds as tfds
+    from penstock.readers.tfrecord_files import tfrecord as tfrecord
+
+# What most runs do not read from loads on first use: together it costs 20 ms, a third of
+# `import penstock` beyond JAX's own. tests/readers/test_exports.py compares it with the above.
+_MODULES = {
+    "convert": ("convert",),
+    "datasets": (
+        *("DatasetRequest", "RecordSet", "dataset", "dataset_names", "dataset_splits"),
+        "register_dataset",
+    ),
+    "images": ("ImageFolder", "image_folder"),
+    "ofrecord_files": ("ofrecord",),
+    "random_access": ("indexed",),
+    "records": (
+        *("records", "OFRECORD", "TFRECORD", "RecordError", "RecordWriter"),
+        *("FixedLenFeature", "ImageFeature", "VarLenFeature", "build_example", "parse_example"),
+        *("BlobConf", "BytesListCodec", "ImageCodec", "RawCodec", "build_ofrecord"),
+        *("parse_ofrecord", "ImageCenterCropPreprocessor", "ImageCropPreprocessor"),
+        *("ImagePreprocessor", "ImageRandomSizeCropPreprocessor", "ImageResizePreprocessor"),
+        "NormByChannelPreprocessor",
+    ),
+    "tfds_sets": ("tfds",),
+    "tfrecord_files": ("tfrecord",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for the first time (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+    value = module if name == _MODULE_OF[name] else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Name what is imported and what would be."""
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,14 +1,25 @@
 """Worker pools: threads, or processes that are started fresh."""
 
-import multiprocessing
+from __future__ import annotations
+
+import os
 import pickle
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.readers._errors import message
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 Workers = Literal["thread", "process"]
+
+
+def num_usable_cores() -> int:
+    """Return the number of cores this process may run on; macOS knows only how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_workers(thing: str, workers: str, *travellers: Any) -> None:
@@ -58,6 +69,10 @@ def start_pool(
     survive a fork. A script that uses them needs `if __name__ == "__main__":`. Each process
     begins with `setup(argument)`.
     """
+    # Imported here: `import penstock` starts no pool, and these cost it 3 ms.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
     if workers == "process":
         context = multiprocessing.get_context("spawn")
         if setup is None:

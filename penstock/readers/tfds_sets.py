@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock._errors import nearest
 from penstock.readers._errors import message
-from penstock.readers._pool import Workers
+from penstock.readers._pool import Workers, num_usable_cores
 from penstock.readers._rows import Augment
 from penstock.readers.random_access import IndexedReader, indexed
 from penstock.readers.sharding import BatchSize, Shard
@@ -101,7 +101,7 @@ def tfds(
         decode=decode,
         augment=augment,
         transform=transform,
-        num_workers=(os.cpu_count() or 1) if num_workers is None else num_workers,
+        num_workers=num_usable_cores() if num_workers is None else num_workers,
         workers=workers,
         look_ahead=look_ahead,
         shard=shard,

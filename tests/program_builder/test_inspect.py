@@ -27,7 +27,9 @@ def test_inspection_of_each_program_gives_trace_texts_cost_and_memory(builder, m
     assert inspected.bytes_accessed > 0
     assert set(inspected.memory_bytes) == {"arguments", "outputs", "aliased", "temporary", "code"}
     assert (inspected.memory_bytes["aliased"] > 0) is (mode == "train")
-    assert str(inspected).splitlines()[0].endswith("floating point operations per launch and device")
+    assert (
+        str(inspected).splitlines()[0].endswith("floating point operations per launch and device")
+    )
     assert builder.num_compiles == {}
 
 

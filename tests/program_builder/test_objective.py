@@ -202,5 +202,5 @@ def test_what_is_no_objective_is_refused():
         "dict of name to ps.Objective and no optimizer beside it"
     )
     for wrong in ({}, objectives()):
-        with pytest.raises(TypeError, match="expected a non-empty dict of name to ps.Objective"):
+        with pytest.raises(TypeError, match="expected a non-empty dict of name to"):
             ps.ProgramBuilder(wrong, optax.sgd(0.1))

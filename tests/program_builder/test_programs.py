@@ -11,6 +11,8 @@ from penstock import layers, readers
 from tests.networks import (
     PLACES,
     class_data,
+    classifier,
+    classifier_program,
     compile_warnings,
     counted_compiles,
     eight_devices,
@@ -183,14 +185,20 @@ def test_launch_gets_nothing_from_the_host_but_a_batch_on_one_cpu_device(
 
 
 @PLACES
-def test_builder_makes_no_implicit_transfer_with_batches_placed_by_hand(place):
-    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place())
+def test_builder_makes_no_implicit_transfer(place):
+    builder = ps.ProgramBuilder(
+        classifier_program, optax.sgd(0.1), infer_func=classifier, place=place()
+    )
     state = builder.init()
     with jax.transfer_guard("disallow"):
         for size in (16, 11):
-            state, loss = builder.train(state, linear_data(size))
-            tested = builder.test(state, linear_data(size))
-    assert float(loss) > 0 < float(tested)
+            batch = class_data(size)
+            state, metrics = builder.train(state, batch)
+            tested = builder.test(state, batch)
+            answer = builder.infer(state, {"x": batch["x"]})
+        means = builder.mean_metrics(state)
+    assert metrics[2].shape == tested[2].shape == answer.shape == (11, 3)
+    assert means[2].shape == (3,)
 
 
 # Donation.
@@ -238,7 +246,7 @@ def test_state_is_held_once_in_memory_by_xlas_own_analysis():
 def test_batch_on_the_device_survives_the_step(place):
     builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place())
     batch = {name: jnp.asarray(value) for name, value in linear_data(8).items()}
-    state, first = builder.train(builder.init(), batch)
+    state, _ = builder.train(builder.init(), batch)
     state, _ = builder.train(state, batch)
     assert not any(value.is_deleted() for value in batch.values())
     np.testing.assert_array_equal(batch["x"], linear_data(8)["x"])

@@ -1,6 +1,7 @@
 """A step on eight devices, on one, and by plain JAX and optax on the unpadded batch: the same."""
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -38,7 +39,7 @@ def keep_gradients() -> optax.GradientTransformation:
 # The three networks, as program functions and in plain JAX.
 
 
-def sigmoid_loss(logits, label):
+def loss_by_example(logits, label):
     return optax.softmax_cross_entropy_with_integer_labels(logits, label[:, 0])
 
 
@@ -150,7 +151,7 @@ def plain_steps(forward, batches, variables):
 
     def loss_of(params, statistics, batch):
         logits, new = forward({"params": params, "batch_stats": statistics}, batch)
-        loss = jnp.mean(sigmoid_loss(logits, batch["label"]))
+        loss = jnp.mean(loss_by_example(logits, batch["label"]))
         accuracy = jnp.mean((jnp.argmax(logits, -1) == batch["label"][:, 0]).astype(jnp.float32))
         return loss, ((loss, accuracy, nn.softmax(logits)), new)
 
@@ -173,7 +174,7 @@ def plain_steps(forward, batches, variables):
 
 @pytest.fixture(scope="module", params=list(NETWORKS))
 def steps(request):
-    """Steps on one device, on eight, and by hand, from the same initial values."""
+    """Return steps on one device, on eight, and by hand, from the same initial values."""
     program, forward, shape = NETWORKS[request.param]
     batches = make_batches(shape)
     one = penstock_steps(program, batches, one_device)
@@ -378,7 +379,7 @@ def test_dropout_mask_is_the_same_on_one_and_on_eight_devices(noise_on_one, nois
 
 
 def test_dropout_and_random_key_differ_from_step_to_step(noise_on_one):
-    for earlier, later in zip(noise_on_one, noise_on_one[1:], strict=False):
+    for earlier, later in itertools.pairwise(noise_on_one):
         assert not np.array_equal(earlier[0], later[0])
         assert not np.array_equal(earlier[1], later[1])
 

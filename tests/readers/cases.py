@@ -3,9 +3,7 @@
 Every sample carries a number of its own, 0 to `NUM_SAMPLES - 1`; `samples.ids` finds them.
 """
 
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ import numpy as np
 
 from penstock import readers
 from penstock.readers import Shard
+from tests.readers.case import Case, scratch
+from tests.readers.record_cases import RECORDS
 from tests.readers.samples import (
     BATCH_SIZE,
     BROKEN,
@@ -27,44 +27,9 @@ from tests.readers.samples import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A reader under test.
-
-    Args:
-      name: the test's id.
-      make: builds the reader for a shard.
-      with_workers: builds the reader with a number of workers, where it has any.
-      broken: builds a reader, and what the notes must say, that raises at sample `BROKEN`.
-      is_complete: all samples come in every pass.
-      is_ordered: the order is fixed (given seed and epoch).
-      is_lockstep: every shard yields the same number of items.
-      resume_warns: position is restored by counting, which warns.
-      has_length: the reader knows how many items a pass has.
-    """
-
-    name: str
-    make: Callable[[Shard], Any]
-    with_workers: Callable[[int], Any] | None = None
-    broken: Callable[[], tuple[Any, str]] | None = None
-    is_complete: bool = True
-    is_ordered: bool = True
-    is_lockstep: bool = False
-    resume_warns: bool = False
-    has_length: bool = True
-
-
 def samples(shard: Shard) -> Any:
     """Return a shuffled reader of this shard's samples, for decorators."""
     return readers.arrays(columns(), None, shuffle=True, seed=3, shard=shard)
-
-
-@cache
-def scratch() -> Path:
-    """Return a folder for files that cases read."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-cases-"))
-    np.save(folder / "id.npy", columns()["id"])
-    return folder
 
 
 def memory_mapped(shard: Shard) -> Any:
@@ -344,4 +309,4 @@ NAMED = [
     ),
 ]
 
-ALL = [*IN_MEMORY, *INDEXED, *NAMED, *DECORATORS, *FOREIGN]
+ALL = [*IN_MEMORY, *INDEXED, *RECORDS, *NAMED, *DECORATORS, *FOREIGN]

@@ -86,7 +86,7 @@ def image_folder(columns: dict[str, np.ndarray], folder: Path) -> Any:
 
 def tfrecord(columns: dict[str, np.ndarray], folder: Path) -> Any:
     from penstock.readers import records
-    from penstock.readers.tfrecord import tfrecord as read
+    from penstock.readers.tfrecord_files import tfrecord as read
 
     with records.RecordWriter(str(folder / "digits.tfrecord")) as writer:
         for row in rows(columns):
@@ -102,7 +102,7 @@ def tfrecord(columns: dict[str, np.ndarray], folder: Path) -> Any:
 
 def ofrecord(columns: dict[str, np.ndarray], folder: Path) -> Any:
     from penstock.readers import records
-    from penstock.readers.ofrecord import ofrecord as read
+    from penstock.readers.ofrecord_files import ofrecord as read
 
     with records.RecordWriter(str(folder / "part-0"), framing=records.OFRECORD) as writer:
         for row in rows(columns):

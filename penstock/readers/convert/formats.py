@@ -53,7 +53,7 @@ def tfrecord_to_ofrecord(
       RecordError: a record is damaged or no `tf.Example`.
       ValueError: no part to write to.
     """
-    from penstock.readers.ofrecord import part_name
+    from penstock.readers.ofrecord_files import part_name
 
     source = RecordFiles(paths, RecordFormat(framing=TFRECORD))
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]

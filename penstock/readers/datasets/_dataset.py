@@ -111,7 +111,7 @@ def _reader(name: str, loaded: Any, options: _Options) -> ReaderBase:
     """Return the reader that fits what a loader returned."""
     if isinstance(loaded, RecordSet):
         # Imported here: only who reads records needs protobuf and the checksum library.
-        from penstock.readers.tfrecord import tfrecord
+        from penstock.readers.tfrecord_files import tfrecord
 
         return tfrecord(
             [str(path) for path in loaded.paths],

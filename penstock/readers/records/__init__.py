@@ -39,4 +39,6 @@ from penstock.readers.records.preprocessors import (
 from penstock.readers.records.preprocessors import (
     NormByChannelPreprocessor as NormByChannelPreprocessor,
 )
+from penstock.readers.records.reader import ReadOptions as ReadOptions
+from penstock.readers.records.reader import RecordReader as RecordReader
 from penstock.readers.records.writers import RecordWriter as RecordWriter

@@ -38,6 +38,22 @@ class RecordFormat:
     cache_dir: str | None = None
     max_plain_bytes: int = 64 << 30
 
+    @classmethod
+    def of(
+        cls,
+        framing: Framing,
+        compression: Compression,
+        cache_dir: str | Path | None,
+        max_plain_bytes: int = 64 << 30,
+    ) -> "RecordFormat":
+        """Return the format a reader's arguments ask for."""
+        return cls(
+            framing=framing,
+            compression=compression,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            max_plain_bytes=max_plain_bytes,
+        )
+
     def __post_init__(self) -> None:
         """Check the compression."""
         if self.compression not in ("auto", "", "GZIP", "ZLIB"):

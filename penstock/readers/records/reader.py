@@ -1,7 +1,6 @@
 """The reader over record files: any order, exact positions, decoding in threads."""
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import message, note
 from penstock.readers._order import RecordOrder
+from penstock.readers._pool import num_usable_cores
 from penstock.readers.records.batching import stack_samples
 from penstock.readers.records.decoding import (
     Augment,
@@ -37,7 +37,25 @@ OnError = Literal["raise", "skip"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How records become batches; `tfrecord` and `ofrecord` document each.
+    """How records become batches: the options that `tfrecord` and `ofrecord` share.
+
+    Args:
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      shuffle: draw a new order of all records each epoch.
+      seed: decides the orders, and what `augment` and random preprocessors draw.
+      drop_remainder: leave out a last batch that is not full.
+      shard: the part this process reads.
+      on_error: `"raise"`, or `"skip"`: a record that is damaged or not what was declared is left
+        out, its batch is that much shorter, `iterator.num_skipped` counts it and one log line a
+        pass reports it. A damaged length hides the rest of its file, which then counts as one.
+        Exceptions of your own functions are raised either way, with the record's file and byte
+        offset in a note.
+      decode: a function of one sample, run in the threads, e.g. to decode an image.
+      augment: a function of one sample and a numpy generator, run in the threads after `decode`;
+        record `i` draws from `(seed, epoch, i)`.
+      transform: a function of a batch (of a sample, without a batch size), run by the caller.
+      num_workers: threads, one a core by default; 0 decodes in the calling thread.
+      cache_records: keep the encoded records in memory after the first pass.
 
     Raises:
       ValueError: an unknown `on_error`, a negative number of threads, a batch size below 1.
@@ -84,7 +102,7 @@ class ReadOptions:
     @property
     def threads(self) -> int:
         """Return the number of threads: one for each core this process may use."""
-        return len(os.sched_getaffinity(0)) if self.num_workers is None else self.num_workers
+        return num_usable_cores() if self.num_workers is None else self.num_workers
 
 
 class RecordReader(ReaderBase):
@@ -173,6 +191,7 @@ class RecordIterator(IteratorBase):
 
     def __init__(self, reader: RecordReader, epoch: int) -> None:
         """Start at the first batch of `epoch`."""
+        self._outcomes: deque[Outcome] = deque()
         self.kind, self.epoch = reader.decoder.kind, epoch
         self._source, self._order = reader, reader.order
         damages = reader.files.damages
@@ -181,7 +200,6 @@ class RecordIterator(IteratorBase):
         self._position, self._num_read = 0, 0
         self._failure: BaseException | None = None
         self._template: Any = None
-        self._outcomes: deque[Outcome] = deque()
         self._start()
 
     def __next__(self) -> Any:
@@ -320,11 +338,11 @@ class RecordIterator(IteratorBase):
         self._position = self._order.check_position(state, self.kind)
         self.num_skipped, self._num_read = state["num_skipped"], state["num_read"]
         self._failure = None
-        self._outcomes.clear()
         self._release()
         self._start()
 
     def _release(self) -> None:
+        self._outcomes.clear()  # decoded but not asked for: a closed pass has ended
         if self._results is not None:
             self._results.close()
             self._results = None

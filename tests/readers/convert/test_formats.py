@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.readers import convert
-from penstock.readers.ofrecord import find_parts, ofrecord
+from penstock.readers.ofrecord_files import find_parts, ofrecord
 from penstock.readers.records import (
     OFRECORD,
     BlobConf,

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
 from penstock.readers.records.batching import BatchRows, BufferPool, stack_samples
-from penstock.readers.tfrecord import tfrecord
+from penstock.readers.tfrecord_files import tfrecord
 
 SIZE = 2048  # float32: beyond the size from which arrays are placed in the batch's memory
 

@@ -13,7 +13,7 @@ from penstock.readers.records import (
     build_example,
     encode_png,
 )
-from penstock.readers.tfrecord import tfrecord
+from penstock.readers.tfrecord_files import tfrecord
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.readers.ofrecord import find_parts, ofrecord
+from penstock.readers.ofrecord_files import find_parts, ofrecord
 from penstock.readers.records import (
     OFRECORD,
     BlobConf,

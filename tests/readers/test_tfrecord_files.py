@@ -24,7 +24,7 @@ from penstock.readers.records import (
 )
 from penstock.readers.records.reader import RecordReader
 from penstock.readers.sharding import PerDevice, Shard
-from penstock.readers.tfrecord import tfrecord
+from penstock.readers.tfrecord_files import tfrecord
 
 SPEC = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((2,), "float32")}
 SIZES = (7, 8, 9)  # records a file; record `i` of all has id `i`
@@ -171,7 +171,7 @@ def test_state_continues_in_another_process_and_on_other_shards(folder: Path):
     state = iterator.get_state()
     rest = ids(iterator)
     program = (
-        "import json, sys; from penstock.readers.tfrecord import tfrecord;"
+        "import json, sys; from penstock.readers.tfrecord_files import tfrecord;"
         "from penstock.readers.records import FixedLenFeature; from penstock.readers import Shard;"
         "folder, state, shard = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]);"
         "spec = {'id': FixedLenFeature((), 'int32')};"

@@ -1,4 +1,23 @@
-"""`readers.tfrecord`: batches from TFRecord files of `tf.Example`s, without TensorFlow."""
+"""`readers.tfrecord`: batches from TFRecord files of `tf.Example`s, without TensorFlow.
+
+Files are indexed on first use (headers only); the index is kept beside each file of 1 MiB or
+more. Every record is then one read away: shuffling is over all records, not a window, and a
+position is a number. Checksums are verified, of headers when indexing and of payloads when
+reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
+decoded in threads, ahead of the batch that is asked for, in order.
+
+>>> import tempfile
+>>> from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
+>>> folder = tempfile.TemporaryDirectory()
+>>> with RecordWriter(f"{folder.name}/digits.tfrecord") as writer:
+...     for label in range(5):
+...         writer.write(build_example({"label": label, "pixels": [0.5] * 4}))
+>>> spec = {"pixels": FixedLenFeature((2, 2), "float32"), "label": FixedLenFeature((), "int32")}
+>>> reader = tfrecord(f"{folder.name}/*.tfrecord", spec, batch_size=2)
+>>> [(batch["label"].tolist(), batch["pixels"].shape) for batch in reader]
+[([0, 1], (2, 2, 2)), ([2, 3], (2, 2, 2)), ([4], (1, 2, 2))]
+>>> folder.cleanup()
+"""
 
 import glob
 from collections.abc import Callable, Mapping, Sequence
@@ -61,34 +80,13 @@ def tfrecord(
     cache_dir: str | Path | None = None,
     max_plain_bytes: int = 64 << 30,
 ) -> RecordReader:
-    """Read batches from TFRecord files, in any order, from any position.
-
-    Files are indexed on first use (headers only); the index is kept beside each file of 1 MiB or
-    more. Every record is then one read away: shuffling is over all records, not a window, and a
-    position is a number. Checksums are verified, of headers when indexing and of payloads when
-    reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
-    decoded in threads, ahead of the batch that is asked for, in order.
+    """Read batches from TFRecord files, in any order, from any position; see the module above.
 
     Args:
       paths: a file, a glob pattern (matches are sorted), or a list of files in the order given.
       features: entry of the sample -> `FixedLenFeature`, `VarLenFeature` or `ImageFeature`;
         `None` yields each record's bytes.
-      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
-      shuffle: draw a new order of all records each epoch.
-      seed: decides the orders, and what `augment` draws.
-      drop_remainder: leave out a last batch that is not full.
-      shard: the part this process reads.
-      on_error: `"raise"`, or `"skip"`: a record that is damaged or not what `features` declares
-        is left out, its batch is that much shorter, `iterator.num_skipped` counts it and one log
-        line a pass reports it. A damaged length hides the rest of its file, which then counts
-        as one. Exceptions of your own functions are raised either way, with the record's file
-        and byte offset in a note.
-      decode: a function of one sample, run in the threads, e.g. to decode an image.
-      augment: a function of one sample and a numpy generator, run in the threads after `decode`;
-        record `i` draws from `(seed, epoch, i)`.
-      transform: a function of a batch (of a sample, without a batch size), run by the caller.
-      num_workers: threads, one a core by default; 0 decodes in the calling thread.
-      cache_records: keep the encoded records in memory after the first pass.
+      batch_size: see `records.ReadOptions`, as for the options not named here.
       compression: `"auto"` looks at each file; `""`, `"GZIP"`, `"ZLIB"` are TensorFlow's.
       cache_dir: a folder for indexes and decompressed copies; by default indexes lie beside the
         files and copies in `$PENSTOCK_CACHE` (`~/.cache/penstock`).
@@ -101,42 +99,23 @@ def tfrecord(
       FileNotFoundError: no file, or a file that is not there.
       ValueError: an argument out of range.
       RecordError: when first used, a damaged or foreign file, with its path and byte offset.
-
-    >>> import tempfile
-    >>> from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with RecordWriter(f"{folder.name}/digits.tfrecord") as writer:
-    ...     for label in range(5):
-    ...         writer.write(build_example({"label": label, "pixels": [0.5] * 4}))
-    >>> spec = {"pixels": FixedLenFeature((2, 2), "float32"), "label": FixedLenFeature((), "int32")}
-    >>> reader = tfrecord(f"{folder.name}/*.tfrecord", spec, batch_size=2)
-    >>> [(batch["label"].tolist(), batch["pixels"].shape) for batch in reader]
-    [([0, 1], (2, 2, 2)), ([2, 3], (2, 2, 2)), ([4], (1, 2, 2))]
-    >>> folder.cleanup()
     """
-    return RecordReader(
-        find_files(paths),
-        RecordFormat(
-            framing=TFRECORD,
-            compression=compression,
-            cache_dir=None if cache_dir is None else str(cache_dir),
-            max_plain_bytes=max_plain_bytes,
-        ),
-        ExampleDecoder(features=None if features is None else dict(features)),
-        ReadOptions(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_remainder=drop_remainder,
-            shard=shard or Shard(),
-            on_error=on_error,
-            decode=decode,
-            augment=augment,
-            transform=transform,
-            num_workers=num_workers,
-            cache_records=cache_records,
-        ),
+    files, decoder = find_files(paths), ExampleDecoder(features=features and dict(features))
+    form = RecordFormat.of(TFRECORD, compression, cache_dir, max_plain_bytes)
+    options = ReadOptions(
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        shard=shard or Shard(),
+        on_error=on_error,
+        decode=decode,
+        augment=augment,
+        transform=transform,
+        num_workers=num_workers,
+        cache_records=cache_records,
     )
+    return RecordReader(files, form, decoder, options)
 
 
 def find_files(paths: Paths) -> list[str]:

@@ -1,4 +1,21 @@
-"""`readers.ofrecord`: batches from OneFlow's OFRecord folders."""
+"""`readers.ofrecord`: batches from OneFlow's OFRecord folders.
+
+Unlike OneFlow's stream a pass ends, and shuffling is over all records. Index, threads, skipping
+and positions are as in `tfrecord`. OFRecord has no checksums: damage inside a payload shows only
+where it no longer parses.
+
+>>> import tempfile
+>>> from penstock.readers.records import OFRECORD, RawCodec, RecordWriter, build_ofrecord
+>>> folder = tempfile.TemporaryDirectory()
+>>> with RecordWriter(f"{folder.name}/part-00000", framing=OFRECORD) as writer:
+...     for label in range(5):
+...         writer.write(build_ofrecord({"class/label": label}))
+>>> label = BlobConf("class/label", shape=(), dtype="int32", codec=RawCodec())
+>>> reader = ofrecord(folder.name, (label,), batch_size=2, part_name_suffix_length=5)
+>>> [labels.tolist() for (labels,) in reader]
+[[0, 1], [2, 3], [4]]
+>>> folder.cleanup()
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +44,13 @@ class BlobDecoder:
     names: tuple[str, ...] | None
     kind: str = "ofrecord"
     pad_values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, blobs: Blobs) -> "BlobDecoder":
+        """Return the decoder of blobs as `ofrecord` takes them."""
+        if isinstance(blobs, Mapping):
+            return cls(blobs=tuple(blobs.values()), names=tuple(blobs))
+        return cls(blobs=tuple(blobs), names=None)
 
     @property
     def is_random(self) -> bool:
@@ -61,27 +85,14 @@ def ofrecord(
 ) -> RecordReader:
     """Read batches from a folder of OFRecord parts, as `oneflow.data.decode_ofrecord` does.
 
-    Unlike OneFlow's stream a pass ends, and shuffling is over all records. What is not said
-    here (index, threads, skipping, positions) is as in `tfrecord`. OFRecord has no checksums:
-    damage inside a payload shows only where it no longer parses.
-
     Args:
       folder: holds the parts.
       blobs: `BlobConf`s, for tuple samples in their order, or name -> `BlobConf` for dicts.
-      batch_size: the global batch size (OneFlow's meaning too), or `None` for single samples.
+      batch_size: see `records.ReadOptions`, as for the options not named here.
       data_part_num: number of parts to read, from part 0; -1 reads all there are.
       part_name_prefix: what the names of the parts start with.
       part_name_suffix_length: digits in the names: 5 for `part-00000`, -1 for `part-0`.
-      shuffle: draw a new order of all records each epoch.
-      seed: decides the orders and random preprocessors.
-      drop_remainder: leave out a last batch that is not full.
       shard: the part this process reads; `rule="files_contiguous"` is OneFlow's.
-      on_error: `"raise"`, or `"skip"` to leave out and count.
-      decode: a function of one sample, run in the threads.
-      augment: a function of one sample and a numpy generator, run in the threads.
-      transform: a function of a batch (of a sample, without a batch size), run by the caller.
-      num_workers: threads, one a core by default; 0 decodes in the calling thread.
-      cache_records: keep the encoded records in memory after the first pass.
       cache_dir: a folder for indexes; by default they lie beside the parts.
 
     Returns:
@@ -91,44 +102,24 @@ def ofrecord(
       FileNotFoundError: no part, or a part is missing.
       ValueError: an argument out of range.
       RecordError: when first used, a damaged or foreign file, with its path and byte offset.
-
-    >>> import tempfile
-    >>> from penstock.readers.records import OFRECORD, RawCodec, RecordWriter, build_ofrecord
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with RecordWriter(f"{folder.name}/part-00000", framing=OFRECORD) as writer:
-    ...     for label in range(5):
-    ...         writer.write(build_ofrecord({"class/label": label}))
-    >>> label = BlobConf("class/label", shape=(), dtype="int32", codec=RawCodec())
-    >>> reader = ofrecord(folder.name, (label,), batch_size=2, part_name_suffix_length=5)
-    >>> [labels.tolist() for (labels,) in reader]
-    [[0, 1], [2, 3], [4]]
-    >>> folder.cleanup()
     """
-    names = tuple(blobs) if isinstance(blobs, Mapping) else None
-    chosen = tuple(blobs.values()) if isinstance(blobs, Mapping) else tuple(blobs)
-    parts = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
-    return RecordReader(
-        parts,
-        RecordFormat(
-            framing=OFRECORD,
-            compression="",
-            cache_dir=None if cache_dir is None else str(cache_dir),
-        ),
-        BlobDecoder(blobs=chosen, names=names),
-        ReadOptions(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_remainder=drop_remainder,
-            shard=shard or Shard(),
-            on_error=on_error,
-            decode=decode,
-            augment=augment,
-            transform=transform,
-            num_workers=num_workers,
-            cache_records=cache_records,
-        ),
+    files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
+    form = RecordFormat.of(OFRECORD, "", cache_dir)
+    decoder = BlobDecoder.of(blobs)
+    options = ReadOptions(
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        shard=shard or Shard(),
+        on_error=on_error,
+        decode=decode,
+        augment=augment,
+        transform=transform,
+        num_workers=num_workers,
+        cache_records=cache_records,
     )
+    return RecordReader(files, form, decoder, options)
 
 
 def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> str:

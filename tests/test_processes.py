@@ -1,0 +1,62 @@
+"""Two real processes train together and reach what one process reaches."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.source_tree import ROOT
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def results(count, devices_each):
+    """Run `count` processes that share a training run; return what each printed."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each}",
+        "JAX_PLATFORMS": "cpu",
+        "NPROC": "16",
+    }
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.two_processes", str(port), str(index), str(count)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+    outputs = [process.communicate(timeout=180) for process in started]
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, errors
+    lines = [out.splitlines()[-1] for out, _ in outputs]
+    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return results(count=1, devices_each=1)[0]
+
+
+@pytest.mark.parametrize("devices_each", [1, 2])
+def test_two_processes_reach_what_one_process_reaches(one_process, devices_each):
+    both = results(count=2, devices_each=devices_each)
+    for each in both:
+        np.testing.assert_allclose(each["epochs"], one_process["epochs"], rtol=1e-5)
+        np.testing.assert_allclose(each["test"], one_process["test"], rtol=1e-5)
+        for name, value in one_process["parameters"].items():
+            np.testing.assert_allclose(each["parameters"][name], value, rtol=1e-4, atol=1e-6)
+    rows = np.sum([each["rows"] for each in both], axis=0)
+    assert rows.tolist() == one_process["rows"] == [32, 32, 6] * 3

@@ -1,0 +1,54 @@
+"""What each process of `test_processes` runs: train on its part, print what it has as JSON.
+
+python -m tests.two_processes PORT INDEX COUNT
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import optax
+
+import penstock as ps
+from penstock import layers, readers
+
+NUM_EXAMPLES, BATCH_SIZE = 70, 32  # the last batch has 6 examples, fewer than there are devices
+
+
+def program():
+    """Return loss, accuracy and the predictions, so that a value with a batch axis is read too."""
+    hidden = layers.fc(layers.data("x", shape=[5]), size=8, act="tanh")
+    logits = layers.fc(layers.batch_norm(hidden, sync=True), size=3)
+    label = layers.data("label", shape=[1], dtype="int32")
+    loss = layers.mean(layers.softmax_with_cross_entropy(logits, label))
+    return loss, layers.accuracy(logits, label), logits
+
+
+def run(shard, num_shards):
+    """Return what a training run leaves behind, as lists."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_EXAMPLES, 5)).astype(np.float32)
+    data = {"x": x, "label": np.argmax(x[:, :3], axis=1).astype(np.int32)}
+    part = readers.Shard(shard, num_shards)
+    reader = readers.arrays(data, batch_size=BATCH_SIZE, shuffle=True, seed=1, shard=part)
+    trainer = ps.Trainer(program, optax.adam(0.05))
+    rows, epochs = [], []
+
+    def on_event(event):
+        if isinstance(event, ps.EndStep):
+            rows.append(len(event.metrics[2]))
+        elif isinstance(event, ps.EndEpoch):
+            epochs.append(event.metrics[:2])
+
+    trainer.train(reader, on_event, num_epochs=3)
+    test = trainer.test(readers.arrays(data, batch_size=BATCH_SIZE, shard=part))
+    parameters = {name: value.tolist() for name, value in trainer.parameters.items()}
+    return {"rows": rows, "epochs": epochs, "test": test[:2], "parameters": parameters}
+
+
+if __name__ == "__main__":
+    port, index, count = map(int, sys.argv[1:])
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+    assert len(jax.devices()) == count * len(jax.local_devices())
+    print("RESULT " + json.dumps(run(index, count)))
