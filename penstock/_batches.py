@@ -18,17 +18,26 @@ FeedOrder = Sequence[str] | Mapping[str, int]
 class Fields:
     """The inputs of a program and, where somebody said it, the order of a sample's fields.
 
+    Arguments:
+      specs: the inputs the program needs.
+      known: the inputs of any program of the builder, which a sample may have too.
+
     Raises:
       FeedError: `feed_order` names unknown inputs, leaves some out, or repeats one.
     """
 
-    def __init__(self, specs: Mapping[str, FeedSpec], feed_order: FeedOrder | None) -> None:
+    def __init__(
+        self,
+        specs: Mapping[str, FeedSpec],
+        feed_order: FeedOrder | None,
+        known: Mapping[str, FeedSpec] | None = None,
+    ) -> None:
         self._specs = specs
         self._is_explicit = feed_order is not None
         self._names = list(specs) if len(specs) == 1 else None
         if feed_order is not None:
             self._names = _ordered(feed_order)
-            unknown = [name for name in self._names if name not in specs]
+            unknown = [name for name in self._names if name not in (known or specs)]
             missing = [name for name in specs if name not in self._names]
             if unknown or missing:
                 raise FeedError(

@@ -54,7 +54,7 @@ class DataWait:
             yield launch
 
     def end_epoch(self, epoch: int) -> float | None:
-        """Return the share since the last epoch's end, None without a sample; warn when it is high."""
+        """Return the share since the last epoch's end, None without a sample; warn if high."""
         if not self._sampled:
             return None
         share, seconds = self._waited / self._sampled, self._sampled * SAMPLE_EVERY
@@ -62,8 +62,8 @@ class DataWait:
         if share > WARN_SHARE and seconds > WARN_AFTER_SECS and not self._is_warned:
             self._is_warned = True
             _LOGGER.warning(
-                "training waited for data %.0f %% of the time in epoch %d. Let the reader decode in "
-                "more threads or in processes (num_workers=, workers=), keep what it decodes "
+                "training waited for data %.0f %% of the time in epoch %d. Let the reader decode "
+                "in more threads or in processes (num_workers=, workers=), keep what it decodes "
                 "(readers.cache), read ahead (readers.buffered), or leave casts and normalisation "
                 "to the program.",
                 100 * share,

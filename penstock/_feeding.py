@@ -179,7 +179,7 @@ class Feeder:
         """
         steps = len(batches)
         weights = self._full_weights.get(steps)
-        if weights is not None and all(self._is_ready(b) for b in batches):
+        if weights is not None and self._are_ready(batches):
             counts, padded = (self.batch_size,) * steps, batches
         else:
             ready = [checked(batch, self._specs, self._known) for batch in batches]
@@ -195,22 +195,21 @@ class Feeder:
             feed = self._put(feed, _mesh.split(self.mesh, int(steps > 1)))
         return Placed(feed, weights, counts)
 
-    def _is_ready(self, batch: Mapping[str, Any]) -> bool:
-        """Return whether a batch needs nothing done; a tenth of the time of finding out slowly.
+    def _are_ready(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether batches need nothing done; a tenth of the time of finding out slowly.
 
         It is the common case, and on the smallest networks its price shows: Python is several times
         slower between two launches than in a loop of its own.
         """
-        if batch.__class__ is not dict or len(batch) != len(self._full):
-            return False
-        if 1 not in self._full_weights:
-            return False
-        for name, dtype, shape in self._full:
-            value = batch.get(name)
-            if value.__class__ is not np.ndarray or value.dtype is not dtype:  # pyright: ignore
+        for batch in batches:
+            if batch.__class__ is not dict or len(batch) != len(self._full):
                 return False
-            if value.shape != shape:  # pyright: ignore[reportOptionalMemberAccess]
-                return False
+            for name, dtype, shape in self._full:
+                value: Any = batch.get(name)
+                if value.__class__ is not np.ndarray or value.dtype is not dtype:
+                    return False
+                if value.shape != shape:
+                    return False
         return True
 
     def _padded(self, columns: dict[str, Any], size: int) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def nested(entries: Mapping[tuple[str, tuple[str, ...]], Any]) -> dict[str, Any]
 
 
 def save(path: str | os.PathLike[str], variables: Mapping[str, Any]) -> None:
-    """Write variables to the folder `path`, which is made or overwritten; of several processes, one.
+    """Write variables to the folder `path`, made or overwritten; one process writes.
 
     Each file appears whole or not at all; a crash leaves the previous parameters.
     """

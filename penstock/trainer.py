@@ -136,7 +136,8 @@ class Trainer:
         self.builder.check_rounds(self._rounds)
         emit = emitter(event_handler)
         _batches.check_reader(reader, num_epochs)
-        fields = _batches.Fields(self.builder.feed_specs, feed_order)
+        inputs, known = self.builder.inputs("train"), self.builder.feed_specs
+        fields = _batches.Fields(inputs, feed_order, known)
         self._feed_order = feed_order or self._feed_order
         self._is_stopping = False
         reason: Reason = "failed"
@@ -186,7 +187,7 @@ class Trainer:
                     begin = BeginStep(epoch, step + k, first + k)
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
-                # From the launch on the old state is gone: no interrupt until the new one is stored.
+                # The launch takes the old state: no interrupt until the new one is stored.
                 interrupts.is_held = True
                 self._packed, values, flag = builder.launch(self._packed, placed, rounds)
                 self.global_step = first + len(counts)
@@ -252,7 +253,10 @@ class Trainer:
         """
         _batches.check_reader(reader, 1)
         builder = self.builder
-        fields = _batches.Fields(builder.feed_specs, feed_order or self._feed_order)
+        inputs = builder.inputs("test")
+        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
+            feed_order = self._feed_order
+        fields = _batches.Fields(inputs, feed_order, builder.feed_specs)
         state = self._state
         sums = {name: builder.test_zeros(name) for name in builder.objectives}
         running: list[jax.Array] = []

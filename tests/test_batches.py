@@ -5,10 +5,10 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import readers
+from penstock import layers, readers
 from penstock._batches import Fields, check_reader, length_of, one_pass
 from penstock.layers._frame import FeedSpec
-from tests.networks import linear_data, linear_program, linear_reader, one_device
+from tests.networks import Recorder, linear_data, linear_program, linear_reader, one_device
 
 SPECS = {
     "image": FeedSpec(name="image", shape=(2,), dtype=np.dtype("float32")),
@@ -288,3 +288,22 @@ def test_samples_of_fluids_readers_train_as_dicts_of_arrays_do():
     np.testing.assert_array_equal(weights(lambda: iter(fluid), ["x", "y"]), expected)
     batched = readers.batch(lambda: iter(samples), batch_size=4)
     np.testing.assert_array_equal(weights(batched, {"y": 1, "x": 0}), expected)
+
+
+def test_program_needs_its_own_inputs_alone_and_takes_those_of_the_others():
+    def program():
+        loss = linear_program()
+        name = "seen in training" if layers.is_training() else "seen in test"
+        return loss, layers.mean(layers.data(name, shape=[1]))
+
+    trainer, data = ps.Trainer(program, optax.sgd(0.01), place=one_device()), linear_data(4)
+    twos = np.full((4, 1), 2.0, np.float32)
+    for_training = {**data, "seen in training": twos}
+    for_test = {**data, "seen in test": 2 * twos}
+    recorder = Recorder()
+    trainer.train([for_training], recorder, feed_order=["x", "y", "seen in training"])
+    trainer.train([{**for_training, **for_test}], recorder)
+    assert [event.metrics[1] for event in recorder.of(ps.EndStep)] == [2.0, 2.0]
+    assert trainer.test([for_test], feed_order=["x", "y", "seen in test"])[1] == 4.0
+    with pytest.raises(ps.FeedError, match="expected also 'seen in test'"):
+        trainer.test([for_training])

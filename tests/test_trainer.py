@@ -119,6 +119,20 @@ def test_steps_in_one_launch_on_eight_devices_agree_with_single_steps_on_one(one
     assert_close(parameters_after_training(3, eight_devices), one_step_a_call, rtol=1e-4)
 
 
+def test_steps_in_one_launch_of_a_conv_net_agree_with_single_steps():
+    # On CPU the steps of a conv net are unrolled, and XLA fuses across them: not to the last bit.
+    def program():
+        image = jnp.reshape(layers.data("x", shape=[4]), (-1, 2, 2, 1))
+        hidden = layers.conv2d(image, num_filters=3, filter_size=2, padding=1, bias_attr=False)
+        hidden = layers.batch_norm(hidden, act="relu")
+        prediction = layers.fc(hidden, size=3, act="softmax")
+        label = layers.data("label", shape=[1], dtype="int32")
+        return layers.mean(layers.cross_entropy(prediction, label)), prediction
+
+    results = [parameters_after_training(steps, program=program) for steps in (1, 3)]
+    assert_close(*results, rtol=1e-5)
+
+
 def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples(one_step_a_call):
     batches = [class_data(size, seed=size) for size in (8, 3, 8, 5, 1, 8, 2)]
     results = []

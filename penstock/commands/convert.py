@@ -24,8 +24,8 @@ def run(argv: list[str]) -> int:
     """Run `penstock convert` with the arguments after the command's name.
 
     Returns:
-      The exit status: 0 when the files were made or are there already, 1 when something was
-      wrong with a file or the network, 2 (by argparse) when an argument was.
+      The exit status: 0 when the files were made, or are there already and stay as they are; 1
+      when something was wrong with a file or the network; 2 (by argparse) when an argument was.
     """
     flags = _parser().parse_args(argv)
     try:
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output_name", default="images", help="what the names of the files begin with")
     add("--part_name_suffix_length", type=int, default=5, help="digits in OFRecord part names")
     add("--rename", default="", help="old:new,... or slim: TF-Slim's names to OneFlow's")
+    add("--force", action="store_true", help="make files again that are there already")
     add("--seed", type=int, default=0, help="shuffles an image folder")
     return parser
 
@@ -69,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
 def _cifar10(flags: argparse.Namespace) -> list[Path]:
     source = convert.CIFAR10.moved(flags.base_url, is_checked=not flags.skip_checksum)
     with _Bar() as progress:
-        return convert.convert_cifar10(flags.dataset_dir, source=source, progress=progress)
+        return convert.convert_cifar10(
+            flags.dataset_dir, source=source, force=flags.force, progress=progress
+        )
 
 
 def _mnist(flags: argparse.Namespace) -> list[Path]:
@@ -78,7 +81,9 @@ def _mnist(flags: argparse.Namespace) -> list[Path]:
         for name, source in convert.MNIST.items()
     }
     with _Bar() as progress:
-        return convert.convert_mnist(flags.dataset_dir, sources=sources, progress=progress)
+        return convert.convert_mnist(
+            flags.dataset_dir, sources=sources, force=flags.force, progress=progress
+        )
 
 
 def _flowers(flags: argparse.Namespace) -> list[Path]:
@@ -88,6 +93,7 @@ def _flowers(flags: argparse.Namespace) -> list[Path]:
             flags.dataset_dir,
             source=source,
             num_validation=350 if flags.num_validation is None else flags.num_validation,
+            force=flags.force,
             progress=progress,
         )
 
@@ -104,6 +110,7 @@ def _image_folder(flags: argparse.Namespace) -> list[Path]:
         num_validation=num_validation,
         num_shards=flags.num_shards,
         seed=flags.seed,
+        force=flags.force,
     )
 
 
@@ -114,6 +121,7 @@ def _to_ofrecord(flags: argparse.Namespace) -> list[Path]:
         num_parts=flags.num_shards,
         part_name_suffix_length=flags.part_name_suffix_length,
         rename=_rename(flags.rename, convert.SLIM_TO_ONEFLOW),
+        force=flags.force,
     )
 
 
@@ -128,6 +136,7 @@ def _to_tfrecord(flags: argparse.Namespace) -> list[Path]:
         parts,
         [Path(flags.dataset_dir) / name for name in names],
         rename=_rename(flags.rename, back),
+        force=flags.force,
     )
 
 

@@ -75,8 +75,10 @@ class ProgramBuilder:
             name: functools.partial(self._network.zeros, each)
             for name, each in self._network.test.items()
         }
-        needed, known = self._network.needed, self._network.feed_specs
-        self._feeders = {m: _feeding.Feeder(self.mesh, needed, known) for m in ("train", "test")}
+        self._feeders = {
+            mode: _feeding.Feeder(self.mesh, self._network.needed(mode), self._network.feed_specs)
+            for mode in ("train", "test")
+        }
         self._infer_feeders: dict[int, _feeding.Feeder] = {}
 
     def init(self, seed: int = 0) -> State:
@@ -183,7 +185,12 @@ class ProgramBuilder:
           FeedError: a batch does not fit the declared inputs.
           ProgramError: a batch is short, and the program averages its padding.
         """
-        feeder = self._feeders[mode]
+        feeder = self._feeders.get(mode)
+        if feeder is None:
+            raise UnknownNameError(
+                f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
+                + nearest(str(mode), self._feeders)
+            )
         placed = feeder.place(batches)
         if min(placed.counts) < feeder.batch_size:
             self._check_weighted(mode, placed)
@@ -272,6 +279,10 @@ class ProgramBuilder:
         """The inputs of all programs by name, in the order they are declared."""
         return self._network.feed_specs
 
+    def inputs(self, mode: str) -> dict[str, FeedSpec]:
+        """Return the inputs that a batch must have, `mode` being `"train"` or `"test"`."""
+        return self._network.needed(mode)
+
     @property
     def num_compiles(self) -> dict[str, int]:
         """How often each program was compiled, by the program's name."""
@@ -315,7 +326,7 @@ class ProgramBuilder:
           batch_size: the global batch size, a multiple of the device count.
         """
         whole, cut = _mesh.replicated(self.mesh), _mesh.split(self.mesh)
-        specs = self._network.needed
+        specs = self._network.needed(mode)
         root = jax.random.key_data(jax.random.key(0))
         state = _inspect.abstract(jax.eval_shape(self._network.initial_state, root), whole)
         if mode == "infer" and self._network.infer is not None:
@@ -370,7 +381,11 @@ def _arranged(values: Sequence[jax.Array], each: Probe, placed: _feeding.Placed)
     count, size = placed.counts[0], placed.weights.shape[0]
     rows = each.structure.rows
     if count < size:
-        values = [v[: count * r] if r else v for v, r in zip(values, rows, strict=True)]
+        # Not v[: count * r], which makes an array of the 0 it begins at: a transfer.
+        values = [
+            jax.lax.slice_in_dim(v, 0, count * r) if r else v
+            for v, r in zip(values, rows, strict=True)
+        ]
     return each.structure.build(list(values))
 
 

@@ -81,12 +81,10 @@ class Network:
                     )
         return specs
 
-    @functools.cached_property
-    def needed(self) -> dict[str, FeedSpec]:
-        """The inputs that a batch for training or testing must have."""
-        return {
-            name: spec for each in self.train.values() for name, spec in each.feed_specs.items()
-        }
+    def needed(self, mode: str) -> dict[str, FeedSpec]:
+        """Return the inputs that a batch must have, `mode` being `"train"` or `"test"`."""
+        probes = self.train if mode == "train" else self.test
+        return {name: spec for each in probes.values() for name, spec in each.feed_specs.items()}
 
     def _check_known(self, infer: Probe) -> None:
         names = ["/".join(path) for _, path in self.table]

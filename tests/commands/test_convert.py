@@ -24,6 +24,24 @@ def test_dataset_is_downloaded_and_converted(
     assert len(list(out.glob(f"{name}_*.tfrecord"))) == (10 if name == "flowers" else 2)
 
 
+def test_files_that_are_there_stay_unless_forced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+):
+    write_cifar10(tmp_path)
+    flags = ["--dataset_name=cifar10", f"--dataset_dir={tmp_path}", "--skip_checksum"]
+    assert convert.run(flags) == 0
+    made = capsys.readouterr().out
+    train, whole = tmp_path / "cifar10_train.tfrecord", caplog.text
+    assert "already exist" not in whole
+    train.write_bytes(b"mine")
+    assert convert.run(flags) == 0
+    assert "Dataset files already exist. Exiting without re-creating them: " in caplog.text
+    assert capsys.readouterr().out == made
+    assert train.read_bytes() == b"mine"
+    assert convert.run([*flags, "--force"]) == 0
+    assert train.read_bytes() != b"mine"
+
+
 def test_archive_that_is_not_the_original_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

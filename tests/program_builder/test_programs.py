@@ -242,6 +242,27 @@ def test_state_is_held_once_in_memory_by_xlas_own_analysis():
     assert inspected.memory_bytes["aliased"] >= num_bytes - state.key.nbytes
 
 
+def aligned_ones(*shape):
+    """Return ones at an address from which JAX takes arrays over without a copy."""
+    num_bytes = 4 * int(np.prod(shape))
+    memory = np.zeros(num_bytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + num_bytes].view(np.float32).reshape(shape)
+    array[:] = 1
+    return array
+
+
+def test_adopted_values_from_the_host_are_copied_and_their_buffers_used_again_by_the_step():
+    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
+    values = {"params": {"fc_0": {"w": aligned_ones(4, 1), "b": aligned_ones(1)}}}
+    state = builder.adopt({**values, "batch_stats": {}}, builder.init())
+    values["params"]["fc_0"]["w"][:] = 7
+    np.testing.assert_array_equal(state.variables["params"]["fc_0"]["w"], np.ones((4, 1)))
+    pointer = state.variables["params"]["fc_0"]["w"].unsafe_buffer_pointer()
+    state, _ = builder.train(state, linear_data(4))
+    assert state.variables["params"]["fc_0"]["w"].unsafe_buffer_pointer() == pointer
+
+
 @PLACES
 def test_batch_on_the_device_survives_the_step(place):
     builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place())

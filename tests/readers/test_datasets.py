@@ -119,6 +119,8 @@ def test_unknown_name_and_split_name_the_nearest():
         ("imikolov", "simple-examples.tgz"),
         ("movielens", "ml-1m.zip"),
         ("wmt14", "wmt14.tgz"),
+        ("wmt16", "wmt16.tar.gz"),
+        ("sentiment", "movie_reviews.zip"),
     ],
 )
 def test_missing_download_says_what_is_expected_where_and_how_to_get_it(tmp_path, name, file):
@@ -287,6 +289,41 @@ def test_wmt14_gives_source_target_and_the_target_a_word_later(tmp_path):
     assert batch["target_language_word"].tolist() == [[0, 3, 4, 1, 1, 1]]
     assert batch["target_language_next_word"].tolist() == [[3, 4, 1, 1, 1, 1]]
     assert (batch["src_length"].tolist(), batch["trg_length"].tolist()) == ([5], [3])
+
+
+def test_wmt16_builds_its_dictionaries_from_the_training_split(tmp_path):
+    with tarfile.open(tmp_path / "wmt16.tar.gz", "w:gz") as archive:
+        train = "a dog runs\tein hund rennt\na dog\tein hund\nno pair\n"
+        add(archive, "wmt16/train", train.encode())
+        add(archive, "wmt16/val", "dog zebra\thund größe\n".encode())
+        add(archive, "wmt16/test", b"runs\trennt\n")
+    batch = whole("wmt16", dataset_dir=tmp_path, max_length=5)
+    assert batch["src_word_id"].tolist() == [[0, 3, 4, 5, 1], [0, 3, 4, 1, 1]]
+    assert batch["target_language_word"].tolist() == [[0, 3, 4, 5, 1], [0, 3, 4, 1, 1]]
+    assert batch["target_language_next_word"].tolist() == [[3, 4, 5, 1, 1], [3, 4, 1, 1, 1]]
+    assert (batch["src_length"].tolist(), batch["trg_length"].tolist()) == ([5, 4], [4, 3])
+    unseen = whole("wmt16", "validation", dataset_dir=tmp_path)
+    assert unseen["src_word_id"].shape == (1, 64)
+    assert unseen["src_word_id"][0, :4].tolist() == [0, 4, 2, 1]
+    assert unseen["target_language_next_word"][0, :3].tolist() == [4, 2, 1]
+    assert whole("wmt16", "test", dataset_dir=tmp_path)["src_word_id"][0, :3].tolist() == [0, 5, 1]
+
+
+def test_sentiment_alternates_and_numbers_every_word_by_frequency(tmp_path):
+    with zipfile.ZipFile(tmp_path / "movie_reviews.zip", "w") as archive:
+        for number in range(5):
+            archive.writestr(f"movie_reviews/neg/cv{number:03}_1.txt", "bad , don't watch .\n")
+            archive.writestr(f"movie_reviews/pos/cv{number:03}_2.txt", "good , watch it !\n")
+        archive.writestr("movie_reviews/README", "none of the reviews")
+    train = whole("sentiment", dataset_dir=tmp_path, max_length=4)
+    assert train["label"].tolist() == [0, 1] * 4
+    # "," and "watch" are in both kinds; then in the order of first use: bad don ' t . good it !
+    assert train["words"][0].tolist() == [2, 0, 3, 4]
+    assert train["words"][1].tolist() == [7, 0, 1, 8]
+    test = whole("sentiment", "test", dataset_dir=tmp_path)
+    assert test["label"].tolist() == [0, 1]
+    assert test["length"].tolist() == [7, 5]
+    assert test["words"].shape == (2, 256)
 
 
 def test_conll05_gives_fluids_nine_inputs_for_each_verb(tmp_path):

@@ -13,7 +13,13 @@ from penstock.readers._errors import message
 from penstock.readers.convert.archives import member_bytes, open_tar
 from penstock.readers.convert.download import Progress, Source, fetch, no_progress
 from penstock.readers.convert.errors import ConversionError
-from penstock.readers.convert.slim import image_example, write_labels, write_records
+from penstock.readers.convert.slim import (
+    LABELS_FILENAME,
+    are_there,
+    image_example,
+    write_labels,
+    write_records,
+)
 from penstock.readers.records.image_bytes import encode_png
 
 CIFAR10 = Source(
@@ -34,26 +40,35 @@ _MAX_BATCH_BYTES = 10_000 * _RECORD_BYTES
 
 
 def convert_cifar10(
-    dataset_dir: str | Path, *, source: Source = CIFAR10, progress: Progress = no_progress
+    dataset_dir: str | Path,
+    *,
+    source: Source = CIFAR10,
+    force: bool = False,
+    progress: Progress = no_progress,
 ) -> list[Path]:
     """Make `cifar10_train.tfrecord`, `cifar10_test.tfrecord` and `labels.txt`.
 
     Args:
       dataset_dir: where the files go, and where the archive is looked for and downloaded to.
       source: the archive.
+      force: make the files again that are there already.
       progress: called with file name, bytes so far and bytes in all while downloading.
 
     Returns:
-      The paths made.
+      The paths made, or there already.
 
     Raises:
       DownloadError: the archive cannot be downloaded, or has another checksum.
       ConversionError: the archive holds something else.
     """
+    folder = Path(dataset_dir)
+    targets = {split: folder / f"cifar10_{split}.tfrecord" for split in _BATCHES}
+    if not force and are_there([*targets.values(), folder / LABELS_FILENAME]):
+        return [*targets.values(), folder / LABELS_FILENAME]
     archive = fetch(source, dataset_dir, progress=progress)
     made = [
-        write_records(Path(dataset_dir) / f"cifar10_{split}.tfrecord", _examples(archive, names))
-        for split, names in _BATCHES.items()
+        write_records(target, _examples(archive, _BATCHES[split]))
+        for split, target in targets.items()
     ]
     return [*made, write_labels(dataset_dir, CIFAR10_LABELS)]
 

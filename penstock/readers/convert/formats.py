@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.readers.convert.slim import are_there
+from penstock.readers.ofrecord_files import part_name
 from penstock.readers.records.blobs import build_ofrecord
 from penstock.readers.records.errors import RecordError
 from penstock.readers.records.features import build_example
@@ -32,6 +34,7 @@ def tfrecord_to_ofrecord(
     num_parts: int,
     part_name_suffix_length: int = 5,
     rename: Mapping[str, str] | None = None,
+    force: bool = False,
 ) -> list[Path]:
     """Copy TFRecord files of `tf.Example`s to a folder of OFRecord parts, in order.
 
@@ -45,6 +48,7 @@ def tfrecord_to_ofrecord(
       part_name_suffix_length: digits in the names, -1 for `part-0`.
       rename: feature name in the example -> in the OFRecord, e.g. `SLIM_TO_ONEFLOW`; others keep
         theirs.
+      force: make the parts again that are there already.
 
     Returns:
       The parts.
@@ -53,11 +57,11 @@ def tfrecord_to_ofrecord(
       RecordError: a record is damaged or no `tf.Example`.
       ValueError: no part to write to.
     """
-    from penstock.readers.ofrecord_files import part_name
-
-    source = RecordFiles(paths, RecordFormat(framing=TFRECORD))
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]
     targets = [Path(folder) / name for name in names]
+    if targets and not force and are_there(targets):
+        return targets
+    source = RecordFiles(paths, RecordFormat(framing=TFRECORD))
 
     def convert(payload: bytes) -> bytes:
         return build_ofrecord(_renamed(payload, Example, rename))
@@ -70,6 +74,7 @@ def ofrecord_to_tfrecord(
     paths: Sequence[str | Path],
     *,
     rename: Mapping[str, str] | None = None,
+    force: bool = False,
 ) -> list[Path]:
     """Copy OFRecord parts to TFRecord files of `tf.Example`s, in order.
 
@@ -80,6 +85,7 @@ def ofrecord_to_tfrecord(
       parts: the OFRecord files, e.g. of `find_parts`.
       paths: the files to make, filled one after another with balanced numbers of records.
       rename: feature name in the OFRecord -> in the example; others keep theirs.
+      force: make the files again that are there already.
 
     Returns:
       The files.
@@ -88,12 +94,15 @@ def ofrecord_to_tfrecord(
       RecordError: a record is damaged or no OFRecord.
       ValueError: no file to write to.
     """
+    targets = [Path(path) for path in paths]
+    if targets and not force and are_there(targets):
+        return targets
     source = RecordFiles(parts, RecordFormat(framing=OFRECORD, compression=""))
 
     def convert(payload: bytes) -> bytes:
         return build_example(_renamed(payload, OFRecord, rename))
 
-    return _copy(source, [Path(path) for path in paths], convert, framing=TFRECORD)
+    return _copy(source, targets, convert, framing=TFRECORD)
 
 
 def _copy(

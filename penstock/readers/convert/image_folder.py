@@ -9,7 +9,14 @@ from penstock.readers._errors import message
 from penstock.readers.convert.archives import unpack
 from penstock.readers.convert.download import Progress, Source, fetch, no_progress
 from penstock.readers.convert.errors import ConversionError
-from penstock.readers.convert.slim import image_example, shard_name, write_labels, write_records
+from penstock.readers.convert.slim import (
+    LABELS_FILENAME,
+    are_there,
+    image_example,
+    shard_name,
+    write_labels,
+    write_records,
+)
 from penstock.readers.records.errors import ImageError
 from penstock.readers.records.image_bytes import decode_image
 
@@ -26,6 +33,7 @@ def convert_flowers(
     *,
     source: Source = FLOWERS,
     num_validation: int = FLOWERS_NUM_VALIDATION,
+    force: bool = False,
     progress: Progress = no_progress,
 ) -> list[Path]:
     """Make `flowers_{train,validation}_%05d-of-00005.tfrecord` and `labels.txt`.
@@ -38,24 +46,32 @@ def convert_flowers(
       dataset_dir: where the files go, and where the archive is looked for and downloaded to.
       source: the archive.
       num_validation: number of images held out.
+      force: make the files again that are there already.
       progress: called with file name, bytes so far and bytes in all while downloading.
 
     Returns:
-      The paths made.
+      The paths made, or there already.
 
     Raises:
       DownloadError: the archive cannot be downloaded, or has another checksum.
       ConversionError: the archive holds something else.
       UnsafeArchiveError: a member of the archive would be written outside its folder.
     """
+    targets = _targets(dataset_dir, "flowers", num_shards=5)
+    if not force and are_there(targets):
+        return targets
     photos = Path(dataset_dir) / "flower_photos"
     if photos.is_dir():
-        return convert_image_folder(photos, dataset_dir, "flowers", num_validation=num_validation)
+        return convert_image_folder(
+            photos, dataset_dir, "flowers", num_validation=num_validation, force=True
+        )
     archive = fetch(source, dataset_dir, progress=progress)
     with tempfile.TemporaryDirectory(prefix=".unpacked.", dir=dataset_dir) as folder:
         unpack(archive, folder)
         photos = Path(folder) / "flower_photos"
-        return convert_image_folder(photos, dataset_dir, "flowers", num_validation=num_validation)
+        return convert_image_folder(
+            photos, dataset_dir, "flowers", num_validation=num_validation, force=True
+        )
 
 
 def convert_image_folder(
@@ -66,19 +82,24 @@ def convert_image_folder(
     num_validation: int,
     num_shards: int = 5,
     seed: int = 0,
+    force: bool = False,
 ) -> list[Path]:
     """Make `<name>_{train,validation}_%05d-of-%05d.tfrecord` and `labels.txt` from images.
 
     Classes are the sorted names of the folders in `image_dir`, images their JPEG and PNG files,
     kept byte for byte; each is decoded once to see that it can be. Names are sorted, shuffled
     with `seed`, and the first `num_validation` held out; shards are filled one after another.
+    Where all the files are there already nothing is done, but with `force`.
 
     Returns:
-      The paths made.
+      The paths made, or there already.
 
     Raises:
       ConversionError: no image, an image that cannot be decoded, or too few to hold out.
     """
+    targets = _targets(dataset_dir, dataset_name, num_shards)
+    if not force and are_there(targets):
+        return targets
     classes = sorted(path.name for path in Path(image_dir).glob("*") if path.is_dir())
     images = [path for name in classes for path in sorted((Path(image_dir) / name).glob("*"))]
     images = [path for path in images if path.suffix.lower() in _FORMATS]
@@ -93,14 +114,23 @@ def convert_image_folder(
             )
         )
     random.Random(seed).shuffle(images)
-    splits = {"train": images[num_validation:], "validation": images[:num_validation]}
+    splits = (images[num_validation:], images[:num_validation])
     labels = {name: label for label, name in enumerate(classes)}
-    made = []
-    for split, paths in splits.items():
-        for shard in range(num_shards):
-            path = Path(dataset_dir) / shard_name(dataset_name, split, shard, num_shards)
-            made.append(write_records(path, _examples(_part(paths, shard, num_shards), labels)))
-    return [*made, write_labels(dataset_dir, classes)]
+    parts = [_part(paths, shard, num_shards) for paths in splits for shard in range(num_shards)]
+    for path, paths in zip(targets[:-1], parts, strict=True):
+        write_records(path, _examples(paths, labels))
+    write_labels(dataset_dir, classes)
+    return targets
+
+
+def _targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> list[Path]:
+    """Return the files that are made, the labels last."""
+    names = [
+        shard_name(dataset_name, split, shard, num_shards)
+        for split in ("train", "validation")
+        for shard in range(num_shards)
+    ]
+    return [Path(dataset_dir) / name for name in (*names, LABELS_FILENAME)]
 
 
 def _part(paths: Sequence[Path], shard: int, num_shards: int) -> Sequence[Path]:

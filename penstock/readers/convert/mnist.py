@@ -12,7 +12,13 @@ import numpy as np
 from penstock.readers._errors import message
 from penstock.readers.convert.download import Progress, Source, fetch, no_progress
 from penstock.readers.convert.errors import ConversionError
-from penstock.readers.convert.slim import image_example, write_labels, write_records
+from penstock.readers.convert.slim import (
+    LABELS_FILENAME,
+    are_there,
+    image_example,
+    write_labels,
+    write_records,
+)
 from penstock.readers.records.image_bytes import encode_png
 
 _BASE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
@@ -39,6 +45,7 @@ def convert_mnist(
     dataset_dir: str | Path,
     *,
     sources: Mapping[str, Source] = MNIST,
+    force: bool = False,
     progress: Progress = no_progress,
 ) -> list[Path]:
     """Make `mnist_train.tfrecord`, `mnist_test.tfrecord` and `labels.txt`.
@@ -46,17 +53,21 @@ def convert_mnist(
     Args:
       dataset_dir: where the files go, and where the originals are looked for and downloaded to.
       sources: the four original files by name.
+      force: make the files again that are there already.
       progress: called with file name, bytes so far and bytes in all while downloading.
 
     Returns:
-      The paths made.
+      The paths made, or there already.
 
     Raises:
       DownloadError: a file cannot be downloaded, or has another checksum.
       ConversionError: a file holds something else.
     """
-    made = []
-    for split, prefix in _PREFIXES.items():
+    folder = Path(dataset_dir)
+    made = [folder / f"mnist_{split}.tfrecord" for split in _PREFIXES]
+    if not force and are_there([*made, folder / LABELS_FILENAME]):
+        return [*made, folder / LABELS_FILENAME]
+    for path, (split, prefix) in zip(made, _PREFIXES.items(), strict=True):
         images_source = sources[f"{prefix}-images-idx3-ubyte.gz"]
         labels_source = sources[f"{prefix}-labels-idx1-ubyte.gz"]
         images = read_idx(fetch(images_source, dataset_dir, progress=progress), num_axes=3)
@@ -71,8 +82,7 @@ def convert_mnist(
                     "Remove them to download the originals",
                 )
             )
-        path = Path(dataset_dir) / f"mnist_{split}.tfrecord"
-        made.append(write_records(path, _examples(images, labels)))
+        write_records(path, _examples(images, labels))
     return [*made, write_labels(dataset_dir, MNIST_LABELS)]
 
 

@@ -1,5 +1,6 @@
 """TF-Slim's dataset files: records with its keys, its shards, and `labels.txt`."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -7,6 +8,22 @@ from penstock.readers.records.features import build_example
 from penstock.readers.records.writers import RecordWriter
 
 LABELS_FILENAME = "labels.txt"
+_logger = logging.getLogger("penstock.readers")
+
+
+def are_there(targets: Sequence[Path]) -> bool:
+    """Say whether every file that a conversion would make is there, and log it if so.
+
+    Files appear whole or not at all, so what is there is complete.
+    """
+    if not all(target.is_file() for target in targets):
+        return False
+    _logger.warning(
+        "Dataset files already exist. Exiting without re-creating them: %s. Pass force=True "
+        "(--force) to make them again.",
+        f"'{targets[0]}' and {len(targets) - 1} more",
+    )
+    return True
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:

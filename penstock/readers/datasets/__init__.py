@@ -10,9 +10,11 @@
 | cifar10, cifar100 | image [32, 32, 3] uint8, label | files, TFRecord, TFDS |
 | flowers | image [224, 224, 3] uint8, label | image folders, TFRecord |
 | imdb | words [256] int32, length, label (0 positive, 1 negative) | files |
+| sentiment | words [256] int32, length, label (0 negative, 1 positive) | files |
 | imikolov | firstw secondw thirdw forthw nextw, int32 | files |
 | movielens | the eight inputs of Fluid's recommender, lengths, score [1] | files |
 | wmt14 | src_word_id, target_language_word, ..._next_word [82] int32, lengths | files |
+| wmt16 | the same, English to German, [64] | files |
 | conll05 | the nine inputs of Fluid's role labelling [100] int32, length | files |
 | mock | image of ones in any shape, label 1: FastNN's, to measure speed | made |
 

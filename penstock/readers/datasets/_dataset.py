@@ -8,6 +8,7 @@ from typing import Any
 from penstock._errors import listed, nearest
 from penstock.readers._contract import ReaderBase
 from penstock.readers._errors import message
+from penstock.readers._pool import num_usable_cores
 from penstock.readers.datasets._registry import (
     DATASETS,
     DatasetRequest,
@@ -139,7 +140,7 @@ def _reader(name: str, loaded: Any, options: _Options) -> ReaderBase:
         shuffle=options.shuffle,
         seed=options.seed,
         drop_remainder=options.drop_remainder,
-        num_workers=(os.cpu_count() or 1) if options.num_workers is None else options.num_workers,
+        num_workers=num_usable_cores() if options.num_workers is None else options.num_workers,
         shard=options.shard,
         name=f"dataset({name!r})",
     )

@@ -1,7 +1,8 @@
-"""wmt14 and conll05: the sequence sets of Fluid's book, from their published archives."""
+"""wmt14, wmt16 and conll05: the sequence sets of Fluid's book, from their published archives."""
 
 import gzip
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.readers._errors import check_int, message
@@ -14,6 +15,7 @@ _HOST = "http://paddlemodels.bj.bcebos.com"
 _DICTIONARY_SIZE = 30_000  # of the book's machine translation chapter
 _END, _UNKNOWN = 1, 2  # wmt14's dictionaries begin with <s>, <e>, <unk>
 _LONGEST = 80
+_WMT16_WORDS = (11_250, 19_220)  # all there are, with <s>, <e> and <unk>
 
 
 @register_dataset("wmt14")
@@ -41,6 +43,52 @@ def load_wmt14(request: DatasetRequest) -> Arrays:
             sources.append(source)
             targets.append(target)
     size = check_int("dataset('wmt14', max_length)", request.max_length or 82, 1, "Of words")
+    return _translation(sources, targets, size)
+
+
+@register_dataset("wmt16", splits=["train", "test", "validation"])
+def load_wmt16(request: DatasetRequest) -> Arrays:
+    """Load Fluid's WMT16 English to German of the multimodal task: word ids, padded with `<e>`.
+
+    src_word_id [64] is `<s> ... <e>`; target_language_word [64] is `<s> ...` and
+    target_language_next_word [64] the same a word later, `... <e>`; all int32, with src_length
+    and trg_length. The dictionaries are the training split's words, the most frequent first and
+    then in the order of their first use, behind `<s>`, `<e>` and `<unk>`: 11,250 of English,
+    19,220 of German. Longer sentences are cut.
+    """
+    path = _files.find_members(request, ["wmt16.tar.gz", "wmt16"], f"Get {_HOST}/wmt/wmt16.tar.gz")
+    part = "val" if request.split == "validation" else request.split
+    with _files.members(path) as files:
+        lines = {
+            name: _files.read_member(files, f"wmt16/{name}", path).decode().split("\n")
+            for name in {"train", part}
+        }
+    pairs = {
+        name: [pair for line in each if len(pair := line.strip().split("\t")) == 2]
+        for name, each in lines.items()
+    }
+    english, german = (
+        _most_frequent((pair[side] for pair in pairs["train"]), _WMT16_WORDS[side])
+        for side in range(2)
+    )
+    sources = [
+        [0, *(english.get(word, _UNKNOWN) for word in source.split()), _END]
+        for source, _ in pairs[part]
+    ]
+    targets = [[german.get(word, _UNKNOWN) for word in target.split()] for _, target in pairs[part]]
+    size = check_int("dataset('wmt16', max_length)", request.max_length or 64, 1, "Of words")
+    return _translation(sources, targets, size)
+
+
+def _most_frequent(sentences: Iterable[str], size: int) -> dict[str, int]:
+    """Return word -> id for `size` words, `<s>`, `<e>` and `<unk>` among them."""
+    counts = Counter(word for sentence in sentences for word in sentence.split())
+    words = ["<s>", "<e>", "<unk>", *(word for word, _ in counts.most_common(size - 3))]
+    return {word: number for number, word in enumerate(words)}
+
+
+def _translation(sources: list[list[int]], targets: list[list[int]], size: int) -> Arrays:
+    """Return a translator's inputs; the sources have their `<s>` and `<e>` already."""
     src, src_length = padded(sources, size, _END)
     trg, trg_length = padded([[0, *target] for target in targets], size, _END)
     following, _ = padded([[*target, _END] for target in targets], size, _END)

@@ -78,6 +78,43 @@ def load_imdb(request: DatasetRequest) -> Arrays:
     }
 
 
+@register_dataset("sentiment")
+def load_sentiment(request: DatasetRequest) -> Arrays:
+    """Load NLTK's movie reviews: words [256] int32, length, label 0 negative, 1 positive.
+
+    Every word and run of punctuation has an id, the most frequent first, in the order of their
+    first use where they are as frequent. Reviews come negative, positive, negative, ...; the
+    last fifth is the test split, as Fluid's was.
+    """
+    path = _files.find_members(
+        request,
+        ["movie_reviews.zip", "movie_reviews"],
+        "Get https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/"
+        "movie_reviews.zip",
+    )
+    texts: dict[str, list[list[str]]] = {"neg": [], "pos": []}
+    with _files.members(path) as members:
+        for name in sorted(members):
+            found = re.search(r"(?:^|/)(neg|pos)/[^/]+\.txt$", name)
+            if found is not None:
+                with members[name]() as file:
+                    text = file.read().decode("utf-8").lower()
+                texts[found[1]].append(re.findall(r"\w+|[^\w\s]+", text))
+    counts = Counter(word for kind in texts.values() for words in kind for word in words)
+    ids = {word: number for number, (word, _) in enumerate(counts.most_common())}
+    reviews = [
+        ([ids[word] for word in words], label)
+        for pair in zip(texts["neg"], texts["pos"], strict=True)
+        for label, words in enumerate(pair)
+    ]
+    num_train = len(reviews) * 4 // 5
+    chosen = reviews[:num_train] if request.split == "train" else reviews[num_train:]
+    size = check_int("dataset('sentiment', max_length)", request.max_length or 256, 1, "Of words")
+    words, length = padded([sequence for sequence, _ in chosen], size)
+    label = np.asarray([label for _, label in chosen], np.int32)
+    return {"words": words, "length": length, "label": label}
+
+
 @register_dataset("imikolov")
 def load_imikolov(request: DatasetRequest) -> Arrays:
     """Load the Penn treebank as 5-grams of word ids: firstw secondw thirdw forthw nextw.

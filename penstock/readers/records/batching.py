@@ -12,9 +12,39 @@ from penstock.readers._errors import message
 from penstock.readers.records.features import pad
 
 _MIN_PLACED_BYTES = 1 << 12  # below, a lookup costs more than the copy it saves
-_PROBE = [np.empty(0)]
-_REFERENCES_OF_FREE = sys.getrefcount(_PROBE[0])  # of what a list alone holds, in this Python
 _MAX_POOLED = 16
+
+
+def _num_references(arrays: list[np.ndarray], number: int) -> int:
+    return sys.getrefcount(arrays[number])
+
+
+def _references_of_free() -> int | None:
+    """Return the count of an array that a list alone holds; `None` where it cannot be relied on.
+
+    What counts as a reference is CPython's own affair and has changed: 3.14 borrows the references
+    of local variables. So it is measured, by the very function that is asked later, and must rise
+    by one with each way a batch can be held. Without a GIL the count of an object that another
+    thread holds is an estimate.
+    """
+    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    if sys.implementation.name != "cpython" or not has_gil:
+        return None
+    arrays = [np.empty((2, 2))]
+    free = _num_references(arrays, 0)
+    held: list[Any] = []
+    for hold in (lambda: arrays[0], lambda: arrays[0][1, :1], lambda: arrays[0].data):
+        held.append(hold())
+        if _num_references(arrays, 0) != free + len(held):
+            return None
+    local = arrays[0]
+    is_seen = _num_references(arrays, 0) == free + len(held) + 1
+    del local
+    held.clear()
+    return free if is_seen and _num_references(arrays, 0) == free else None
+
+
+_REFERENCES_OF_FREE = _references_of_free()
 
 
 class BufferPool:
@@ -22,7 +52,8 @@ class BufferPool:
 
     A fresh batch of 64 images of 224x224 costs 5 ms of page faults, a tenth of decoding it on two
     cores. An array is used again only when the pool holds the last reference to it: views, JAX
-    arrays that share its memory and transfers under way each hold one.
+    arrays that share its memory and transfers under way each hold one. A Python whose reference
+    counts do not say so (see `_references_of_free`) gets a fresh array each time.
 
     >>> pool = BufferPool()
     >>> first = pool.take((4,), np.dtype("int32"))
@@ -43,12 +74,14 @@ class BufferPool:
         """Return an array with arbitrary contents."""
         with self._lock:
             for number in range(len(self._arrays)):
-                if sys.getrefcount(self._arrays[number]) == _REFERENCES_OF_FREE:
+                if _num_references(self._arrays, number) == _REFERENCES_OF_FREE:
                     array = self._arrays[number]
                     if array.shape != shape or array.dtype != dtype:  # another field, a short batch
                         continue
                     return array
             array = np.empty(shape, dtype)
+            if _REFERENCES_OF_FREE is None:
+                return array
             self._arrays = [*self._arrays[-_MAX_POOLED:], array]
             return array
 

@@ -72,12 +72,14 @@ class Outcome(NamedTuple):
         return self.sample is None and self.error is None
 
 
-def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator[Piece]:
+def pieces(
+    order: RecordOrder, epoch: int, position: int, size: int, pool: BufferPool
+) -> Iterator[Piece]:
     """Yield an epoch's records from `position` on in pieces of at most `size`.
 
-    A piece never spans two batches; without a batch size it spans several samples.
+    The memory of batches comes from `pool`. A piece never spans two batches; without a batch size it spans several samples.
     """
-    rows, pool = order.epoch(epoch), BufferPool()
+    rows = order.epoch(epoch)
     single = Piece([], [])
     for start in range(position, rows.total, rows.step):
         chosen = rows.rows(start)

@@ -17,6 +17,7 @@ _MAGIC = b"PSINDEX1"
 _HEAD = struct.Struct("<8sQqQBI")  # magic, file size, mtime in ns, bounds, has_crc, crc of bounds
 _BLOCK_BYTES = 1 << 16
 _SMALL_RECORD_BYTES = 1 << 13
+_MAX_KNOWN_HEADERS = 1 << 14
 _MIN_KEPT_BYTES = 1 << 20  # a smaller file is indexed faster than its index is opened
 
 
@@ -49,13 +50,19 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
     header_bytes, overhead = framing.header_bytes, framing.overhead_bytes
     bounds, offset, damage = [0], 0, None
     window, window_start, window_bytes = b"", 0, _BLOCK_BYTES
+    lengths: dict[bytes, int] = {}  # by verified header: few lengths make up most files
     try:
         while offset < size:
             at = offset - window_start
             if at + header_bytes > len(window):
                 window = os.pread(descriptor, window_bytes, offset)
                 window_start, at = offset, 0
-            length = framing.payload_length(window[at : at + header_bytes])
+            header = window[at : at + header_bytes]
+            length = lengths.get(header)
+            if length is None:
+                length = framing.payload_length(header)
+                if len(lengths) < _MAX_KNOWN_HEADERS:
+                    lengths[header] = length
             end = offset + length + overhead
             if end > size:
                 raise FramingError(

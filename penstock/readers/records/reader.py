@@ -12,7 +12,7 @@ from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import message, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._pool import num_usable_cores
-from penstock.readers.records.batching import stack_samples
+from penstock.readers.records.batching import BufferPool, stack_samples
 from penstock.readers.records.decoding import (
     Augment,
     Decode,
@@ -125,16 +125,19 @@ class RecordReader(ReaderBase):
         self._indexing = threading.Lock()
         self._indexed: tuple[RecordFiles, RecordOrder] | None = None
         self.cache: dict[int, bytes] | None = {} if options.cache_records else None
+        # Of the reader, not of a pass: a pass begins with the memory of the one before it.
+        self.pool = BufferPool()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave locks and cached records behind."""
+        """Leave locks, cached records and the memory of batches behind."""
         state = super().__getstate__()
-        return {**state, "_indexing": None, "cache": None if self.cache is None else {}}
+        cache = None if self.cache is None else {}
+        return {**state, "_indexing": None, "pool": None, "cache": cache}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make new locks."""
         super().__setstate__(state)
-        self._indexing = threading.Lock()
+        self._indexing, self.pool = threading.Lock(), BufferPool()
 
     @property
     def files(self) -> RecordFiles:
@@ -322,7 +325,7 @@ class RecordIterator(IteratorBase):
         )
         self._results = OrderedMap(
             self._decode,
-            pieces(self._order, self.epoch, self._position, size),
+            pieces(self._order, self.epoch, self._position, size, self._source.pool),
             num_threads=threads,
             num_ahead=2 * threads + _BATCHES_AHEAD * -(-share // size),
         )

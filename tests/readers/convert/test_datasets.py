@@ -144,6 +144,36 @@ def test_flowers_are_the_same_whatever_the_order_of_the_folder(served: Path, tmp
     assert [p.read_bytes() for p in made[0]] == [p.read_bytes() for p in made[1]]
 
 
+def test_files_that_are_all_there_stay_unless_forced(tmp_path: Path, caplog):
+    write_mnist(tmp_path)
+    write_flowers(tmp_path)
+    nowhere = "http://127.0.0.1:9"
+    sources = {name: s.moved(nowhere, is_checked=False) for name, s in convert.MNIST.items()}
+    flowers = convert.FLOWERS.moved(nowhere, is_checked=False)
+
+    def make(force: bool) -> list[list[Path]]:
+        return [
+            convert.convert_mnist(tmp_path, sources=sources, force=force),
+            convert.convert_flowers(tmp_path, source=flowers, num_validation=6, force=force),
+        ]
+
+    made = make(force=False)
+    assert not caplog.messages
+    for paths in made:
+        paths[0].write_bytes(b"mine")
+    # One labels.txt serves a folder: it is the flowers' now, and there.
+    assert make(force=False) == made
+    assert [paths[0].read_bytes() for paths in made] == [b"mine", b"mine"]
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        "Dataset files already exist. Exiting without re-creating them"
+    ] * 2
+    assert make(force=True) == made
+    assert b"mine" not in [paths[0].read_bytes() for paths in made]
+    made[1][3].unlink()
+    assert convert.convert_flowers(tmp_path, source=flowers, num_validation=6) == made[1]
+    assert made[1][3].is_file()
+
+
 def test_any_image_folder_converts(tmp_path: Path):
     for name in ("cats", "dogs"):
         (tmp_path / "images" / name).mkdir(parents=True)

@@ -104,3 +104,19 @@ def test_record_that_is_no_example_is_named(tmp_path: Path):
 def test_no_target_is_an_error(source: list[Path], tmp_path: Path):
     with pytest.raises(ValueError, match="targets got none, expected at least one"):
         convert.tfrecord_to_ofrecord(source, tmp_path, num_parts=0)
+
+
+def test_files_that_are_there_stay_unless_forced(source: list[Path], tmp_path: Path, caplog):
+    (tmp_path / "of").mkdir()
+    parts = convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=2)
+    back = convert.ofrecord_to_tfrecord(parts, [tmp_path / "back"])
+    whole = back[0].read_bytes()
+    for path in (*parts, *back):
+        path.write_bytes(b"")
+    assert convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=2) == parts
+    assert convert.ofrecord_to_tfrecord(parts, back) == back
+    assert [path.stat().st_size for path in (*parts, *back)] == [0, 0, 0]
+    assert len(caplog.messages) == 2
+    convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=2, force=True)
+    convert.ofrecord_to_tfrecord(parts, back, force=True)
+    assert back[0].read_bytes() == whole

@@ -1,10 +1,11 @@
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
+from penstock.readers.records import FixedLenFeature, RecordWriter, batching, build_example
 from penstock.readers.records.batching import BatchRows, BufferPool, stack_samples
 from penstock.readers.tfrecord_files import tfrecord
 
@@ -40,6 +41,19 @@ def test_memory_of_batches_nobody_holds_is_used_again(path: Path):
     iterator = iter(read(path, num_workers=0))
     addresses = {next(iterator)["x"].ctypes.data for _ in range(12)}
     assert len(addresses) <= 2
+
+
+def test_python_without_exact_reference_counts_gets_fresh_memory(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert batching._references_of_free() is None
+    monkeypatch.delattr(sys, "_is_gil_enabled")
+    monkeypatch.setattr(batching, "_num_references", lambda arrays, number: 2)  # sees no holder
+    assert batching._references_of_free() is None
+    monkeypatch.setattr(batching, "_REFERENCES_OF_FREE", None)
+    pool = BufferPool()
+    first, second = (pool.take((4,), np.dtype("int32")) for _ in range(2))
+    assert first is not second
+    assert pool._arrays == []
 
 
 def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path: Path):
