@@ -189,44 +189,63 @@ def test_training_that_reads_no_metrics_waits_for_nothing_before_its_end(trainer
     assert recorder.of(ps.EndStep)[-1].metrics > 0
 
 
-def test_training_that_reads_no_metrics_fetches_nothing_but_flags(trainer, monkeypatch):
-    fetched = []
+@pytest.fixture
+def calls(monkeypatch):
+    """Return the list that every waiting for a device and every reading of an array goes into."""
+    names: list[str] = []
     array = type(jnp.zeros(()))
-
-    def spy(owner, name):
-        original = getattr(owner, name)
-
-        def spied(first, *args, **kwargs):
-            fetched.append((name, first))
-            return original(first, *args, **kwargs)
-
-        monkeypatch.setattr(owner, name, spied)
-
     value = array._value
-    monkeypatch.setattr(array, "_value", property(lambda x: fetched.append(x) or value.fget(x)))
-    for owner, name in ((array, "__array__"), (jax, "device_get"), (jax, "block_until_ready")):
-        spy(owner, name)
-    num_fetched = []
+
+    def spied(name, original):
+        def spy(*args, **kwargs):
+            names.append(name)
+            return original(*args, **kwargs)
+
+        return spy
+
+    monkeypatch.setattr(array, "_value", property(spied("_value", value.fget)))
+    for owner, name in (
+        (array, "__array__"),
+        (array, "block_until_ready"),
+        (jax, "block_until_ready"),
+        (jax, "device_get"),
+    ):
+        monkeypatch.setattr(owner, name, spied(name, getattr(owner, name)))
+    return names
+
+
+def test_training_of_few_steps_that_reads_no_metrics_calls_nothing_that_waits(trainer, calls):
+    called_before = []
     trainer.train(
-        [linear_data(8)] * (CHECK_EVERY // 2), lambda event: num_fetched.append(len(fetched))
+        [linear_data(8)] * (MAX_STEPS_IN_FLIGHT // 4),
+        lambda event: called_before.append(list(calls)),
+        num_epochs=2,
     )
-    assert not any(num_fetched[:-1])
-    assert fetched  # the last flag, at the end
+    assert not any(called_before[:-1])
+    assert "device_get" in called_before[-1]  # the last flag, at the end
 
 
-def test_metrics_of_a_step_are_fetched_when_read(trainer):
+def test_training_of_many_steps_that_reads_no_metrics_reads_nothing_but_flags(trainer, calls):
+    called_before = []
+    trainer.train(
+        [linear_data(8)] * (CHECK_EVERY // 2), lambda event: called_before.append(list(calls))
+    )
+    assert set(called_before[-2]) <= {"block_until_ready"}
+    assert "device_get" in called_before[-1]
+
+
+def test_metrics_of_a_step_are_waited_for_when_read(trainer):
     data = linear_data(8)
     pending = take_a_second(data["x"])
-    was_ready = []
+    seen = []
 
     def on_event(event):
         if isinstance(event, ps.EndStep):
-            was_ready.append(pending.is_ready())
-            assert event.metrics > 0
-            was_ready.append(pending.is_ready())
+            seen.append(pending.is_ready())
+            seen.append(event.metrics)
 
     trainer.train([{"x": pending, "y": data["y"]}], on_event)
-    assert was_ready == [False, True]
+    assert seen == [False, trainer.test([data])]
 
 
 # A loss that is not finite.
@@ -309,7 +328,7 @@ def test_loss_gone_bad_once_and_unread_is_found_at_the_end(poisoned):
 
 def test_loss_gone_bad_and_unread_is_found_within_the_interval_of_reading_flags(poisoned):
     first, steps_per_call = poisoned.global_step, poisoned.steps_per_call
-    text, recorder = error_of(poisoned, poisoned_reader(400, bad_step=3))
+    text, recorder = error_of(poisoned, poisoned_reader(4 * CHECK_EVERY, bad_step=3))
     assert steps_named(text) == range(first, first + CHECK_EVERY * steps_per_call)
     limit = CHECK_EVERY + MAX_STEPS_IN_FLIGHT + 1
     assert len(recorder.of(ps.EndStep)) <= limit * steps_per_call

@@ -41,7 +41,7 @@ def rich_program():
 
 @pytest.fixture(scope="module")
 def tested():
-    """Means over 75 examples, by place and batch size, with the same trained parameters."""
+    """Return means over 75 examples by place and batch size, and the parameters they are of."""
     data = class_data(75)
     trained = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
     trained.train(readers.arrays(data, 25), num_epochs=3)
@@ -52,14 +52,13 @@ def tested():
             trainer.parameters[name] = value
         for batch_size in (1, 7, 64, 75):
             results[place, batch_size] = trainer.test(readers.arrays(data, batch_size))
-    return results
+    return results, dict(trained.parameters)
 
 
 def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
-    loss, accuracy, mean_probabilities = tested[one_device, 75]
-    trainer = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
-    trainer.train(readers.arrays(class_data(75), 25), num_epochs=3)
-    p, data = trainer.parameters, class_data(75)
+    results, p = tested
+    loss, accuracy, mean_probabilities = results[one_device, 75]
+    data = class_data(75)
     hidden = data["x"] @ p["fc_0/w"]
     hidden = (hidden - p["batch_norm_0/mean"]) / np.sqrt(p["batch_norm_0/variance"] + 1e-5)
     hidden = np.maximum(hidden * p["batch_norm_0/scale"] + p["batch_norm_0/bias"], 0)
@@ -74,12 +73,13 @@ def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 75])
 @PLACES
 def test_test_gives_the_same_means_for_every_batch_size_and_place(tested, place, batch_size):
-    assert_close(tested[place, batch_size], tested[one_device, 75], rtol=1e-6)
+    results, _ = tested
+    assert_close(results[place, batch_size], results[one_device, 75], rtol=1e-6)
 
 
 @PLACES
 def test_testing_and_saving_at_every_event_leave_training_as_it_is(place, tmp_path):
-    trainers = [ps.Trainer(rich_program, optax.adam(0.05), place=place()) for _ in range(2)]
+    trainers = [ps.Trainer(classifier_program, optax.adam(0.05), place=place()) for _ in range(2)]
     reader = readers.arrays(class_data(20), 8)
 
     def look(event):
@@ -109,10 +109,9 @@ def one_step_a_call():
     return parameters_after_training(1)
 
 
-@pytest.mark.parametrize("steps_per_call", [3, 4])
-def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call, steps_per_call):
-    # Six batches, the last one short: two launches of three, or one of four and two steps.
-    assert_same_bits(parameters_after_training(steps_per_call), one_step_a_call)
+def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call):
+    # Six batches, the last one short: a launch of four steps and two of one.
+    assert_same_bits(parameters_after_training(4), one_step_a_call)
 
 
 def test_steps_in_one_launch_on_eight_devices_agree_with_single_steps_on_one(one_step_a_call):
@@ -133,12 +132,12 @@ def test_steps_in_one_launch_of_a_conv_net_agree_with_single_steps():
     assert_close(*results, rtol=1e-5)
 
 
-def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples(one_step_a_call):
+def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples():
     batches = [class_data(size, seed=size) for size in (8, 3, 8, 5, 1, 8, 2)]
     results = []
     for steps_per_call in (1, 3):
         trainer = ps.Trainer(
-            rich_program, optax.adam(0.05), place=one_device(), steps_per_call=steps_per_call
+            classifier_program, optax.adam(0.05), place=one_device(), steps_per_call=steps_per_call
         )
         recorder = Recorder()
         trainer.train(batches, recorder)
@@ -150,7 +149,7 @@ def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples(one_ste
 # Calls of train.
 
 
-def test_two_calls_of_train_are_one_call_of_twice_the_epochs(one_step_a_call):
+def test_two_calls_of_train_are_one_call_of_twice_the_epochs_bit_for_bit(one_step_a_call):
     trainer = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
     for _ in range(2):
         trainer.train(readers.arrays(class_data(45), 8))
@@ -219,8 +218,7 @@ def test_batch_that_does_not_fit_ends_training_after_the_steps_before_it(place):
 # Seeds.
 
 
-def test_same_seed_gives_the_same_bits_and_another_other_values(one_step_a_call):
-    assert_same_bits(parameters_after_training(1), one_step_a_call)
+def test_another_seed_gives_other_values(one_step_a_call):
     other, losses, _ = parameters_after_training(1, seed=1)
     assert not np.array_equal(other["fc_0/w"], one_step_a_call[0]["fc_0/w"])
     assert losses[0] != one_step_a_call[1][0]

@@ -14,12 +14,15 @@ from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock.layers._frame import FeedSpec
 from penstock.program_builder import _derived, _inspect
 from penstock.program_builder._network import Network
-from penstock.program_builder._objective import Objective, Optimizer, State, check_program_func
+from penstock.program_builder._objective import (
+    Objective,
+    Optimizer,
+    State,
+    check_program_func,
+    objectives_of,
+)
 from penstock.program_builder._probe import Probe, owner_of
 from penstock.program_builder._programs import Program, compiled_call, owned
-
-SINGLE = "train"
-"""The name of the objective of a builder that was given one program function."""
 
 
 class ProgramBuilder:
@@ -61,7 +64,7 @@ class ProgramBuilder:
         place: _mesh.Place = None,
     ) -> None:
         self.mesh = _mesh.mesh_of(place)
-        self.objectives = _objectives(program_func, optimizer)
+        self.objectives = objectives_of(program_func, optimizer)
         if infer_func is not None:
             check_program_func("infer_func", infer_func)
         if not self.objectives and infer_func is None:
@@ -205,7 +208,8 @@ class ProgramBuilder:
                     f"padded to {self._feeders[mode].batch_size}, expected a full batch: "
                     f"{', '.join(each.unweighted)} does not use the example weights and would "
                     "count the padding. Use layers.mean in place of jnp.mean, multiply by "
-                    "layers.example_weights(), or leave the rest out with drop_last=True."
+                    "layers.example_weights(), or leave the rest out: readers.arrays takes "
+                    "drop_remainder=True, readers.batch drop_last=True."
                 )
 
     def pack(self, state: State) -> list[jax.Array]:
@@ -387,18 +391,3 @@ def _arranged(values: Sequence[jax.Array], each: Probe, placed: _feeding.Placed)
             for v, r in zip(values, rows, strict=True)
         ]
     return each.structure.build(list(values))
-
-
-def _objectives(program_func: Any, optimizer: Optimizer | None) -> dict[str, Objective]:
-    if program_func is None:
-        return {}
-    if not isinstance(program_func, Mapping):
-        return {SINGLE: Objective(program_func, optimizer)}
-    wrong = {n: type(o).__name__ for n, o in program_func.items() if not isinstance(o, Objective)}
-    if wrong or not program_func or optimizer is not None:
-        raise TypeError(
-            f"ProgramBuilder got objectives {wrong or dict(program_func)!r} and optimizer="
-            f"{optimizer!r}, expected a non-empty dict of name to ps.Objective and no optimizer "
-            "beside it: each objective has its own."
-        )
-    return dict(program_func)

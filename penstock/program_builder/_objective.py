@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 import optax
+
+SINGLE = "train"
+"""The name of the objective of a builder that was given one program function."""
 
 Optimizer = optax.GradientTransformation | Callable[[], optax.GradientTransformation]
 """An optax transformation, or a zero-argument function that returns one."""
@@ -80,6 +83,26 @@ def _resolved(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:
             "optax.adam(1e-3), or a function without arguments that returns one."
         )
     return optax.with_extra_args_support(optimizer)
+
+
+def objectives_of(program_func: Any, optimizer: Optimizer | None) -> dict[str, Objective]:
+    """Return the objectives by name that a builder's first two arguments stand for.
+
+    Raises:
+      TypeError: they are neither one function and its optimizer nor a dict of objectives.
+    """
+    if program_func is None:
+        return {}
+    if not isinstance(program_func, Mapping):
+        return {SINGLE: Objective(program_func, optimizer)}
+    wrong = {n: type(o).__name__ for n, o in program_func.items() if not isinstance(o, Objective)}
+    if wrong or not program_func or optimizer is not None:
+        raise TypeError(
+            f"ProgramBuilder got objectives {wrong or dict(program_func)!r} and optimizer="
+            f"{optimizer!r}, expected a non-empty dict of name to ps.Objective and no optimizer "
+            "beside it: each objective has its own."
+        )
+    return dict(program_func)
 
 
 class State(NamedTuple):

@@ -178,3 +178,18 @@ class EpochOrder:
             position, stop = position // count, stop // count
         own = self._own
         return slice(position, stop) if own is None else own[position:stop]
+
+
+def named(word: str, rows: Rows | list[int]) -> str:
+    """Return which rows or records they are, for a message.
+
+    >>> named("row", slice(2, 5)), named("record", [4, 1]), named("row", [])
+    ('rows 2 to 4', 'records 4, 1', 'no row')
+    """
+    numbers = list(range(rows.start, rows.stop)) if isinstance(rows, slice) else list(rows)
+    if not numbers:
+        return f"no {word}"
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{word}s {numbers[0]} to {numbers[-1]}"
+    rest = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+    return f"{word}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:8]))}{rest}"

@@ -67,7 +67,7 @@ def start_pool(
 
     Processes are spawned, not forked: JAX and opencv hold threads and locks that do not
     survive a fork. A script that uses them needs `if __name__ == "__main__":`. Each process
-    begins with `setup(argument)`.
+    begins with `setup(argument)`; threads do not.
     """
     # Imported here: `import penstock` starts no pool, and these cost it 3 ms.
     import multiprocessing

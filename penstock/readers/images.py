@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from penstock._errors import nearest
+from penstock.readers._decoding import Augment
 from penstock.readers._errors import message
 from penstock.readers._pool import Workers, num_usable_cores
-from penstock.readers._rows import Augment
 from penstock.readers.random_access import IndexedReader, indexed
 from penstock.readers.sharding import BatchSize, Shard
 

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import message, note
-from penstock.readers._order import RecordOrder, Rows
+from penstock.readers._order import RecordOrder, Rows, named
 from penstock.readers.sharding import BatchSize, Shard
 
 Transform = Callable[[Any], Any]
@@ -69,7 +69,7 @@ class ArrayIterator(IteratorBase):
         try:
             return self._transform(batch)  # type: ignore[misc]
         except Exception as error:
-            note(error, f"in arrays(transform=), epoch {self.epoch}, rows {_named(rows)}")
+            note(error, f"in arrays(transform=), epoch {self.epoch}, {named('row', rows)}")
             raise
 
     def _save(self) -> State:
@@ -78,13 +78,6 @@ class ArrayIterator(IteratorBase):
     def _load(self, state: State) -> None:
         self._position = self._source.order.check_position(state, "arrays")
         self._order = self._source.order.epoch(self.epoch)
-
-
-def _named(rows: Rows) -> str:
-    """Return which rows they are, for a message."""
-    if isinstance(rows, slice):
-        return f"{rows.start} to {rows.stop - 1}" if rows.stop > rows.start else "none"
-    return ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
 
 
 def _num_rows(rows: Rows) -> int:

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import message
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
-from penstock.readers.records.decoding import Augment, Decode
 from penstock.readers.records.files import RecordFormat
 from penstock.readers.records.framing import OFRECORD
 from penstock.readers.records.reader import OnError, ReadOptions, RecordReader

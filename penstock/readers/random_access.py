@@ -1,14 +1,16 @@
 """Random-access data: any source with a length and an index, decoded in threads or processes."""
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from penstock.readers._contract import IteratorBase, ReaderBase, State
+import numpy as np
+
+from penstock.readers._decoding import Augment
 from penstock.readers._errors import check_int, message, note
-from penstock.readers._order import EpochOrder, RecordOrder, Rows
+from penstock.readers._order import RecordOrder
 from penstock.readers._pool import Workers, check_workers
-from penstock.readers._rows import Augment, PendingRows, RowEngine, RowReader
+from penstock.readers._row_reader import RowOptions, RowReader
 from penstock.readers.sharding import BatchSize, Shard
 
 Sample_co = TypeVar("Sample_co", covariant=True)
@@ -30,106 +32,72 @@ class Source(Protocol[Sample_co]):
         ...
 
 
-class IndexedReader(ReaderBase):
+class SourceRows:
+    """A user's source as `Rows`; a record is read where it is decoded, so that it can be blamed."""
+
+    damages: Sequence[Exception] = ()
+    mean_record_bytes = 1 << 13  # unknown: sixteen records a task
+
+    def __init__(self, source: Source[Any], name: str) -> None:
+        """Take the source, and the name the reader has in exceptions."""
+        self.source, self.name = source, name
+
+    def read(self, records: Sequence[int]) -> Iterator[int]:
+        """Yield the numbers: `SourceDecoder` looks them up."""
+        yield from records
+
+    def blame(self, error: Exception, record: int) -> Exception:
+        """Note the record, and where it comes from if the source can tell."""
+        origin = getattr(self.source, "origin", None)
+        where = f": {origin(record)}" if callable(origin) else ""
+        note(error, f"in {self.name}, record {record}{where}")
+        return error
+
+    def is_damage(self, error: Exception) -> bool:
+        """Return that it is not: what a user's source raises is for the user."""
+        return False
+
+    def reopened(self) -> "SourceRows":
+        """Return itself: nothing is open."""
+        return self
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceDecoder:
+    """Look a record up in a user's source."""
+
+    source: Source[Any]
+    kind: str = "indexed"
+    is_random: bool = False
+    pad_values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, payload: int, random: np.random.Generator | None) -> Any:
+        """Return the sample; the payload is the record's number."""
+        return self.source[payload]
+
+
+class IndexedReader(RowReader):
     """A reader over a random-access source. Made by `indexed`, which documents it."""
 
     def __init__(
-        self,
-        read: RowReader,
-        order: RecordOrder,
-        transform: Callable[[Any], Any] | None,
-        num_workers: int,
-        workers: Workers,
-        look_ahead: int,
+        self, source: Source[Any], order: RecordOrder, name: str, options: RowOptions
     ) -> None:
         """Take checked arguments."""
-        super().__init__()
-        self.read = read
-        self.order = order
-        self.transform = transform
-        self.num_workers = num_workers
-        self.workers: Workers = workers
-        self.look_ahead = look_ahead
+        super().__init__(name, SourceDecoder(source=source), options)
+        self._source_rows, self._order = SourceRows(source, name), order
 
-    def __len__(self) -> int:
-        """Return the number of batches (samples without a batch size) in a pass."""
-        return len(self.order)
+    @property
+    def rows(self) -> SourceRows:
+        """Return the records."""
+        return self._source_rows
 
-    def iterate(self, epoch: int) -> "IndexedIterator":
-        """Return an iterator over `epoch`."""
-        return IndexedIterator(self, epoch)
-
-
-class IndexedIterator(IteratorBase):
-    """One pass over a random-access source, reading a few batches ahead."""
-
-    kind = "indexed"
-
-    def __init__(self, reader: IndexedReader, epoch: int) -> None:
-        """Start at the first batch of `epoch`; workers start with the first item."""
-        self.epoch = epoch
-        self._config = reader
-        self._order: EpochOrder = reader.order.epoch(epoch)
-        self._is_single = reader.order.batch_size is None
-        self._position = self._ahead = 0
-        self._flying: deque[tuple[PendingRows, int]] = deque()  # with the position after each
-        self._engine = RowEngine(reader.read, reader.num_workers, reader.workers, self._is_single)
-        depth = reader.look_ahead + 1
-        # Of single samples, enough to keep every worker busy.
-        self._depth = depth * max(reader.num_workers, 1) if self._is_single else depth
-
-    def __next__(self) -> Any:
-        """Return the next batch, leaves `[b, ...]`; without a batch size the next sample."""
-        if self._closed:
-            raise StopIteration
-        while len(self._flying) < self._depth and self._ahead < self._order.total:
-            self._launch()
-        if not self._flying:
-            self._position = self._ahead
-            self._engine.close()
-            raise StopIteration
-        pending, next_position = self._flying.popleft()
-        try:
-            item = pending.result()
-            if self._config.transform is not None:
-                item = self._transform(self._config.transform, item, pending.indices)
-        except BaseException:
-            self.close()
-            raise
-        self._position = next_position
-        return item
-
-    def _launch(self) -> None:
-        """Begin to read the next batch of this shard."""
-        indices = _as_list(self._order.rows(self._ahead))
-        self._ahead = min(self._ahead + self._order.step, self._order.total)
-        if indices or not self._is_single:
-            self._flying.append((self._engine.submit(indices, self.epoch), self._ahead))
-
-    def _transform(self, transform: Callable[[Any], Any], item: Any, indices: list[int]) -> Any:
-        try:
-            return transform(item)
-        except Exception as error:
-            ends = f"{indices[0]} to {indices[-1]}" if indices else "none"
-            note(error, f"in {self._config.read.name}(transform=), records {ends}")
-            raise
-
-    def _save(self) -> State:
-        return self._config.order.save_position(self._position)
-
-    def _load(self, state: State) -> None:
-        self._drop()
-        self._position = self._ahead = self._config.order.check_position(state, "indexed")
-        self._order = self._config.order.epoch(self.epoch)
-
-    def _drop(self) -> None:
-        for pending, _ in self._flying:
-            pending.cancel()
-        self._flying.clear()
-
-    def _release(self) -> None:
-        self._drop()
-        self._engine.close()
+    @property
+    def order(self) -> RecordOrder:
+        """Return which records make which batch."""
+        return self._order
 
 
 def indexed(
@@ -159,12 +127,10 @@ def indexed(
       seed: decides the orders, and what `augment` draws.
       drop_remainder: leave out a last batch that is not full.
       decode: a function of a record, run by the workers; returns arrays of fixed shapes.
-      augment: a function of a sample and a numpy generator, run by the workers after `decode`;
-        record `i` draws from `(seed, epoch, i)`, whatever the workers, shards and resumes.
+      augment: as `decode`, after it, with a numpy generator made from `(seed, epoch, index)`.
       transform: a function of a batch (of a sample, without a batch size), run by the caller.
       num_workers: threads or processes; 0 reads in the thread that iterates.
-      workers: `"thread"`, right for opencv and numpy, or `"process"`, where what the workers
-        run is pickled and a script needs `if __name__ == "__main__":`.
+      workers: `"thread"`, or `"process"`, where what they run is pickled (see `xmap_readers`).
       look_ahead: batches read ahead.
       shard: the part this process reads.
       name: names the reader in exceptions.
@@ -185,8 +151,15 @@ def indexed(
     check_int(f"{name}(look_ahead)", look_ahead, 0, "It counts batches")
     check_workers(name, workers, source, decode, augment)
     order = _order_of(source, batch_size, shuffle, seed, drop_remainder, shard)
-    read = RowReader(name, source, decode, augment, seed)
-    return IndexedReader(read, order, transform, num_workers, workers, look_ahead)
+    options = RowOptions(
+        decode=decode,
+        augment=augment,
+        transform=transform,
+        num_workers=num_workers,
+        workers=workers,
+        look_ahead=look_ahead,
+    )
+    return IndexedReader(source, order, name, options)
 
 
 def _check_source(name: str, source: Any) -> None:
@@ -221,7 +194,3 @@ def _order_of(
         file_names=tuple(map(str, getattr(source, "file_names", ()))),
         file_sizes=tuple(getattr(source, "file_sizes", ())),
     )
-
-
-def _as_list(rows: Rows) -> list[int]:
-    return list(range(rows.start, rows.stop)) if isinstance(rows, slice) else rows.tolist()

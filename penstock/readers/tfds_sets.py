@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock._errors import nearest
+from penstock.readers._decoding import Augment
 from penstock.readers._errors import message
 from penstock.readers._pool import Workers, num_usable_cores
-from penstock.readers._rows import Augment
 from penstock.readers.random_access import IndexedReader, indexed
 from penstock.readers.sharding import BatchSize, Shard
 

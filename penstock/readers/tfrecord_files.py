@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import message
-from penstock.readers.records.decoding import Augment, Decode
 from penstock.readers.records.features import Feature, VarLenFeature, parse_example
 from penstock.readers.records.files import RecordFormat
 from penstock.readers.records.framing import TFRECORD

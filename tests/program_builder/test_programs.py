@@ -64,8 +64,8 @@ def make_trainer(trainers):
 
 @STEPS_PER_CALL
 @PLACES
-def test_three_ragged_epochs_compile_each_program_once(place, steps_per_call, caplog):
-    trainer = ps.Trainer(program, optax.adam(0.01), place=place(), steps_per_call=steps_per_call)
+def test_three_ragged_epochs_compile_each_program_once(make_trainer, place, steps_per_call, caplog):
+    trainer = make_trainer(place, steps_per_call)
     reader, compiled_after = ragged_reader(), []
 
     def on_event(event):
@@ -77,7 +77,6 @@ def test_three_ragged_epochs_compile_each_program_once(place, steps_per_call, ca
 
     with counted_compiles() as compiles:
         trainer.train(reader, on_event, num_epochs=3)
-    assert compiled_after[0] > 0
     assert compiled_after == [compiled_after[0]] * 3
     programs = {"reset", "test", "train"} | ({"train x4"} if steps_per_call == 4 else set())
     assert trainer.builder.num_compiles == dict.fromkeys(programs, 1)

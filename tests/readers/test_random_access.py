@@ -44,15 +44,26 @@ def test_augmentation_depends_on_the_epoch_and_survives_a_resume():
 
 def test_samples_of_different_shape_name_the_record_and_both_shapes():
     source = [{"x": np.zeros(3)}, {"x": np.zeros(4)}]
-    with pytest.raises(ValueError, match=re.escape("of indexed, record 1 got ['x'] [4] float64")):
+    expected = "got ['x'] [4] float64, expected ['x'] [3] float64. The samples of a batch"
+    with pytest.raises(ValueError, match=re.escape(expected)) as caught:
         list(readers.indexed(source, 2))
-    with pytest.raises(ValueError, match=re.escape("expected ['x'] [3] float64. The samples of a")):
-        list(readers.indexed(source, 2))
+    assert caught.value.__notes__ == ["in indexed, record 1"]
 
 
 def test_samples_of_different_structure_are_refused():
     with pytest.raises(ValueError, match=re.escape("got ['y'] [] int64, expected ['x'] [] int64")):
         list(readers.indexed([{"x": 1}, {"y": 2}], 2))
+
+
+@pytest.mark.parametrize("other", [2.5, np.float32(2), np.zeros((), np.int32), b"2", None])
+def test_samples_of_another_dtype_are_not_converted(other):
+    with pytest.raises(ValueError, match=re.escape("expected [] int64")):
+        list(readers.indexed([1, other], 2))
+
+
+def test_numbers_and_arrays_of_one_dtype_are_stacked():
+    (batch,) = readers.indexed([1, np.int64(2), np.asarray(3)], 3)
+    assert batch.tolist() == [1, 2, 3]
 
 
 def test_bytes_keep_their_trailing_zeros():
@@ -80,7 +91,7 @@ def test_exception_in_a_transform_names_the_records():
 
     with pytest.raises(FloatingPointError) as caught:
         list(readers.indexed(Records(), 6, transform=broken))
-    assert caught.value.__notes__ == ["in indexed(transform=), records 0 to 5"]
+    assert caught.value.__notes__ == ["in indexed(transform=), epoch 0, records 0 to 5"]
 
 
 def test_exception_in_a_process_arrives_with_its_origin():
@@ -89,7 +100,9 @@ def test_exception_in_a_process_arrives_with_its_origin():
     )
     with pytest.raises(ValueError, match="could not convert") as caught:
         list(class_at_top)
-    assert "in numbers, record 1" in caught.value.__notes__
+    origin, traceback = caught.value.__notes__
+    assert origin == "in numbers, record 1"
+    assert traceback.startswith("Traceback (most recent call last):")
 
 
 def test_dropping_an_iterator_midway_lets_the_next_pass_run():

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from penstock.readers._batching import pad
 from penstock.readers._errors import message, nearest
 from penstock.readers.records.errors import FeatureError
 from penstock.readers.records.image_bytes import Interpolation, decode_image, resize_image
@@ -236,19 +237,6 @@ def build_example(values: Mapping[str, Any]) -> bytes:
     for name in sorted(values):
         fill_feature(example.features.feature[name], name, values[name], has_narrow_types=False)
     return example.SerializeToString(deterministic=True)
-
-
-def pad(array: np.ndarray, length: int, value: Any) -> np.ndarray:
-    """Return `array` `[n, ...]` padded on its first axis to `length`.
-
-    >>> pad(np.asarray([1, 2]), 3, 0)
-    array([1, 2, 0])
-    """
-    if len(array) == length:
-        return array
-    padded = np.full((length, *array.shape[1:]), value, array.dtype)
-    padded[: len(array)] = array
-    return padded
 
 
 def missing(key: str, features: FeatureMap) -> FeatureError:

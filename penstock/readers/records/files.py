@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.readers._errors import message
+from penstock.readers._errors import message, note
 from penstock.readers.records.errors import RecordError
 from penstock.readers.records.framing import TFRECORD, Framing
 from penstock.readers.records.index import RecordIndex, load_index
@@ -168,6 +168,18 @@ class RecordFiles:
         """Return the path, byte offset and number in its file of a record."""
         number, index = self._locate(record)
         return self.paths[number], int(self._indexes[number].bounds[index]), index
+
+    def blame(self, error: Exception, record: int) -> Exception:
+        """Return the error with the file, byte offset and number of the record."""
+        path, offset, index = self.origin(record)
+        if isinstance(error, RecordError):
+            return error.at(path, offset=offset, index=index)
+        note(error, f"in record {index} of '{path}' at byte {offset}")
+        return error
+
+    def is_damage(self, error: Exception) -> bool:
+        """Say whether an error is the data's fault."""
+        return isinstance(error, RecordError)
 
     def _locate(self, record: int) -> tuple[int, int]:
         if not 0 <= record < len(self):

@@ -1,18 +1,55 @@
-"""What the decoding threads do: read some records, decode them, say where each failed."""
+"""What the workers of a random-access reader do: read, decode, and say which record failed."""
 
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from penstock.readers._batching import BatchRows, BufferPool
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
-from penstock.readers.records.batching import BatchRows, BufferPool
-from penstock.readers.records.errors import RecordError
-from penstock.readers.records.files import RecordFiles
 
 Decode = Callable[[Any], Any]
 Augment = Callable[[Any, np.random.Generator], Any]
+
+
+class Rows(Protocol):
+    """Records by number, read from several threads: of files, or of a user's source.
+
+    `damages` are what is known to be missing before anything is read, `mean_record_bytes` decides
+    how many records make a task.
+    """
+
+    @property
+    def damages(self) -> Sequence[Exception]:
+        """Return the errors of what cannot be reached at all."""
+        ...
+
+    @property
+    def mean_record_bytes(self) -> int:
+        """Return the mean size of a record, at least 1."""
+        ...
+
+    def read(self, records: Sequence[int]) -> Iterator[Any]:
+        """Yield the payload of each record, or an exception in its place."""
+        ...
+
+    def blame(self, error: Exception, record: int) -> Exception:
+        """Return the error with the origin of the record."""
+        ...
+
+    def is_damage(self, error: Exception) -> bool:
+        """Say whether an error is the data's fault, and may be skipped."""
+        ...
+
+    def reopened(self) -> "Rows":
+        """Return a copy of which the open files are its own."""
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""
+        ...
 
 
 class Decoder(Protocol):
@@ -37,17 +74,13 @@ class Decoder(Protocol):
         """Return padding by entry."""
         ...
 
-    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Any:
-        """Return the sample.
-
-        Raises:
-          RecordError: the payload is not what was declared.
-        """
+    def __call__(self, payload: Any, random: np.random.Generator | None) -> Any:
+        """Return the sample; an error that `Rows.is_damage` knows says that it is no such."""
         ...
 
 
 class Piece(NamedTuple):
-    """Records one thread decodes, and the position after each: `None` inside a batch.
+    """Records one worker decodes, and the position after each: `None` inside a batch.
 
     `rows` is the memory of their batch, in which they begin at `first_row`.
     """
@@ -56,20 +89,24 @@ class Piece(NamedTuple):
     ends: list[int | None]
     rows: BatchRows | None = None
     first_row: int = 0
+    is_abroad: bool = False
+
+    def for_process(self) -> "Piece":
+        """Return what travels to another process: no memory of this one."""
+        return self._replace(rows=None, is_abroad=True)
 
 
 class Outcome(NamedTuple):
-    """A sample or what took its place, and the position after it: `None` inside a batch."""
+    """A sample or what took its place, and the position after it: `None` inside a batch.
 
+    Without a record it only marks the end of a batch that has none here.
+    """
+
+    record: int | None
     sample: Any
-    error: BaseException | None
+    error: Exception | None
     end: int | None
     rows: BatchRows | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether it only marks the end of a batch that has no records here."""
-        return self.sample is None and self.error is None
 
 
 def pieces(
@@ -77,7 +114,8 @@ def pieces(
 ) -> Iterator[Piece]:
     """Yield an epoch's records from `position` on in pieces of at most `size`.
 
-    The memory of batches comes from `pool`. A piece never spans two batches; without a batch size it spans several samples.
+    The memory of batches comes from `pool`. A piece never spans two batches; without a batch size
+    it spans several samples.
     """
     rows = order.epoch(epoch)
     single = Piece([], [])
@@ -109,7 +147,7 @@ class PieceDecoder:
     """Decode pieces of one epoch. It holds no iterator, so a dropped iterator is freed at once.
 
     Args:
-      files: where the records are.
+      rows: where the records are.
       decoder: payload to sample.
       decode: the user's function of a sample.
       augment: the user's function of a sample and a generator, applied last.
@@ -121,7 +159,7 @@ class PieceDecoder:
     def __init__(
         self,
         *,
-        files: RecordFiles,
+        rows: Rows,
         decoder: Decoder,
         decode: Decode | None,
         augment: Augment | None,
@@ -129,41 +167,43 @@ class PieceDecoder:
         cache: dict[int, bytes] | None,
     ) -> None:
         """Take the parts."""
-        self._files, self._decoder, self._key, self._cache = files, decoder, key, cache
+        self._rows, self._decoder, self._key, self._cache = rows, decoder, key, cache
         self._decode, self._augment = decode, augment
         self._is_random = decoder.is_random or augment is not None
 
     def __call__(self, piece: Piece) -> list[Outcome]:
         """Return an outcome a record, in order; a piece without records gives one empty outcome."""
         if not piece.records:
-            return [Outcome(None, None, end) for end in piece.ends]
+            return [Outcome(None, None, None, end) for end in piece.ends]
         payloads = self._payloads(piece.records)
         outcomes = []
         for number, payload in enumerate(payloads):
             outcome = self._outcome(piece.records[number], payload, piece.ends[number])
+            if outcome.error is not None and piece.is_abroad:  # a traceback cannot travel
+                note(outcome.error, "".join(traceback.format_exception(outcome.error)).rstrip())
             if outcome.error is None and piece.rows is not None:
                 placed = piece.rows.place(piece.first_row + number, outcome.sample)
-                outcome = Outcome(placed, None, outcome.end, piece.rows)
+                outcome = outcome._replace(sample=placed, rows=piece.rows)
             outcomes.append(outcome)
         return outcomes
 
-    def _payloads(self, records: list[int]) -> Iterator[bytes | RecordError]:
+    def _payloads(self, records: list[int]) -> Iterator[Any]:
         if self._cache is None:
-            yield from self._files.read(records)
+            yield from self._rows.read(records)
             return
         absent = [record for record in records if record not in self._cache]
-        damaged: dict[int, RecordError] = {}
-        for record, payload in zip(absent, self._files.read(absent), strict=True):
-            if isinstance(payload, RecordError):
+        damaged: dict[int, Exception] = {}
+        for record, payload in zip(absent, self._rows.read(absent), strict=True):
+            if isinstance(payload, Exception):
                 damaged[record] = payload
             else:
                 self._cache[record] = payload
         for record in records:
             yield damaged.get(record) or self._cache[record]
 
-    def _outcome(self, record: int, payload: bytes | RecordError, end: int | None) -> Outcome:
-        if isinstance(payload, RecordError):
-            return Outcome(None, payload, end)
+    def _outcome(self, record: int, payload: Any, end: int | None) -> Outcome:
+        if isinstance(payload, Exception):
+            return Outcome(record, None, payload, end)
         random = np.random.default_rng((*self._key, record)) if self._is_random else None
         try:
             sample = self._decoder(payload, random)
@@ -171,11 +211,6 @@ class PieceDecoder:
                 sample = self._decode(sample)
             if self._augment is not None and random is not None:
                 sample = self._augment(sample, random)
-        except RecordError as error:
-            path, offset, index = self._files.origin(record)
-            return Outcome(None, error.at(path, offset=offset, index=index), end)
         except Exception as error:
-            path, offset, index = self._files.origin(record)
-            note(error, f"in record {index} of '{path}' at byte {offset}")
-            return Outcome(None, error, end)
-        return Outcome(sample, None, end)
+            return Outcome(record, None, self._rows.blame(error, record), end)
+        return Outcome(record, sample, None, end)

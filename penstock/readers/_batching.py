@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.readers import _tree
 from penstock.readers._errors import message
-from penstock.readers.records.features import pad
 
 _MIN_PLACED_BYTES = 1 << 12  # below, a lookup costs more than the copy it saves
 _MAX_POOLED = 16
@@ -157,7 +156,7 @@ def stack_samples(
     in `rows` are there already.
 
     Raises:
-      ValueError: other entries differ in shape.
+      UnlikeError: a sample has another structure, or an entry another shape or dtype.
 
     >>> batch = stack_samples([{"x": np.asarray([1])}, {"x": np.asarray([2, 3])}], {"x": 0})
     >>> batch["x"].tolist()
@@ -167,12 +166,17 @@ def stack_samples(
         samples = _padded(samples, pad_values)
     try:
         return _tree.tree_map(lambda *leaves: _stack_leaf(leaves, rows), *samples)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _shape_error(samples) from error
 
 
 def _stack_leaf(leaves: Sequence[Any], rows: BatchRows | None) -> np.ndarray:
     first = leaves[0]
+    if any(type(leaf) is not type(first) for leaf in leaves):
+        leaves = [_tree.as_leaf(leaf) for leaf in leaves]
+        first = leaves[0]
+    if isinstance(first, np.ndarray) and any(leaf.dtype != first.dtype for leaf in leaves):
+        raise ValueError("samples of several dtypes")
     if isinstance(first, np.ndarray) and first.ndim:
         placed = rows.whole(leaves) if rows is not None and first.base is not None else None
         return np.stack(leaves) if placed is None else placed
@@ -193,18 +197,42 @@ def _padded(samples: Sequence[dict[str, Any]], pad_values: Mapping[str, Any]) ->
     return padded
 
 
-def _shape_error(samples: Sequence[Any]) -> ValueError:
-    shapes = [
-        {path: np.shape(leaf) for path, leaf in _tree.leaves_with_path(sample, "sample")}
-        for sample in samples
-    ]
-    other = next((each for each in shapes if each != shapes[0]), shapes[0])
-    return ValueError(
+class UnlikeError(ValueError):
+    """Say that a sample cannot be stacked with the first of its batch; `number` is its row."""
+
+    number: int = 0
+
+
+def _shape_error(samples: Sequence[Any]) -> UnlikeError:
+    listed = [_listed(sample) for sample in samples]
+    number = next((i for i, each in enumerate(listed) if each != listed[0]), 0)
+    error = UnlikeError(
         message(
-            "batch",
-            f"samples of shapes {shapes[0]} and {other}",
-            "one shape for each entry",
-            "A batch stacks its samples",
-            "Declare the shapes, resize or pad in decode, or leave batch_size out",
+            f"sample {number} of a batch",
+            listed[number],
+            listed[0],
+            "The samples of a batch are stacked",
+            "Let decode return one structure, shape and dtype, e.g. resize images, or leave "
+            "batch_size out",
         )
     )
+    error.number = number
+    return error
+
+
+def _listed(sample: Any) -> str:
+    leaves = ((path, _tree.as_leaf(leaf)) for path, leaf in _tree.leaves_with_path(sample, ""))
+    return ", ".join(f"{path} {list(leaf.shape)} {leaf.dtype}".strip() for path, leaf in leaves)
+
+
+def pad(array: np.ndarray, length: int, value: Any) -> np.ndarray:
+    """Return `array` `[n, ...]` padded on its first axis to `length`.
+
+    >>> pad(np.asarray([1, 2]), 3, 0)
+    array([1, 2, 0])
+    """
+    if len(array) == length:
+        return array
+    padded = np.full((length, *array.shape[1:]), value, array.dtype)
+    padded[: len(array)] = array
+    return padded

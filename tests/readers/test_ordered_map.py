@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from penstock.readers.records.ordered_map import OrderedMap
+from penstock.readers._ordered_map import OrderedMap
 
 
 def num_threads() -> int:
@@ -16,7 +16,7 @@ def test_results_keep_the_order_of_their_items(workers: int):
         time.sleep(0.002 * (item % 2 == 0))
         return item * 10
 
-    results = OrderedMap(slow_when_even, iter(range(20)), num_threads=workers, num_ahead=6)
+    results = OrderedMap(slow_when_even, iter(range(20)), num_workers=workers, num_ahead=6)
     assert list(results) == [item * 10 for item in range(20)]
     results.close()
     assert num_threads() == 0
@@ -25,7 +25,7 @@ def test_results_keep_the_order_of_their_items(workers: int):
 def test_no_more_items_are_taken_than_may_wait():
     taken: list[int] = []
     items = (taken.append(item) or item for item in range(1000))
-    results = OrderedMap(str, items, num_threads=2, num_ahead=5)
+    results = OrderedMap(str, items, num_workers=2, num_ahead=5)
     assert [next(results), next(results)] == ["0", "1"]
     assert len(taken) == 6
     results.close()
@@ -37,7 +37,7 @@ def test_exception_is_raised_at_its_turn_and_the_rest_follows():
             raise KeyError(item)
         return item
 
-    results = OrderedMap(fail_at_two, iter(range(4)), num_threads=2, num_ahead=4)
+    results = OrderedMap(fail_at_two, iter(range(4)), num_workers=2, num_ahead=4)
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(KeyError):
         next(results)
@@ -53,7 +53,7 @@ def test_closing_early_waits_for_what_runs_and_drops_what_waits():
         time.sleep(0.01)
         return item
 
-    results = OrderedMap(work, iter(range(1000)), num_threads=2, num_ahead=100)
+    results = OrderedMap(work, iter(range(1000)), num_workers=2, num_ahead=100)
     next(results)
     results.close()
     results.close()

@@ -1,0 +1,294 @@
+"""The one iterator over records reached by number: any order, exact positions, read ahead.
+
+`readers.indexed`, with what stands on it (image folders, TFDS, named sets), and the record files
+differ in where the records are (`Rows`) and in what decodes them; order, workers, memory, skipping,
+shards and positions are these.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.readers import _tree
+from penstock.readers._batching import BatchRows, BufferPool, UnlikeError, stack_samples
+from penstock.readers._contract import IteratorBase, ReaderBase, State
+from penstock.readers._decoding import (
+    Augment,
+    Decode,
+    Decoder,
+    Outcome,
+    Piece,
+    PieceDecoder,
+    Rows,
+    pieces,
+)
+from penstock.readers._errors import note
+from penstock.readers._order import RecordOrder, named
+from penstock.readers._ordered_map import OrderedMap
+from penstock.readers._pool import Workers
+
+_logger = logging.getLogger("penstock.readers")
+_MAX_PIECE = 32  # records a worker decodes at a time: a task costs 20 us, a small record 3 us
+_PIECE_BYTES = 1 << 18  # of images some five: still many pieces a batch, so that none waits long
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """How an iterator reads.
+
+    Args:
+      decode: a function of a sample, run by the workers.
+      augment: a function of a sample and a numpy generator, run by the workers after `decode`.
+      transform: a function of a batch (of a sample, without a batch size), run by the caller.
+      num_workers: 0 reads in the calling thread.
+      workers: threads or processes.
+      look_ahead: batches read ahead.
+      skips_damage: leave out and count what is the data's fault, rather than raise it.
+    """
+
+    decode: Decode | None = None
+    augment: Augment | None = None
+    transform: Callable[[Any], Any] | None = None
+    num_workers: int = 0
+    workers: Workers = "thread"
+    look_ahead: int = 2
+    skips_damage: bool = False
+
+
+class RowReader(ReaderBase):
+    """A reader over records reached by number, the base of our random-access readers.
+
+    Args:
+      name: names the reader in exceptions.
+      decoder: payload to sample.
+      options: how it reads.
+
+    A subclass gives `rows` and `order`.
+    """
+
+    cache: dict[int, bytes] | None = None
+
+    def __init__(self, name: str, decoder: Decoder, options: RowOptions) -> None:
+        """Take what is checked."""
+        super().__init__()
+        self.name, self.decoder, self.row_options = name, decoder, options
+        # Of the reader, not of a pass: a pass begins with the memory of the one before it.
+        self.pool = BufferPool()
+
+    @property
+    def rows(self) -> Rows:
+        """Return the records."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> RecordOrder:
+        """Return which records make which batch."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the memory of batches behind."""
+        return {**super().__getstate__(), "pool": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin with no memory."""
+        super().__setstate__(state)
+        self.pool = BufferPool()
+
+    def __len__(self) -> int:
+        """Return the number of batches (samples without a batch size) when none is skipped."""
+        return len(self.order)
+
+    def iterate(self, epoch: int) -> "RowIterator":
+        """Return an iterator over `epoch`."""
+        return RowIterator(self, epoch)
+
+
+class RowIterator(IteratorBase):
+    """One pass over a `RowReader`.
+
+    Attributes:
+      num_skipped: records left out so far in this pass, the damaged ends of files included.
+    """
+
+    _results: OrderedMap[Piece, list[Outcome]] | None = None
+    _rows: Rows | None = None
+
+    def __init__(self, reader: RowReader, epoch: int) -> None:
+        """Start at the first batch of `epoch`."""
+        self._outcomes: deque[Outcome] = deque()
+        self.kind, self.epoch = reader.decoder.kind, epoch
+        self._source, self._order = reader, reader.order
+        damages = reader.rows.damages
+        self.num_skipped = len(damages)
+        self._first_skipped = damages[0] if damages else None
+        self._position, self._num_read = 0, 0
+        self._failure: BaseException | None = None
+        self._template: Any = None
+        self._start()
+
+    def __next__(self) -> Any:
+        """Return the next batch, leaves `[b, ...]`, short by what was skipped; or the next sample.
+
+        Raises:
+          RecordError: a record is damaged or not what was declared (its file, byte offset and
+            number are in the message and the attributes), and errors are not skipped.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._next()
+        except StopIteration:
+            self._end()
+            raise
+        except BaseException as error:
+            self._failure = error
+            self._release()
+            raise
+
+    def _next(self) -> Any:
+        is_single = self._order.batch_size is None
+        while True:
+            samples, records, end, rows = [], [], None, None
+            while end is None:
+                outcome = self._take()
+                end = outcome.end
+                if outcome.error is not None:
+                    self._skip(outcome.error)
+                elif outcome.record is not None:
+                    samples.append(outcome.sample)
+                    records.append(outcome.record)
+                    rows = outcome.rows
+            self._position = end
+            self._num_read += len(samples)
+            if is_single and samples:
+                return self._transformed(samples[0], records)
+            if samples:
+                batch = self._stacked(samples, records, rows)
+                if self._order.shard.count > 1 and self._template is None:
+                    self._template = _tree.tree_map(lambda leaf: leaf[:0].copy(), batch)
+                return self._transformed(batch, records)
+            if not is_single and self._order.shard.count > 1:
+                return self._empty_batch()
+
+    def _stacked(self, samples: list[Any], records: list[int], rows: BatchRows | None) -> Any:
+        try:
+            return stack_samples(samples, self._source.decoder.pad_values, rows)
+        except ValueError as error:
+            if isinstance(error, UnlikeError):
+                raise self._source.rows.blame(error, records[error.number]) from error.__cause__
+            raise
+
+    def _take(self) -> Outcome:
+        while not self._outcomes:
+            if self._results is None:
+                raise StopIteration
+            self._outcomes.extend(next(self._results))
+        return self._outcomes.popleft()
+
+    def _skip(self, error: Exception) -> None:
+        """Count a record left out; what is not the data's fault is raised in any case."""
+        if not self._source.row_options.skips_damage or not self._source.rows.is_damage(error):
+            raise error
+        self.num_skipped += 1
+        self._first_skipped = self._first_skipped or error
+
+    def _empty_batch(self) -> Any:
+        """Return a batch of no samples: all processes must take the same number of steps."""
+        for record in range(self._order.num_records):
+            if self._template is not None:
+                break
+            (outcome,) = self._decode(Piece([record], [None]))
+            if outcome.error is None:
+                values = self._source.decoder.pad_values
+                self._template = stack_samples([outcome.sample], values)
+        if self._template is None and self._first_skipped is not None:
+            raise self._first_skipped
+        return self._transformed(_tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), [])
+
+    def _transformed(self, item: Any, records: list[int]) -> Any:
+        transform = self._source.row_options.transform
+        if transform is None:
+            return item
+        try:
+            return transform(item)
+        except Exception as error:
+            where = f"epoch {self.epoch}, {named('record', records)}"
+            note(error, f"in {self._source.name}(transform=), {where}")
+            raise
+
+    def _end(self) -> None:
+        """Report what was skipped, once a pass; a pass that read nothing is an error."""
+        if self._results is None:
+            return
+        self._release()
+        if self._first_skipped is None:
+            return
+        _logger.warning(
+            "%s: epoch %d skipped %d of %d records. The first: %s",
+            self.kind,
+            self.epoch,
+            self.num_skipped,
+            self._order.num_records,
+            self._first_skipped,
+        )
+        if self._num_read == 0 and self._position == self._order.total:
+            self._failure = self._first_skipped
+            self._first_skipped.add_note("every record of the pass was skipped")
+            raise self._first_skipped from None
+
+    def _start(self) -> None:
+        """Start decoding at the position."""
+        options, rows = self._source.row_options, self._source.rows.reopened()
+        num_workers = options.num_workers
+        share = self._order.step // self._order.shard.count
+        size = min(_MAX_PIECE, max(1, _PIECE_BYTES // rows.mean_record_bytes))
+        if self._order.batch_size is not None:
+            size = min(size, -(-share // max(1, num_workers)))
+        self._rows = rows
+        self._decode = PieceDecoder(
+            rows=rows,
+            decoder=self._source.decoder,
+            decode=options.decode,
+            augment=options.augment,
+            key=(self._order.seed, self.epoch),
+            cache=self._source.cache,
+        )
+        items: Iterator[Piece] = pieces(
+            self._order, self.epoch, self._position, size, self._source.pool
+        )
+        if options.workers == "process":
+            items = (piece.for_process() for piece in items)
+        self._results = OrderedMap(
+            self._decode,
+            items,
+            num_workers=num_workers,
+            # The batch in hand, and with its last piece `look_ahead` further ones.
+            num_ahead=max(
+                options.look_ahead * max(num_workers, -(-share // size)) + 1, num_workers
+            ),
+            workers=options.workers,
+        )
+
+    def _save(self) -> State:
+        return {
+            **self._order.save_position(self._position),
+            "num_skipped": self.num_skipped,
+            "num_read": self._num_read,
+        }
+
+    def _load(self, state: State) -> None:
+        self._position = self._order.check_position(state, self.kind)
+        self.num_skipped, self._num_read = state["num_skipped"], state["num_read"]
+        self._failure = None
+        self._release()
+        self._start()
+
+    def _release(self) -> None:
+        self._outcomes.clear()  # decoded but not asked for: a closed pass has ended
+        if self._results is not None:
+            self._results.close()
+            self._results = None
+        if self._rows is not None:
+            self._rows.close()
