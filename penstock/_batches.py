@@ -137,6 +137,11 @@ def check_reader(reader: Any, num_passes: int) -> None:
             f"reader got {type(reader).__name__}, expected a function without arguments that "
             "returns an iterator, or an iterable such as readers.arrays(...)."
         )
+    if isinstance(reader, (Mapping, np.ndarray, jax.Array, str)):
+        raise TypeError(
+            f"reader got {type(reader).__name__}, expected what yields batches. Data in memory "
+            "becomes a reader with readers.arrays(data, batch_size=...)."
+        )
     if isinstance(reader, Iterator) and not callable(reader) and num_passes > 1:
         raise ReaderError(
             f"reader got a {type(reader).__name__} for {num_passes} epochs, expected what can be "
@@ -167,5 +172,5 @@ def length_of(reader: Any) -> int | None:
     """Return how many batches a reader yields in a pass, where it says so."""
     try:
         return len(reader)
-    except TypeError:
+    except (TypeError, NotImplementedError, ValueError):
         return None

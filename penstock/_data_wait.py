@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 _LOGGER = logging.getLogger("penstock")
@@ -32,10 +32,10 @@ class DataWait:
         self._waited = self._sampled = 0.0
         self._is_warned = False
 
-    def watched(self, launches: Iterable[T]) -> Iterator[T]:
+    def watched(self, launches: Iterable[T]) -> Generator[T, None, None]:
         """Yield the launches; look at the clock around some of them."""
         iterator = iter(launches)
-        start = -1.0
+        start, was_idle = -1.0, False
         while True:
             if start >= 0.0:
                 self._sampled += self._clock() - start

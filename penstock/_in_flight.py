@@ -53,7 +53,7 @@ class InFlight:
         self._num_queued = 0  # launches that the flags in the queue stand for
         self._num_pushed = 0  # launches since the last of them
         self._num_unread = 0  # launches since the last flag that was read
-        self._newest: tuple[jax.Array, int] | None = None
+        self._newest: tuple[Any, int] | None = None
 
     def push(self, flag: jax.Array, end_step: int) -> None:
         """Add a launch that ends before global step `end_step`; wait for the oldest if need be.

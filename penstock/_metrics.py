@@ -184,11 +184,11 @@ def _local_part(value: jax.Array) -> np.ndarray:
 
 
 def _cut(value: np.ndarray, rows: int, num_examples: int) -> Any:
-    return np.asarray(value[: num_examples * rows]) if rows else _plain(value)
+    return np.array(value[: num_examples * rows]) if rows else _plain(value)
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if np.ndim(value) == 0 else np.asarray(value)
+    return value.item() if np.ndim(value) == 0 else np.array(value)
 
 
 class LaunchValues:

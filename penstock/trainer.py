@@ -92,13 +92,13 @@ class Trainer:
         self.global_step = 0
         self._rounds = _rounds(self.builder.objectives, schedule)
         self._feed_order: FeedOrder | None = None
-        self._is_stopping = False
+        self._is_stopping = self._is_running = False
         self._packed = self.builder.pack(self.builder.init(seed))
         if param_path is not None:
             self._start_from(param_path)
 
     def _start_from(self, param_path: str | os.PathLike[str]) -> None:
-        if os.path.exists(param_path):
+        if os.path.exists(os.path.join(param_path, _parameters.DATA_FILE)):
             self.load_params(param_path)
             _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
         else:
@@ -121,7 +121,7 @@ class Trainer:
         Arguments:
           reader: yields batches, anew at every pass: a zero-argument function that returns an
             iterator, or an iterable. A batch is a dict of arrays, a tuple of arrays, or a list of
-            samples.
+            samples. It must not write into arrays it has yielded: they may not have been used yet.
           event_handler: a function that takes an event, or a list of them.
           feed_order: the input names in the order of a tuple's fields; also a dict of name to
             index. `test` uses it too, unless told otherwise.
@@ -137,9 +137,9 @@ class Trainer:
         emit = emitter(event_handler)
         _batches.check_reader(reader, num_epochs)
         inputs, known = self.builder.inputs("train"), self.builder.feed_specs
-        fields = _batches.Fields(inputs, feed_order, known)
+        fields = _batches.Fields(inputs, feed_order or self._feed_order, known)
         self._feed_order = feed_order or self._feed_order
-        self._is_stopping = False
+        self._begin()
         reason: Reason = "failed"
         error: BaseException | None = None
         in_flight = InFlight(self.builder.mesh, self._raise_bad_range, self.global_step)
@@ -157,7 +157,17 @@ class Trainer:
             error = raised
             raise
         finally:
+            self._is_running = False
             emit(EndTraining(reason, error, self.global_step))
+
+    def _begin(self) -> None:
+        if self._is_running:
+            raise RuntimeError(
+                "train got called while it runs, in a handler or another thread, expected one run "
+                "at a time: a trainer has one state. Make a second Trainer, or call train again "
+                "when this run has ended."
+            )
+        self._is_running, self._is_stopping = True, False
 
     def _run_epoch(
         self,
@@ -189,9 +199,11 @@ class Trainer:
                     is_fetched.append(begin.fetch_metrics)
                 # The launch takes the old state: no interrupt until the new one is stored.
                 interrupts.is_held = True
-                self._packed, values, flag = builder.launch(self._packed, placed, rounds)
-                self.global_step = first + len(counts)
-                interrupts.is_held = False
+                try:
+                    self._packed, values, flag = builder.launch(self._packed, placed, rounds)
+                    self.global_step = first + len(counts)
+                finally:
+                    interrupts.is_held = False
                 if interrupts.is_pending:
                     interrupts.raise_pending()
                 in_flight.push(flag, self.global_step)
@@ -357,8 +369,8 @@ class Trainer:
     def _raise_non_finite(self, what: str) -> NoReturn:
         raise NonFiniteError(
             f"Trainer got {what}, expected a finite one. The parameters have followed it since. "
-            "Look for the log of zero or a division by zero, lower the learning rate, or clip "
-            "gradients (optax.clip_by_global_norm)."
+            "Look for an id or a label out of range (they give nan), the log of zero or a division "
+            "by zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm)."
         )
 
 
@@ -379,7 +391,7 @@ def _rounds(
                 f"schedule got the objective {name!r}, expected one of {listed(objectives)}."
                 + nearest(str(name), objectives)
             )
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise ValueError(f"schedule got {name!r}: {count!r}, expected a count of 0 or more.")
     rounds = tuple(name for name, count in schedule.items() for _ in range(count))
     if not rounds:

@@ -1,4 +1,4 @@
-"""Every Python block of the README and of docs/ runs, a page's blocks in order and in one namespace."""
+"""Every Python block of README and docs/ runs, a page's blocks in order, in one namespace."""
 
 import re
 

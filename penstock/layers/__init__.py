@@ -45,7 +45,7 @@ from penstock.layers.nets import (
 from penstock.layers.norm import group_norm, l2_normalize, layer_norm
 from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
 from penstock.layers.pool import pool2d
-from penstock.layers.reductions import accuracy, mean
+from penstock.layers.reductions import accuracy, mean, reduce_sum
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, topk
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "example_weights",
     "is_training",
     "random_key",
+    "reduce_sum",
     "scope",
     # Layers with parameters
     "batch_norm",

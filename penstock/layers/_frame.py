@@ -16,68 +16,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.core import tracers
 
 from penstock import _mesh
 from penstock._errors import FeedError, LayerContextError, ProgramError, listed, nearest
+from penstock.layers._specs import FeedSpec as FeedSpec
+from penstock.layers._specs import Initializer as Initializer
+from penstock.layers._specs import ParameterSpec as ParameterSpec
+from penstock.layers._specs import user_stack as user_stack
 
 Mode = Literal["train", "test", "infer"]
-Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 PROBE_BATCH_SIZE = 251
 
 # `fluid` holds wrappers of layers: a line in them is not the user's either.
-_LAYERS_FOLDERS = tuple(str(Path(__file__).parents[1] / name) for name in ("layers", "fluid"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeedSpec:
-    """What one `layers.data` call expects; `shape` leaves out the batch axis."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ParameterSpec:
-    """One entry of the parameter tree, as a layer asked for it.
-
-    `learning_rate` multiplies the optimizer's update, `regularizer` maps the parameter to what is
-    added to its gradient, `site` is the user's `file:line` that made the layer, `is_automatic`
-    whether the layer's name was counted.
-    """
-
-    path: tuple[str, ...]
-    collection: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    initializer: Initializer
-    trainable: bool = True
-    learning_rate: float = 1.0
-    regularizer: Callable[[jax.Array], jax.Array] | None = None
-    site: str = ""
-    is_automatic: bool = False
-
-    @property
-    def name(self) -> str:
-        """The path joined with slashes, e.g. `generator/fc_0/w`."""
-        return "/".join(self.path)
-
-    def configuration(self) -> tuple[Any, ...]:
-        """Return what two uses of one name must agree on."""
-        return (self.shape, self.dtype, self.trainable, self.learning_rate, self.regularizer)
 
 
 class _Scope:
@@ -128,6 +88,7 @@ class Frame:
         self.scope = _Scope(())
         self._modules: dict[tuple[str, ...], ScopeModule] = {}
         self._num_row_queries = 0
+        self._traces = contextlib.ExitStack()
 
     @property
     def is_probe(self) -> bool:
@@ -163,6 +124,8 @@ class Frame:
         """Return the path of a layer: automatic names count per kind, explicit ones are kept."""
         scope, is_explicit = self.scope, name is not None
         if name is None:
+            # A body traced once for two calls would give both the names of the first.
+            self._traces.enter_context(_TRACES(object()))
             count = scope.counters.get(kind, 0)
             scope.counters[kind] = count + 1
             name = f"{kind}_{count}"
@@ -196,9 +159,9 @@ class Frame:
     def _record(self, spec: ParameterSpec) -> None:
         own_name = spec.path[len(self.scope.path)]
         is_automatic = not self.scope.owners.get(own_name, ("", True))[1]
-        spec = dataclasses.replace(spec, site=user_site(), is_automatic=is_automatic)
+        spec = dataclasses.replace(spec, stack=user_stack(), is_automatic=is_automatic)
         known = self.specs.setdefault(spec.name, spec)
-        if known.configuration() != spec.configuration():
+        if not known.agrees_with(spec):
             raise ProgramError(
                 f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
                 f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
@@ -246,6 +209,17 @@ class Frame:
             return self.rows[number]
         return rows_per_example(shape, self.batch_size)
 
+    def sum(self, value: jax.Array) -> jax.Array:
+        """Return the sum over the valid examples of the global batch, a scalar.
+
+        A value without a batch axis is summed as it is.
+        """
+        value = jnp.asarray(value)
+        if not self.rows_per_example(value):
+            return jnp.sum(value)
+        weights = along(self.row_weights(value.shape[0]), value.ndim, 0)
+        return _mesh.psum(jnp.sum(value * weights), self.num_devices)
+
     def row_weights(self, num_rows: int) -> jax.Array:
         """Return the example weights repeated to `num_rows`, shape `[num_rows]`."""
         return jnp.repeat(self.weights, num_rows // self.batch_size)
@@ -288,7 +262,8 @@ _CURRENT: ContextVar[Frame | None] = ContextVar("penstock_frame", default=None)
 
 # JAX keeps the trace of a scan body or a jitted function and uses it again where the same function
 # meets the same shapes: in another program too, with the mode and the parameters of this one.
-# This context is a part of the key it is kept under.
+# This context is a part of the key it is kept under; it changes with each frame and with each
+# automatic name, so that a checkpointed block called three times makes three layers.
 _TRACES = jax.make_user_context(None)
 
 
@@ -297,7 +272,8 @@ def opened(frame: Frame) -> Iterator[Frame]:
     """Make `frame` the current one inside the `with` block."""
     token = _CURRENT.set(frame)
     try:
-        with _TRACES(object()):
+        with contextlib.ExitStack() as frame._traces:
+            frame._traces.enter_context(_TRACES(object()))
             yield frame
     finally:
         _CURRENT.reset(token)
@@ -389,11 +365,3 @@ def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]
             f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
             + nearest(str(value), choices)
         )
-
-
-def user_site() -> str:
-    """Return `file:line` of the nearest caller outside penstock's layers."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LAYERS_FOLDERS):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "unknown"

@@ -102,6 +102,8 @@ def _batch_statistics(
     total, total_of_squares, count = sums
     offset = total / jnp.maximum(count, 1)
     variance = jnp.maximum(total_of_squares / jnp.maximum(count, 1) - offset**2, 0)
+    # A variance of 0 would blow the padding up layer by layer, to an infinity times a weight of 0.
+    variance = jnp.where(count > 0, variance, running[1])
     steps = lax.stop_gradient((total, (variance - running[1]) * count, count))
     if not sync:
         steps = _mesh.psum(steps, frame.num_devices)

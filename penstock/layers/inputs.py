@@ -40,7 +40,8 @@ def data(name: str, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
     """
     frame = _frame.current("data")
     _frame.check_name("layers.data", name)
-    if isinstance(shape, int) or any(int(size) < 1 for size in shape):
+    is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
+    if not is_sequence or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in shape):
         raise ProgramError(
             f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
             "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Pad sequences "
@@ -98,8 +99,9 @@ def example_weights() -> jax.Array:
     """Return the weight of each example of this device's batch, shape `[B]`.
 
     1 for an example, 0 for the padding that brings a short last batch to the full batch size.
-    `layers.mean` and the other reductions use it already; multiply by it in a reduction of one's
-    own.
+    `layers.mean`, `layers.accuracy` and `layers.reduce_sum` use it already. A reduction of one's
+    own multiplies by it and sums over the devices too: `jax.lax.psum(jnp.sum(x * w), "data")`. A
+    device may hold nothing but padding, so divide only by sums over all of them.
 
     >>> import penstock as ps
     >>> from penstock import layers

@@ -126,7 +126,7 @@ def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
     x = jnp.asarray(x)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.sum(wide * wide, axis=axis, keepdims=True)
-    return (wide * lax.rsqrt(square + epsilon)).astype(jnp.promote_types(x.dtype, jnp.float16))
+    return _narrowed(wide * lax.rsqrt(square + epsilon), x.dtype)
 
 
 def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:
@@ -134,4 +134,9 @@ def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Arr
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     centred = wide - jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(centred * centred, axes, keepdims=True)
-    return (centred * lax.rsqrt(variance + epsilon)).astype(x.dtype)
+    return _narrowed(centred * lax.rsqrt(variance + epsilon), x.dtype)
+
+
+def _narrowed(value: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Return `value` in the input's dtype where that is a floating one."""
+    return value.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else value

@@ -79,6 +79,13 @@ class ParamAttr:
     def __post_init__(self) -> None:
         if self.name is not None:
             _frame.check_name("ParamAttr", self.name)
+        for name in ("initializer", "regularizer"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(
+                    f"ParamAttr got {name}={value!r}, expected a function, e.g. "
+                    "jax.nn.initializers.zeros or L2Decay(1e-4)."
+                )
         if self.learning_rate < 0:
             raise ValueError(
                 f"ParamAttr got learning_rate={self.learning_rate}, expected 0 or more. It "
@@ -184,7 +191,7 @@ def _request(
             collection="params",
             shape=tuple(int(size) for size in shape),
             dtype=dtypes.canonicalize_dtype(dtype),
-            initializer=attr.initializer or default,
+            initializer=default if attr.initializer is None else attr.initializer,
             trainable=attr.trainable,
             learning_rate=attr.learning_rate,
             regularizer=attr.regularizer,

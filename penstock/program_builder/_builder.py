@@ -21,7 +21,7 @@ from penstock.program_builder._objective import (
     check_program_func,
     objectives_of,
 )
-from penstock.program_builder._probe import Probe, owner_of
+from penstock.program_builder._probe import Probe
 from penstock.program_builder._programs import Program, compiled_call, owned
 
 
@@ -172,6 +172,8 @@ class ProgramBuilder:
             self._infer_feeders[bucket] = feeder
             feeder.fit(bucket)
         placed = feeder.place([feed])
+        if size < feeder.batch_size:
+            each.check_padding("infer", size, feeder.batch_size)
         program = self._programs.get("infer") or self._made(
             "infer", _derived.infer_program(self._network)
         )
@@ -196,21 +198,10 @@ class ProgramBuilder:
             )
         placed = feeder.place(batches)
         if min(placed.counts) < feeder.batch_size:
-            self._check_weighted(mode, placed)
+            # Of the test program too: in training batch norm brings the weights to everything.
+            for each in [*self._network.train.values(), *self._network.test.values()]:
+                each.check_padding(mode, min(placed.counts), feeder.batch_size)
         return placed
-
-    def _check_weighted(self, mode: str, placed: _feeding.Placed) -> None:
-        probes = self._network.train if mode == "train" else self._network.test
-        for each in probes.values():
-            if each.unweighted:
-                raise ProgramError(
-                    f"{owner_of(each.function, mode)} got a batch of {min(placed.counts)} examples "
-                    f"padded to {self._feeders[mode].batch_size}, expected a full batch: "
-                    f"{', '.join(each.unweighted)} does not use the example weights and would "
-                    "count the padding. Use layers.mean in place of jnp.mean, multiply by "
-                    "layers.example_weights(), or leave the rest out: readers.arrays takes "
-                    "drop_remainder=True, readers.batch drop_last=True."
-                )
 
     def pack(self, state: State) -> list[jax.Array]:
         """Return the state as the flat list that `launch` takes."""

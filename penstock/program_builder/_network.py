@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock.layers._frame import PROBE_BATCH_SIZE, FeedSpec, Frame
-from penstock.program_builder import _steps, _tree
+from penstock.program_builder import _sites, _steps, _tree
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._probe import Path, Probe, compare, evaluate, owner_of, probe
@@ -44,6 +45,9 @@ class Network:
             compare(self.train[name], each)
         if self.infer and len(self.train) == 1:
             compare(next(iter(self.train.values())), self.infer)
+        for first, second in itertools.combinations([*self.train.values(), self.infer], 2):
+            if second and len(self.train) > 1:
+                _check_objectives(first, second)
         self.table = _joined(self.owners)
         if self.infer:
             _joined([*self.owners, self.infer])
@@ -201,6 +205,27 @@ class Network:
     def zeros(self, each: Probe) -> _metrics.Accumulator:
         """Return empty sums for what a program returns."""
         return _metrics.zeros(each.structure, each.shapes)
+
+
+def _check_objectives(first: Probe | None, second: Probe) -> None:
+    """Raise if two programs use a name differently.
+
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    assert first is not None
+    expected, owner = (owner_of(each.function, each.mode) for each in (first, second))
+    _sites.check_objectives(first.named, second.named, expected, owner)
+    for name, spec in second.specs.items():
+        known = first.specs.get(name, spec)
+        if known.shape == spec.shape and not known.agrees_with(spec):
+            raise ProgramError(
+                f"{owner} got {name!r} with trainable={spec.trainable}, learning_rate="
+                f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
+                f"{known.trainable}, learning_rate={known.learning_rate}, regularizer="
+                f"{known.regularizer} as in {expected}. One parameter has one set of attributes. "
+                "Use the same param_attr in both."
+            )
 
 
 def _joined(probes: Sequence[Probe]) -> dict[tuple[str, Path], tuple[Any, Any]]:

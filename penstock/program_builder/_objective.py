@@ -76,11 +76,19 @@ def _resolved(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:
     if optimizer is None:
         return None
     if not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
-        optimizer = optimizer()
+        try:
+            optimizer = optimizer()
+        except TypeError as error:
+            error.add_note(
+                "While calling the optimizer function without arguments. Call it yourself where it "
+                "takes some: optax.adam(1e-3), not optax.adam."
+            )
+            raise
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
             f"optimizer got {type(optimizer).__name__}, expected an optax transformation such as "
-            "optax.adam(1e-3), or a function without arguments that returns one."
+            "optax.adam(1e-3), or a function without arguments that returns one. Of "
+            "optax.MultiSteps pass .gradient_transformation()."
         )
     return optax.with_extra_args_support(optimizer)
 

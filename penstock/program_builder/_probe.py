@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
 from penstock.layers import _frame
+from penstock.program_builder import _sites
 from penstock.program_builder._tree import Path, flatten
 
 
@@ -23,6 +24,7 @@ class Probe:
 
     Attributes:
       specs: the entries that penstock's layers asked for, by name, in order.
+      named: everything with an automatic name, and the user's lines that made it.
       module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
       feed_specs: the inputs, by name, in the order of their `layers.data` calls.
       structure: how the returned values are arranged.
@@ -36,6 +38,7 @@ class Probe:
     function: Callable[[], Any]
     mode: _frame.Mode
     specs: dict[str, _frame.ParameterSpec]
+    named: _sites.Named
     module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
     feed_specs: dict[str, _frame.FeedSpec]
     structure: _metrics.Structure
@@ -44,16 +47,32 @@ class Probe:
     unweighted: tuple[str, ...]
     has_convolution: bool
 
+    def check_padding(self, mode: str, count: int, size: int) -> None:
+        """Raise if a batch of `count` examples, padded to `size`, would be averaged with padding.
+
+        Raises:
+          ProgramError: naming what does not use the example weights.
+        """
+        if self.unweighted:
+            raise ProgramError(
+                f"{owner_of(self.function, mode)} got a batch of {count} examples padded to "
+                f"{size}, expected a full batch: {', '.join(self.unweighted)} does not use the "
+                "example weights and would count the padding. Use layers.mean in place of "
+                "jnp.mean, layers.reduce_sum in place of jnp.sum, or leave the rest out: "
+                "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
+            )
+
     def shape_table(self) -> dict[tuple[str, Path], tuple[tuple[int, ...], Any]]:
         """Return shape and dtype of every entry of the tree by collection and path."""
         table: dict[tuple[str, Path], Any] = {
             (spec.collection, spec.path): (spec.shape, spec.dtype) for spec in self.specs.values()
         }
+        ours = {spec.path for spec in self.specs.values()}
         for collection, entries in self.module_shapes.items():
             for path, entry in entries.items():
-                if (collection, path) in table:
+                for prefix in ours.intersection(path[: n + 1] for n in range(len(path))):
                     raise ProgramError(
-                        f"a flax module got the name of penstock's own {'/'.join(path)!r}. "
+                        f"a flax module got the name of penstock's own {'/'.join(prefix)!r}. "
                         "Give one of the two another name."
                     )
                 table[collection, path] = (entry.shape, entry.dtype)
@@ -71,6 +90,7 @@ class Evaluated:
 
     values: list[jax.Array]
     structure: _metrics.Structure
+    modules: _sites.Named
     module_updates: dict[str, Any]
 
 
@@ -90,10 +110,12 @@ def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
         "dropout": jax.random.fold_in(jax.random.fold_in(frame.key, 1), frame.first_row),
     }
     module = _frame.ScopeModule()
+    modules: _sites.Named = []
     try:
         with _frame.opened(frame):
             if frame.is_probe:
-                returned, updates = module.init_with_output(rngs, function)
+                with _sites.intercepting(modules):
+                    returned, updates = module.init_with_output(rngs, function)
             elif frame.is_training:
                 returned, updates = module.apply(
                     dict(frame.variables), function, rngs=rngs, mutable=["batch_stats"]
@@ -112,6 +134,7 @@ def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
     return Evaluated(
         values=values,
         structure=structure,
+        modules=modules,
         module_updates=dict(updates),  # pyright: ignore[reportArgumentType]
     )
 
@@ -170,6 +193,7 @@ def probe(function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh) -> Probe:
         function=function,
         mode=mode,
         specs=frame.specs,
+        named=_sites.names_of(frame.specs, result.modules),
         module_shapes=_module_shapes(result.module_updates),
         feed_specs=frame.feed_specs,
         structure=structure,
@@ -231,7 +255,7 @@ def compare(train: Probe, other: Probe) -> None:
     """
     owner, expected = owner_of(other.function, other.mode), owner_of(train.function, train.mode)
     ours, theirs = train.shape_table(), other.shape_table()
-    _compare_sites(train, other, owner, expected)
+    _sites.check_modes(train.named, other.named, expected, owner)
     for (collection, path), entry in theirs.items():
         name = "/".join(path)
         if (collection, path) not in ours:
@@ -248,27 +272,3 @@ def compare(train: Probe, other: Probe) -> None:
                 f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
                 "name, create it last, or put it in a layers.scope."
             )
-
-
-def _compare_sites(train: Probe, other: Probe, owner: str, expected: str) -> None:
-    """Raise if one line of the user's code made differently named parameters in two programs."""
-    ours, theirs = _names_by_site(train), _names_by_site(other)
-    for site in ours.keys() & theirs.keys():
-        shorter = min(len(ours[site]), len(theirs[site]))
-        for ours_name, theirs_name in zip(
-            ours[site][:shorter], theirs[site][:shorter], strict=True
-        ):
-            if ours_name != theirs_name:
-                raise ProgramError(
-                    f"{owner} got the name {theirs_name!r} for what is {ours_name!r} in "
-                    f"{expected}, both made at {site[0]}. A layer that only one of them has shifts "
-                    "automatic names. Give it a name, create it last, or put it in a layers.scope."
-                )
-
-
-def _names_by_site(probe: Probe) -> dict[tuple[str, Path], list[str]]:
-    names: dict[tuple[str, Path], list[str]] = {}
-    for spec in probe.specs.values():
-        if spec.is_automatic:
-            names.setdefault((spec.site, spec.path[:-2]), []).append(spec.name)
-    return names

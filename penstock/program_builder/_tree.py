@@ -43,10 +43,11 @@ def initial(
     for spec in specs:
         own_key = jax.random.fold_in(key, _frame.path_hash(spec.path))
         value = spec.initializer(own_key, spec.shape, spec.dtype)
-        if value.shape != spec.shape:
+        if value.shape != spec.shape or value.dtype != spec.dtype:
             raise ValueError(
-                f"the initializer of {spec.name!r} returned shape {value.shape}, expected "
-                f"{spec.shape}. An initializer is called as initializer(key, shape, dtype)."
+                f"the initializer of {spec.name!r} returned shape {value.shape} and dtype "
+                f"{value.dtype}, expected {spec.shape} and {spec.dtype}. An initializer is called "
+                "as initializer(key, shape, dtype)."
             )
         values[spec.collection][spec.path] = value
     return values

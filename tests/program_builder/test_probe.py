@@ -197,6 +197,17 @@ def test_flax_module_with_the_names_of_a_layer_is_refused():
     )
 
 
+def test_flax_module_with_the_name_of_a_parameter_is_refused():
+    def program():
+        x = layers.data("x", shape=[4])
+        w = layers.create_parameter([4, 1], name="head")
+        return layers.mean(nn.Dense(1, name="head")(x) + x @ w)
+
+    assert error_of(program) == (
+        "a flax module got the name of penstock's own 'head'. Give one of the two another name."
+    )
+
+
 def test_layers_inside_lax_scan_share_one_parameter():
     def program():
         x = layers.data("x", shape=[3, 4])

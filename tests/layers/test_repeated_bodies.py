@@ -1,0 +1,97 @@
+"""Layers in a function that JAX traces once and uses again: each call makes layers of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+
+WRAPPERS = {"plain": lambda f: f, "checkpoint": jax.checkpoint, "jit": jax.jit}
+
+
+def block(hidden):
+    """Return a layer's output with dropout, as a function that JAX could keep the trace of."""
+    return layers.dropout(layers.fc(hidden, 4, act="tanh"), 0.5)
+
+
+def stacked(wrap):
+    def program():
+        hidden = layers.data("x", shape=[4])
+        for _ in range(3):
+            hidden = wrap(block)(hidden)
+        return layers.mean(hidden**2)
+
+    return program
+
+
+@pytest.mark.parametrize("wrapper", ["checkpoint", "jit"])
+def test_block_used_three_times_makes_three_layers_and_trains_as_without_the_wrapper(wrapper):
+    batch = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}
+    params = {}
+    for name in ("plain", wrapper):
+        trainer = ps.Trainer(stacked(WRAPPERS[name]), optax.sgd(0.1), place=jax.devices()[0])
+        trainer.train([batch] * 3)
+        params[name] = dict(trainer.parameters)
+        assert trainer.builder.num_compiles["train"] == 1
+    assert sorted({key.split("/")[0] for key in params[wrapper]}) == ["fc_0", "fc_1", "fc_2"]
+    for key, value in params["plain"].items():
+        np.testing.assert_allclose(params[wrapper][key], value, rtol=1e-6)
+
+
+def test_two_scans_over_one_cell_have_a_weight_each():
+    def cell(carry, x):
+        carry = jnp.tanh(layers.fc([carry, x], 4))
+        return carry, carry
+
+    def program():
+        sequence = jnp.moveaxis(layers.data("x", shape=[5, 4]), 1, 0)
+        for _ in range(2):
+            _, sequence = jax.lax.scan(cell, jnp.zeros_like(sequence[0]), sequence)
+        return sequence[-1]
+
+    params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    assert sorted(params) == ["fc_0", "fc_1"]
+
+
+def test_deep_batch_norm_stays_finite_where_a_device_holds_only_padding():
+    def program():
+        hidden = layers.data("x", shape=[4])
+        for _ in range(16):
+            hidden = layers.relu(layers.batch_norm(layers.fc(hidden, 4)))
+        return layers.mean(hidden)
+
+    x = np.random.default_rng(0).normal(size=(17, 4)).astype(np.float32)
+    trainer = ps.Trainer(program, optax.sgd(0.01))
+    trainer.train([{"x": x[:16]}, {"x": x[16:]}])
+    assert all(np.isfinite(value).all() for value in trainer.parameters.values())
+
+
+def test_norms_of_integers_are_not_cut_to_integers():
+    x = np.arange(12, dtype=np.uint8).reshape(2, 6)
+
+    def program():
+        image = layers.data("x", shape=[6], dtype="uint8")
+        return layers.layer_norm(image), layers.l2_normalize(image, axis=1)
+
+    builder = ps.ProgramBuilder(infer_func=program)
+    normalised, unit = builder.infer(builder.init(), {"x": x})
+    assert normalised.dtype == unit.dtype == np.float32
+    np.testing.assert_allclose(normalised.std(axis=1), 1, rtol=1e-3)
+
+
+def test_reduce_sum_is_the_sum_of_valid_examples_on_any_number_of_devices():
+    def program():
+        x = layers.data("x", shape=[3])
+        return layers.mean(x), layers.reduce_sum(x), layers.reduce_sum(jnp.ones(5))
+
+    x = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    for place in (None, jax.devices()[0]):
+        builder = ps.ProgramBuilder(program, place=place)
+        state = builder.init()
+        builder.test(state, {"x": np.concatenate([x, x])})
+        _, total, ones = builder.test(state, {"x": x})
+        np.testing.assert_allclose(total, x.sum(), rtol=1e-5)
+        assert float(ones) == 5
