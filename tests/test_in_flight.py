@@ -313,8 +313,9 @@ def test_loss_gone_bad_that_a_handler_reads_ends_training_after_its_launch(poiso
     text, recorder = error_of(poisoned, poisoned_reader(8, bad_step=3), [read])
     assert text == (
         f"Trainer got a loss of inf at global step {first + 3}, expected a finite one. The "
-        "parameters have followed it since. Look for the log of zero or a division by zero, lower "
-        "the learning rate, or clip gradients (optax.clip_by_global_norm)."
+        "parameters have followed it since. Look for an id or a label out of range (they give "
+        "nan), the log of zero or a division by zero; else lower the learning rate, or clip "
+        "gradients (optax.clip_by_global_norm)."
     )
     assert recorder.lines[-2].endswith(" 3")
 

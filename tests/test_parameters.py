@@ -367,6 +367,8 @@ def test_missing_folder_is_refused(tmp_path, trainer):
         )
 
 
-def test_folder_without_parameters_is_no_place_to_start_from(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
-        make_trainer(param_path=tmp_path)
+def test_folder_without_parameters_yet_is_said_and_started_from_initial_values(tmp_path, caplog):
+    make_trainer(param_path=tmp_path)
+    assert caplog.messages == [
+        f"no parameters at {tmp_path} yet: training starts from initial values"
+    ]

@@ -37,6 +37,7 @@ from penstock.layers import logsigmoid as logsigmoid
 from penstock.layers import mean as mean
 from penstock.layers import one_hot as one_hot
 from penstock.layers import random_key as random_key
+from penstock.layers import reduce_sum as reduce_sum
 from penstock.layers import relu as relu
 from penstock.layers import relu6 as relu6
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention

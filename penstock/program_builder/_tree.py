@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import traverse_util
 
 from penstock.layers import _frame
@@ -42,7 +43,7 @@ def initial(
     values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
     for spec in specs:
         own_key = jax.random.fold_in(key, _frame.path_hash(spec.path))
-        value = spec.initializer(own_key, spec.shape, spec.dtype)
+        value = jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
         if value.shape != spec.shape or value.dtype != spec.dtype:
             raise ValueError(
                 f"the initializer of {spec.name!r} returned shape {value.shape} and dtype "

@@ -73,6 +73,7 @@ CASES = {
     "l2_normalize": pure(lambda x, y: layers.l2_normalize(x, 1)),
     "layer_norm": Case(lambda x, y, **k: layers.layer_norm(x, **k), other=(5,)),
     "mean": Case(lambda x, y: layers.mean(x)),
+    "reduce_sum": Case(lambda x, y: layers.reduce_sum(x)),
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
     "pool2d": pure(lambda x, y: layers.pool2d(x, 2, "avg", 2, 1), 6, 6, 2),
     "random_key": Case(lambda x, y: x + jax.random.uniform(layers.random_key(), x.shape)),

@@ -126,7 +126,9 @@ def test_initial_value_of_another_shape_is_refused():
         wrong = layers.ParamAttr(initializer=lambda key, shape, dtype: np.zeros(3, np.float32))
         return loss_of(layers.fc(layers.data("x", shape=[4]), size=1, param_attr=wrong))
 
-    with pytest.raises(ValueError, match=r"the initializer of 'fc_0/w' returned shape \(3,\), exp"):
+    with pytest.raises(
+        ValueError, match=r"the initializer of 'fc_0/w' returned shape \(3,\) and dtype"
+    ):
         make_builder(program).init()
 
 
@@ -152,14 +154,14 @@ SHIFTS = "A layer that only one of them has shifts automatic names. Give it a na
 def test_layer_of_training_alone_that_shifts_later_names_is_refused():
     text = error_of(auxiliary_of_another_shape_first)
     assert text.startswith("the test program of auxiliary_of_another_shape_first got ")
-    assert "fc_0/w" in text
+    assert "'fc_0'" in text
     assert SHIFTS in text
 
 
 def test_layer_of_training_alone_that_shifts_later_names_of_its_own_shape_is_refused():
     text = error_of(auxiliary_first)
     assert text.startswith(
-        "the test program of auxiliary_first got the name 'fc_0/w' for what is 'fc_1/w' in the "
+        "the test program of auxiliary_first got the name 'fc_0' for what is 'fc_1' in the "
         f"train program of auxiliary_first, both made at {__file__}:"
     )
     assert SHIFTS in text

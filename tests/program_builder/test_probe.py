@@ -262,8 +262,8 @@ def test_plain_mean_is_fine_with_full_batches_and_refused_with_a_short_one(place
         assert text.startswith(
             f"the {mode} program of plain_mean_program got a batch of 11 examples padded to 16, "
             "expected a full batch: returned value 0 does not use the example weights and would "
-            "count the padding. Use layers.mean in place of jnp.mean, multiply by "
-            "layers.example_weights(), or leave the rest out: readers.arrays takes "
+            "count the padding. Use layers.mean in place of jnp.mean, layers.reduce_sum in place "
+            "of jnp.sum, or leave the rest out: readers.arrays takes drop_remainder=True, "
         )
 
 
