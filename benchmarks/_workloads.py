@@ -149,7 +149,7 @@ WORKLOADS = [
             k.Dense(10),
         ],
         optimizer=lambda: optax.adam(1e-3),
-        num_batches=200,
+        num_batches=500,
     ),
     Workload(
         name="conv net 28x28, 20 and 50 filters",
