@@ -47,8 +47,7 @@ class Program:
         sharded = jax.shard_map(
             self._traced, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
-        # The shardings are spelled out so that a batch in host memory and one on the devices meet
-        # the same executable.
+        # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
             sharded,
             donate_argnums=donated,
