@@ -158,8 +158,9 @@ def _cross_entropy(
         _arguments.check_same_shape(layer, log_probabilities, label)
         return -jnp.sum(label * log_probabilities, axis=-1, keepdims=True)
     ids = _arguments.class_ids(layer, label, log_probabilities)[..., None]
-    is_ignored = ids == ignore_index
-    # A negative index would count from the end; one behind the end reads as nan.
-    ids = jnp.where(is_ignored, 0, jnp.where(ids < 0, log_probabilities.shape[-1], ids))
-    picked = jnp.take_along_axis(log_probabilities, ids, axis=-1, mode="fill")
-    return jnp.where(is_ignored, 0.0, -picked)
+    # Picked by comparing, not by index: that and its gradient melt into the kernels of the softmax,
+    # where a gather and a scatter are kernels of their own, and a negative index counts from the end.
+    classes = jax.lax.broadcasted_iota(ids.dtype, log_probabilities.shape, ids.ndim - 1)
+    picked = jnp.where(ids == classes, -log_probabilities, 0.0).sum(axis=-1, keepdims=True)
+    is_class = (ids >= 0) & (ids < log_probabilities.shape[-1])
+    return jnp.where(ids == ignore_index, 0.0, jnp.where(is_class, picked, jnp.nan))
