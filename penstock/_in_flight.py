@@ -61,7 +61,7 @@ class InFlight:
     def push(self, flag: jax.Array, end_step: int) -> None:
         """Add a launch that ends before global step `end_step`; wait for the oldest if need be.
 
-        A flag stands for all launches before it, so one in `STRIDE` is kept and waited for: a wait costs 4 us.
+        A flag stands for all launches before it, so one in `STRIDE` is kept: each costs 4 us.
         """
         self._newest = (flag, end_step)
         self._num_pushed += 1
