@@ -31,10 +31,44 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Reason = Literal["completed", "stopped", "interrupted", "failed"]
 """Why training ended: all epochs done, `stop()`, Ctrl-C, or an exception."""
+
+
+class Training(Protocol):
+    """What a handler may ask of the trainer that calls it; `penstock.Trainer` documents each."""
+
+    epoch: int
+    global_step: int
+    update_scale: float
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters and running statistics by name."""
+        ...
+
+    @property
+    def builder(self) -> Any:
+        """The `penstock.ProgramBuilder` of the programs that run."""
+        ...
+
+    def stop(self) -> None:
+        """End training after the current step's `EndStep`."""
+        ...
+
+    def test(self, reader: Any, feed_order: Any = None) -> Any:
+        """Return the mean of the metrics over every example of `reader`, in test mode."""
+        ...
+
+    def save_params(self, param_path: Any) -> None:
+        """Write parameters and running statistics to a folder."""
+        ...
+
+    def load_params(self, param_path: Any) -> Any:
+        """Read parameters and running statistics from a folder."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,11 +79,13 @@ class BeginTraining:
       epoch: the number of the first epoch; a second call of `train` counts on.
       num_epochs: how many epochs this call of `train` runs.
       global_step: steps done before, over all calls of `train`.
+      trainer: the trainer that calls, for handlers that stop it, test with it or save.
     """
 
     epoch: int
     num_epochs: int
     global_step: int
+    trainer: Training | None = dataclasses.field(default=None, repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

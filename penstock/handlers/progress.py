@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers._display import Display, Nothing, display
+from penstock.handlers._names import named
 from penstock.handlers._pace import Pace
 
 
@@ -89,7 +90,7 @@ class Progress:
         self._pace.end_step(event.num_examples)
         if self._held is not None:
             if self._is_held_ready:
-                self._values = _named(self._held.metrics, self._names)
+                self._values = named(self._held.metrics, self._names)
                 self._held = None
                 self._display.update(self._pace, _shown(self._values))
         elif (now := time.monotonic()) >= self._next_refresh:
@@ -98,29 +99,13 @@ class Progress:
 
     def _end_epoch(self, event: EndEpoch) -> None:
         self._held = None
-        self._values = _named(event.metrics, self._names)
+        self._values = named(event.metrics, self._names)
         self._pace.end_epoch()
         tested: dict[str, float] = {}
         if self._test is not None:
             self._display.wait(self._pace, "  testing")
-            tested = _named(self._test(), self._names)
+            tested = named(self._test(), self._names)
         self._display.end_epoch(self._pace, _shown(self._values, tested))
-
-
-def _named(metrics: Any, names: Sequence[str]) -> dict[str, float]:
-    """Return the scalars of metrics by name; those of several objectives as `objective name`."""
-    if isinstance(metrics, Mapping):
-        named = {}
-        for key, value in metrics.items():
-            inner = isinstance(value, tuple | list | Mapping)
-            parts = _named(value, names).items() if inner else [("", value)]
-            named |= {f"{key} {name}".strip(): part for name, part in parts}
-    elif isinstance(metrics, tuple | list):
-        more = [f"metric_{i}" for i in range(len(names), len(metrics))]
-        named = dict(zip([*names, *more], metrics, strict=False))
-    else:
-        named = {} if metrics is None else {names[0] if names else "loss": metrics}
-    return {name: value for name, value in named.items() if isinstance(value, int | float)}
 
 
 def _shown(values: Mapping[str, float], tested: Mapping[str, float] | None = None) -> str:

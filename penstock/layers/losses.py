@@ -159,7 +159,7 @@ def _cross_entropy(
         return -jnp.sum(label * log_probabilities, axis=-1, keepdims=True)
     ids = _arguments.class_ids(layer, label, log_probabilities)[..., None]
     # Picked by comparing, not by index: that and its gradient melt into the kernels of the softmax,
-    # while a gather and a scatter are kernels of their own, and negative indices count from the end.
+    # a gather and a scatter are kernels of their own, and negative indices count from the back.
     classes = jax.lax.broadcasted_iota(ids.dtype, log_probabilities.shape, ids.ndim - 1)
     picked = jnp.where(ids == classes, -log_probabilities, 0.0).sum(axis=-1, keepdims=True)
     is_class = (ids >= 0) & (ids < log_probabilities.shape[-1])
