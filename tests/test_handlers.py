@@ -159,7 +159,7 @@ def test_test_metrics_stand_beside_the_epochs(clock):
     ],
 )
 def test_metrics_are_named(metrics, text):
-    assert progress._shown(progress._named(metrics, ("loss", "accuracy"))) == text
+    assert progress._shown(progress.named(metrics, ("loss", "accuracy"))) == text
 
 
 @pytest.mark.parametrize(("secs", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3725, "1:02:05")])
