@@ -9,6 +9,8 @@ from penstock import events as events
 from penstock import handlers as handlers
 from penstock import layers as layers
 from penstock import readers as readers
+from penstock._checkpoint import CheckpointConfig as CheckpointConfig
+from penstock._errors import CheckpointError as CheckpointError
 from penstock._errors import FeedError as FeedError
 from penstock._errors import LayerContextError as LayerContextError
 from penstock._errors import NonFiniteError as NonFiniteError

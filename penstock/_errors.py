@@ -26,6 +26,10 @@ class ParameterError(ValueError):
     """Parameters, in a file or in memory, do not fit the program."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, of another network, or could not be written."""
+
+
 class NonFiniteError(FloatingPointError):
     """A loss was nan or infinite."""
 

@@ -15,6 +15,7 @@ ROOT_LAYER = "__init__"
 ALLOWED: dict[str, set[str]] = {
     "_errors": set(),
     "events": set(),
+    "_checkpoint": {"_errors"},
     "_data_wait": set(),
     "_in_flight": {"_errors"},
     "_interrupts": {"_errors"},

@@ -39,6 +39,7 @@ class ProgramBuilder:
         there is no train program.
       infer_func: returns what `infer` gives.
       place: where programs run, see `penstock.Trainer`.
+      skips_non_finite: leave out the updates whose loss or gradient is not finite.
 
     Raises:
       ProgramError: the functions do not make programs, or disagree about the parameter tree.
@@ -62,6 +63,7 @@ class ProgramBuilder:
         *,
         infer_func: Callable[[], Any] | None = None,
         place: _mesh.Place = None,
+        skips_non_finite: bool = False,
     ) -> None:
         self.mesh = _mesh.mesh_of(place)
         self.objectives = objectives_of(program_func, optimizer)
@@ -71,7 +73,9 @@ class ProgramBuilder:
             raise TypeError(
                 "ProgramBuilder got neither program_func nor infer_func, expected at least one."
             )
-        self._network = Network(self.objectives, infer_func, self.mesh)
+        self._network = Network(
+            self.objectives, infer_func, self.mesh, skips_non_finite=skips_non_finite
+        )
         self._programs: dict[Any, Program] = {}
         self._initial_state = self._network.initial_state
         self._test_zeros = {

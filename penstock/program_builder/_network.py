@@ -36,6 +36,8 @@ class Network:
         objectives: Mapping[str, Objective],
         infer_func: Callable[[], Any] | None,
         mesh: Mesh,
+        *,
+        skips_non_finite: bool = False,
     ) -> None:
         self.objectives, self.mesh = objectives, mesh
         self.train = {n: probe(o.program_func, "train", mesh) for n, o in objectives.items()}
@@ -61,6 +63,7 @@ class Network:
                 probe=self.train[name],
                 specs=self.specs,
                 num_devices=mesh.size,
+                skips_non_finite=skips_non_finite,
             )
             for name, objective in objectives.items()
         }
@@ -172,6 +175,8 @@ class Network:
             opt_state=opt_state,
             key=root,
             metrics=metrics,
+            update_scale=jnp.ones((), jnp.float32),
+            num_skipped=jnp.zeros((), jnp.int32),
         )
 
     def _initial_modules(self, each: Probe, values: Any, key: jax.Array) -> dict[str, Any]:

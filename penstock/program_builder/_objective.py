@@ -127,6 +127,8 @@ class State(NamedTuple):
       opt_state: the optimizer state of each objective, by name.
       key: the root random key, uint32; the key of a step is folded from it and `step`.
       metrics: each objective's sums for the mean of its metrics since the last reset, by name.
+      update_scale: what every update of the parameters is multiplied by; float32, no axes.
+      num_skipped: updates that were skipped because a loss or gradient was not finite; int32.
     """
 
     step: jax.Array
@@ -134,3 +136,5 @@ class State(NamedTuple):
     opt_state: dict[str, Any]
     key: jax.Array
     metrics: dict[str, Any]
+    update_scale: jax.Array
+    num_skipped: jax.Array

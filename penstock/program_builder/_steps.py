@@ -56,7 +56,8 @@ class Update:
     """One objective's update of the state by one batch.
 
     `specs` are the entries of penstock's layers; flax modules' parameters have none and train as
-    they are.
+    they are. With `skips_non_finite` an update whose loss or gradient is not finite changes nothing
+    but the counts.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Update:
     probe: Probe
     specs: Mapping[Path, _frame.ParameterSpec]
     num_devices: int
+    skips_non_finite: bool = False
 
     def trains(self, path: Path) -> bool:
         """Return whether this objective updates the parameter at `path`."""
@@ -97,7 +99,7 @@ class Update:
         steps, opt_state = optimizer.update(
             gradients, state.opt_state[self.name], trained, value=loss
         )
-        trained: Any = optax.apply_updates(trained, self._scaled(steps))
+        trained: Any = optax.apply_updates(trained, self._scaled(steps, state.update_scale))
         batch_stats = self._new_statistics(state, updates, module_updates)
         accumulator = _metrics.accumulate(
             state.metrics[self.name],
@@ -107,13 +109,15 @@ class Update:
             total_weight,
             self.num_devices,
         )
-        state = state._replace(
+        after = state._replace(
             step=state.step + 1,
             variables={"params": _tree.merge(trained, others), "batch_stats": batch_stats},
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: accumulator},
         )
-        return state, tuple(values)
+        if self.skips_non_finite:
+            after = _unless_finite(state, after, (loss, gradients))
+        return after, tuple(values)
 
     def _regularized(self, gradients: Any, params: Any) -> Any:
         flat, values = _tree.flatten(gradients), _tree.flatten(params)
@@ -123,12 +127,13 @@ class Update:
                 flat[path] = flat[path] + spec.regularizer(values[path])
         return _tree.nest(flat)
 
-    def _scaled(self, steps: Any) -> Any:
+    def _scaled(self, steps: Any, scale: jax.Array) -> Any:
         flat = _tree.flatten(steps)
         for path in flat:
             spec = self.specs.get(path)
             if spec is not None and spec.learning_rate != 1.0:
                 flat[path] = flat[path] * spec.learning_rate
+            flat[path] = flat[path] * scale.astype(flat[path].dtype)
         return _tree.nest(flat)
 
     def _new_statistics(
@@ -148,6 +153,13 @@ class Update:
         return _tree.nest(flat)
 
 
+def _unless_finite(before: State, after: State, watched: Any) -> State:
+    """Return `after` where all that is watched is finite; else `before`, one step and skip on."""
+    is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(watched)]))
+    kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), after, before)
+    return kept._replace(step=after.step, num_skipped=before.num_skipped + ~is_finite)
+
+
 def train_step(
     rounds: Sequence[Update], state: State, feed: Mapping[str, jax.Array], weights: jax.Array
 ) -> tuple[State, dict[str, tuple[jax.Array, ...]], jax.Array]:
@@ -155,13 +167,17 @@ def train_step(
 
     Returns:
       The state, the values of each objective's last update, and a flag that is finite while every
-      loss since the last reset was; it is an output of its own because the state is donated.
+      loss since the last reset was; it is an output of its own because the state is donated. Where
+      updates are skipped, the flag is that and the number skipped so far.
     """
     values: dict[str, tuple[jax.Array, ...]] = {}
     for update in rounds:
         state, values[update.name] = update(state, feed, weights)
     sums = [state.metrics[each.name].loss_sum(each.probe.structure) for each in _distinct(rounds)]
-    return state, values, jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
+    flag = jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
+    if any(each.skips_non_finite for each in rounds):
+        flag = jnp.stack([flag, state.num_skipped.astype(jnp.float32)])
+    return state, values, flag
 
 
 def _distinct(rounds: Sequence[Update]) -> list[Update]:

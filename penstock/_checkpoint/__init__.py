@@ -1,0 +1,9 @@
+"""Checkpoints: everything a training run needs to go on as if nothing had happened."""
+
+from penstock._checkpoint._config import CheckpointConfig as CheckpointConfig
+from penstock._checkpoint._config import config_of as config_of
+from penstock._checkpoint._contents import Contents as Contents
+from penstock._checkpoint._contents import host_leaves as host_leaves
+from penstock._checkpoint._position import Position as Position
+from penstock._checkpoint._store import Store as Store
+from penstock._checkpoint._writer import Writer as Writer

@@ -1,0 +1,143 @@
+"""What a checkpoint holds: leaves by name, checked by CRC-32C, and a description in JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock._checkpoint._position import Position
+from penstock._errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contents:
+    """One checkpoint on the host: the state's leaves by name, the position and what else was said.
+
+    Attributes:
+      leaves: arrays by name, such as `variables.params.fc_0.w`.
+      position: where training was.
+      extra: what the trainer keeps beside it: versions, the parameter table, handlers' states.
+      metric: the value by which the best are kept, where there is one.
+    """
+
+    leaves: Mapping[str, np.ndarray]
+    position: Position
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metric: float | None = None
+
+    def description(self) -> dict[str, Any]:
+        """Return everything but the arrays, for JSON; it holds a checksum of each, and of itself."""
+        body = json.dumps(
+            {
+                "format": FORMAT,
+                "position": self.position.as_json(),
+                "extra": dict(self.extra),
+                "metric": self.metric,
+                "leaves": {
+                    name: {"shape": list(x.shape), "dtype": str(x.dtype), "crc32c": checksum(x)}
+                    for name, x in self.leaves.items()
+                },
+            }
+        )
+        return {"body": body, "crc32c": checksum(np.frombuffer(body.encode(), np.uint8))}
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Return a name for each leaf of a pytree, in the order of its leaves; each name is once."""
+    names: dict[str, None] = {}
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+        plain = jax.tree_util.keystr(path, simple=True, separator=".")
+        name = plain = re.sub(r"[^\w.\-]", "_", plain)
+        while name in names:
+            name = f"{plain}_{len(names)}"
+        names[name] = None
+    return list(names)
+
+
+def host_leaves(names: Sequence[str], leaves: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Return arrays on the host by name; waits for the device."""
+    fetched = [np.asarray(leaf) for leaf in jax.device_get(list(leaves))]
+    return dict(zip(names, fetched, strict=True))
+
+
+def checksum(array: np.ndarray) -> int:
+    """Return the CRC-32C of an array's bytes."""
+    import google_crc32c
+
+    return google_crc32c.value(np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes())
+
+
+def read(description: Mapping[str, Any], leaves: Mapping[str, Any], where: str) -> Contents:
+    """Return the contents that a description and arrays make, every checksum verified.
+
+    Raises:
+      CheckpointError: something is missing or was changed since it was written.
+    """
+    try:
+        body = description["body"]
+        if checksum(np.frombuffer(body.encode(), np.uint8)) != description["crc32c"]:
+            raise CheckpointError(f"{where}: its description was changed after it was written")
+        said = json.loads(body)
+        if said["format"] > FORMAT:
+            raise CheckpointError(
+                f"{where}: got format {said['format']}, expected {FORMAT} or less. A newer "
+                "penstock wrote it"
+            )
+        position = Position(**said["position"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{where}: its description is no JSON of ours ({error})") from error
+    arrays = {}
+    for name, entry in said["leaves"].items():
+        value = leaves.get(name)
+        if value is None:
+            raise CheckpointError(f"{where}: the array {name!r} is missing")
+        arrays[name] = np.asarray(value)
+        shape, dtype = tuple(entry["shape"]), entry["dtype"]
+        if (arrays[name].shape, str(arrays[name].dtype)) != (shape, dtype) or (
+            checksum(arrays[name]) != entry["crc32c"]
+        ):
+            raise CheckpointError(f"{where}: the array {name!r} was changed after it was written")
+    return Contents(
+        leaves=arrays, position=position, extra=said["extra"], metric=said.get("metric")
+    )
+
+
+def check_fits(contents: Contents, names: Sequence[str], leaves: Sequence[Any], where: str) -> None:
+    """Raise unless a checkpoint holds the leaves of this program's state, and no others.
+
+    Raises:
+      CheckpointError: listing every difference.
+    """
+    table = dict(zip(names, leaves, strict=True))
+    lines = [f"  missing: {name} {_shown(table[name])}" for name in table.keys() - contents.leaves]
+    lines += [
+        f"  extra: {name} {_shown(value)}"
+        for name, value in contents.leaves.items()
+        if name not in table
+    ]
+    lines += [
+        f"  mismatched: {name} got {_shown(value)}, expected {_shown(table[name])}"
+        for name, value in contents.leaves.items()
+        if name in table and _shown(value) != _shown(table[name])
+    ]
+    if lines:
+        raise CheckpointError(
+            f"the checkpoint {where} is of another network or optimizer:\n"
+            + "\n".join(sorted(lines))
+            + "\nGive this run a directory of its own; to start from those parameters, pass "
+            "param_path=... of a folder that save_params wrote."
+        )
+
+
+def _shown(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"

@@ -1,0 +1,62 @@
+"""Writing checkpoints beside training: one at a time, in a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from penstock._checkpoint._contents import Contents
+from penstock._checkpoint._store import Store
+
+_LOGGER = logging.getLogger("penstock")
+
+
+class Writer:
+    """Writes checkpoints in a thread, one at a time, and remembers what failed.
+
+    A failure does not end training: it is logged at once, and `failures` tells at the end.
+
+    Attributes:
+      failures: a line for each checkpoint that could not be written.
+    """
+
+    def __init__(self, store: Store, *, is_asynchronous: bool) -> None:
+        self.failures: list[str] = []
+        self._store = store
+        self._is_asynchronous = is_asynchronous
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(self, make: Callable[[], Contents | None], *, step: int, is_last: bool) -> None:
+        """Write what `make` returns; it is called in the thread, and may fetch from the device.
+
+        Waits for the one before. With `is_last`, waits for this one too.
+        """
+        self.wait()
+        self._thread = threading.Thread(
+            target=self._run, args=(make, step), name=f"penstock checkpoint {step}"
+        )
+        self._thread.start()
+        if is_last or not self._is_asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; an interrupt gets through meanwhile."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout=0.1)
+        self._thread = None
+
+    def _run(self, make: Callable[[], Contents | None], step: int) -> None:
+        try:
+            contents = make()
+            if contents is not None:
+                self._store.write(contents)
+        except Exception as error:
+            line = f"checkpoint of global step {step}: {type(error).__name__}: {error}"
+            self.failures.append(line)
+            _LOGGER.error("NOT SAVED, training goes on: %s", line)
