@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from penstock._errors import FeedError, ReaderError, listed
 from penstock.layers._frame import FeedSpec
+
+_LOGGER = logging.getLogger("penstock")
 
 FeedOrder = Sequence[str] | Mapping[str, int]
 """Input names in the order of a sample's fields, or a dict of name to index (Fluid's two forms)."""
@@ -149,23 +152,95 @@ def check_reader(reader: Any, num_passes: int) -> None:
         )
 
 
-def one_pass(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
-    """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
-    is_function = callable(reader) and not hasattr(type(reader), "__iter__")
-    source: Any = reader() if is_function else reader
-    iterator = iter(source)
-    try:
-        for number, item in enumerate(iterator):
-            try:
-                batch = fields.as_batch(item)
-            except FeedError as error:
-                error.add_note(f"In batch {number} of the reader.")
-                raise
-            yield batch
-    finally:
-        close: Callable[[], Any] | None = getattr(iterator, "close", None)
+class Pass:
+    """One pass over a reader: its batches as dicts, and the position after the last of them.
+
+    Arguments:
+      reader: see `penstock.Trainer.train`.
+    """
+
+    def __init__(self, reader: Any, fields: Fields) -> None:
+        is_function = callable(reader) and not hasattr(type(reader), "__iter__")
+        source: Any = reader() if is_function else reader
+        self._iterator: Any = iter(source)
+        self._fields = fields
+        self._get_state = getattr(self._iterator, "get_state", None)
+        self._number = 0
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the batches; closes the reader's iterator at the end."""
+        try:
+            for item in self._iterator:
+                try:
+                    batch = self._fields.as_batch(item)
+                except FeedError as error:
+                    error.add_note(f"In batch {self._number} of the reader.")
+                    raise
+                self._number += 1
+                yield batch
+        finally:
+            self.close()
+
+    def state(self) -> Any:
+        """Return what the reader's iterator says of its position, None where it says nothing."""
+        return self._get_state() if self._get_state is not None else None
+
+    def go_to(self, state: Any, num_batches: int) -> bool:
+        """Move to a position; return whether the reader could, else batches are read over.
+
+        Raises:
+          ReaderError: it has fewer batches than that.
+        """
+        if state is not None and hasattr(self._iterator, "set_state"):
+            self._iterator.set_state(state)
+            self._number = num_batches
+            return True
+        for _ in range(num_batches):
+            if next(self._iterator, None) is None:
+                raise ReaderError(
+                    f"the reader ended after {self._number} batches, expected at least the "
+                    f"{num_batches} that the checkpoint was written after. It must yield the same "
+                    "batches in every run."
+                )
+            self._number += 1
+        return False
+
+    def close(self) -> None:
+        """End the pass early."""
+        close: Callable[[], Any] | None = getattr(self._iterator, "close", None)
         if close is not None:
             close()
+
+
+def resumed_pass(reader: Any, fields: Fields, state: Any, num_batches: int) -> Pass:
+    """Return a pass that begins where a checkpoint was written.
+
+    Arguments:
+      state: the reader's position there, None where it has none.
+      num_batches: batches of the epoch before it; 0 between epochs, where `state` is that of the
+        epoch before.
+    """
+    pass_ = Pass(reader, fields)
+    if not num_batches:
+        if state is not None and pass_.go_to(state, 0):
+            # At the end of the epoch before: our readers then know which epoch is next.
+            pass_.close()
+            return Pass(reader, fields)
+        return pass_
+    if not pass_.go_to(state, num_batches):
+        _LOGGER.warning(
+            "the reader (%s) cannot tell its position: %d batches were read over to resume. That "
+            "is exact if it yields the same batches in every run. readers.arrays and its like keep "
+            "their position.",
+            type(reader).__name__,
+            num_batches,
+        )
+    return pass_
+
+
+def one_pass(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
+    """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
+    return iter(Pass(reader, fields))
 
 
 def length_of(reader: Any) -> int | None:

@@ -24,12 +24,13 @@ class Placed(NamedTuple):
     """A batch ready for a program: `feed` and `weights` padded to the program's batch size.
 
     With several steps in one launch every array has a leading step axis. `counts` is the number of
-    valid examples of each step.
+    valid examples of each step, `reader_state` the reader's position after them.
     """
 
     feed: Mapping[str, Any]
     weights: Any
     counts: tuple[int, ...]
+    reader_state: Any = None
 
 
 def checked(

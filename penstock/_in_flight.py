@@ -43,14 +43,17 @@ class InFlight:
     without a synchronisation.
 
     Arguments:
-      on_bad: called with the range of global steps, first and last, in which a loss was not finite.
+      check: called with a flag on the host and the range of global steps, first and last, that it
+        stands for.
     """
 
-    def __init__(self, mesh: Mesh, on_bad: Callable[[int, int], Any], first_step: int) -> None:
+    def __init__(
+        self, mesh: Mesh, check: Callable[[np.ndarray, int, int], Any], first_step: int
+    ) -> None:
         self._limit = max_in_flight(mesh)
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self._stride = min(STRIDE if is_cpu else STRIDE_ON_ACCELERATOR, self._limit + 1)
-        self._on_bad = on_bad
+        self._check_flag = check
         self._first_step = first_step
         self._queue: deque[tuple[Any, int, int, bool]] = deque()
         self._num_queued = 0  # launches that the flags in the queue stand for
@@ -79,6 +82,12 @@ class InFlight:
         while self._queue:
             self._arrive(is_waiting=False)
 
+    def forget(self, next_step: int) -> None:
+        """Drop the flags of launches whose state was given up; `next_step` is launched next."""
+        self._queue.clear()
+        self._num_queued = self._num_pushed = self._num_unread = 0
+        self._newest, self._first_step = None, next_step
+
     def is_idle(self) -> bool:
         """Return whether the device has done every launch; does not wait."""
         return self._newest is None or self._newest[0].is_ready()
@@ -103,9 +112,8 @@ class InFlight:
 
     def _check(self, flag: jax.Array, end_step: int) -> None:
         self._num_unread = 0
-        if not np.isfinite(jax.device_get(flag)):
-            self._on_bad(self._first_step, end_step - 1)
-        self._first_step = end_step
+        first, self._first_step = self._first_step, end_step
+        self._check_flag(jax.device_get(flag), first, end_step - 1)
 
 
 def look_ahead(items: Iterable[T], depth: int) -> Iterator[T]:

@@ -1,32 +1,45 @@
-"""Ctrl-C during training: held back while the state changes hands, raised right after."""
+"""Ctrl-C and SIGTERM during training: noticed after the step, at once where nothing is in hand."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+_EXIT_OF_A_SIGNAL = 128
 
 
 class Interrupts:
-    """A context in which a `KeyboardInterrupt` cannot fall between a launch and its result.
+    """A context in which an interrupt ends training after the current step.
 
-    A launch donates the old state; were the exception raised before the new one is stored, the
-    trainer would be left with deleted buffers. Elsewhere Ctrl-C interrupts at once, also in a
-    reader that hangs. Outside the main thread, or where the program has its own handler of SIGINT,
-    nothing is changed.
+    The first signal is remembered, and `check` raises it where training is between two steps. Where
+    the host only waits, for a reader or in a test, `is_open` is set, and it is raised at once. A
+    second signal ends at once wherever it comes, but for `is_held`: a launch donates the old state;
+    were the exception raised before the new one is stored, the trainer would be left with deleted
+    buffers.
+
+    Ctrl-C is raised as `KeyboardInterrupt`, SIGTERM as `SystemExit(143)`. Outside the main thread,
+    or where the program has a handler of its own for a signal, that signal is left alone.
     """
 
     def __init__(self) -> None:
         self.is_held = False
-        self.is_pending = False
-        self._is_installed = False
+        self.is_open = False
+        self.signal: int | None = None
+        self._is_second = self._is_raised = False
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        """Install the handler."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._on_signal)
-            self._is_installed = True
+        """Install the handlers."""
+        if threading.current_thread() is threading.main_thread():
+            defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+            for number, default in defaults.items():
+                if signal.getsignal(number) is default:
+                    self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -35,17 +48,56 @@ class Interrupts:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Restore Python's handler."""
-        if self._is_installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.is_held = False
+        """Restore Python's handlers; raise a signal that came and was not raised yet."""
+        self._restore()
+        self.is_held = self.is_open = False
+        try:
+            if error is None and not self._is_raised:
+                self.check()
+        finally:
+            self.signal, self._is_second, self._is_raised = None, False, False
 
-    def raise_pending(self) -> None:
-        """Raise the interrupt that came while it was held back."""
-        self.is_pending = False
-        raise KeyboardInterrupt
+    def check(self) -> None:
+        """Raise the interrupt that came, if one did."""
+        if self.signal is not None:
+            self._raise()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Let an interrupt be raised at once inside; one that came before is raised here."""
+        was_open, self.is_open = self.is_open, True
+        try:
+            self.check()
+            yield
+        finally:
+            self.is_open = was_open
+
+    def release(self) -> None:
+        """End a hold; raise a second signal that came meanwhile."""
+        self.is_held = False
+        if self._is_second:
+            self._raise()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self.is_held:
+        if self.signal is not None:
+            self._is_second = True
+            if self.is_held:
+                return
+            self._restore()
+            if number == signal.SIGTERM:
+                os.kill(os.getpid(), signal.SIGTERM)
             raise KeyboardInterrupt
-        self.is_pending = True
+        self.signal = number
+        if self.is_open and not self.is_held:
+            self._raise()
+
+    def _raise(self) -> NoReturn:
+        self._is_raised = True
+        if self.signal == signal.SIGTERM:
+            raise SystemExit(_EXIT_OF_A_SIGNAL + signal.SIGTERM)
+        raise KeyboardInterrupt
+
+    def _restore(self) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous = {}

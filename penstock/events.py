@@ -40,9 +40,23 @@ Reason = Literal["completed", "stopped", "interrupted", "failed"]
 class Training(Protocol):
     """What a handler may ask of the trainer that calls it; `penstock.Trainer` documents each."""
 
-    epoch: int
-    global_step: int
-    update_scale: float
+    @property
+    def update_scale(self) -> float:
+        """What every update of the parameters is multiplied by; may be set."""
+        ...
+
+    @update_scale.setter
+    def update_scale(self, scale: float) -> None: ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs, or runs next."""
+        ...
+
+    @property
+    def global_step(self) -> int:
+        """Steps done, over all calls of `train`."""
+        ...
 
     @property
     def parameters(self) -> Any:
@@ -96,11 +110,14 @@ class BeginEpoch:
       epoch: the number of the epoch, from 0.
       global_step: the number the epoch's first step will have.
       num_steps: how many steps it will have, where the reader has a length; else `None`.
+      first_step: the number of the step it begins with: above 0 where a resumed run goes on in
+        the middle of an epoch.
     """
 
     epoch: int
     global_step: int
     num_steps: int | None = None
+    first_step: int = 0
 
 
 @dataclasses.dataclass(slots=True)

@@ -48,8 +48,9 @@ def trainers():
 
 @pytest.fixture(params=[1, 2], ids=["one step a call", "two steps a call"])
 def trainer(trainers, request):
-    trainers[request.param].epoch = trainers[request.param].global_step = 0
-    return trainers[request.param]
+    trainer = trainers[request.param]
+    trainer._status.epoch = trainer._status.global_step = 0
+    return trainer
 
 
 def epoch_lines(trainer, epoch):
@@ -115,7 +116,7 @@ def test_stop_at_the_beginning_reads_nothing(trainer):
     for at in ("BeginTraining 0", "BeginEpoch 0"):
         reads = []
         recorder = Recorder(at, lambda event: trainer.stop())
-        trainer.epoch = 0
+        trainer._status.epoch = 0
         trainer.train(lambda reads=reads: reads.append(1), recorder, num_epochs=2)
         assert recorder.lines == [
             *up_to(["BeginTraining 0", "BeginEpoch 0"], at),
@@ -395,4 +396,4 @@ def test_note_on_a_handlers_exception_names_handler_and_event():
     with pytest.raises(LookupError) as caught:
         events.emitter(broken)(ps.BeginEpoch(epoch=2, global_step=7))
     [note] = caught.value.__notes__
-    assert "broken at BeginEpoch(epoch=2, global_step=7, num_steps=None)." in note
+    assert "broken at BeginEpoch(epoch=2, global_step=7, num_steps=None, first_step=0)." in note

@@ -26,8 +26,9 @@ def trainers():
 
 @pytest.fixture(params=[one_device, eight_devices], ids=["one", "eight"])
 def trainer(trainers, request):
-    trainers[request.param].epoch = trainers[request.param].global_step = 0
-    return trainers[request.param]
+    trainer = trainers[request.param]
+    trainer._status.epoch = trainer._status.global_step = 0
+    return trainer
 
 
 def assert_goes_on(trainer, *, epoch, global_step):
@@ -44,16 +45,21 @@ def assert_goes_on(trainer, *, epoch, global_step):
 
 
 @pytest.mark.parametrize(
-    ("at", "global_step"),
-    [("BeginEpoch 0", 0), ("BeginStep 0 1", 1), ("EndStep 0 1", 2), ("EndEpoch 0", 3)],
+    ("at", "last", "global_step"),
+    [
+        ("BeginEpoch 0", "BeginEpoch 0", 0),
+        ("BeginStep 0 1", "EndStep 0 1", 2),
+        ("EndStep 0 1", "EndStep 0 1", 2),
+        ("EndEpoch 0", "EndEpoch 0", 3),
+    ],
 )
-def test_ctrl_c_in_a_handler_interrupts_training_which_goes_on_when_called_again(
-    trainer, at, global_step
+def test_ctrl_c_in_a_handler_ends_training_after_the_step_and_it_goes_on_when_called_again(
+    trainer, at, last, global_step
 ):
     recorder = Recorder(at, press_ctrl_c)
     with pytest.raises(KeyboardInterrupt) as caught:
         trainer.train(linear_reader(), recorder, num_epochs=2)
-    assert recorder.lines[-2:] == [at, "EndTraining interrupted"]
+    assert recorder.lines[-2:] == [last, "EndTraining interrupted"]
     assert recorder.events[-1].error is caught.value
     assert recorder.events[-1].global_step == global_step
     assert_goes_on(trainer, epoch=1, global_step=global_step)
@@ -93,25 +99,49 @@ def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(trainer, m
         patch.setattr(trainer.builder, "launch", interrupted_launch)
         with pytest.raises(KeyboardInterrupt):
             trainer.train(linear_reader(), recorder)
-    # The step was done and counts, though its EndStep did not fire.
-    assert recorder.lines[-2:] == ["BeginStep 0 0", "EndTraining interrupted"]
+    assert recorder.lines[-2:] == ["EndStep 0 0", "EndTraining interrupted"]
     assert_goes_on(trainer, epoch=1, global_step=1)
 
 
-def test_ctrl_c_while_held_is_pending_until_it_is_raised():
+def test_first_ctrl_c_is_remembered_until_it_is_checked():
     with Interrupts() as interrupts:
+        press_ctrl_c()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+
+
+def test_ctrl_c_that_nothing_checked_is_raised_at_the_end():
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        press_ctrl_c()
+
+
+def test_ctrl_c_while_open_is_raised_at_once():
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.opened():
+        press_ctrl_c()
+        raise AssertionError("went on after the interrupt")
+
+
+def test_second_ctrl_c_is_raised_at_once():
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        press_ctrl_c()
+        press_ctrl_c()
+        raise AssertionError("went on after the second interrupt")
+
+
+def test_second_ctrl_c_waits_for_the_end_of_a_launch():
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
         interrupts.is_held = True
         press_ctrl_c()
         press_ctrl_c()
-        assert interrupts.is_pending
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.raise_pending()
-        assert not interrupts.is_pending
+        interrupts.release()
+        raise AssertionError("went on after the launch")
 
 
-def test_ctrl_c_while_not_held_is_raised_at_once():
-    with Interrupts(), pytest.raises(KeyboardInterrupt):
-        press_ctrl_c()
+def test_sigterm_is_raised_as_the_exit_code_of_the_signal():
+    with pytest.raises(SystemExit) as caught, Interrupts():
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def fail_inside(interrupts):

@@ -72,6 +72,12 @@ class CheckpointConfig:
         if self.save_interval_epochs is None and steps is None and secs is None:
             object.__setattr__(self, "save_interval_epochs", 1)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a dict that JSON can hold."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        monitor = getattr(self.monitor, "__qualname__", self.monitor)
+        return {**fields, "directory": os.fspath(self.directory), "monitor": monitor}
+
 
 def config_of(checkpoint: Any) -> CheckpointConfig | None:
     """Return the configuration that a `Trainer` was given, or that a folder's name stands for.

@@ -34,7 +34,7 @@ class Contents:
     metric: float | None = None
 
     def description(self) -> dict[str, Any]:
-        """Return everything but the arrays, for JSON; it holds a checksum of each, and of itself."""
+        """Return everything but the arrays, for JSON, with a checksum of each and of itself."""
         body = json.dumps(
             {
                 "format": FORMAT,

@@ -21,11 +21,12 @@ from penstock.program_builder._objective import (
     check_program_func,
     objectives_of,
 )
+from penstock.program_builder._packing import Packing
 from penstock.program_builder._probe import Probe
-from penstock.program_builder._programs import Program, compiled_call, owned
+from penstock.program_builder._programs import Program, compiled_call
 
 
-class ProgramBuilder:
+class ProgramBuilder(Packing):
     """Derive the train, test and infer programs from program functions.
 
     Program functions are traced once, without data, when the builder is made: whatever is wrong
@@ -207,15 +208,6 @@ class ProgramBuilder:
                 each.check_padding(mode, min(placed.counts), feeder.batch_size)
         return placed
 
-    def pack(self, state: State) -> list[jax.Array]:
-        """Return the state as the flat list that `launch` takes."""
-        leaves, self._state_tree = jax.tree.flatten(state)
-        return leaves
-
-    def unpack(self, leaves: list[jax.Array]) -> State:
-        """Return the state of a flat list that `launch` returned."""
-        return jax.tree.unflatten(self._state_tree, leaves)
-
     def check_rounds(self, rounds: Sequence[str]) -> None:
         """Raise a `ProgramError` unless each of the named objectives can be trained."""
         self._network.updates_of(rounds)
@@ -244,6 +236,21 @@ class ProgramBuilder:
                 _derived.train_program(self._network, rounds, len(placed.counts), self._state_tree),
             )
         return program(leaves, placed.feed, placed.weights)
+
+    def debug(
+        self, leaves: list[jax.Array], placed: _feeding.Placed, rounds: tuple[str, ...]
+    ) -> None:
+        """Run one round under `jax.debug_nans`, which looks for the operation that makes a nan.
+
+        Raises:
+          FloatingPointError: there is one.
+        """
+        steps = len(placed.counts)
+        program = _derived.train_program(
+            self._network, rounds, steps, self._state_tree, is_donated=False
+        )
+        with jax.debug_nans(True):
+            jax.block_until_ready(program(leaves, placed.feed, placed.weights))
 
     def test_zeros(self, objective: str) -> _metrics.Accumulator:
         """Return the empty sums that `test_launch` starts from."""
@@ -283,6 +290,16 @@ class ProgramBuilder:
         return self._network.needed(mode)
 
     @property
+    def batch_sizes(self) -> dict[str, int]:
+        """The sizes that batches are padded to so far, by mode; on each process its share."""
+        return {mode: feeder.batch_size for mode, feeder in self._feeders.items()}
+
+    def fit_batches(self, sizes: Mapping[str, int]) -> None:
+        """Pad batches to at least these sizes, by mode, as the run did that is resumed."""
+        for mode, size in sizes.items():
+            self._feeders[mode].fit(size)
+
+    @property
     def num_compiles(self) -> dict[str, int]:
         """How often each program was compiled, by the program's name."""
         return {program.name: program.num_compiles for program in self._programs.values()}
@@ -296,14 +313,6 @@ class ProgramBuilder:
     def parameter_shapes(self) -> _parameters.Table:
         """Shape and dtype of every entry of the parameter tree, by collection and path."""
         return self._network.table
-
-    def own(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return variables copied to the devices, in buffers of their own that may be donated."""
-        return owned(dict(variables), self.mesh)
-
-    def adopt(self, variables: Mapping[str, Any], state: State) -> State:
-        """Return the state with other variables, copied into buffers that may be donated."""
-        return state._replace(variables=self.own(variables))
 
     # Means to look at a program.
 
@@ -326,8 +335,7 @@ class ProgramBuilder:
         """
         whole, cut = _mesh.replicated(self.mesh), _mesh.split(self.mesh)
         specs = self._network.needed(mode)
-        root = jax.random.key_data(jax.random.key(0))
-        state = _inspect.abstract(jax.eval_shape(self._network.initial_state, root), whole)
+        state = _inspect.abstract(self._abstract_state, whole)
         if mode == "infer" and self._network.infer is not None:
             specs = self._network.infer.feed_specs
             program, args = _derived.infer_program(self._network), [state.variables]

@@ -15,13 +15,16 @@ from penstock.program_builder._probe import Probe
 from penstock.program_builder._programs import REPLICATED, Program
 
 
-def train_program(network: Network, rounds: tuple[str, ...], steps: int, tree: Any) -> Program:
-    """Return `(leaves, feed, weights) -> (leaves, values, flag)`, which donates the leaves.
+def train_program(
+    network: Network, rounds: tuple[str, ...], steps: int, tree: Any, *, is_donated: bool = True
+) -> Program:
+    """Return `(leaves, feed, weights) -> (leaves, values, flag)`.
 
     Arguments:
       rounds: names of objectives, one for each update of a batch.
       steps: batches in one launch; with several, feed and weights have a leading step axis.
       tree: the structure of the state that the leaves belong to.
+      is_donated: whether the leaves are used up.
 
     Raises:
       ProgramError: an objective has no optimizer.
@@ -49,7 +52,7 @@ def train_program(network: Network, rounds: tuple[str, ...], steps: int, tree: A
         network.mesh,
         in_specs=(REPLICATED, cut, cut),
         out_specs=(REPLICATED, values, REPLICATED),
-        donated=(0,),
+        donated=(0,) if is_donated else (),
     )
 
 

@@ -1,0 +1,53 @@
+"""Checks of what a `Trainer` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import numpy as np
+
+from penstock._errors import UnknownNameError, listed, nearest
+from penstock.program_builder import Objective
+from penstock.trainer._guard import OnNonFinite
+
+
+def check_action(on_non_finite: Any, checkpoint: Any) -> None:
+    """Raise unless `on_non_finite` is one of its values, and can be done."""
+    actions = get_args(OnNonFinite)
+    if on_non_finite not in actions:
+        raise ValueError(
+            f"on_non_finite got {on_non_finite!r}, expected one of {listed(actions)}."
+            + nearest(str(on_non_finite), actions)
+        )
+    if on_non_finite == "roll_back" and checkpoint is None:
+        raise ValueError(
+            "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside it: "
+            "it returns to the last of them."
+        )
+
+
+def check_count(argument: str, value: Any, least: int) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
+
+
+def rounds_of(
+    objectives: Mapping[str, Objective], schedule: Mapping[str, int] | None
+) -> tuple[str, ...]:
+    """Return the objectives' names in the order of their updates of one batch."""
+    if schedule is None:
+        return tuple(objectives)
+    for name, count in schedule.items():
+        if name not in objectives:
+            raise UnknownNameError(
+                f"schedule got the objective {name!r}, expected one of {listed(objectives)}."
+                + nearest(str(name), objectives)
+            )
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+            raise ValueError(f"schedule got {name!r}: {count!r}, expected a count of 0 or more.")
+    rounds = tuple(name for name, count in schedule.items() for _ in range(count))
+    if not rounds:
+        raise ValueError(f"schedule got {dict(schedule)}, expected at least one update.")
+    return rounds

@@ -1,0 +1,65 @@
+"""What a run is, in JSON: enough to know later what was run, and to run it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock.program_builder import ProgramBuilder
+
+FILE = "run.json"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide a run's bits."""
+    packages = ["penstock", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint"]
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def described(
+    builder: ProgramBuilder, configuration: dict[str, Any], directory: Path | None
+) -> dict[str, Any]:
+    """Return the description of a run; process 0 writes it to `directory` too, if there is one."""
+    rows = builder.parameter_table()
+    trainable = sum(int(np.prod(row.shape)) for row in rows if row.is_trainable)
+    devices = list(builder.mesh.devices.flat)
+    description = {
+        "versions": versions(),
+        "devices": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "processes": jax.process_count(),
+        },
+        "configuration": configuration,
+        "parameters": {
+            "trainable": trainable,
+            "all": sum(int(np.prod(row.shape)) for row in rows),
+            "table": [
+                {"name": row.name, "shape": list(row.shape), "dtype": row.dtype} for row in rows
+            ],
+        },
+    }
+    if directory is not None and not jax.process_index():
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / f".{FILE}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(description, indent=1) + "\n")
+        os.replace(temporary, directory / FILE)
+    return description

@@ -1,0 +1,151 @@
+"""What happens when a loss or a gradient is not finite: stop, skip or roll back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+import jax
+import numpy as np
+
+from penstock import _metrics
+from penstock._errors import NonFiniteError, listed
+from penstock.program_builder import ProgramBuilder
+from penstock.trainer._status import Status
+
+_LOGGER = logging.getLogger("penstock")
+
+OnNonFinite = Literal["stop", "skip", "roll_back"]
+
+MAX_ROLL_BACKS = 10
+"""Roll-backs in one call of `train`; a run that needs more is not getting anywhere."""
+
+_ADVICE = (
+    "Look for an id or a label out of range (they give nan), the log of zero or a division by "
+    "zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "
+    "trainer.replay(reader) runs the step again and shows the line; "
+    "Trainer(..., on_non_finite='skip') leaves such updates out."
+)
+
+
+class Guard:
+    """Reacts to the flags of launches and to the losses that handlers read.
+
+    Arguments:
+      roll_back: returns the newest good state up to a global step and where it was, or None.
+
+    Attributes:
+      bad_steps: the range of global steps that the last bad loss lies in, first and last.
+      forget: drops the flags of launches whose state was given up.
+    """
+
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        status: Status,
+        action: OnNonFinite,
+        roll_back: Callable[[int], tuple[list[jax.Array], int] | None],
+    ) -> None:
+        self.bad_steps: tuple[int, int] | None = None
+        self.forget: Callable[[int], None] = lambda step: None
+        self._builder, self._status, self._action = builder, status, action
+        self._roll_back = roll_back
+        self._num_roll_backs = self._num_skipped = 0
+
+    def begin(self, forget: Callable[[int], None]) -> None:
+        """Note that a call of `train` begins."""
+        self.forget, self._num_roll_backs = forget, 0
+        if self._action == "skip":
+            self._num_skipped = int(self._builder.unpack(self._status.packed).num_skipped)
+
+    def check_flag(self, flag: np.ndarray, first: int, last: int) -> None:
+        """Look at a flag that stands for the steps `first` to `last`."""
+        where = f"at global step {first}" if first == last else f"in global steps {first} to {last}"
+        if self._action == "skip":
+            self._count_skipped(int(flag[1]), where, last - first + 1)
+        elif not np.isfinite(flag):
+            self._react(f"a loss that is not finite {where}", first, last)
+
+    def check_read(self, launched: _metrics.LaunchValues, first_step: int) -> None:
+        """Look at the losses of a launch that a handler has just read; costs no waiting."""
+        if self._action == "skip":
+            return
+        for k in range(launched.num_steps):
+            for name, loss in launched.losses(k).items():
+                if not np.isfinite(loss):
+                    of = f" of {name!r}" if len(self._builder.objectives) > 1 else ""
+                    step = first_step + k
+                    self._react(f"a loss{of} of {loss} at global step {step}", step, step)
+                    return
+
+    def _count_skipped(self, num_skipped: int, where: str, num_steps: int) -> None:
+        new, self._num_skipped = num_skipped - self._num_skipped, num_skipped
+        if new:
+            _LOGGER.warning(
+                "%d update%s skipped, a loss or gradient was not finite %s (%d in all)",
+                new,
+                " was" if new == 1 else "s were",
+                where,
+                num_skipped,
+            )
+        if new >= max(num_steps, 10):
+            self._raise(f"no finite loss and gradients {where}: every update was skipped")
+
+    def _react(self, what: str, first: int, last: int) -> None:
+        self.bad_steps = (first, last)
+        if self._action == "stop":
+            self._raise(what)
+        self._num_roll_backs += 1
+        found = self._roll_back(first) if self._num_roll_backs <= MAX_ROLL_BACKS else None
+        if found is None:
+            tried = f"after {self._num_roll_backs - 1} roll-backs in this run"
+            self._raise(f"{what}, {tried}, with no checkpoint to roll back to")
+        self._status.packed, step = found
+        self.forget(self._status.global_step)
+        _LOGGER.warning(
+            "%s: rolled back to the state of global step %d; training goes on with the next batch "
+            "(roll-back %d of at most %d)",
+            what,
+            step,
+            self._num_roll_backs,
+            MAX_ROLL_BACKS,
+        )
+
+    def _raise(self, what: str) -> NoReturn:
+        raise NonFiniteError(
+            f"Trainer got {what}, expected a finite one. {self._concerned()}{_ADVICE}"
+        )
+
+    def _concerned(self) -> str:
+        """Return which metrics and parameters are not finite; waits for the device."""
+        state = self._builder.unpack(self._status.packed)
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+            return ""
+        metrics = [
+            label
+            for name, sums in state.metrics.items()
+            for label in _bad_metrics(name, jax.device_get(sums), self._builder.structures)
+        ]
+        parameters = [
+            jax.tree_util.keystr(path[1:], simple=True, separator="/")
+            for path, value in jax.tree_util.tree_leaves_with_path(state.variables)
+            if not np.all(np.isfinite(jax.device_get(value)))
+        ]
+        more = f" and {len(parameters) - 5} more" if len(parameters) > 5 else ""
+        said = f"Metrics of this epoch that are not finite: {listed(metrics)}. " if metrics else ""
+        followed = f"followed in {listed(parameters[:5])}{more}" if parameters else "stayed finite"
+        return f"{said}The parameters {followed}. "
+
+
+def _bad_metrics(name: str, sums: Any, structures: Any) -> list[str]:
+    """Return how the metrics are called whose sum is not finite, in the order of the program."""
+    structure = structures[name]
+    scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)
+    labels = []
+    for number, is_scalar in enumerate(structure.is_scalar):
+        value = next(scalars) if is_scalar else next(arrays)[0]
+        if not np.all(np.isfinite(value)):
+            key = "loss" if structure.keys is None else structure.keys[number]
+            labels.append(f"{name}/{key}" if len(structures) > 1 else str(key))
+    return labels

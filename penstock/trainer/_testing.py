@@ -1,0 +1,47 @@
+"""The mean of the metrics over a reader, in test mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from penstock import _batches
+from penstock._errors import ReaderError
+from penstock._in_flight import max_in_flight
+from penstock._interrupts import Interrupts
+from penstock.program_builder import ProgramBuilder, State
+
+
+def tested(
+    builder: ProgramBuilder,
+    state: State,
+    reader: Any,
+    fields: _batches.Fields,
+    interrupts: Interrupts,
+) -> Any:
+    """Return the means over every example of `reader`; an interrupt is raised at once.
+
+    Raises:
+      ReaderError: the reader yields nothing.
+    """
+    sums = {name: builder.test_zeros(name) for name in builder.objectives}
+    running: list[jax.Array] = []
+    limit = max_in_flight(builder.mesh)
+    num_batches = 0
+    with interrupts.opened():
+        for batch in _batches.one_pass(reader, fields):
+            placed = builder.place("test", [batch])
+            for name in sums:
+                sums[name], _ = builder.test_launch(state, sums[name], placed, name)
+                running.append(sums[name].scalars)
+                if len(running) > limit:
+                    running.pop(0).block_until_ready()
+            num_batches += 1
+    if not num_batches:
+        raise ReaderError(
+            "the reader yielded no batch to test on, expected at least one. Is its data empty, "
+            "or is it an iterator that an earlier pass used up?"
+        )
+    means = {name: builder.test_means(each, name) for name, each in sums.items()}
+    return next(iter(means.values())) if len(means) == 1 else means
