@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "_mesh": {"_errors"},
     "_metrics": {"_errors", "_mesh"},
     "_parameters": {"_errors"},
+    "_selection": {"_errors"},
     "readers": {"_errors"},
     "preprocessing": {"_errors"},
     "handlers": {"_errors", "events"},

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock import _parameters
+from penstock._selection import Patterns, Rename, Selection
 from penstock.program_builder import ProgramBuilder, State
 
 
@@ -56,27 +57,76 @@ class ParameterAccess(ABC):
         self.save_params(param_path)
 
     def load_params(
-        self, param_path: str | os.PathLike[str], *, partial: bool = False
+        self,
+        param_path: str | os.PathLike[str],
+        *,
+        partial: bool = False,
+        include: Patterns = None,
+        exclude: Patterns = None,
+        rename: Rename = None,
+        skip_mismatched: bool = False,
     ) -> dict[str, list[str]]:
         """Read parameters and running statistics from a folder; optimizer state is kept.
 
+        Without options every entry must be there and fit. With one, what was loaded and what was
+        not is printed.
+
         Arguments:
           partial: load what fits in name, shape and dtype, and leave the rest as it is.
+          include: names of the program to load, `"backbone"` with all that lies under it, or globs
+            such as `"*/w"`; the others stay as they are.
+          exclude: names not to load, written the same way.
+          rename: beginnings of names in the file and what they are called in the program, such as
+            `{"old/encoder": "backbone"}`, or a function from name to name.
+          skip_mismatched: leave out entries of another shape or dtype, a classifier's last layer
+            for one.
 
         Returns:
-          What was `missing`, `extra` and `mismatched`, empty lists unless `partial`.
+          What was `loaded`, and what was not: `excluded`, `missing`, `extra` and `mismatched`.
 
         Raises:
           FileNotFoundError: there are no parameters at `param_path`.
+          UnknownNameError: a pattern or a name to replace matches nothing.
           ParameterError: listing every missing, extra or mismatched entry. Nothing is loaded then.
         """
         table = self.builder.parameter_shapes
-        entries = _parameters.read(param_path)
+        selection = Selection(include=include, exclude=exclude, rename=rename)
+        selection.check(table)
+        entries = selection.renamed(_parameters.read(param_path))
+        chosen, wanted = selection.of(entries), selection.of(table)
+        found = _parameters.differences(chosen, wanted)
+        fitting = _parameters.fitting(chosen, wanted)
         if not partial:
-            hint = "Pass partial=True to load what fits and keep the rest."
-            _parameters.check(param_path, entries, table, may_have_extra=False, hint=hint)
-        found = _parameters.differences(entries, table)
-        fitting = _parameters.fitting(entries, table)
+            left = {
+                key for key in chosen if skip_mismatched and key in wanted and key not in fitting
+            }
+            _parameters.check(
+                param_path,
+                {key: value for key, value in chosen.items() if key not in left},
+                {key: value for key, value in wanted.items() if key not in left},
+                may_have_extra=False,
+                hint="Pass partial=True to load what fits and keep the rest.",
+            )
         live = _parameters.flatten(self._state.variables)
         self._adopt(_parameters.nested({**live, **fitting}))
-        return found
+        report = {
+            "loaded": sorted("/".join(path) for _, path in fitting),
+            "excluded": sorted("/".join(path) for _, path in table.keys() - wanted.keys()),
+            **found,
+        }
+        if partial or skip_mismatched or not selection.is_all:
+            _print_report(param_path, report)
+        return report
+
+
+def _print_report(param_path: Any, report: Mapping[str, list[str]]) -> None:
+    print(f"{len(report['loaded'])} entries loaded from {os.fspath(param_path)}")
+    reasons = {
+        "excluded": "kept, not asked for",
+        "missing": "kept, not in the file",
+        "mismatched": "kept, of another shape or dtype in the file",
+        "extra": "left in the file, the program has none of that name",
+    }
+    for kind, reason in reasons.items():
+        for line in report[kind]:
+            print(f"  {reason}: {line}")
