@@ -58,7 +58,12 @@ def test_scalar_labels_get_the_declared_axis(shape):
     assert size == 4
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "uint8", "int64", "bool"])
+def test_bytes_for_a_floating_input_stay_bytes_until_they_are_on_the_device():
+    columns, _ = checked({"image": images(2).astype(np.uint8)}, IMAGE)
+    assert columns["image"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "bool"])
 def test_dtype_that_loses_only_precision_is_converted(dtype):
     columns, _ = checked({"image": images(2).astype(dtype)}, IMAGE)
     assert columns["image"].dtype == np.float32
@@ -333,3 +338,17 @@ def test_train_and_test_have_batch_sizes_of_their_own():
     builder = builder_on(one_device)
     place(builder, 4)
     assert builder.place("test", [linear_data(2)]).feed["x"].shape == (2, 4)
+
+
+def test_bytes_are_placed_as_bytes_and_give_what_floats_give():
+    def program():
+        return layers.mean(layers.fc(layers.data("image", [4]), size=1))
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1])
+    batch = np.arange(32, dtype=np.uint8).reshape(8, 4)
+    for _ in range(2):  # the second goes the short way
+        assert builder.place("train", [{"image": batch}]).feed["image"].dtype == np.uint8
+    state = builder.init()
+    assert builder.test(state, {"image": batch}) == builder.test(
+        state, {"image": batch.astype(np.float32)}
+    )

@@ -118,7 +118,7 @@ class Frame:
                 f"feed got {listed(self.feed)}, expected also {spec.name!r}, which the "
                 f"{self.mode} program declares with layers.data."
             )
-        return self.feed[spec.name]
+        return self.feed[spec.name].astype(spec.dtype)  # bytes of images are cast here
 
     def layer(self, kind: str, name: str | None) -> tuple[str, ...]:
         """Return the path of a layer: automatic names count per kind, explicit ones are kept."""

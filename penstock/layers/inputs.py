@@ -27,7 +27,8 @@ def data(name: str, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
     Arguments:
       name: the name in feeds and in `feed_order`.
       shape: the shape of one example, without the batch axis.
-      dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on.
+      dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on. Bytes (`uint8`)
+        fed to a floating input go to the device as they are and are cast there.
 
     Returns:
       `[B, *shape]`, where `B` is this device's share of the batch.
