@@ -24,9 +24,13 @@ class Interrupts:
 
     Ctrl-C is raised as `KeyboardInterrupt`, SIGTERM as `SystemExit(143)`. Outside the main thread,
     or where the program has a handler of its own for a signal, that signal is left alone.
+
+    Arguments:
+      is_alone: whether this process may end by itself; of several, all end at a step they agree on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_alone: bool = True) -> None:
+        self.is_alone = is_alone
         self.is_held = False
         self.is_open = False
         self.signal: int | None = None
@@ -59,8 +63,13 @@ class Interrupts:
 
     def check(self) -> None:
         """Raise the interrupt that came, if one did."""
-        if self.signal is not None:
+        if self.signal is not None and self.is_alone:
             self._raise()
+
+    def agree(self, number: int) -> NoReturn:
+        """Raise the signal that some process got."""
+        self.signal = number
+        self._raise()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -88,7 +97,7 @@ class Interrupts:
                 os.kill(os.getpid(), signal.SIGTERM)
             raise KeyboardInterrupt
         self.signal = number
-        if self.is_open and not self.is_held:
+        if self.is_open and self.is_alone and not self.is_held:
             self._raise()
 
     def _raise(self) -> NoReturn:

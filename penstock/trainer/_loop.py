@@ -15,6 +15,7 @@ from penstock._in_flight import InFlight, look_ahead
 from penstock._interrupts import Interrupts
 from penstock.events import BeginEpoch, BeginStep, EndEpoch, EndStep, Handler
 from penstock.program_builder import ProgramBuilder
+from penstock.trainer._agreement import Agreement
 from penstock.trainer._saver import Saver
 from penstock.trainer._status import Status
 
@@ -41,6 +42,7 @@ class Loop:
     waiting: DataWait
     interrupts: Interrupts
     saver: Saver
+    agreement: Agreement
     check_read: Callable[[_metrics.LaunchValues, int], None]
 
     def run(self, end_epoch: int) -> None:
@@ -62,6 +64,7 @@ class Loop:
         if status.is_stopping:
             return
         rounds, structures, saver = self.rounds, builder.structures, self.saver
+        is_alone = interrupts.is_alone
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
         with contextlib.closing(self.waiting.watched(self._launches())) as launches:
             interrupts.is_open = True  # while the reader is waited for
@@ -91,8 +94,8 @@ class Loop:
                 if launched.is_read:
                     self.check_read(launched, first)
                 saver.after_launch(status)
-                if interrupts.signal is not None:
-                    interrupts.check()
+                if interrupts.signal is not None or not is_alone:
+                    self._agree()
                 if status.is_stopping:
                     return
                 interrupts.is_open = True
@@ -114,6 +117,15 @@ class Loop:
         self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
         self.saver.after_epoch(status)
         self.interrupts.check()
+
+    def _agree(self) -> None:
+        """Raise the interrupt that came; on several processes at a step they agree on."""
+        self.interrupts.check()
+        signal, is_due = self.agreement.reached(self.interrupts.signal, self.saver.is_time())
+        if is_due:
+            self.saver.save(self.status)
+        if signal is not None:
+            self.interrupts.agree(signal)
 
     def _launches(self) -> Iterator[_feeding.Placed]:
         placed = self._placed()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import flax
 import jax
 import numpy as np
+import optax
 
 from penstock import _batches
 from penstock._checkpoint import Contents, Position
 from penstock._errors import ReaderError
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer._saver import decoded, restored
+
+_MOST_STEPS = 100_000
+
+_LIBRARIES = tuple(Path(module.__file__).parent for module in (jax, flax, optax, np, _batches))
+"""Where the lines of libraries are; those of the program function are elsewhere."""
 
 
 def replayed(
@@ -24,7 +34,7 @@ def replayed(
     rounds: tuple[str, ...],
     step: int | None,
 ) -> None:
-    """Train from a state until a step is not finite, and run that one under `jax.debug_nans`.
+    """Train from a state until a step is not finite, and run that one with JAX's nan debugging.
 
     Arguments:
       contents: the checkpoint to begin with; the initial state of `seed` where it is None.
@@ -39,53 +49,47 @@ def replayed(
     else:
         leaves, position = restored(builder, contents, "to replay"), contents.position
     number = position.global_step
-    pass_ = _batches.resumed_pass(reader, fields, decoded(position.reader_state), position.step)
-    while True:
-        num_before = number
-        for batch in pass_:
+    with contextlib.closing(_batches_from(position, reader, fields)) as batches:
+        for batch in batches:
+            if batch is None:  # an epoch begins
+                leaves = builder.pack(builder.reset_metrics(builder.unpack(leaves)))
+                continue
             before = builder.snapshot(leaves)
             leaves, values, _ = builder.launch(leaves, builder.place("train", [batch]), rounds)
-            is_bad = not _is_finite(builder, leaves, values)
-            if number == step or (step is None and is_bad):
+            if number == step or (step is None and _is_bad(builder, before, leaves, values)):
                 _explain(builder, before, batch, rounds, number)
-                return
             number += 1
-        if number == num_before:
-            raise ReaderError(f"the reader yielded no batch to replay after global step {number}.")
-        leaves = builder.pack(builder.reset_metrics(builder.unpack(leaves)))
-        if step is None and number - position.global_step > _MOST_STEPS:
-            raise ReaderError(
-                f"replay got {number - position.global_step} steps that are all finite. Pass "
-                "step=... where the step is known to be later."
-            )
-        pass_ = _batches.Pass(reader, fields)
+            if step is None and number - position.global_step >= _MOST_STEPS:
+                raise ReaderError(
+                    f"replay got {_MOST_STEPS} steps that are all finite, expected one that is not."
+                    " Pass step=... where the step is known to be later."
+                )
 
 
-_MOST_STEPS = 100_000
+def _batches_from(
+    position: Position, reader: Any, fields: _batches.Fields
+) -> Iterator[Mapping[str, Any] | None]:
+    """Yield the batches after a position, epoch after epoch, None between two of them.
 
+    The reader stands afterwards where it stood before: our readers count their epochs.
 
-def _is_finite(builder: ProgramBuilder, leaves: list[jax.Array], values: Mapping[str, Any]) -> bool:
-    losses = [values[name][each.loss_index] for name, each in builder.structures.items()]
-    watched = [losses, builder.unpack(leaves).variables["params"]]
-    return all(np.all(np.isfinite(x)) for x in jax.tree.leaves(jax.device_get(watched)))
-
-
-def _explain(
-    builder: ProgramBuilder,
-    leaves: list[jax.Array],
-    batch: Mapping[str, Any],
-    rounds: tuple[str, ...],
-    number: int,
-) -> None:
-    where = f"replay of global step {number}"
+    Raises:
+      ReaderError: it has no batches.
+    """
+    next_epoch = getattr(reader, "next_epoch", None)
+    if next_epoch is not None:
+        reader.next_epoch = position.epoch
     try:
-        builder.debug(leaves, builder.place("train", [batch]), rounds)
-    except FloatingPointError as error:
-        raise FloatingPointError(
-            f"{where}: {str(error).splitlines()[0]} The traceback above this one ends at the "
-            "operation, and shows the line of the program function."
-        ) from error
-    raise FloatingPointError(
-        f"{where} made no nan when its operations ran one by one. Where it made an infinity, JAX's "
-        "nan debugging stays silent: look for a division by zero or an overflow."
-    )
+        pass_ = _batches.resumed_pass(reader, fields, decoded(position.reader_state), position.step)
+        while True:
+            num_batches = 0
+            with contextlib.closing(iter(pass_)) as batches:
+                for num_batches, batch in enumerate(batches, 1):  # noqa: B007
+                    yield batch
+            if not num_batches and not position.step:
+                raise ReaderError(f"the reader yielded no batch to replay, in epoch {epoch}.")
+            yield None
+            pass_ = _batches.Pass(reader, fields)
+    finally:
+        if next_epoch is not None:
+            reader.next_epoch = next_epoch

@@ -24,6 +24,7 @@ from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock.events import BeginTraining, EndTraining, Handler, Reason, emitter
 from penstock.program_builder import Objective, Optimizer, ProgramBuilder, State
+from penstock.trainer._agreement import Agreement
 from penstock.trainer._arguments import check_action, check_count, rounds_of
 from penstock.trainer._describe import described, versions
 from penstock.trainer._guard import Guard, OnNonFinite
@@ -154,13 +155,9 @@ class Trainer(ParameterAccess):
         self._handlers.resumed(contents.extra.get("handlers", []))
         self.builder.fit_batches(position.batch_sizes)
         saver.resumed_at(position)
-        _LOGGER.warning(
-            "resuming from %s: global step %d, %d steps into epoch %d",
-            store.directory / str(position.global_step),
-            position.global_step,
-            position.step,
-            position.epoch,
-        )
+        where = store.directory / str(position.global_step)
+        steps = f"{position.step} steps into epoch {position.epoch}"
+        _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
 
     def train(
         self,
@@ -203,7 +200,7 @@ class Trainer(ParameterAccess):
         self._begin()
         reason: Reason = "failed"
         error: BaseException | None = None
-        with Interrupts() as self._interrupts:
+        with Interrupts(is_alone=jax.process_count() == 1) as self._interrupts:
             try:
                 emit(BeginTraining(self.epoch, num_epochs, self.global_step, self))
                 self._interrupts.check()
@@ -218,7 +215,9 @@ class Trainer(ParameterAccess):
                 raise
             finally:
                 try:
-                    self._end(is_good=not isinstance(error, NonFiniteError))
+                    # Alone in failing, a process must not wait for the others in a save.
+                    is_common = jax.process_count() == 1 or reason != "failed"
+                    self._end(is_good=is_common and not isinstance(error, NonFiniteError))
                 finally:
                     emit(EndTraining(reason, error, self.global_step))
         self._raise_failures()
@@ -282,6 +281,7 @@ class Trainer(ParameterAccess):
             waiting=DataWait(in_flight.is_idle),
             interrupts=self._interrupts,
             saver=self._saver,
+            agreement=Agreement(),
             check_read=self._guard.check_read,
         )
 
