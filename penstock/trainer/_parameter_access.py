@@ -89,9 +89,8 @@ class ParameterAccess(ABC):
           UnknownNameError: a pattern or a name to replace matches nothing.
           ParameterError: listing every missing, extra or mismatched entry. Nothing is loaded then.
         """
-        table = self.builder.parameter_shapes
         selection = Selection(include=include, exclude=exclude, rename=rename)
-        selection.check(table)
+        selection.check(table := self.builder.parameter_shapes)
         entries = selection.renamed(_parameters.read(param_path))
         chosen, wanted = selection.of(entries), selection.of(table)
         found = _parameters.differences(chosen, wanted)

@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import flax
 import jax
@@ -80,16 +80,70 @@ def _batches_from(
     if next_epoch is not None:
         reader.next_epoch = position.epoch
     try:
-        pass_ = _batches.resumed_pass(reader, fields, decoded(position.reader_state), position.step)
+        state, num_before = decoded(position.reader_state), position.step
+        pass_ = _batches.resumed_pass(reader, fields, state, num_before)
         while True:
-            num_batches = 0
+            num_batches = num_before
             with contextlib.closing(iter(pass_)) as batches:
-                for num_batches, batch in enumerate(batches, 1):  # noqa: B007
+                for batch in batches:
+                    num_batches += 1
                     yield batch
-            if not num_batches and not position.step:
-                raise ReaderError(f"the reader yielded no batch to replay, in epoch {epoch}.")
+            if not num_batches:
+                raise ReaderError(
+                    "the reader yielded no batch to replay, expected those of the run. Is it an "
+                    "iterator that an earlier pass used up?"
+                )
             yield None
-            pass_ = _batches.Pass(reader, fields)
+            pass_, num_before = _batches.Pass(reader, fields), 0
     finally:
         if next_epoch is not None:
             reader.next_epoch = next_epoch
+
+
+def _is_bad(
+    builder: ProgramBuilder,
+    before: list[jax.Array],
+    after: list[jax.Array],
+    values: Mapping[str, Any],
+) -> bool:
+    """Return whether a loss or a parameter is not finite, or an update was skipped."""
+    old, new = builder.unpack(before), builder.unpack(after)
+    losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
+    watched = jax.device_get([*losses, *jax.tree.leaves(new.variables["params"])])
+    skipped = jax.device_get((old.num_skipped, new.num_skipped))
+    return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
+
+
+def _explain(
+    builder: ProgramBuilder,
+    leaves: list[jax.Array],
+    batch: Mapping[str, Any],
+    rounds: tuple[str, ...],
+    number: int,
+) -> NoReturn:
+    where = f"replay of global step {number}"
+    try:
+        builder.debug(leaves, builder.place("train", [batch]), rounds)
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"{where}: {str(error).splitlines()[0]} {_line_of(error)}"
+        ) from error
+    raise FloatingPointError(
+        f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "
+        "step=... of another step, or see whether the reader yields the batches of the run."
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    """Return which line of the program function an error of JAX's nan debugging came from."""
+    forward = error.__cause__  # JAX gives an operation of a gradient the traceback of its origin
+    found = [
+        frame
+        for frame in traceback.extract_tb((forward or error).__traceback__)
+        if not any(library in Path(frame.filename).parents for library in _LIBRARIES)
+    ]
+    if not found:
+        return "The traceback above this one ends at the operation."
+    what = "The gradient of this line" if forward else "This line"
+    line = found[-1]
+    return f"{what} made it: {line.filename}:{line.lineno}, in {line.name}: {line.line}"

@@ -169,11 +169,9 @@ class Trainer(ParameterAccess):
         """Train for `num_epochs` passes over `reader`; see `penstock.events` for the order of it.
 
         Called again, it goes on: parameters, optimizer state, epoch and step numbers are kept. The
-        same calls with the same checkpoint directory in another process go on where the last one
-        ended; epochs that are done already are not run again.
+        same calls with the same checkpoint directory in another process go on where the last ended.
 
-        Ctrl-C and SIGTERM end after the current step, at once where a reader or a test is waited
-        for; a second one ends at once.
+        Ctrl-C and SIGTERM end after the current step; a second one at once.
 
         Arguments:
           reader: yields batches, anew at every pass: a zero-argument function that returns an
