@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,8 +19,17 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def results(count, devices_each):
+def results(count, devices_each, *args):
     """Run `count` processes that share a training run; return what each printed."""
+    processes = finished(count, devices_each, *args)
+    for process, (_, errors) in processes:
+        assert process.returncode == 0, errors
+    lines = [out.splitlines()[-1] for _, (out, _) in processes]
+    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+
+
+def finished(count, devices_each, *args):
+    """Run `count` processes that share a training run; return each with what it printed."""
     environment = {
         **os.environ,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each}",
@@ -29,7 +39,7 @@ def results(count, devices_each):
     port = free_port()
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.two_processes", str(port), str(index), str(count)],
+            [sys.executable, "-m", "tests.two_processes", str(port), str(index), str(count), *args],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -39,10 +49,7 @@ def results(count, devices_each):
         for index in range(count)
     ]
     outputs = [process.communicate(timeout=180) for process in started]
-    for process, (_, errors) in zip(started, outputs, strict=True):
-        assert process.returncode == 0, errors
-    lines = [out.splitlines()[-1] for out, _ in outputs]
-    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+    return list(zip(started, outputs, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +67,12 @@ def test_two_processes_reach_what_one_process_reaches(one_process, devices_each)
             np.testing.assert_allclose(each["parameters"][name], value, rtol=1e-4, atol=1e-6)
     rows = np.sum([each["rows"] for each in both], axis=0)
     assert rows.tolist() == one_process["rows"] == [32, 32, 6] * 3
+
+
+def test_two_processes_end_together_on_a_signal_to_one_and_go_on_bit_for_bit(tmp_path):
+    never = "-1"
+    whole = results(2, 1, str(tmp_path / "whole"), never)
+    directory = str(tmp_path / "interrupted")
+    for process, (_, errors) in finished(2, 1, directory, "10"):
+        assert process.returncode == 128 + signal.SIGTERM, errors
+    assert results(2, 1, directory, never) == whole
