@@ -52,15 +52,23 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""
-        key = self._locate(name)
+        self.update({name: value})
+
+    def update(self, other: Any = (), /, **more: Any) -> None:
+        """Replace several entries at once, all or none: one copy to the devices for all of them."""
+        replaced = {}
         entries = flatten(self._get())
-        old, new = entries[key], np.asarray(value)
-        if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
-            raise ParameterError(
-                f"parameter {name!r} got shape {new.shape} and dtype {new.dtype}, expected shape "
-                f"{old.shape} and dtype {old.dtype}."
-            )
-        self._put(nested({**entries, key: new.astype(old.dtype)}))
+        for name, value in dict(other, **more).items():
+            key = self._locate(name)
+            old, new = entries[key], np.asarray(value)
+            if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
+                raise ParameterError(
+                    f"parameter {name!r} got shape {new.shape} and dtype {new.dtype}, expected "
+                    f"shape {old.shape} and dtype {old.dtype}."
+                )
+            replaced[key] = new.astype(old.dtype)
+        if replaced:
+            self._put(nested({**entries, **replaced}))
 
     def __delitem__(self, name: str) -> None:
         """Refuse: a program's parameters are fixed."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from tests.source_tree import PACKAGE, ROOT, read_sources
 
-PINNED_EXTRAS = ("test", "dev", "plot", "bench")
+PINNED_EXTRAS = ("test", "dev", "plot", "tensorboard", "bench")
 
 
 def names_of(requirements: Iterable[str]) -> set[str]:

@@ -376,3 +376,14 @@ def test_folder_without_parameters_yet_is_said_and_started_from_initial_values(t
     assert caplog.messages == [
         f"no parameters at {tmp_path} yet: training starts from initial values"
     ]
+
+
+def test_several_parameters_are_replaced_at_once_or_not_at_all(trainer):
+    before = dict(trainer.parameters)
+    changed_all = {name: value + np.float32(1) for name, value in before.items()}
+    trainer.parameters.update(changed_all)
+    assert_same_bits(dict(trainer.parameters), changed_all)
+    with pytest.raises(ps.ParameterError, match="'fc_0/w' got shape"):
+        trainer.parameters.update({"fc_0/b": before["fc_0/b"], "fc_0/w": np.zeros(2)})
+    assert_same_bits(dict(trainer.parameters), changed_all)
+    trainer.parameters.update(before)

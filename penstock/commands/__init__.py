@@ -1,4 +1,4 @@
-"""The `penstock` command: `penstock train`, `penstock convert`.
+"""The `penstock` command: `penstock train`, `penstock convert`, `penstock plot`.
 
 A command is a module of this package with `run(argv) -> int`, imported when it is asked for.
 """
@@ -16,6 +16,7 @@ from penstock._errors import nearest
 _COMMANDS = {
     "train": "train a network on handwritten digits, save it, and show what it makes of a few",
     "convert": "make record files from datasets' archives, image folders or other record files",
+    "plot": "draw the curves of runs against each other, from their logs",
 }
 
 

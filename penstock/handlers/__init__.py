@@ -1,6 +1,18 @@
-"""Event handlers for every training run; so far `Progress`, which shows how it goes.
+"""Event handlers for every training run: how it goes, logs and curves, tests, and when it ends.
 
 They know the events and nothing else of penstock. Give them to `Trainer.train` alone or in a list.
 """
 
+from penstock.handlers.csv_log import CSVLog as CSVLog
+from penstock.handlers.early_stopping import EarlyStopping as EarlyStopping
+from penstock.handlers.evaluate import Evaluate as Evaluate
+from penstock.handlers.json_log import JSONLog as JSONLog
+from penstock.handlers.learning_rate_finder import LearningRateFinder as LearningRateFinder
+from penstock.handlers.log import Log as Log
+from penstock.handlers.plot import Plot as Plot
+from penstock.handlers.profile import Profile as Profile
 from penstock.handlers.progress import Progress as Progress
+from penstock.handlers.reduce_on_plateau import ReduceOnPlateau as ReduceOnPlateau
+from penstock.handlers.stop_at import StopAt as StopAt
+from penstock.handlers.summary import Summary as Summary
+from penstock.handlers.tensorboard import TensorBoard as TensorBoard

@@ -1,15 +1,18 @@
-"""Where progress is shown: on a terminal in place, elsewhere as plain lines."""
+"""Where progress is shown: in place on a terminal or in a notebook, elsewhere as plain lines."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
-from typing import Protocol, TextIO
+import sys
+from typing import Any, Protocol, TextIO
 
 from penstock.handlers._pace import Pace
 
 _LIVE_INTERVAL_SECS = 0.25
 _LINES_INTERVAL_SECS = 5.0
+_BAR_CHARS = (4, 20)  # at least and at most
 
 
 class Display(Protocol):
@@ -52,13 +55,13 @@ class Lines:
     interval_secs: float = _LINES_INTERVAL_SECS
 
     def update(self, pace: Pace, text: str) -> None:
-        self._print(f"{pace.epoch}  step {pace.steps}{text}{pace.rates()}")
+        self._print(f"{pace.epoch}  step {pace.steps}{text}{''.join(pace.rates())}")
 
     def wait(self, pace: Pace, text: str) -> None:
         pass
 
     def end_epoch(self, pace: Pace, text: str) -> None:
-        self._print(f"{pace.epoch}{text}{pace.rates()}")
+        self._print(f"{pace.epoch}{text}{''.join(pace.rates())}")
 
     def close(self) -> None:
         pass
@@ -77,24 +80,25 @@ class Live:
         from rich.console import Console
         from rich.progress import BarColumn, SpinnerColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
         console = Console(file=file)
         self._bar = BarColumn()
-        self._progress = RichProgress(
+        columns = [
             SpinnerColumn("line" if console.options.ascii_only else "dots"),
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             self._bar,
-            TextColumn("{task.fields[text]}", markup=False),
-            console=console,
-            transient=True,  # the epochs' lines stay, the live one goes
-        )
+            TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True)),
+        ]
+        # The epochs' lines stay, the live one goes.
+        self._progress = RichProgress(*columns, console=console, transient=True)
         self._task = self._progress.add_task("", total=None, text="", visible=False)
         self._progress.start()
 
     def update(self, pace: Pace, text: str) -> None:
-        text = f"{pace.steps}{text}{pace.rates()}"
-        free = self._progress.console.width - len(f"- {pace.epoch}  {text} ")
-        self._bar.bar_width = min(max(free, 4), 20)
+        free = self._progress.console.width - len(f"- {pace.epoch}  ") - _BAR_CHARS[0]
+        text = _fitting(f"{pace.steps}{text}", pace.rates(), free)
+        self._bar.bar_width = min(max(_BAR_CHARS[0] + free - len(text), 1), _BAR_CHARS[1])
         self._progress.update(
             self._task,
             description=pace.epoch,
@@ -107,15 +111,61 @@ class Live:
     wait = update
 
     def end_epoch(self, pace: Pace, text: str) -> None:
-        self._progress.console.print(
-            pace.epoch + text, soft_wrap=True, markup=False, highlight=False
-        )
+        line = f"{pace.epoch}{text}{pace.wait}"
+        self._progress.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()
 
 
+class Notebook:
+    """What `Live` shows, as the output of a notebook's cell; without widgets, which may be missing.
+
+    Arguments:
+      show: IPython's `display`.
+    """
+
+    interval_secs = _LIVE_INTERVAL_SECS
+
+    def __init__(self, show: Any) -> None:
+        self._lines: list[str] = []
+        self._output = show({"text/plain": ""}, raw=True, display_id=True)
+
+    def update(self, pace: Pace, text: str) -> None:
+        self._show(f"{pace.epoch}  step {pace.steps}{text}{''.join(pace.rates())}")
+
+    wait = update
+
+    def end_epoch(self, pace: Pace, text: str) -> None:
+        self._lines.append(f"{pace.epoch}{text}{pace.wait}")
+        self._show()
+
+    def close(self) -> None:
+        self._show()
+
+    def _show(self, *live: str) -> None:
+        self._output.update({"text/plain": "\n".join([*self._lines, *live])}, raw=True)
+
+
 def display(file: TextIO) -> Display:
     """Return what suits a file."""
+    if file is sys.stdout and _is_notebook():
+        return Notebook(importlib.import_module("IPython.display").display)
     is_terminal = file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return Live(file) if is_terminal else Lines(file)
+
+
+def _is_notebook() -> bool:
+    """Say whether this process is a notebook's; IPython is loaded then."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")  # IPython on a terminal has none
+
+
+def _fitting(text: str, more: list[str], num_chars: int) -> str:
+    """Return `text` with as many of the parts after it as fit, cut if it does not fit itself."""
+    for count in range(len(more), -1, -1):
+        whole = text + "".join(more[:count])
+        if len(whole) <= num_chars:
+            return whole
+    return text[: max(num_chars - 3, 0)] + "..."

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 
 class Pace:
-    """Where training stands, how fast it is, and how long it will take.
+    """Where training stands, how fast it is, how long it will take, and what memory it needs.
 
     The first launch is left out of the rates, as it compiles.
     """
 
-    def __init__(self, first_epoch: int = 0, num_epochs: int = 0) -> None:
+    def __init__(self, first_epoch: int = 0, num_epochs: int = 0, device: Any = None) -> None:
         self.step = 0
         self.num_steps: int | None = None
         self._first_epoch = first_epoch
@@ -19,6 +20,8 @@ class Pace:
         self._epoch = first_epoch
         self._num_examples = 0
         self._last_rate: float | None = None
+        self._device = device
+        self.data_wait: float | None = None
         # Time, examples of this epoch and steps of all epochs, where counting began.
         self._epoch_start: tuple[float, int] | None = None
         self._start: tuple[float, int] | None = None
@@ -40,7 +43,8 @@ class Pace:
         self.total_steps += 1
         self._num_examples += num_examples
 
-    def end_epoch(self) -> None:
+    def end_epoch(self, data_wait: float | None = None) -> None:
+        self.data_wait = data_wait
         self.num_steps = self.step
         self._last_rate = self.examples_per_sec
         self._epoch_start = None  # the test that may follow does not count
@@ -77,11 +81,32 @@ class Pace:
     def steps(self) -> str:
         return f"{self.step}" if self.num_steps is None else f"{self.step}/{self.num_steps}"
 
-    def rates(self) -> str:
-        """Return the speed and the time left as text, each with two spaces before it."""
+    @property
+    def wait(self) -> str:
+        """The share of its time that the last epoch waited for the reader."""
+        return "" if self.data_wait is None else f"  {self.data_wait:.0%} data wait"
+
+    def rates(self) -> list[str]:
+        """Return speed, time left, data wait and memory as far as known, most important first.
+
+        Each has two spaces before it.
+        """
         speed, left = self.examples_per_sec, self.secs_left
-        text = "" if speed is None else f"  {_short(speed)} ex/s"
-        return text if left is None else f"{text}  {_duration(left)} left"
+        return [
+            "" if speed is None else f"  {_short(speed)} ex/s",
+            "" if left is None else f"  {_duration(left)} left",
+            self.wait,
+            _memory(self._device),
+        ]
+
+
+def _memory(device: Any) -> str:
+    """Return what is in use of a device's memory; nothing where the backend does not say."""
+    stats = None if device is None else device.memory_stats()
+    if not stats or "bytes_in_use" not in stats:
+        return ""
+    limit = f"/{stats['bytes_limit'] / 2**30:.1f}" if "bytes_limit" in stats else ""
+    return f"  {stats['bytes_in_use'] / 2**30:.1f}{limit} GiB"
 
 
 def _short(count: float) -> str:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+import jax
+
 from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers._display import Display, Nothing, display
 from penstock.handlers._names import named
@@ -14,11 +16,13 @@ from penstock.handlers._pace import Pace
 
 
 class Progress:
-    """Show how training goes: one live line on a terminal, plain lines elsewhere.
+    """Show how training goes: one live line on a terminal or in a notebook, plain lines elsewhere.
 
-    The live line has epoch and step, the metrics, examples per second and the time left. Each epoch
-    leaves a line with the means of its metrics. Where the output is no terminal, an epoch prints
-    that line and one more every five seconds.
+    The live line has epoch and step, the metrics, examples per second, the time left, the share of
+    its time that the last epoch waited for the reader, and the memory in use on the first device,
+    where the backend tells it. What does not fit in one line is left out, from the end. Each epoch
+    leaves a line with the means of its metrics. Where the output is neither terminal nor notebook,
+    an epoch prints that line and one more every five seconds.
 
     Metrics are read four times a second at most, and from a step before the last launch: the
     device always has the next one to go on with.
@@ -69,7 +73,7 @@ class Progress:
             case BeginTraining():
                 self._display.close()
                 self._display = display(self._file or sys.stdout)
-                self._pace = Pace(first_epoch=event.epoch, num_epochs=event.num_epochs)
+                self._pace = Pace(event.epoch, event.num_epochs, _device(event))
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs
             case BeginEpoch():
@@ -100,12 +104,19 @@ class Progress:
     def _end_epoch(self, event: EndEpoch) -> None:
         self._held = None
         self._values = named(event.metrics, self._names)
-        self._pace.end_epoch()
+        self._pace.end_epoch(event.data_wait)
         tested: dict[str, float] = {}
         if self._test is not None:
             self._display.wait(self._pace, "  testing")
             tested = named(self._test(), self._names)
         self._display.end_epoch(self._pace, _shown(self._values, tested))
+
+
+def _device(event: BeginTraining) -> Any:
+    """Return the first device of this process that trains."""
+    if event.trainer is None:
+        return jax.local_devices()[0]
+    return event.trainer.builder.mesh.local_devices[0]
 
 
 def _shown(values: Mapping[str, float], tested: Mapping[str, float] | None = None) -> str:

@@ -13,8 +13,11 @@ Our iterators also carry their position, with Grain's two methods: `get_state()`
 JSON-able dict, `set_state(state)` continues with the next item. A state also holds the epoch,
 and restoring it moves the reader along: after the pass is over, the next `iter(reader)` is the
 epoch after the restored one. A state may be restored in another process, and, where the reader
-has a global batch size, on another number of shards. `close()` ends a pass early: it joins
-threads, ends processes and closes files, and may be called twice.
+has a global batch size and divides by record, on another number of shards. `close()` ends a pass
+early: it joins threads and closes files, and may be called twice.
+
+Worker processes cost about a second each to start, so they belong to the reader: they wait for
+its next pass, and end with `reader.close()` or with the last reference to it.
 
 To write a reader, subclass `ReaderBase` and return an `IteratorBase` from `iterate(epoch)`.
 Sources inside a reader are wrapped once by `of(source)` and opened by `source.iterate(epoch)`,
@@ -63,7 +66,7 @@ class ReaderIterator(Protocol[Item_co]):
         ...
 
     def close(self) -> None:
-        """End the pass and release its threads, processes and files."""
+        """End the pass and release its threads and files."""
         ...
 
 
@@ -87,7 +90,7 @@ class IteratorBase(ABC):
     """The base of our iterators: state checked, closing idempotent, usable in a `with`.
 
     A subclass sets `kind` and `epoch` and implements `__next__`, `_save` and `_load`; where it
-    holds threads, processes or files it also implements `_release`. An exhausted iterator must
+    holds threads or files it also implements `_release`. An exhausted iterator must
     keep raising `StopIteration`.
     """
 
@@ -113,7 +116,7 @@ class IteratorBase(ABC):
         """Move to the position in `state`; `self.epoch` is already the state's."""
 
     def _release(self) -> None:  # noqa: B027  (most iterators have nothing to release)
-        """Release threads, processes and files; called once at most."""
+        """Release threads and files; called once at most."""
 
     def get_state(self) -> State:
         """Return the position after the last item returned, as a JSON-able dict."""
@@ -153,7 +156,7 @@ class IteratorBase(ABC):
             self._reader.next_epoch = self.epoch + 1
 
     def close(self) -> None:
-        """End the pass; release threads, processes and files. Safe to call twice."""
+        """End the pass; release threads and files. Safe to call twice."""
         if not self._closed:
             self._closed = True
             self._release()
@@ -198,6 +201,9 @@ class ReaderBase(ABC):
     def __call__(self) -> IteratorBase:
         """Start the next epoch: Fluid's way to read."""
         return iter(self)
+
+    def close(self) -> None:  # noqa: B027  (most readers keep nothing)
+        """End what is kept from pass to pass: worker processes. The next pass starts them anew."""
 
     def __bool__(self) -> bool:
         """Be true, whatever the length: `if reader` asks whether there is a reader."""

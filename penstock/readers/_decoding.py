@@ -9,6 +9,7 @@ import numpy as np
 from penstock.readers._batching import BatchRows, BufferPool
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
+from penstock.readers._pool import portable
 
 Decode = Callable[[Any], Any]
 Augment = Callable[[Any, np.random.Generator], Any]
@@ -82,14 +83,21 @@ class Decoder(Protocol):
 class Piece(NamedTuple):
     """Records one worker decodes, and the position after each: `None` inside a batch.
 
-    `rows` is the memory of their batch, in which they begin at `first_row`.
+    `rows` is the memory of their batch, in which they begin at `first_row`. `cached` are the
+    payloads in memory, and asks for the others; `None` where none are kept.
     """
 
+    epoch: int
     records: list[int]
     ends: list[int | None]
     rows: BatchRows | None = None
     first_row: int = 0
+    cached: Mapping[int, Any] | None = None
     is_abroad: bool = False
+
+    def with_cached(self, cache: Mapping[int, Any]) -> "Piece":
+        """Return the piece with what a cache has of its records."""
+        return self._replace(cached={i: cache[i] for i in self.records if i in cache})
 
     def for_process(self) -> "Piece":
         """Return what travels to another process: no memory of this one."""
@@ -99,7 +107,8 @@ class Piece(NamedTuple):
 class Outcome(NamedTuple):
     """A sample or what took its place, and the position after it: `None` inside a batch.
 
-    Without a record it only marks the end of a batch that has none here.
+    Without a record it only marks the end of a batch that has none here. `payload` is what a cache
+    asked for.
     """
 
     record: int | None
@@ -107,6 +116,7 @@ class Outcome(NamedTuple):
     error: Exception | None
     end: int | None
     rows: BatchRows | None = None
+    payload: Any = None
 
 
 def pieces(
@@ -118,7 +128,7 @@ def pieces(
     it spans several samples.
     """
     rows = order.epoch(epoch)
-    single = Piece([], [])
+    single = Piece(epoch, [], [])
     for start in range(position, rows.total, rows.step):
         chosen = rows.rows(start)
         end = min(start + rows.step, rows.total)
@@ -132,7 +142,7 @@ def pieces(
             single.ends.extend([end] * len(records))
             if single.records and (len(single.records) >= size or end == rows.total):
                 yield single
-                single = Piece([], [])
+                single = Piece(epoch, [], [])
             continue
         memory = BatchRows(len(records), pool)
         for at in range(0, max(1, len(records)), size):
@@ -140,20 +150,19 @@ def pieces(
             ends: list[int | None] = [None] * max(1, len(piece))
             if at + size >= len(records):
                 ends[-1] = end
-            yield Piece(piece, ends, memory, at)
+            yield Piece(epoch, piece, ends, memory, at)
 
 
 class PieceDecoder:
-    """Decode pieces of one epoch. It holds no iterator, so a dropped iterator is freed at once.
+    """Decode pieces of any epoch. It holds no iterator, so a dropped iterator is freed at once.
 
     Args:
       rows: where the records are.
       decoder: payload to sample.
       decode: the user's function of a sample.
       augment: the user's function of a sample and a generator, applied last.
-      key: seed and epoch; record `i` draws from `(seed, epoch, i)`, so what it draws depends on
-        nothing else: not on the threads, the batch or where a run was resumed.
-      cache: payloads kept in memory by record, `None` to keep none.
+      seed: record `i` draws from `(seed, epoch, i)`, so what it draws depends on nothing else: not
+        on the workers, the batch or where a run was resumed.
     """
 
     def __init__(
@@ -163,11 +172,10 @@ class PieceDecoder:
         decoder: Decoder,
         decode: Decode | None,
         augment: Augment | None,
-        key: tuple[int, int],
-        cache: dict[int, bytes] | None,
+        seed: int,
     ) -> None:
         """Take the parts."""
-        self._rows, self._decoder, self._key, self._cache = rows, decoder, key, cache
+        self._rows, self._decoder, self._seed = rows, decoder, seed
         self._decode, self._augment = decode, augment
         self._is_random = decoder.is_random or augment is not None
 
@@ -175,36 +183,36 @@ class PieceDecoder:
         """Return an outcome a record, in order; a piece without records gives one empty outcome."""
         if not piece.records:
             return [Outcome(None, None, None, end) for end in piece.ends]
-        payloads = self._payloads(piece.records)
         outcomes = []
-        for number, payload in enumerate(payloads):
-            outcome = self._outcome(piece.records[number], payload, piece.ends[number])
+        for number, payload in enumerate(self._payloads(piece)):
+            record = piece.records[number]
+            outcome = self._outcome(piece.epoch, record, payload, piece.ends[number])
             if outcome.error is not None and piece.is_abroad:  # a traceback cannot travel
-                note(outcome.error, "".join(traceback.format_exception(outcome.error)).rstrip())
+                error = outcome.error
+                note(error, "".join(traceback.format_exception(error)).rstrip())
+                outcome = outcome._replace(error=portable(error))
             if outcome.error is None and piece.rows is not None:
                 placed = piece.rows.place(piece.first_row + number, outcome.sample)
                 outcome = outcome._replace(sample=placed, rows=piece.rows)
+            is_asked_for = piece.cached is not None and record not in piece.cached
+            if is_asked_for and not isinstance(payload, Exception):
+                outcome = outcome._replace(payload=payload)
             outcomes.append(outcome)
         return outcomes
 
-    def _payloads(self, records: list[int]) -> Iterator[Any]:
-        if self._cache is None:
-            yield from self._rows.read(records)
+    def _payloads(self, piece: Piece) -> Iterator[Any]:
+        if not piece.cached:
+            yield from self._rows.read(piece.records)
             return
-        absent = [record for record in records if record not in self._cache]
-        damaged: dict[int, Exception] = {}
-        for record, payload in zip(absent, self._rows.read(absent), strict=True):
-            if isinstance(payload, Exception):
-                damaged[record] = payload
-            else:
-                self._cache[record] = payload
-        for record in records:
-            yield damaged.get(record) or self._cache[record]
+        cached = piece.cached
+        absent = self._rows.read([record for record in piece.records if record not in cached])
+        for record in piece.records:
+            yield cached[record] if record in cached else next(absent)
 
-    def _outcome(self, record: int, payload: Any, end: int | None) -> Outcome:
+    def _outcome(self, epoch: int, record: int, payload: Any, end: int | None) -> Outcome:
         if isinstance(payload, Exception):
             return Outcome(record, None, payload, end)
-        random = np.random.default_rng((*self._key, record)) if self._is_random else None
+        random = np.random.default_rng((self._seed, epoch, record)) if self._is_random else None
         try:
             sample = self._decoder(payload, random)
             if self._decode is not None:

@@ -14,9 +14,9 @@ Rows = slice | np.ndarray
 class RecordOrder:
     """Which records make which batch, as a pure function of seed, epoch and shard.
 
-    A *position* counts records of the global order, so it means the same on any number of
-    shards and for any batch size. Without a batch size each item is one record, and records
-    are dealt to the shards in turn.
+    A *position* counts records of the global order, so it means the same for any batch size and,
+    divided by record, on any number of shards; by file a state holds their number. Without a batch
+    size each item is one record, and records are dealt to the shards in turn.
 
     Args:
       num_records: records in all shards together.
@@ -114,7 +114,8 @@ class RecordOrder:
         """Return the position in `state`, checked against this order.
 
         Raises:
-          ReaderStateError: the state is of another number of records, or out of range.
+          ReaderStateError: the state is of another number of records, divided by another rule,
+            or out of range.
         """
         got = (state.get("num_records"), state.get("seed"), state.get("shuffle"))
         if got != (self.num_records, self.seed, self.shuffle):
@@ -127,6 +128,7 @@ class RecordOrder:
                     "Give the reader the data and seed of the run that was saved",
                 )
             )
+        self._check_division(state, reader)
         position = state["position"]
         if position % self.shard.count and position < self.total:
             raise ReaderStateError(
@@ -140,14 +142,40 @@ class RecordOrder:
             )
         return position
 
+    def _check_division(self, state: dict, reader: str) -> None:
+        """Check that a position means the same records here: by file only on as many shards."""
+        got, expected = (state.get("rule"), state.get("count")), self._division
+        if got == expected:
+            return
+        raise ReaderStateError(
+            message(
+                f"{reader}.set_state()",
+                f"a state of {_divided(*got)}",
+                _divided(*expected),
+                "By file each process shuffles and counts the records of its own files, so what "
+                "is left of the epoch is not the same elsewhere",
+                "Go on with the Shard rule and the number of processes of the run that was saved, "
+                "or begin the epoch anew; only states of rule='records' move between numbers of "
+                "processes",
+            )
+        )
+
+    @property
+    def _division(self) -> tuple[str, int | None]:
+        """Return the rule, and the number of shards where a position depends on it."""
+        return self.shard.rule, None if self.shard.rule == "records" else self.shard.count
+
     def save_position(self, position: int) -> dict:
         """Return the JSON-able state of `position`."""
-        return {
+        rule, count = self._division
+        state = {
             "position": position,
             "num_records": self.num_records,
             "seed": self.seed,
             "shuffle": self.shuffle,
+            "rule": rule,
         }
+        return state if count is None else {**state, "count": count}
 
 
 class EpochOrder:
@@ -178,6 +206,11 @@ class EpochOrder:
             position, stop = position // count, stop // count
         own = self._own
         return slice(position, stop) if own is None else own[position:stop]
+
+
+def _divided(rule: str | None, count: int | None) -> str:
+    """Return how records were divided, for a message."""
+    return f"rule={rule!r}" if count is None else f"rule={rule!r}, count={count}"
 
 
 def named(word: str, rows: Rows | list[int]) -> str:

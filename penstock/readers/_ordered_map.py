@@ -1,12 +1,12 @@
-"""A map over workers that keeps the order, is bounded, and leaves no worker behind."""
+"""A map over workers that keeps the order, is bounded, and leaves no thread behind."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from penstock.readers._pool import Workers, start_pool
+from penstock.readers._pool import WorkerProcesses, WorkerThreads, result_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -16,13 +16,12 @@ class OrderedMap(Generic[Item, Result]):
     """Yield `function(item)` for each item, computed ahead by workers, in the items' order.
 
     Args:
-      function: runs in the workers; what it raises is raised at its item's turn. It is sent to a
-        process once.
+      function: runs in threads of this map, or in the calling one.
       items: taken in the calling thread only, never more than `num_ahead` beyond the result
         returned last.
-      num_workers: 0 computes in the calling thread.
+      num_workers: threads; 0 computes in the calling thread.
       num_ahead: results that may wait; the bound on memory.
-      workers: threads, or processes, to which items and results are pickled.
+      processes: call their own function in place of threads; they are not ended with the map.
 
     >>> with OrderedMap(str, iter(range(3)), num_workers=2, num_ahead=4) as results:
     ...     list(results)
@@ -36,14 +35,15 @@ class OrderedMap(Generic[Item, Result]):
         *,
         num_workers: int,
         num_ahead: int,
-        workers: Workers = "thread",
+        processes: WorkerProcesses | None = None,
     ) -> None:
         """Start no worker yet: they start with the first result asked for."""
         self._function, self._items = function, items
         self._num_ahead = max(1, num_ahead)
-        self._waiting: deque[Future[Result]] = deque()
-        self._num_workers, self._workers = num_workers, workers
-        self._pool: Executor | None = None
+        self._waiting: deque[Future[Any]] = deque()
+        self._computes_here = num_workers == 0 and processes is None
+        self._threads = WorkerThreads(function, num_workers)
+        self._workers = processes or self._threads
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Result]:
@@ -52,34 +52,26 @@ class OrderedMap(Generic[Item, Result]):
 
     def __next__(self) -> Result:
         """Return the next result."""
-        if not self._num_workers:
+        if self._computes_here:
             return self._function(next(self._items))
         while len(self._waiting) < self._num_ahead:
             try:
                 item = next(self._items)
             except StopIteration:
                 break
-            self._waiting.append(self._submit(item))
+            self._waiting.append(self._workers.submit(item))
         if not self._waiting:
             raise StopIteration
-        return self._waiting.popleft().result()
-
-    def _submit(self, item: Item) -> "Future[Result]":
-        if self._pool is None:
-            self._pool = start_pool(
-                self._workers, self._num_workers, _set_up_process, self._function
-            )
-        function = _call_in_process if self._workers == "process" else self._function
-        return self._pool.submit(function, item)
+        return result_of(self._waiting.popleft())
 
     def close(self) -> None:
-        """Drop what has not started, wait for what has, end the workers. Safe to call twice."""
+        """Drop what has not started, end the threads with what they do. Safe to call twice."""
         with self._lock:
             self._items = iter(())
+            for future in self._waiting:
+                future.cancel()
             self._waiting.clear()
-            if self._pool is not None:
-                self._pool.shutdown(wait=True, cancel_futures=True)
-                self._pool = None
+            self._threads.close()
 
     def __enter__(self) -> "OrderedMap[Item, Result]":
         """Return the map."""
@@ -88,15 +80,3 @@ class OrderedMap(Generic[Item, Result]):
     def __exit__(self, *_: object) -> None:
         """Close the map."""
         self.close()
-
-
-# A worker process keeps its function here: pickled once a process, not once an item.
-_IN_PROCESS: dict[str, Callable[[Any], Any]] = {}
-
-
-def _set_up_process(function: Callable[[Any], Any]) -> None:
-    _IN_PROCESS["function"] = function
-
-
-def _call_in_process(item: Any) -> Any:
-    return _IN_PROCESS["function"](item)

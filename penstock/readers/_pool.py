@@ -1,16 +1,20 @@
-"""Worker pools: threads, or processes that are started fresh."""
+"""Workers: threads of a pass, and processes that a reader keeps from pass to pass."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.readers._errors import message
+from penstock.readers._errors import message, note
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
 Workers = Literal["thread", "process"]
 
@@ -22,14 +26,14 @@ def num_usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_workers(thing: str, workers: str, *travellers: Any) -> None:
-    """Check the kind of workers, and that what goes to processes can be sent there.
+def check_workers(thing: str, workers: str, travellers: Mapping[str, Any]) -> None:
+    """Check the kind of workers, and that what goes to processes, by its name, can be sent there.
 
     Raises:
       ValueError: an unknown kind.
       TypeError: processes, and something that cannot be pickled.
 
-    >>> check_workers("xmap_readers", "process", len)
+    >>> check_workers("xmap_readers", "process", {"mapper": len})
     """
     if workers not in get_args(Workers):
         raise ValueError(
@@ -42,14 +46,14 @@ def check_workers(thing: str, workers: str, *travellers: Any) -> None:
             )
         )
     if workers == "process":
-        for one in travellers:
+        for name, one in travellers.items():
             try:
                 pickle.dumps(one)
             except Exception as error:
                 raise TypeError(
                     message(
                         f"{thing}(workers='process')",
-                        repr(one),
+                        f"{name}={one!r}",
                         "something that can be pickled",
                         "It is sent to worker processes",
                         "Define it at the top level of a module, or use workers='thread'",
@@ -57,25 +61,144 @@ def check_workers(thing: str, workers: str, *travellers: Any) -> None:
                 ) from error
 
 
-def start_pool(
-    workers: str,
-    num_workers: int,
-    setup: Callable[[Any], None] | None = None,
-    argument: Any = None,
-) -> Executor:
-    """Start a pool; the caller ends it with `shutdown(wait=True, cancel_futures=True)`.
+class WorkerThreads:
+    """Threads that call one function; they start with the first item and end with `close`.
 
-    Processes are spawned, not forked: JAX and opencv hold threads and locks that do not
-    survive a fork. A script that uses them needs `if __name__ == "__main__":`. Each process
-    begins with `setup(argument)`; threads do not.
+    >>> threads = WorkerThreads(abs, 2)
+    >>> threads.submit(-3).result()
+    3
+    >>> threads.close()
     """
-    # Imported here: `import penstock` starts no pool, and these cost it 3 ms.
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-    if workers == "process":
-        context = multiprocessing.get_context("spawn")
-        if setup is None:
-            return ProcessPoolExecutor(num_workers, context)
-        return ProcessPoolExecutor(num_workers, context, setup, (argument,))
-    return ThreadPoolExecutor(num_workers, "penstock-reader")
+    def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
+        """Start nothing yet."""
+        self._function, self._num_workers = function, num_workers
+        self._executor: Executor | None = None
+
+    def submit(self, item: Any) -> Future[Any]:
+        """Return the future of `function(item)`."""
+        if self._executor is None:
+            # Imported here: `import penstock` starts no pool, and these cost it 3 ms.
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._executor = ThreadPoolExecutor(self._num_workers, "penstock-reader")
+        return self._executor.submit(self._function, item)
+
+    def close(self) -> None:
+        """Drop what has not started, wait for what has, end the threads. Safe to call twice."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
+
+
+class WorkerProcesses:
+    """Processes that call one function: of a reader, which keeps them from pass to pass.
+
+    Each begins with importing penstock and JAX, about a second of a core, and is sent the function
+    once. They start with the first item and end with `close`, or when nobody holds this any more.
+
+    They are spawned, not forked: JAX and opencv hold threads and locks that do not survive a fork.
+    A script that uses them needs `if __name__ == "__main__":`.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
+        """Start nothing yet."""
+        self._function, self._num_workers = function, num_workers
+        self._lock = threading.Lock()
+        self._executor: Executor | None = None
+        self._end: Callable[[], Any] = _nothing
+
+    def submit(self, item: Any) -> Future[Any]:
+        """Return the future of `function(item)`; item and result are pickled."""
+        with self._lock:
+            try:
+                return self._started().submit(_call_in_process, item)
+            except BrokenExecutor:  # one died in an earlier pass, which said so
+                self._stop()
+                return self._started().submit(_call_in_process, item)
+
+    def close(self) -> None:
+        """End the processes; the next item starts them anew. Safe to call twice."""
+        with self._lock:
+            self._stop()
+
+    def _started(self) -> Executor:
+        if self._executor is None:
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
+            context = multiprocessing.get_context("spawn")
+            argument = (self._function,)
+            self._executor = ProcessPoolExecutor(
+                self._num_workers, context, _set_up_process, argument
+            )
+            self._end = weakref.finalize(self, _shut_down, self._executor)
+        return self._executor
+
+    def _stop(self) -> None:
+        self._end()
+        self._executor, self._end = None, _nothing
+
+
+def _nothing() -> None:
+    """End no process: the no-op form."""
+
+
+def _shut_down(executor: Executor) -> None:
+    # The collector may run this in the executor's own thread, which cannot wait for itself and
+    # ends all the same.
+    with contextlib.suppress(RuntimeError):
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def result_of(future: Future[Any]) -> Any:
+    """Return a future's result.
+
+    Raises:
+      BrokenExecutor: a worker process ended; a note says what usually ends one.
+    """
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        note(
+            error,
+            "a worker process ended, and what it said is on stderr. It needs functions that it can "
+            'import (none of a notebook), `if __name__ == "__main__":` in the script, and memory',
+        )
+        raise
+
+
+def portable(error: Exception) -> Exception:
+    """Return the error if it survives the way to another process, else one that tells of it.
+
+    One that cannot be made again from its `args` would end the pool in place of the pass.
+
+    >>> portable(KeyError("x"))
+    KeyError('x')
+    """
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        other = RuntimeError(f"{type(error).__name__}, which cannot be pickled: {error}")
+        for line in getattr(error, "__notes__", ()):
+            note(other, line)
+        return other
+    return error
+
+
+# A worker process keeps its function here: pickled once a process, not once an item.
+_IN_PROCESS: dict[str, Callable[[Any], Any]] = {}
+
+
+def _set_up_process(function: Callable[[Any], Any]) -> None:
+    _IN_PROCESS["function"] = function
+
+
+def _call_in_process(item: Any) -> Any:
+    try:
+        return _IN_PROCESS["function"](item)
+    except Exception as error:
+        sent = portable(error)
+        if sent is error:
+            raise
+        raise sent from error

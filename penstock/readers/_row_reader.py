@@ -7,75 +7,42 @@ shards and positions are these.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.readers import _tree
 from penstock.readers._batching import BatchRows, BufferPool, UnlikeError, stack_samples
 from penstock.readers._contract import IteratorBase, ReaderBase, State
-from penstock.readers._decoding import (
-    Augment,
-    Decode,
-    Decoder,
-    Outcome,
-    Piece,
-    PieceDecoder,
-    Rows,
-    pieces,
-)
+from penstock.readers._decoding import Decoder, Outcome, Piece, PieceDecoder, Rows, pieces
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, named
 from penstock.readers._ordered_map import OrderedMap
-from penstock.readers._pool import Workers
+from penstock.readers._pool import WorkerProcesses
+from penstock.readers._read_options import ReadOptions
 
 _logger = logging.getLogger("penstock.readers")
 _MAX_PIECE = 32  # records a worker decodes at a time: a task costs 20 us, a small record 3 us
 _PIECE_BYTES = 1 << 18  # of images some five: still many pieces a batch, so that none waits long
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowOptions:
-    """How an iterator reads.
-
-    Args:
-      decode: a function of a sample, run by the workers.
-      augment: a function of a sample and a numpy generator, run by the workers after `decode`.
-      transform: a function of a batch (of a sample, without a batch size), run by the caller.
-      num_workers: 0 reads in the calling thread.
-      workers: threads or processes.
-      look_ahead: batches read ahead.
-      skips_damage: leave out and count what is the data's fault, rather than raise it.
-    """
-
-    decode: Decode | None = None
-    augment: Augment | None = None
-    transform: Callable[[Any], Any] | None = None
-    num_workers: int = 0
-    workers: Workers = "thread"
-    look_ahead: int = 2
-    skips_damage: bool = False
-
-
 class RowReader(ReaderBase):
     """A reader over records reached by number, the base of our random-access readers.
 
     Args:
-      name: names the reader in exceptions.
       decoder: payload to sample.
-      options: how it reads.
+      options: how it reads; they name the reader in exceptions.
 
     A subclass gives `rows` and `order`.
     """
 
-    cache: dict[int, bytes] | None = None
-
-    def __init__(self, name: str, decoder: Decoder, options: RowOptions) -> None:
+    def __init__(self, decoder: Decoder, options: ReadOptions) -> None:
         """Take what is checked."""
         super().__init__()
-        self.name, self.decoder, self.row_options = name, decoder, options
+        self.name, self.decoder, self.options = options.name, decoder, options
+        self.cache: dict[int, Any] | None = {} if options.cache_records else None
         # Of the reader, not of a pass: a pass begins with the memory of the one before it.
         self.pool = BufferPool()
+        self._processes: WorkerProcesses | None = None
 
     @property
     def rows(self) -> Rows:
@@ -88,8 +55,9 @@ class RowReader(ReaderBase):
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the memory of batches behind."""
-        return {**super().__getstate__(), "pool": None}
+        """Leave the memory of batches, cached records and worker processes behind."""
+        cache = None if self.cache is None else {}
+        return {**super().__getstate__(), "pool": None, "cache": cache, "_processes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin with no memory."""
@@ -103,6 +71,31 @@ class RowReader(ReaderBase):
     def iterate(self, epoch: int) -> "RowIterator":
         """Return an iterator over `epoch`."""
         return RowIterator(self, epoch)
+
+    def decoder_of(self, rows: Rows) -> PieceDecoder:
+        """Return what the workers call, reading from `rows`."""
+        return PieceDecoder(
+            rows=rows,
+            decoder=self.decoder,
+            decode=self.options.decode,
+            augment=self.options.augment,
+            seed=self.options.seed,
+        )
+
+    def processes(self) -> WorkerProcesses | None:
+        """Return the processes that decode, the same for every pass; `None` where none do."""
+        num_workers = self.options.worker_count
+        if self.options.workers != "process" or num_workers == 0:
+            return None
+        with self._lock:
+            if self._processes is None:
+                self._processes = WorkerProcesses(self.decoder_of(self.rows), num_workers)
+            return self._processes
+
+    def close(self) -> None:
+        """End the worker processes; the next pass starts them anew. Safe to call twice."""
+        if self._processes is not None:
+            self._processes.close()
 
 
 class RowIterator(IteratorBase):
@@ -185,11 +178,17 @@ class RowIterator(IteratorBase):
             if self._results is None:
                 raise StopIteration
             self._outcomes.extend(next(self._results))
+            if self._source.cache is not None:
+                self._source.cache.update(
+                    (outcome.record, outcome.payload)
+                    for outcome in self._outcomes
+                    if outcome.record is not None and outcome.payload is not None
+                )
         return self._outcomes.popleft()
 
     def _skip(self, error: Exception) -> None:
         """Count a record left out; what is not the data's fault is raised in any case."""
-        if not self._source.row_options.skips_damage or not self._source.rows.is_damage(error):
+        if self._source.options.on_error == "raise" or not self._source.rows.is_damage(error):
             raise error
         self.num_skipped += 1
         self._first_skipped = self._first_skipped or error
@@ -199,7 +198,7 @@ class RowIterator(IteratorBase):
         for record in range(self._order.num_records):
             if self._template is not None:
                 break
-            (outcome,) = self._decode(Piece([record], [None]))
+            (outcome,) = self._decode(Piece(self.epoch, [record], [None]))
             if outcome.error is None:
                 values = self._source.decoder.pad_values
                 self._template = stack_samples([outcome.sample], values)
@@ -208,7 +207,7 @@ class RowIterator(IteratorBase):
         return self._transformed(_tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), [])
 
     def _transformed(self, item: Any, records: list[int]) -> Any:
-        transform = self._source.row_options.transform
+        transform = self._source.options.transform
         if transform is None:
             return item
         try:
@@ -227,7 +226,7 @@ class RowIterator(IteratorBase):
             return
         _logger.warning(
             "%s: epoch %d skipped %d of %d records. The first: %s",
-            self.kind,
+            self._source.name,
             self.epoch,
             self.num_skipped,
             self._order.num_records,
@@ -240,26 +239,20 @@ class RowIterator(IteratorBase):
 
     def _start(self) -> None:
         """Start decoding at the position."""
-        options, rows = self._source.row_options, self._source.rows.reopened()
-        num_workers = options.num_workers
+        source, options = self._source, self._source.options
+        rows, processes = source.rows.reopened(), source.processes()
+        num_workers = options.worker_count
         share = self._order.step // self._order.shard.count
         size = min(_MAX_PIECE, max(1, _PIECE_BYTES // rows.mean_record_bytes))
         if self._order.batch_size is not None:
             size = min(size, -(-share // max(1, num_workers)))
-        self._rows = rows
-        self._decode = PieceDecoder(
-            rows=rows,
-            decoder=self._source.decoder,
-            decode=options.decode,
-            augment=options.augment,
-            key=(self._order.seed, self.epoch),
-            cache=self._source.cache,
-        )
-        items: Iterator[Piece] = pieces(
-            self._order, self.epoch, self._position, size, self._source.pool
-        )
-        if options.workers == "process":
-            items = (piece.for_process() for piece in items)
+        self._rows, self._decode = rows, source.decoder_of(rows)
+        items: Iterator[Piece] = pieces(self._order, self.epoch, self._position, size, source.pool)
+        cache = source.cache
+        if cache is not None:
+            items = (piece.with_cached(cache) for piece in items)
+        if processes is not None:
+            items = map(Piece.for_process, items)
         self._results = OrderedMap(
             self._decode,
             items,
@@ -268,7 +261,7 @@ class RowIterator(IteratorBase):
             num_ahead=max(
                 options.look_ahead * max(num_workers, -(-share // size)) + 1, num_workers
             ),
-            workers=options.workers,
+            processes=processes,
         )
 
     def _save(self) -> State:

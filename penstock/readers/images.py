@@ -1,4 +1,4 @@
-"""Folders of images: one folder a class, decoded by opencv in threads."""
+"""Folders of images: one folder a class, decoded by opencv."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,8 +10,9 @@ import numpy as np
 from penstock._errors import nearest
 from penstock.readers._decoding import Augment
 from penstock.readers._errors import message
-from penstock.readers._pool import Workers, num_usable_cores
-from penstock.readers.random_access import IndexedReader, indexed
+from penstock.readers._pool import Workers
+from penstock.readers._read_options import OnError, ReadOptions
+from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -84,12 +85,22 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return `{"image": [H, W, channels] uint8, "label": int32}`."""
+        return self.decoded(index, self.encoded(index))
+
+    def encoded(self, index: int) -> bytes:
+        """Return the bytes of a file."""
+        return Path(self._files[index]).read_bytes()
+
+    def decoded(self, index: int, encoded: bytes) -> dict[str, Any]:
+        """Return the sample of a file's bytes.
+
+        Raises:
+          RecordError: they are no image.
+        """
         # Imported here as records build on readers: only who reads images needs opencv.
         from penstock.readers.records.image_bytes import decode_image
 
-        path = self._files[index]
-        encoded = Path(path).read_bytes()
-        image = decode_image(encoded, channels=self.channels, name=path)
+        image = decode_image(encoded, channels=self.channels, name=self._files[index])
         if self.size is not None:
             image = _fit_image(image, *self.size, self.fit)
         return {"image": image, "label": self._labels[index]}
@@ -120,6 +131,8 @@ def image_folder(
     num_workers: int | None = None,
     workers: Workers = "thread",
     look_ahead: int = 2,
+    cache_records: bool = False,
+    on_error: OnError = "raise",
     shard: Shard | None = None,
 ) -> IndexedReader:
     """Read a folder of images, one folder a class, as batches of `uint8`.
@@ -129,9 +142,11 @@ def image_folder(
 
     Args:
       path: see `ImageFolder`, as for `size`, `fit`, `channels` and `class_names`.
-      batch_size: see `indexed`, as for the options not named here.
+      batch_size: see `records.ReadOptions`, as for the options not named here.
       decode: a function of a sample `{"image": ..., "label": ...}`, run by the workers.
       num_workers: threads or processes that decode, a core each without it.
+      cache_records: keep the files' bytes in memory after the first pass.
+      on_error: `"skip"` leaves out and counts files that are no image.
 
     Returns:
       A reader of `{"image": [b, H, W, channels] uint8, "label": [b] int32}`.
@@ -139,23 +154,26 @@ def image_folder(
     Raises:
       FileNotFoundError: no such folder.
       ValueError: no class, no image, an unknown class name, or an option out of range.
+      RecordError: while reading, a file that is no image, when errors are not skipped.
     """
     source = ImageFolder(path, size=size, fit=fit, channels=channels, class_names=class_names)
-    return indexed(
-        source,
-        batch_size,
+    options = ReadOptions(
+        name="image_folder",
+        batch_size=batch_size,
         shuffle=shuffle,
         seed=seed,
         drop_remainder=drop_remainder,
         decode=decode,
         augment=augment,
         transform=transform,
-        num_workers=num_usable_cores() if num_workers is None else num_workers,
+        num_workers=num_workers,
         workers=workers,
         look_ahead=look_ahead,
-        shard=shard,
-        name="image_folder",
+        cache_records=cache_records,
+        on_error=on_error,
+        shard=shard or Shard(),
     )
+    return IndexedReader(source, options)
 
 
 def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, ...]:

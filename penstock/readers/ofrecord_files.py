@@ -1,6 +1,6 @@
 """`readers.ofrecord`: batches from OneFlow's OFRecord folders.
 
-Unlike OneFlow's stream a pass ends, and shuffling is over all records. Index, threads, skipping
+Unlike OneFlow's stream a pass ends, and shuffling is over all records. Index, workers, skipping
 and positions are as in `tfrecord`. OFRecord has no checksums: damage inside a payload shows only
 where it no longer parses.
 
@@ -27,10 +27,12 @@ import numpy as np
 
 from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import message
+from penstock.readers._pool import Workers
+from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
 from penstock.readers.records.files import RecordFormat
 from penstock.readers.records.framing import OFRECORD
-from penstock.readers.records.reader import OnError, ReadOptions, RecordReader
+from penstock.readers.records.reader import RecordReader
 from penstock.readers.sharding import BatchSize, Shard
 
 Blobs = Sequence[BlobConf] | Mapping[str, BlobConf]
@@ -80,6 +82,8 @@ def ofrecord(
     augment: Augment | None = None,
     transform: Callable[[Any], Any] | None = None,
     num_workers: int | None = None,
+    workers: Workers = "thread",
+    look_ahead: int = 2,
     cache_records: bool = False,
     cache_dir: str | Path | None = None,
 ) -> RecordReader:
@@ -100,13 +104,11 @@ def ofrecord(
 
     Raises:
       FileNotFoundError: no part, or a part is missing.
-      ValueError: an argument out of range.
       RecordError: when first used, a damaged or foreign file, with its path and byte offset.
     """
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
-    form = RecordFormat.of(OFRECORD, "", cache_dir)
-    decoder = BlobDecoder.of(blobs)
     options = ReadOptions(
+        name="ofrecord",
         batch_size=batch_size,
         shuffle=shuffle,
         seed=seed,
@@ -117,9 +119,12 @@ def ofrecord(
         augment=augment,
         transform=transform,
         num_workers=num_workers,
+        workers=workers,
+        look_ahead=look_ahead,
         cache_records=cache_records,
     )
-    return RecordReader(files, form, decoder, options)
+    form = RecordFormat.of(OFRECORD, "", cache_dir)
+    return RecordReader(files, form, BlobDecoder.of(blobs), options)
 
 
 def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> str:

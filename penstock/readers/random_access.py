@@ -10,7 +10,8 @@ from penstock.readers._decoding import Augment
 from penstock.readers._errors import check_int, message, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._pool import Workers, check_workers
-from penstock.readers._row_reader import RowOptions, RowReader
+from penstock.readers._read_options import OnError, ReadOptions
+from penstock.readers._row_reader import RowReader
 from penstock.readers.sharding import BatchSize, Shard
 
 Sample_co = TypeVar("Sample_co", covariant=True)
@@ -20,7 +21,8 @@ class Source(Protocol[Sample_co]):
     """Random access to records: Grain's `RandomAccessDataSource`, a list, a TFDS data source.
 
     Optional: `origin(index) -> str`, named in exceptions; `file_names` and `file_sizes`, which
-    the shard rules by file need.
+    the shard rules by file need; and `encoded(index)` with `decoded(index, encoded)`, which gives
+    what `source[index]` does, where the encoded record is what `cache_records` should keep.
     """
 
     def __len__(self) -> int:
@@ -33,18 +35,24 @@ class Source(Protocol[Sample_co]):
 
 
 class SourceRows:
-    """A user's source as `Rows`; a record is read where it is decoded, so that it can be blamed."""
+    """A user's source as `Rows`."""
 
     damages: Sequence[Exception] = ()
     mean_record_bytes = 1 << 13  # unknown: sixteen records a task
 
-    def __init__(self, source: Source[Any], name: str) -> None:
+    def __init__(self, source: Any, name: str) -> None:
         """Take the source, and the name the reader has in exceptions."""
         self.source, self.name = source, name
 
-    def read(self, records: Sequence[int]) -> Iterator[int]:
-        """Yield the numbers: `SourceDecoder` looks them up."""
-        yield from records
+    def read(self, records: Sequence[int]) -> Iterator[Any]:
+        """Yield number and content of each record, or what the source raised."""
+        read_one = self.source.encoded if _is_encoded(self.source) else self.source.__getitem__
+        for record in records:
+            try:
+                payload = record, read_one(record)
+            except Exception as error:
+                payload = self.blame(error, record)
+            yield payload
 
     def blame(self, error: Exception, record: int) -> Exception:
         """Note the record, and where it comes from if the source can tell."""
@@ -54,8 +62,11 @@ class SourceRows:
         return error
 
     def is_damage(self, error: Exception) -> bool:
-        """Return that it is not: what a user's source raises is for the user."""
-        return False
+        """Say whether it is a `RecordError`: what else a source raises is for the user."""
+        # Imported here as records build on readers: most sources need neither protobuf nor opencv.
+        from penstock.readers.records.errors import RecordError
+
+        return isinstance(error, RecordError)
 
     def reopened(self) -> "SourceRows":
         """Return itself: nothing is open."""
@@ -67,27 +78,44 @@ class SourceRows:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceDecoder:
-    """Look a record up in a user's source."""
+    """Decode a record of a user's source, where the source does not give it decoded."""
 
-    source: Source[Any]
+    source: Any
     kind: str = "indexed"
     is_random: bool = False
     pad_values: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, payload: int, random: np.random.Generator | None) -> Any:
-        """Return the sample; the payload is the record's number."""
-        return self.source[payload]
+    def __call__(self, payload: tuple[int, Any], random: np.random.Generator | None) -> Any:
+        """Return the sample."""
+        record, content = payload
+        return self.source.decoded(record, content) if _is_encoded(self.source) else content
+
+
+def _is_encoded(source: Any) -> bool:
+    return all(callable(getattr(source, name, None)) for name in ("encoded", "decoded"))
 
 
 class IndexedReader(RowReader):
-    """A reader over a random-access source. Made by `indexed`, which documents it."""
+    """A reader over a random-access source. Made by `indexed`, which documents it.
 
-    def __init__(
-        self, source: Source[Any], order: RecordOrder, name: str, options: RowOptions
-    ) -> None:
-        """Take checked arguments."""
-        super().__init__(name, SourceDecoder(source=source), options)
-        self._source_rows, self._order = SourceRows(source, name), order
+    Args:
+      source: has `len(source)` and `source[i]`; see `Source`.
+      options: batches, order, errors, workers.
+
+    Raises:
+      ValueError: an empty source, or files asked of one without.
+      TypeError: no source; or processes, and a source that cannot be pickled.
+    """
+
+    def __init__(self, source: Any, options: ReadOptions) -> None:
+        """Check the source."""
+        _check_source(options.name, source)
+        check_workers(options.name, options.workers, {"source": source})
+        super().__init__(SourceDecoder(source=source), options)
+        self._source_rows = SourceRows(source, options.name)
+        file_names = tuple(map(str, getattr(source, "file_names", ())))
+        file_sizes = tuple(getattr(source, "file_sizes", ()))
+        self._order = options.order(len(source), file_names, file_sizes)
 
     @property
     def rows(self) -> SourceRows:
@@ -113,6 +141,8 @@ def indexed(
     num_workers: int = 0,
     workers: Workers = "thread",
     look_ahead: int = 2,
+    cache_records: bool = False,
+    on_error: OnError = "raise",
     shard: Shard | None = None,
     name: str = "indexed",
 ) -> IndexedReader:
@@ -122,18 +152,12 @@ def indexed(
 
     Args:
       source: has `len(source)` and `source[i]`; see `Source`.
-      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
-      shuffle: draw a new order each epoch.
-      seed: decides the orders, and what `augment` draws.
-      drop_remainder: leave out a last batch that is not full.
+      batch_size: see `records.ReadOptions`, as for the options not named here.
       decode: a function of a record, run by the workers; returns arrays of fixed shapes.
-      augment: as `decode`, after it, with a numpy generator made from `(seed, epoch, index)`.
-      transform: a function of a batch (of a sample, without a batch size), run by the caller.
       num_workers: threads or processes; 0 reads in the thread that iterates.
-      workers: `"thread"`, or `"process"`, where what they run is pickled (see `xmap_readers`).
-      look_ahead: batches read ahead.
-      shard: the part this process reads.
-      name: names the reader in exceptions.
+      cache_records: keep `source[i]` in memory after its first use, encoded where the source can;
+        `decode` must not change it in place.
+      on_error: `"skip"` leaves out and counts records that raise a `readers.RecordError`.
 
     Returns:
       A reader of batches with leaves `[b, ...]`.
@@ -146,20 +170,23 @@ def indexed(
     >>> [batch["x"].tolist() for batch in reader]
     [[0, 10], [20, 30], [40]]
     """
-    _check_source(name, source)
-    check_int(f"{name}(num_workers)", num_workers, 0, "0 reads without workers")
-    check_int(f"{name}(look_ahead)", look_ahead, 0, "It counts batches")
-    check_workers(name, workers, source, decode, augment)
-    order = _order_of(source, batch_size, shuffle, seed, drop_remainder, shard)
-    options = RowOptions(
+    options = ReadOptions(
+        name=name,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
         decode=decode,
         augment=augment,
         transform=transform,
         num_workers=num_workers,
         workers=workers,
         look_ahead=look_ahead,
+        cache_records=cache_records,
+        on_error=on_error,
+        shard=shard or Shard(),
     )
-    return IndexedReader(source, order, name, options)
+    return IndexedReader(source, options)
 
 
 def _check_source(name: str, source: Any) -> None:
@@ -174,23 +201,3 @@ def _check_source(name: str, source: Any) -> None:
             )
         )
     check_int(f"{name}(number of records)", len(source), 1, "An empty source trains nothing")
-
-
-def _order_of(
-    source: Any,
-    batch_size: BatchSize | None,
-    shuffle: bool,
-    seed: int,
-    drop_remainder: bool,
-    shard: Shard | None,
-) -> RecordOrder:
-    return RecordOrder(
-        num_records=len(source),
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        shard=shard or Shard(),
-        file_names=tuple(map(str, getattr(source, "file_names", ()))),
-        file_sizes=tuple(getattr(source, "file_sizes", ())),
-    )

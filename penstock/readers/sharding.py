@@ -4,8 +4,13 @@ Three rules. `"records"` is the default: every *global batch* is cut into one co
 a process, so the batches of all processes laid side by side are the very batches one process
 would have read, in every epoch, and all processes take the same number of steps.
 `"files_round_robin"` is FastNN's (`file i` goes to process `i % count`) and
-`"files_contiguous"` is OneFlow's (balanced contiguous ranges of parts); both keep a process
-to its own files, at the price of shares that are only as equal as the files are.
+`"files_contiguous"` is OneFlow's (balanced contiguous ranges of parts); by both a process yields
+the records of its own files only, at the price of shares that are only as equal as the files are,
+and of states that do not move to another number of processes.
+
+By every rule each process opens and indexes all files: how many steps everyone takes depends on all
+of them. An index is made of the records' headers and cached; compressed files are decompressed for
+it, into the cache folder.
 """
 
 import warnings

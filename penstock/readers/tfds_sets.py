@@ -8,8 +8,9 @@ from typing import Any
 from penstock._errors import nearest
 from penstock.readers._decoding import Augment
 from penstock.readers._errors import message
-from penstock.readers._pool import Workers, num_usable_cores
-from penstock.readers.random_access import IndexedReader, indexed
+from penstock.readers._pool import Workers
+from penstock.readers._read_options import ReadOptions
+from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard
 
 
@@ -51,7 +52,7 @@ class KeptFeatures:
 def tfds(
     name: str,
     split: str,
-    batch_size: BatchSize | None,
+    batch_size: BatchSize | None = None,
     *,
     features: Sequence[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
@@ -65,6 +66,7 @@ def tfds(
     num_workers: int | None = None,
     workers: Workers = "thread",
     look_ahead: int = 2,
+    cache_records: bool = False,
     shard: Shard | None = None,
 ) -> IndexedReader:
     """Read a TensorFlow Datasets set by name, without TensorFlow, as `tfds.data_source` gives it.
@@ -75,38 +77,38 @@ def tfds(
     Args:
       name: the set, with its configuration and version as TFDS writes them: `"mnist:3.0.1"`.
       split: in TFDS's language, e.g. `"train"` or `"train[:90%]"`.
-      batch_size: see `indexed`, as for the options not named here.
-      features: names of the features to keep, all without it.
+      batch_size: see `records.ReadOptions`, as for the options not named here.
+      features: names of the features to keep, all without it; an unknown one is a `ValueError`.
       data_dir: where the sets are, `~/tensorflow_datasets` without it.
       download: download and prepare a set that is not there.
-      num_workers: threads or processes that decode, a core each without it.
+      cache_records: keep the records in memory after the first pass, decoded, as TFDS gives them.
 
     Returns:
       A reader of dicts of the set's features, leaves `[b, ...]`.
 
     Raises:
       ModuleNotFoundError: tensorflow-datasets is not installed.
-      ValueError: an unknown feature.
 
     Source: https://www.tensorflow.org/datasets/tfless_tfds
     """
-    folder = None if data_dir is None else os.fspath(data_dir)
-    source = import_tfds(name).data_source(name, split=split, data_dir=folder, download=download)
-    return indexed(
-        KeptFeatures(source, features, f"{name}[{split}]"),
-        batch_size,
+    options = ReadOptions(
+        name="tfds",
+        batch_size=batch_size,
         shuffle=shuffle,
         seed=seed,
         drop_remainder=drop_remainder,
         decode=decode,
         augment=augment,
         transform=transform,
-        num_workers=num_usable_cores() if num_workers is None else num_workers,
+        num_workers=num_workers,
         workers=workers,
         look_ahead=look_ahead,
-        shard=shard,
-        name="tfds",
+        cache_records=cache_records,
+        shard=shard or Shard(),
     )
+    folder = None if data_dir is None else os.fspath(data_dir)
+    source = import_tfds(name).data_source(name, split=split, data_dir=folder, download=download)
+    return IndexedReader(KeptFeatures(source, features, f"{name}[{split}]"), options)
 
 
 def import_tfds(name: str) -> Any:

@@ -4,7 +4,7 @@ Files are indexed on first use (headers only); the index is kept beside each fil
 more. Every record is then one read away: shuffling is over all records, not a window, and a
 position is a number. Checksums are verified, of headers when indexing and of payloads when
 reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
-decoded in threads, ahead of the batch that is asked for, in order.
+decoded in threads or processes, ahead of the batch that is asked for, in order.
 
 >>> import tempfile
 >>> from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
@@ -29,11 +29,13 @@ import numpy as np
 
 from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import message
+from penstock.readers._pool import Workers
+from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers.records.features import Feature, VarLenFeature, parse_example
 from penstock.readers.records.files import RecordFormat
 from penstock.readers.records.framing import TFRECORD
 from penstock.readers.records.plain import Compression
-from penstock.readers.records.reader import OnError, ReadOptions, RecordReader
+from penstock.readers.records.reader import RecordReader
 from penstock.readers.sharding import BatchSize, Shard
 
 Paths = str | Path | Sequence[str | Path]
@@ -75,6 +77,8 @@ def tfrecord(
     augment: Augment | None = None,
     transform: Callable[[Any], Any] | None = None,
     num_workers: int | None = None,
+    workers: Workers = "thread",
+    look_ahead: int = 2,
     cache_records: bool = False,
     compression: Compression = "auto",
     cache_dir: str | Path | None = None,
@@ -103,6 +107,7 @@ def tfrecord(
     files, decoder = find_files(paths), ExampleDecoder(features=features and dict(features))
     form = RecordFormat.of(TFRECORD, compression, cache_dir, max_plain_bytes)
     options = ReadOptions(
+        name="tfrecord",
         batch_size=batch_size,
         shuffle=shuffle,
         seed=seed,
@@ -113,6 +118,8 @@ def tfrecord(
         augment=augment,
         transform=transform,
         num_workers=num_workers,
+        workers=workers,
+        look_ahead=look_ahead,
         cache_records=cache_records,
     )
     return RecordReader(files, form, decoder, options)

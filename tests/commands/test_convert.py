@@ -1,12 +1,26 @@
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.commands import convert
+from penstock import readers
+from penstock.commands import convert, main
 from tests.readers.convert.originals import jpeg, write_cifar10, write_flowers, write_mnist
 from tests.readers.convert.serving import serve
 
+LABEL = {"label": readers.FixedLenFeature((), "int32", key="image/class/label")}
 WRITE = {"cifar10": write_cifar10, "mnist": write_mnist, "flowers": write_flowers}
+
+
+def write_images(folder: Path, images_a_class: int = 10) -> None:
+    for name in ("cats", "dogs"):
+        (folder / name).mkdir(parents=True)
+        for number in range(images_a_class):
+            (folder / name / f"{number}.jpg").write_bytes(jpeg(number))
+        (folder / name / "notes.txt").write_text("no image")
 
 
 @pytest.mark.parametrize("name", WRITE)
@@ -17,11 +31,43 @@ def test_dataset_is_downloaded_and_converted(
     WRITE[name](tmp_path / "served")
     out = tmp_path / "out"
     with serve(tmp_path / "served") as server:
-        flags = [f"--base_url={server.url}", "--skip_checksum", "--num_validation=5"]
+        flags = [f"--base_url={server.url}", "--skip_checksum"]
+        flags += ["--num_validation=5"] if name == "flowers" else []
         status = convert.run([f"--dataset_name={name}", f"--dataset_dir={out}", *flags])
     assert status == 0
-    assert f"{out}/labels.txt" in capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert f"{out}/labels.txt" in printed.out.splitlines()
     assert len(list(out.glob(f"{name}_*.tfrecord"))) == (10 if name == "flowers" else 2)
+    assert sorted(printed.out.splitlines()) == sorted(
+        str(path) for path in out.iterdir() if path.suffix in (".tfrecord", ".txt")
+    )
+    assert printed.err == ""
+
+
+def test_terminal_shows_progress_and_a_pipe_gets_the_paths(tmp_path: Path):
+    write_images(tmp_path / "images")
+    flags = ["--dataset_name=image_folder", f"--source={tmp_path}/images", "--num_shards=1"]
+    program = "import sys; from penstock.commands import main; sys.exit(main())"
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "convert", *flags, f"--dataset_dir={tmp_path}/out"],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        )
+        shown = os.read(ours, 100_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0
+    assert [Path(line).name for line in done.stdout.decode().splitlines()] == [
+        "images_train_00000-of-00001.tfrecord",
+        "images_validation_00000-of-00001.tfrecord",
+        "labels.txt",
+    ]
+    assert "images" in shown
+    assert "kB" in shown
 
 
 def test_files_that_are_there_stay_unless_forced(
@@ -53,10 +99,7 @@ def test_archive_that_is_not_the_original_is_an_error(
 
 
 def test_image_folder_goes_to_tfrecord_to_ofrecord_and_back(tmp_path: Path):
-    for name in ("cats", "dogs"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(10):
-            (tmp_path / "images" / name / f"{number}.jpg").write_bytes(jpeg(number))
+    write_images(tmp_path / "images")
 
     def run(name: str, source: str, out: str, *flags: str) -> list[str]:
         where = [f"--source={tmp_path}/{source}", f"--dataset_dir={tmp_path}/{out}"]
@@ -77,19 +120,127 @@ def test_image_folder_goes_to_tfrecord_to_ofrecord_and_back(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--dataset_name=image_folder"], "--source got nothing, expected a path"),
-        (["--dataset_name=ofrecord", "--source=/no/such*"], "'/no/such*', which matches no file"),
-        (["--dataset_name=tfrecord", "--source=/no/such"], "no such name (0 parts)"),
+        (["image_folder"], "--source got nothing, expected a path"),
+        (["image_folder", "--source=images/cats"], "'images/cats' got no image in a folder of its"),
+        (["image_folder", "--source=no"], "image_folder('no') got nothing, expected a folder"),
+        (["image_folder", "--source=images", "--num_validation=20"], "num_validation 0 to 19"),
+        (["image_folder", "--source=images", "--num_validation=-1"], "'-1', expected an int >= 0"),
+        (["image_folder", "--source=images", "--num_shards=0"], "'0', expected an int 1 to 99999"),
+        (
+            ["image_folder", "--source=images", "--num_shards=two"],
+            "--num_shards: got 'two', ",
+        ),
+        (["image_folder", "--source=images", "--output_name=a/b"], "a name without a slash"),
+        (["ofrecord", "--source=/no/such*"], "'/no/such*', which matches no file"),
+        (["ofrecord", "--source=/no*", "--rename=a"], "which matches no file"),
+        (["ofrecord", "--source=file", "--rename=a"], "--rename got 'a', expected old:new"),
+        (["ofrecord", "--source=file", "--rename=a:b,a:c"], "--rename got 'a:b,a:c', expected"),
+        (["ofrecord", "--source=file", "--rename=a:"], "--rename got 'a:', expected old:new"),
+        (["ofrecord", "--source=file", "--num_shards=0"], "--num_shards: got '0', expected"),
+        (
+            ["ofrecord", "--source=file", "--part_name_suffix_length=0"],
+            "expected -1 or an int >= 1",
+        ),
+        (
+            ["ofrecord", "--source=file", "--num_shards=11", "--part_name_suffix_length=1"],
+            "part_name_suffix_length got 1, expected -1, or 2 to 200",
+        ),
+        (["tfrecord", "--source=/no/such"], "no such name (0 parts)"),
+        (
+            ["tfrecord", "--source=parts", "--part_name_suffix_length=1"],
+            "got 1, expected at least 2",
+        ),
+        (["flowers", "--base_url=ftp://a"], "--base_url: got 'ftp://a', expected http://"),
+        (["flowers", "--base_url=http://a:b"], "--base_url: got 'http://a:b', expected http://"),
+        (["flowers", "--dataset_dir=file"], "--dataset_dir: got 'file', expected a folder"),
+        (["flowers", "--dataset_dir=file/out"], "--dataset_dir: got 'file/out', expected a folder"),
+        (["flowers", "--dataset_dir="], "--dataset_dir: got '', expected a folder"),
+        (["imagenet"], "got 'imagenet', expected one of: cifar10, mnist, flowers, image_folder, "),
+        (["cifar_10"], "Did you mean 'cifar10'?"),
+        (
+            ["mnist", "--num_shards=2", "--seed=1"],
+            "--dataset_name=mnist got --num_shards, --seed, expected none but --base_url, ",
+        ),
+        (["mnist", "--number=2"], "unrecognized arguments: --number=2"),
     ],
 )
-def test_wrong_source_is_an_error(
-    flags: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_argument_ends_in_one_line_and_status_2(
+    flags: list[str],
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    assert convert.run([*flags, f"--dataset_dir={tmp_path}"]) == 1
-    assert expected in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    write_images(Path("images"))
+    Path("file").touch()
+    Path("parts").mkdir()
+    for number in range(11):
+        Path("parts", f"part-{number:02d}").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["convert", "--dataset_dir=out", f"--dataset_name={flags[0]}", *flags[1:]]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("penstock convert: ")
+    assert expected in line
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_unknown_dataset_is_a_usage_error(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit, match="2"):
-        convert.run(["--dataset_name=imagenet", "--dataset_dir=/tmp"])
-    assert "invalid choice: 'imagenet'" in capsys.readouterr().err
+def test_default_holds_out_a_tenth_of_the_images(tmp_path: Path):
+    write_images(tmp_path / "images")
+    where = [f"--source={tmp_path}/images", f"--dataset_dir={tmp_path}/out", "--num_shards=1"]
+    assert convert.run(["--dataset_name=image_folder", *where]) == 0
+    sizes = {
+        split: len(readers.tfrecord(f"{tmp_path}/out/images_{split}*", LABEL, batch_size=1))
+        for split in ("train", "validation")
+    }
+    assert sizes == {"train": 18, "validation": 2}
+
+
+def test_parts_of_an_earlier_conversion_are_refused_or_removed_when_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_images(tmp_path / "images")
+    where = [f"--source={tmp_path}/images", f"--dataset_dir={tmp_path}"]
+    assert convert.run(["--dataset_name=image_folder", *where]) == 0
+    flags = ["--dataset_name=ofrecord", f"--source={tmp_path}/images_train*"]
+    flags += [f"--dataset_dir={tmp_path}/of"]
+    assert convert.run([*flags, "--num_shards=3"]) == 0
+    capsys.readouterr()
+    assert convert.run([*flags, "--num_shards=2"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert "'part-00002' (1 in all) of another conversion" in err
+    assert convert.run([*flags, "--num_shards=2", "--force"]) == 0
+    assert [path.name for path in sorted((tmp_path / "of").iterdir())] == [
+        "part-00000",
+        "part-00001",
+    ]
+    assert convert.run(["--dataset_name=image_folder", *where, "--num_shards=2"]) == 1
+    assert "'images_train_00000-of-00005.tfrecord'" in capsys.readouterr().err
+
+
+def test_server_that_is_not_there_and_a_broken_image_end_in_one_line_and_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "images" / "cats").mkdir(parents=True)
+    (tmp_path / "images" / "cats" / "0.jpg").write_bytes(b"no image")
+    where = [f"--source={tmp_path}/images", f"--dataset_dir={tmp_path}/out"]
+    with serve(tmp_path) as server:
+        mnist = ["mnist", f"--base_url={server.url}", f"--dataset_dir={tmp_path}/out"]
+        for flags, expected in [
+            (mnist, "HTTPError: HTTP Error 404: Not Found, expected the whole file"),
+            (["image_folder", *where], "cats/0.jpg' got bytes"),
+        ]:
+            assert convert.run([f"--dataset_name={flags[0]}", *flags[1:]]) == 1
+            (line,) = capsys.readouterr().err.splitlines()
+            assert expected in line
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_help_says_what_is_not_read(capsys: pytest.CaptureFixture[str]):
+    assert main(["convert", "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert "cifar-10-python.tar.gz is pickled" in " ".join(out.split())
+    assert err == ""

@@ -18,15 +18,24 @@ def test_version(capsys):
 def test_help_lists_the_commands(argv, capsys):
     assert commands.main(argv) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name} " in out for name in ("train", "convert"))
+    assert all(f"  {name} " in out for name in ("train", "convert", "plot"))
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("trian", "the command 'trian', expected one of: train, convert. Did you mean 'train'?"),
-        ("frobnicate", "the command 'frobnicate', expected one of: train, convert. `penstock"),
-        ("--vresion", "the option '--vresion', expected one of: train, convert. Did you mean '--v"),
+        (
+            "trian",
+            "the command 'trian', expected one of: train, convert, plot. Did you mean 'train'?",
+        ),
+        (
+            "frobnicate",
+            "the command 'frobnicate', expected one of: train, convert, plot. `penstock",
+        ),
+        (
+            "--vresion",
+            "the option '--vresion', expected one of: train, convert, plot. Did you mean '--v",
+        ),
     ],
 )
 def test_unknown_word_is_a_usage_error_with_the_nearest(word, message, capsys):
@@ -36,13 +45,13 @@ def test_unknown_word_is_a_usage_error_with_the_nearest(word, message, capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize("name", ["train", "convert"])
+@pytest.mark.parametrize("name", ["train", "convert", "plot"])
 def test_help_of_a_command_is_no_failure(name, capsys):
     assert commands.main([name, "--help"]) == 0
     assert f"usage: penstock {name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["train", "convert"])
+@pytest.mark.parametrize("name", ["train", "convert", "plot"])
 def test_wrong_argument_of_a_command_is_a_usage_error(name, capsys):
     assert commands.main([name, "--no_such_flag"]) == 2
     assert f"usage: penstock {name}" in capsys.readouterr().err

@@ -1,5 +1,8 @@
 """What the contract's battery knows of a reader under test."""
 
+import importlib
+import importlib.util
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock.readers import Shard
 from tests.readers.samples import columns
+
+# What penstock[test-all] installs beside the rest; torch is not in it: its wheel brings CUDA.
+EXTRAS = ("tensorflow", "tensorflow_datasets")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,24 +27,54 @@ class Case:
     Args:
       name: the test's id.
       make: builds the reader for a shard.
-      with_workers: builds the reader with a number of workers, where it has any.
+      with_workers: builds the reader from a number of workers and their kind, where it has any.
       broken: builds a reader, and what the notes must say, that raises at sample `BROKEN`.
       is_complete: all samples come in every pass.
       is_ordered: the order is fixed (given seed and epoch).
       is_lockstep: every shard yields the same number of items.
       resume_warns: position is restored by counting, which warns.
       has_length: the reader knows how many items a pass has.
+      min_workers: the smallest number `with_workers` takes.
+      is_costly: it starts processes, a second each time; it is tested for what they may change.
+      needs: an optional package.
     """
 
     name: str
     make: Callable[[Shard], Any]
-    with_workers: Callable[[int], Any] | None = None
+    with_workers: Callable[[int, Any], Any] | None = None
     broken: Callable[[], tuple[Any, str]] | None = None
     is_complete: bool = True
     is_ordered: bool = True
     is_lockstep: bool = False
     resume_warns: bool = False
     has_length: bool = True
+    min_workers: int = 0
+    is_costly: bool = False
+    needs: str | None = None
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Return what its tests are marked with."""
+        if self.needs is None:
+            return []
+        reason = f"{self.needs} is not installed"
+        # TFDS and TensorFlow warn about themselves, as they are imported and later.
+        ignored = pytest.mark.filterwarnings(f"default:::{self.needs}")
+        return [pytest.mark.skipif(is_missing(self.needs), reason=reason), ignored]
+
+
+def is_missing(package: str) -> bool:
+    """Say whether what needs a package is to be skipped: never an extra's in `make test-all`."""
+    if package in EXTRAS and os.environ.get("PENSTOCK_REQUIRE_EXTRAS") == "1":
+        return False
+    return importlib.util.find_spec(package) is None
+
+
+def require(package: str) -> Any:
+    """Import an optional package; skip the test where `is_missing`, fail it otherwise."""
+    if is_missing(package):
+        pytest.skip(f"{package} is not installed")
+    return importlib.import_module(package)
 
 
 @cache

@@ -4,20 +4,18 @@ Every sample carries a number of its own, 0 to `NUM_SAMPLES - 1`; `samples.ids` 
 """
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock import readers
 from penstock.readers import Shard
-from tests.readers.case import Case, scratch
-from tests.readers.record_cases import RECORDS
+from tests.readers.case import Case, require, scratch
+from tests.readers.record_cases import NAMED, RECORDS
 from tests.readers.samples import (
     BATCH_SIZE,
-    BROKEN,
     NUM_SAMPLES,
+    BrokenRecords,
     Records,
     broken_batch,
     broken_source,
@@ -61,16 +59,22 @@ def in_halves(shard: Shard) -> Any:
     )
 
 
+def grain_map_dataset(shard: Shard) -> Any:
+    import grain
+
+    shuffled = grain.MapDataset.source(Records()).shuffle(seed=1)
+    return readers.of(shuffled[shard.index :: shard.count])
+
+
 def grain_dataset(shard: Shard) -> Any:
+    return readers.of(grain_map_dataset(shard).source.to_iter_dataset())
+
+
+def grain_loader(shard: Shard, num_workers: int = 0, operation: Any = None) -> Any:
     import grain
+    from absl import flags
 
-    dataset = grain.MapDataset.source(Records()).shuffle(seed=1)[shard.index :: shard.count]
-    return readers.of(dataset.to_iter_dataset())
-
-
-def grain_loader(shard: Shard) -> Any:
-    import grain
-
+    flags.FLAGS.mark_as_parsed()  # Grain's workers ask them, and expect an absl program
     options = grain.sharding.ShardOptions(shard_index=shard.index, shard_count=shard.count)
     return readers.of(
         grain.DataLoader(
@@ -78,8 +82,54 @@ def grain_loader(shard: Shard) -> Any:
             sampler=grain.samplers.IndexSampler(
                 NUM_SAMPLES, shard_options=options, shuffle=True, num_epochs=1, seed=4
             ),
+            operations=[] if operation is None else [operation],
+            worker_count=num_workers,
         )
     )
+
+
+def broken_grain_loader(num_workers: int) -> Callable[[], tuple[Any, str]]:
+    def make() -> tuple[Any, str]:
+        import grain
+
+        class FailAtBroken(grain.transforms.Map):
+            def map(self, element: Any) -> Any:
+                return fail_at_broken(element)
+
+        return grain_loader(Shard(), num_workers, FailAtBroken()), "from reader of type DataLoader"
+
+    return make
+
+
+def broken_grain_dataset() -> tuple[Any, str]:
+    import grain
+
+    dataset = grain.MapDataset.source(Records()).map(fail_at_broken)
+    return readers.of(dataset), "while reading item 13 of epoch 0 from reader of type MapMapDataset"
+
+
+def torch_loader(shard: Shard, num_workers: int = 0, source: Any = None) -> Any:
+    loader = require("torch").utils.data.DataLoader(
+        source or Records(),
+        batch_size=2,
+        sampler=range(shard.index, NUM_SAMPLES, shard.count),
+        num_workers=num_workers,
+        multiprocessing_context="spawn" if num_workers else None,  # JAX does not survive a fork
+    )
+    return readers.of(loader)
+
+
+def broken_torch_loader(num_workers: int) -> Callable[[], tuple[Any, str]]:
+    return lambda: (
+        torch_loader(Shard(), num_workers, BrokenRecords()),
+        "while reading item 6 of epoch 0 from reader of type DataLoader",
+    )
+
+
+def tf_data(shard: Shard) -> Any:
+    dataset = require("tensorflow").data.Dataset.from_tensor_slices(columns())
+    shuffled = dataset.shuffle(NUM_SAMPLES, seed=8, reshuffle_each_iteration=False)
+    return readers.of(shuffled.shard(shard.count, shard.index).batch(2))
 
 
 IN_MEMORY = [
@@ -157,12 +207,24 @@ INDEXED = [
     Case(
         name="indexed-in-threads",
         make=index_reader,
-        with_workers=lambda n: index_reader(Shard(), n),
+        with_workers=lambda *workers: index_reader(Shard(), *workers),
         broken=lambda: (
             readers.indexed(Records(), BATCH_SIZE, decode=fail_at_broken, num_workers=2),
             "in indexed, record 13: part-1, record 5",
         ),
         is_lockstep=True,
+    ),
+    Case(
+        name="indexed-in-processes",
+        make=lambda shard: index_reader(shard, workers="process"),
+        broken=lambda: (
+            readers.indexed(
+                Records(), BATCH_SIZE, decode=fail_at_broken, num_workers=2, workers="process"
+            ),
+            "in indexed, record 13: part-1, record 5",
+        ),
+        is_lockstep=True,
+        is_costly=True,
     ),
     Case(
         name="indexed-samples-in-threads",
@@ -173,6 +235,18 @@ INDEXED = [
     Case(name="indexed-by-files-round-robin", make=by_files("files_round_robin"), is_lockstep=True),
     Case(name="indexed-by-files-contiguous", make=by_files("files_contiguous"), is_lockstep=True),
 ]
+
+
+def xmap(shard: Shard, num_workers: int = 2, workers: Any = "thread") -> Any:
+    return readers.xmap_readers(double, samples(shard), num_workers, 3, order=True, workers=workers)
+
+
+def broken_xmap(*, order: bool = False, workers: Any = "thread") -> tuple[Any, str]:
+    reader = readers.xmap_readers(
+        fail_at_broken, lambda: range(NUM_SAMPLES), 2, 3, order=order, workers=workers
+    )
+    return reader, "in xmap_readers(fail_at_broken), sample 13 of epoch 0"
+
 
 DECORATORS = [
     Case(
@@ -200,21 +274,22 @@ DECORATORS = [
     ),
     Case(
         name="xmap_readers-in-order",
-        make=lambda shard: readers.xmap_readers(double, samples(shard), 2, 3, order=True),
-        with_workers=lambda n: readers.xmap_readers(double, samples(Shard()), n, 3, order=True),
-        broken=lambda: (
-            readers.xmap_readers(fail_at_broken, lambda: range(NUM_SAMPLES), 2, 3, order=True),
-            "in xmap_readers(fail_at_broken), sample 13 of epoch 0",
-        ),
+        make=xmap,
+        with_workers=lambda *workers: xmap(Shard(), *workers),
+        broken=lambda: broken_xmap(order=True),
+        min_workers=1,
     ),
     Case(
         name="xmap_readers-as-ready",
         make=lambda shard: readers.xmap_readers(double, samples(shard), 2, 3),
-        broken=lambda: (
-            readers.xmap_readers(fail_at_broken, lambda: range(NUM_SAMPLES), 2, 3),
-            "in xmap_readers(fail_at_broken), sample 13 of epoch 0",
-        ),
+        broken=broken_xmap,
         is_ordered=False,
+    ),
+    Case(
+        name="xmap_readers-in-processes",
+        make=lambda shard: xmap(shard, workers="process"),
+        broken=lambda: broken_xmap(order=True, workers="process"),
+        is_costly=True,
     ),
     Case(
         name="buffered",
@@ -261,6 +336,7 @@ FOREIGN = [
     Case(
         name="of-callable",
         make=lambda shard: readers.of(lambda: range(shard.index, NUM_SAMPLES, shard.count)),
+        broken=lambda: (readers.of(broken_source), "while reading item 13 of epoch 0"),
         resume_warns=True,
         has_length=False,
     ),
@@ -269,44 +345,39 @@ FOREIGN = [
         make=lambda shard: readers.of(list(range(shard.index, NUM_SAMPLES, shard.count))),
         resume_warns=True,
     ),
+    Case(name="of-grain-map-dataset", make=grain_map_dataset, broken=broken_grain_dataset),
     Case(name="of-grain-dataset", make=grain_dataset, has_length=False),
     Case(
-        name="of-grain-loader", make=grain_loader, is_complete=False, has_length=False
-    ),  # its shards are equal,
-]
-
-
-@cache
-def pictures() -> Path:
-    """Return a folder of as many classes as samples, an image each: the label is the number."""
-    import cv2
-
-    folder = scratch() / "pictures"
-    for number in range(NUM_SAMPLES):
-        (folder / f"{number:02}").mkdir(parents=True)
-        cv2.imwrite(str(folder / f"{number:02}" / "it.png"), np.full((8, 8, 3), number, np.uint8))
-    return folder
-
-
-def broken_pictures() -> tuple[Any, str]:
-    return (
-        readers.image_folder(pictures(), BATCH_SIZE, decode=fail_at_broken, num_workers=2),
-        f"in image_folder, record {BROKEN}: {pictures() / str(BROKEN) / 'it.png'}",
-    )
-
-
-NAMED = [
-    Case(
-        name="image_folder",
-        make=lambda shard: readers.image_folder(
-            pictures(), BATCH_SIZE, shuffle=True, num_workers=2, shard=shard
-        ),
-        with_workers=lambda n: readers.image_folder(
-            pictures(), BATCH_SIZE, shuffle=True, num_workers=n
-        ),
-        broken=broken_pictures,
-        is_lockstep=True,
+        name="of-grain-loader",
+        make=grain_loader,
+        broken=broken_grain_loader(0),
+        is_complete=False,  # its shards are equal
+        has_length=False,
     ),
+    Case(
+        name="of-grain-loader-in-processes",
+        make=lambda shard: grain_loader(shard, 2),
+        broken=broken_grain_loader(1),
+        is_complete=False,
+        has_length=False,
+        is_costly=True,
+    ),
+    Case(
+        name="of-torch-loader",
+        make=torch_loader,
+        broken=broken_torch_loader(0),
+        resume_warns=True,
+        needs="torch",
+    ),
+    Case(
+        name="of-torch-loader-in-processes",
+        make=lambda shard: torch_loader(shard, 2),
+        broken=broken_torch_loader(2),
+        resume_warns=True,
+        is_costly=True,
+        needs="torch",
+    ),
+    Case(name="of-tf-data", make=tf_data, resume_warns=True, needs="tensorflow"),
 ]
 
 ALL = [*IN_MEMORY, *INDEXED, *RECORDS, *NAMED, *DECORATORS, *FOREIGN]

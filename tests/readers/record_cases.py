@@ -1,16 +1,29 @@
-"""The record readers of the contract's battery: three files of 8, 8 and 7 samples."""
+"""The readers of files of the contract's battery: records in three files of 8, 8 and 7 samples,
+images, named sets, TFDS.
+"""
 
 import gzip
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock import readers
 from penstock.readers import FixedLenFeature, Shard
-from tests.readers.case import Case, scratch
-from tests.readers.samples import BATCH_SIZE, BROKEN, columns, double, fail_at_broken
+from tests.readers.case import Case, require, scratch
+from tests.readers.samples import (
+    BATCH_SIZE,
+    BROKEN,
+    NUM_SAMPLES,
+    columns,
+    double,
+    fail_at_broken,
+)
 
 FEATURES = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((3,), "float32")}
 BLOBS = {
@@ -86,7 +99,7 @@ RECORDS = [
     Case(
         name="tfrecord",
         make=tfrecord,
-        with_workers=lambda n: tfrecord(Shard(), num_workers=n),
+        with_workers=lambda n, kind: tfrecord(Shard(), num_workers=n, workers=kind),
         broken=broken(tfrecord, tfrecords() / "1.tfrecord"),
         is_lockstep=True,
     ),
@@ -99,7 +112,9 @@ RECORDS = [
     Case(
         name="tfrecord-samples",
         make=lambda shard: tfrecord(shard, batch_size=None),
-        with_workers=lambda n: tfrecord(Shard(), batch_size=None, num_workers=n),
+        with_workers=lambda n, kind: tfrecord(
+            Shard(), batch_size=None, num_workers=n, workers=kind
+        ),
         broken=broken(tfrecord, tfrecords() / "1.tfrecord", batch_size=None),
     ),
     Case(
@@ -145,7 +160,7 @@ RECORDS = [
     Case(
         name="ofrecord",
         make=ofrecord,
-        with_workers=lambda n: ofrecord(Shard(), num_workers=n),
+        with_workers=lambda n, kind: ofrecord(Shard(), num_workers=n, workers=kind),
         broken=broken(ofrecord, ofrecords() / "part-1"),
         is_lockstep=True,
     ),
@@ -153,5 +168,144 @@ RECORDS = [
         name="ofrecord-by-files-contiguous",
         make=by_files(ofrecord, "files_contiguous"),
         is_lockstep=True,
+    ),
+]
+
+
+@cache
+def pictures() -> Path:
+    """Return a folder of as many classes as samples, an image each: the label is the number."""
+    import cv2
+
+    folder = scratch() / "pictures"
+    for number in range(NUM_SAMPLES):
+        (folder / f"{number:02}").mkdir(parents=True)
+        cv2.imwrite(str(folder / f"{number:02}" / "it.png"), np.full((8, 8, 3), number, np.uint8))
+    return folder
+
+
+def image_folder(shard: Shard, num_workers: int = 2, workers: Any = "thread") -> Any:
+    return readers.image_folder(
+        pictures(), BATCH_SIZE, shuffle=True, num_workers=num_workers, workers=workers, shard=shard
+    )
+
+
+def broken_pictures() -> tuple[Any, str]:
+    return (
+        readers.image_folder(pictures(), BATCH_SIZE, decode=fail_at_broken, num_workers=2),
+        f"in image_folder, record {BROKEN}: {pictures() / str(BROKEN) / 'it.png'}",
+    )
+
+
+@cache
+def cifar100() -> Path:
+    """Return a folder with CIFAR-100 as it is published, a label a sample."""
+    folder = scratch() / "cifar100"
+    folder.mkdir()
+    records = np.zeros((NUM_SAMPLES, 2 + 3072), np.uint8)
+    records[:, 1] = np.arange(NUM_SAMPLES)
+    (folder / "train.bin").write_bytes(records.tobytes())
+    return folder
+
+
+@cache
+def slim_cifar100() -> Path:
+    """Return a folder with CIFAR-100 as TF-Slim's converter writes it, a label a sample."""
+    folder = scratch() / "slim"
+    folder.mkdir()
+    png = readers.records.encode_png(np.zeros((32, 32, 3), np.uint8))
+    for part, numbers in enumerate(PARTS):
+        with readers.RecordWriter(folder / f"cifar100_train_{part}.tfrecord") as writer:
+            for number in numbers:
+                example = {"image/encoded": png, "image/class/label": number}
+                writer.write(readers.build_example(example))
+    return folder
+
+
+def named_set(folder: Path, shard: Shard, num_workers: int = 2, workers: Any = "thread") -> Any:
+    return readers.dataset(
+        "cifar100",
+        "train",
+        BATCH_SIZE,
+        dataset_dir=folder,
+        shuffle=True,
+        num_workers=num_workers,
+        workers=workers,
+        shard=shard,
+    )
+
+
+PREPARE_TFDS = """
+import sys
+import numpy as np
+import tensorflow_datasets as tfds
+
+class Numbered(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"id": tfds.features.Scalar(np.int64), "x": tfds.features.Scalar(np.float32)}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for number in range(int(sys.argv[2])):
+            yield number, {"id": number, "x": number / 2}
+
+Numbered(data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
+"""
+
+
+@cache
+def prepared() -> Path:
+    """Return a folder in which TFDS has prepared a set."""
+    folder = scratch() / "tfds"
+    command = [sys.executable, "-c", PREPARE_TFDS, str(folder), str(NUM_SAMPLES)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def tfds(shard: Shard, num_workers: int = 2, **options: Any) -> Any:
+    require("tensorflow_datasets")
+    return readers.tfds(
+        "numbered",
+        "train",
+        BATCH_SIZE,
+        data_dir=prepared(),
+        shuffle=True,
+        num_workers=num_workers,
+        shard=shard,
+        **options,
+    )
+
+
+def broken_tfds() -> tuple[Any, str]:
+    return tfds(Shard(), decode=fail_at_broken), "in tfds, record "
+
+
+NAMED = [
+    Case(
+        name="image_folder",
+        make=image_folder,
+        with_workers=lambda *workers: image_folder(Shard(), *workers),
+        broken=broken_pictures,
+        is_lockstep=True,
+    ),
+    Case(name="dataset-in-memory", make=lambda s: named_set(cifar100(), s), is_lockstep=True),
+    Case(
+        name="dataset-of-records",
+        make=lambda shard: named_set(slim_cifar100(), shard),
+        with_workers=lambda *workers: named_set(slim_cifar100(), Shard(), *workers),
+        is_lockstep=True,
+    ),
+    Case(
+        name="tfds",
+        make=tfds,
+        with_workers=lambda n, kind: tfds(Shard(), num_workers=n, workers=kind),
+        broken=broken_tfds,
+        is_lockstep=True,
+        needs="tensorflow_datasets",
     ),
 ]

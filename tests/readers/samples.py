@@ -68,6 +68,13 @@ class Records:
         return f"part-{index // 8}, record {index % 8}"
 
 
+class BrokenRecords(Records):
+    """A source that raises at one record."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return fail_at_broken(super().__getitem__(index))
+
+
 def read_numbers(reader: Any) -> list[int]:
     """Return the numbers of all samples of a pass."""
     return [number for item in reader for number in ids(item)]

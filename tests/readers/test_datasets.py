@@ -121,18 +121,20 @@ def test_unknown_name_and_split_name_the_nearest():
         ("wmt14", "wmt14.tgz"),
         ("wmt16", "wmt16.tar.gz"),
         ("sentiment", "movie_reviews.zip"),
+        ("conll05", "conll05st-tests.tar.gz"),
     ],
 )
 def test_missing_download_says_what_is_expected_where_and_how_to_get_it(tmp_path, name, file):
+    split = readers.dataset_splits(name)[0]
     with pytest.raises(DatasetNotFoundError, match=r"http|toolkit") as caught:
-        readers.dataset(name)
+        readers.dataset(name, split)
     text = str(caught.value)
-    assert text.startswith(f"dataset({name!r}, 'train') got no folder ")
+    assert text.startswith(f"dataset({name!r}, {split!r}) got no folder ")
     assert repr(str(tmp_path / "data" / name)) in text
     assert repr(file) in text
     assert text.endswith("or pass dataset_dir= or set PENSTOCK_DATA to where they are.")
     with pytest.raises(DatasetNotFoundError, match="without them, expected one of"):
-        readers.dataset(name, dataset_dir=tmp_path)
+        readers.dataset(name, split, dataset_dir=tmp_path)
 
 
 def idx(array):

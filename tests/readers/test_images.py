@@ -65,7 +65,11 @@ def test_jpeg_comes_close_to_what_was_written(tmp_path):
 
 def test_damaged_image_is_named(folder):
     (folder / "bee" / "b.png").write_bytes(b"\x89PNG not really")
-    with pytest.raises(ValueError, match=r"expected a JPEG or PNG") as caught:
+    expected = (
+        "expected a JPEG or PNG of 1 to 67108864 pixels. The bytes are damaged or hold something "
+        "else. Write it again or remove it; a reader leaves it out with on_error='skip'."
+    )
+    with pytest.raises(readers.RecordError, match=re.escape(expected)) as caught:
         list(readers.image_folder(folder, 6, num_workers=2))
     assert re.search(r"in image_folder, record 2: .*bee.b\.png", "\n".join(caught.value.__notes__))
 

@@ -1,12 +1,13 @@
 """Shards: the three rules, their errors and warnings, and the two meanings of a batch size."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 
 from penstock import readers
-from penstock.readers import PerDevice, Shard, ShardError
+from penstock.readers import PerDevice, ReaderStateError, Shard, ShardError
 
 PARTS = [f"part-{i}" for i in range(8)]
 
@@ -86,3 +87,88 @@ def test_batch_size_that_does_not_divide_over_processes_says_what_would():
 def test_batch_size_that_is_no_positive_int_is_refused(size):
     with pytest.raises(ValueError, match=re.escape(f"batch_size got {size!r}, expected an int >=")):
         readers.arrays({"x": np.arange(8)}, size)
+
+
+def file_ruled(index, count, rule="files_contiguous", **options):
+    shard = Shard(index, count, rule=rule)
+    return readers.indexed(Files(), 6, shuffle=True, shard=shard, **options)
+
+
+class Files:
+    """Twelve records, their numbers, in six files."""
+
+    file_names = tuple("abcdef")
+    file_sizes = (2,) * 6
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("rule", ["files_round_robin", "files_contiguous"])
+def test_state_by_file_goes_on_with_the_same_rule_and_number_of_processes(rule):
+    parts = []
+    for index in range(3):
+        iterator = file_ruled(index, 3, rule)()
+        first = next(iterator).tolist()
+        resumed = file_ruled(index, 3, rule)()
+        resumed.set_state(json.loads(json.dumps(iterator.get_state())))
+        parts += first + [number for batch in resumed for number in batch.tolist()]
+    assert sorted(parts) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "got", "expected"),
+    [
+        (
+            (0, 2, "files_round_robin"),
+            (0, 3, "files_round_robin"),
+            "rule='files_round_robin', count=2",
+            "rule='files_round_robin', count=3",
+        ),
+        (
+            (0, 2, "files_round_robin"),
+            (0, 2, "files_contiguous"),
+            "rule='files_round_robin', count=2",
+            "rule='files_contiguous', count=2",
+        ),
+        (
+            (0, 2, "files_contiguous"),
+            (0, 2, "records"),
+            "rule='files_contiguous', count=2",
+            "rule='records'",
+        ),
+        (
+            (0, 2, "records"),
+            (0, 1, "files_contiguous"),
+            "rule='records'",
+            "rule='files_contiguous', count=1",
+        ),
+    ],
+)
+def test_state_divided_otherwise_is_refused_with_both_divisions(saved, restored, got, expected):
+    iterator = file_ruled(*saved)()
+    next(iterator)
+    text = (
+        f"indexed.set_state() got a state of {got}, expected {expected}. By file each process "
+        "shuffles and counts the records of its own files, so what is left of the epoch is not the "
+        "same elsewhere. Go on with the Shard rule and the number of processes of the run that was "
+        "saved, or begin the epoch anew; only states of rule='records' move between numbers of "
+        "processes."
+    )
+    with pytest.raises(ReaderStateError, match=re.escape(text)):
+        file_ruled(*restored)().set_state(iterator.get_state())
+
+
+def test_state_by_record_moves_between_numbers_of_processes():
+    whole = [batch.tolist() for batch in file_ruled(0, 1, "records")]
+    iterator = file_ruled(0, 2, "records")()
+    next(iterator)
+    parts = []
+    for index in range(3):
+        resumed = file_ruled(index, 3, "records")()
+        resumed.set_state(iterator.get_state())
+        parts.append(next(resumed).tolist())
+    assert [number for part in parts for number in part] == whole[1]

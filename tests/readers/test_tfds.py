@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -86,3 +87,14 @@ def test_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r'Run pip install "penstock\[tfds\]"\.'):
         readers.tfds("mnist", "train", 32)
+
+
+def test_single_samples_come_without_a_batch_size(monkeypatch):
+    fake = types.ModuleType("tensorflow_datasets")
+    fake.data_source = lambda name, **_: [{"label": number} for number in range(3)]
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    assert list(readers.tfds("tiny", "train", cache_records=True)) == [
+        {"label": 0},
+        {"label": 1},
+        {"label": 2},
+    ]

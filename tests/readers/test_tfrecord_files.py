@@ -388,8 +388,8 @@ def test_missing_files_are_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"on_error": "ignore"}, "on_error got 'ignore', expected 'raise' or 'skip'"),
-        ({"num_workers": -1}, "num_workers got -1, expected an int >= 0"),
+        ({"on_error": "ignore"}, r"tfrecord\(on_error\) got 'ignore', expected 'raise' or 'skip'"),
+        ({"num_workers": -1}, r"tfrecord\(num_workers\) got -1, expected an int >= 0"),
         ({"batch_size": 0}, "batch_size got 0, expected an int >= 1"),
         ({"compression": "BZ2"}, "compression got 'BZ2', expected"),
     ],

@@ -4,8 +4,10 @@ from penstock.readers.convert.cifar10 import CIFAR10 as CIFAR10
 from penstock.readers.convert.cifar10 import convert_cifar10 as convert_cifar10
 from penstock.readers.convert.download import Source as Source
 from penstock.readers.convert.download import fetch as fetch
+from penstock.readers.convert.errors import ArgumentError as ArgumentError
 from penstock.readers.convert.errors import ConversionError as ConversionError
 from penstock.readers.convert.errors import DownloadError as DownloadError
+from penstock.readers.convert.errors import StaleFilesError as StaleFilesError
 from penstock.readers.convert.errors import UnsafeArchiveError as UnsafeArchiveError
 from penstock.readers.convert.formats import SLIM_TO_ONEFLOW as SLIM_TO_ONEFLOW
 from penstock.readers.convert.formats import ofrecord_to_tfrecord as ofrecord_to_tfrecord

@@ -1,9 +1,10 @@
 """CIFAR-10 as TF-Slim's files, from the binary archive.
 
 TF-Slim reads the Python archive, which is pickled: unpickling a download runs what it says. The
-binary archive holds the same images in the same order.
+binary archive holds the same images in the same order, so it makes the same records.
 """
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import numpy as np
 
 from penstock.readers._errors import message
 from penstock.readers.convert.archives import member_bytes, open_tar
-from penstock.readers.convert.download import Progress, Source, fetch, no_progress
+from penstock.readers.convert.download import Source, fetch
 from penstock.readers.convert.errors import ConversionError
+from penstock.readers.convert.file_set import made_together, must_make
+from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
-    are_there,
     image_example,
+    warn_of_other_labels,
     write_labels,
     write_records,
 )
@@ -30,6 +33,7 @@ CIFAR10_LABELS = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
+_PICKLED = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
 _BATCHES = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     "test": ("test_batch.bin",),
@@ -37,6 +41,7 @@ _BATCHES = {
 _SIZE = 32
 _RECORD_BYTES = 1 + 3 * _SIZE * _SIZE
 _MAX_BATCH_BYTES = 10_000 * _RECORD_BYTES
+_logger = logging.getLogger("penstock.readers")
 
 
 def convert_cifar10(
@@ -62,15 +67,30 @@ def convert_cifar10(
       ConversionError: the archive holds something else.
     """
     folder = Path(dataset_dir)
-    targets = {split: folder / f"cifar10_{split}.tfrecord" for split in _BATCHES}
-    if not force and are_there([*targets.values(), folder / LABELS_FILENAME]):
-        return [*targets.values(), folder / LABELS_FILENAME]
+    names = [*(f"cifar10_{split}.tfrecord" for split in _BATCHES), LABELS_FILENAME]
+    targets = [folder / name for name in names]
+    if not must_make(targets, force=force):
+        return targets
+    _warn_of_pickled(folder, source)
     archive = fetch(source, dataset_dir, progress=progress)
-    made = [
-        write_records(target, _examples(archive, _BATCHES[split]))
-        for split, target in targets.items()
-    ]
-    return [*made, write_labels(dataset_dir, CIFAR10_LABELS)]
+    with made_together(targets) as (*paths, labels_path):
+        for path, batch_names in zip(paths, _BATCHES.values(), strict=True):
+            write_records(path, _examples(archive, batch_names))
+        write_labels(labels_path, CIFAR10_LABELS)
+        warn_of_other_labels(folder, CIFAR10_LABELS)
+    return targets
+
+
+def _warn_of_pickled(folder: Path, source: Source) -> None:
+    """Say why an archive that TF-Slim would take is not, before another one is downloaded."""
+    found = [folder / name for name in _PICKLED if (folder / name).exists()]
+    if found and not (folder / source.filename).exists():
+        _logger.warning(
+            "'%s' is not used: it is pickled, and unpickling a file runs what it says. The same "
+            "images come from %s, which is downloaded; or put it there yourself.",
+            found[0],
+            source.filename,
+        )
 
 
 def _examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:

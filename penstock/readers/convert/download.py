@@ -1,23 +1,24 @@
 """Downloads: resumed where they stopped, checked by SHA-256, put in place whole."""
 
+import errno
 import hashlib
 import http.client
+import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.readers._errors import message
 from penstock.readers.convert.errors import DownloadError
-
-Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all
+from penstock.readers.convert.progress import Progress, no_progress
 
 _PIECE_BYTES = 1 << 18
 _TIMEOUT_SECS = 60
 _MAX_ATTEMPTS = 5
+_logger = logging.getLogger("penstock.readers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +51,6 @@ class Source:
         return Source(url=url, sha256=self.sha256 if is_checked else None)
 
 
-def no_progress(filename: str, num_bytes: int, total_bytes: int | None) -> None:
-    """Report nothing."""
-
-
 def fetch(
     source: Source,
     folder: str | Path,
@@ -64,7 +61,8 @@ def fetch(
     """Return the path of a source's file in `folder`, downloading it if it is not there.
 
     The download goes to `<name>.part`; when it breaks off it is resumed, up to five times and in
-    later runs. The file takes its name only when it is whole and its checksum fits.
+    later runs. The file takes its name only when it is whole and its checksum fits; a download of
+    another checksum is removed.
 
     Raises:
       DownloadError: not reachable, not whole, or of another checksum. A file that was there
@@ -72,7 +70,8 @@ def fetch(
     """
     path = Path(folder) / source.filename
     if path.exists():
-        _check(path, source, "Remove it to download it again")
+        remedy = f"Remove it to download {source.url}, or take it unchecked (--skip_checksum)"
+        _check(path, source, f"'{path}'", remedy)
         return path
     if not source.url.startswith(("http://", "https://")):
         raise DownloadError(
@@ -86,30 +85,59 @@ def fetch(
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    for attempt in range(_MAX_ATTEMPTS):
-        try:
-            _download(source, part, progress)
-            break
-        except (OSError, http.client.HTTPException) as error:
-            is_final = isinstance(error, urllib.error.HTTPError) and error.code < 500
-            if is_final or attempt == _MAX_ATTEMPTS - 1:
-                raise DownloadError(
-                    message(
-                        f"download of {source.url}",
-                        f"{type(error).__name__}: {error}",
-                        "the whole file",
-                        f"It was tried {attempt + 1} times",
-                        f"Run again to resume, or put the file at '{path}' yourself",
-                    )
-                ) from error
-            time.sleep(retry_secs * 2**attempt)
+    _download_whole(source, part, progress, retry_secs)
     try:
-        _check(part, source, "Run again to download it anew")
+        remedy = "The download was removed; run again to download it anew"
+        _check(part, source, f"download of {source.url}", remedy)
     except DownloadError:
         part.unlink()
         raise
     part.replace(path)
     return path
+
+
+def _download_whole(source: Source, part: Path, progress: Progress, retry_secs: float) -> None:
+    """Download to `part`, going on where it broke off, as often as that may help."""
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        try:
+            _download(source, part, progress)
+            return
+        except (OSError, http.client.HTTPException) as error:
+            if _is_final(error) or attempt == _MAX_ATTEMPTS:
+                remedy = "Run again to resume" if attempt > 1 else "Name a mirror (--base_url)"
+                raise DownloadError(
+                    message(
+                        f"download of {source.url}",
+                        f"{type(error).__name__}: {_reason(error)}",
+                        "the whole file",
+                        f"It was tried {attempt} times" if attempt > 1 else "It would fail again",
+                        f"{remedy}, or put the file at '{part.with_suffix('')}' yourself",
+                    )
+                ) from error
+            wait_secs = retry_secs * 2 ** (attempt - 1)
+            _logger.warning(
+                "The download of %s stopped: %s. Trying again in %g s.",
+                source.filename,
+                _reason(error),
+                wait_secs,
+            )
+            time.sleep(wait_secs)
+
+
+def _reason(error: Exception) -> object:
+    """Return what a URLError wraps; its own text is `<urlopen error ...>`."""
+    return error.reason if type(error) is urllib.error.URLError else error
+
+
+def _is_final(error: Exception) -> bool:
+    """Say whether trying again gives the same error."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code < 500
+    is_local = isinstance(error, OSError) and error.errno in (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
+        *(errno.EACCES, errno.EPERM, errno.EISDIR),
+    )
+    return is_local or isinstance(error, http.client.InvalidURL)
 
 
 def _download(source: Source, part: Path, progress: Progress) -> None:
@@ -150,20 +178,13 @@ def _total_bytes(response: Any, done: int) -> int | None:
     return done + int(length) if length is not None and length.isdigit() else None
 
 
-def _check(path: Path, source: Source, remedy: str) -> None:
+def _check(path: Path, source: Source, thing: str, remedy: str) -> None:
     if source.sha256 is None:
         return
     found = _sha256(path)
     if found != source.sha256:
-        raise DownloadError(
-            message(
-                f"'{path}'",
-                f"SHA-256 {found}",
-                source.sha256,
-                f"It is not the file of {source.url}, or not all of it",
-                remedy,
-            )
-        )
+        why = "It is not the original file, or not all of it"
+        raise DownloadError(message(thing, f"SHA-256 {found}", source.sha256, why, remedy))
 
 
 def _sha256(path: Path) -> str:

@@ -6,7 +6,15 @@ class DownloadError(OSError):
 
 
 class ConversionError(ValueError):
-    """Say that an archive or file is not what its dataset should hold."""
+    """Say that a conversion cannot be done: an archive or file does not hold what it should."""
+
+
+class ArgumentError(ConversionError):
+    """Say that an argument of a conversion is out of range, or names nothing to convert."""
+
+
+class StaleFilesError(ConversionError, FileExistsError):
+    """Say that files of another conversion lie where readers would take them for this one's."""
 
 
 class UnsafeArchiveError(ConversionError):

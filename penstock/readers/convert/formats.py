@@ -1,21 +1,29 @@
 """TFRecord to OFRecord and back."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.readers.convert.slim import are_there
+from penstock.readers._errors import check_int, message, nearest
+from penstock.readers.convert.errors import ArgumentError
+from penstock.readers.convert.file_set import made_together, must_make
+from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.ofrecord_files import part_name
 from penstock.readers.records.blobs import build_ofrecord
 from penstock.readers.records.errors import RecordError
 from penstock.readers.records.features import build_example
 from penstock.readers.records.files import RecordFiles, RecordFormat
-from penstock.readers.records.framing import OFRECORD, TFRECORD
+from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
 from penstock.readers.records.messages import Example, OFRecord, parse_features
 from penstock.readers.records.values import list_values
 from penstock.readers.records.writers import RecordWriter
+
+_MAX_SUFFIX_LENGTH = 200  # a file's name holds 255 bytes
+_RECORDS_A_REPORT = 64  # a report costs more than a small record
+_logger = logging.getLogger("penstock.readers")
 
 # What OneFlow's ImageNet records call TF-Slim's features.
 SLIM_TO_ONEFLOW = {
@@ -35,6 +43,7 @@ def tfrecord_to_ofrecord(
     part_name_suffix_length: int = 5,
     rename: Mapping[str, str] | None = None,
     force: bool = False,
+    progress: Progress = no_progress,
 ) -> list[Path]:
     """Copy TFRecord files of `tf.Example`s to a folder of OFRecord parts, in order.
 
@@ -48,25 +57,31 @@ def tfrecord_to_ofrecord(
       part_name_suffix_length: digits in the names, -1 for `part-0`.
       rename: feature name in the example -> in the OFRecord, e.g. `SLIM_TO_ONEFLOW`; others keep
         theirs.
-      force: make the parts again that are there already.
+      force: make the parts again that are there already, and remove all other parts.
+      progress: called with `folder`'s name, bytes so far and bytes in all.
 
     Returns:
       The parts.
 
     Raises:
       RecordError: a record is damaged or no `tf.Example`.
-      ValueError: no part to write to.
+      ArgumentError: no part, too few digits for the last one, or two features of one name.
+      StaleFilesError: without `force`, the folder holds other parts.
     """
+    _check_part_names(num_parts, part_name_suffix_length)
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]
     targets = [Path(folder) / name for name in names]
-    if targets and not force and are_there(targets):
+    if not must_make(targets, force=force, sources=paths):
         return targets
     source = RecordFiles(paths, RecordFormat(framing=TFRECORD))
+    renaming = _Renaming(rename or {}, Example)
 
     def convert(payload: bytes) -> bytes:
-        return build_ofrecord(_renamed(payload, Example, rename))
+        return build_ofrecord(renaming.parse(payload))
 
-    return _copy(source, targets, convert, framing=OFRECORD)
+    _copy(source, targets, convert, framing=OFRECORD, progress=progress)
+    renaming.warn_of_unused()
+    return targets
 
 
 def ofrecord_to_tfrecord(
@@ -75,6 +90,7 @@ def ofrecord_to_tfrecord(
     *,
     rename: Mapping[str, str] | None = None,
     force: bool = False,
+    progress: Progress = no_progress,
 ) -> list[Path]:
     """Copy OFRecord parts to TFRecord files of `tf.Example`s, in order.
 
@@ -85,56 +101,84 @@ def ofrecord_to_tfrecord(
       parts: the OFRecord files, e.g. of `find_parts`.
       paths: the files to make, filled one after another with balanced numbers of records.
       rename: feature name in the OFRecord -> in the example; others keep theirs.
-      force: make the files again that are there already.
+      force: make the files again that are there already, and remove those of the same name but
+        `-of-<another number>`.
+      progress: called with the name of the files' folder, bytes so far and bytes in all.
 
     Returns:
       The files.
 
     Raises:
       RecordError: a record is damaged or no OFRecord.
-      ValueError: no file to write to.
+      ArgumentError: no file to write to, or two features of one name.
+      StaleFilesError: without `force`, there are files of the same name but
+        `-of-<another number>`.
     """
     targets = [Path(path) for path in paths]
-    if targets and not force and are_there(targets):
+    if not must_make(targets, force=force, sources=parts):
         return targets
     source = RecordFiles(parts, RecordFormat(framing=OFRECORD, compression=""))
+    renaming = _Renaming(rename or {}, OFRecord)
 
     def convert(payload: bytes) -> bytes:
-        return build_example(_renamed(payload, OFRecord, rename))
+        return build_example(renaming.parse(payload))
 
-    return _copy(source, targets, convert, framing=TFRECORD)
-
-
-def _copy(
-    source: RecordFiles, targets: list[Path], convert: Callable[[bytes], bytes], *, framing: Any
-) -> list[Path]:
-    if not targets:
-        raise ValueError(
-            "targets got none, expected at least one. Records need a file. Pass num_parts >= 1."
-        )
-    if source.damages:
-        raise source.damages[0]
-    base, extra = divmod(len(source), len(targets))
-    start = 0
-    try:
-        for number, target in enumerate(targets):
-            stop = start + base + (number < extra)
-            with RecordWriter(target, framing=framing) as writer:
-                for record, payload in zip(
-                    range(start, stop), _payloads(source, start, stop), strict=True
-                ):
-                    writer.write(_located(source, record, payload, convert))
-            start = stop
-    finally:
-        source.close()
+    _copy(source, targets, convert, framing=TFRECORD, progress=progress)
+    renaming.warn_of_unused()
     return targets
 
 
-def _payloads(source: RecordFiles, start: int, stop: int) -> Iterator[bytes]:
-    for payload in source.read(range(start, stop)):
+def _check_part_names(num_parts: int, suffix_length: int) -> None:
+    try:
+        check_int("num_parts", num_parts, 1, "Every record needs a file")
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
+    num_digits = len(str(num_parts - 1))
+    if suffix_length != -1 and not num_digits <= suffix_length <= _MAX_SUFFIX_LENGTH:
+        raise ArgumentError(
+            message(
+                "part_name_suffix_length",
+                suffix_length,
+                f"-1, or {num_digits} to {_MAX_SUFFIX_LENGTH}",
+                f"The last part is number {num_parts - 1}",
+                "Pass 5 for part-00000, or -1 for part-0",
+            )
+        )
+
+
+def _copy(
+    source: RecordFiles,
+    targets: list[Path],
+    convert: Callable[[bytes], bytes],
+    *,
+    framing: Framing,
+    progress: Progress,
+) -> None:
+    """Convert all records into the targets, contiguous and balanced."""
+    if source.damages:
+        raise source.damages[0]
+    base, extra = divmod(len(source), len(targets))
+    name, record_bytes = targets[0].parent.name, source.mean_record_bytes
+    start = 0
+    try:
+        with made_together(targets) as paths:
+            for number, path in enumerate(paths):
+                stop = start + base + (number < extra)
+                with RecordWriter(path, framing=framing) as writer:
+                    for record, payload in _payloads(source, start, stop):
+                        writer.write(_located(source, record, payload, convert))
+                        if (record + 1) % _RECORDS_A_REPORT == 0 or record + 1 == len(source):
+                            progress(name, (record + 1) * record_bytes, len(source) * record_bytes)
+                start = stop
+    finally:
+        source.close()
+
+
+def _payloads(source: RecordFiles, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    for record, payload in zip(range(start, stop), source.read(range(start, stop)), strict=True):
         if isinstance(payload, RecordError):
             raise payload
-        yield payload
+        yield record, payload
 
 
 def _located(
@@ -147,13 +191,42 @@ def _located(
         raise error.at(path, offset=offset, index=index) from None
 
 
-def _renamed(payload: bytes, kind: Any, rename: Mapping[str, str] | None) -> dict[str, Any]:
-    features = parse_features(payload, kind)
-    names = rename or {}
-    values: dict[str, Any] = {}
-    for name in features:
-        value = list_values(features, name)
-        if isinstance(value, np.ndarray) and value.dtype == np.int64:
-            value = value.tolist()  # Python ints: the writer picks the narrowest list that fits
-        values[names.get(name, name)] = [] if value is None else value
-    return values
+class _Renaming:
+    """The values of a record under new names, and which of the old names there were."""
+
+    def __init__(self, names: Mapping[str, str], kind: Any) -> None:
+        self._names, self._kind = names, kind
+        self._found: set[str] = set()
+
+    def parse(self, payload: bytes) -> dict[str, Any]:
+        features = parse_features(payload, self._kind)
+        values: dict[str, Any] = {}
+        for name in features:
+            value = list_values(features, name)
+            if isinstance(value, np.ndarray) and value.dtype == np.int64:
+                value = value.tolist()  # Python ints: the writer picks the narrowest list that fits
+            values[self._names.get(name, name)] = [] if value is None else value
+        if len(values) < len(features):
+            raise _clash_error(list(features), self._names)
+        self._found.update(features)
+        return values
+
+    def warn_of_unused(self) -> None:
+        for name in sorted(set(self._names) - self._found):
+            hint = nearest(name, self._found)
+            _logger.warning("rename got '%s', which no record has.%s", name, hint)
+
+
+def _clash_error(names: list[str], rename: Mapping[str, str]) -> ArgumentError:
+    new_names = [rename.get(name, name) for name in names]
+    twice = next(name for name in new_names if new_names.count(name) > 1)
+    old = sorted(name for name in names if rename.get(name, name) == twice)
+    return ArgumentError(
+        message(
+            "rename",
+            f"the name {twice!r} for {' and '.join(map(repr, old))}",
+            "another name for each feature",
+            "A record holds one feature of a name",
+            "Rename the others too",
+        )
+    )

@@ -1,22 +1,24 @@
 """A folder of images, one folder a class, as TF-Slim's files; and flowers, which is one."""
 
 import random
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from penstock.readers._errors import message
+from penstock.readers._errors import check_int, message
 from penstock.readers.convert.archives import unpack
-from penstock.readers.convert.download import Progress, Source, fetch, no_progress
-from penstock.readers.convert.errors import ConversionError
+from penstock.readers.convert.download import Source, fetch
+from penstock.readers.convert.errors import ArgumentError, ConversionError
+from penstock.readers.convert.file_set import hidden_folder, made_together, must_make
+from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
-    are_there,
     image_example,
     shard_name,
+    warn_of_other_labels,
     write_labels,
     write_records,
 )
+from penstock.readers.images import SUFFIXES, ImageFolder
 from penstock.readers.records.errors import ImageError
 from penstock.readers.records.image_bytes import decode_image
 
@@ -55,23 +57,29 @@ def convert_flowers(
     Raises:
       DownloadError: the archive cannot be downloaded, or has another checksum.
       ConversionError: the archive holds something else.
+      ArgumentError: as many images to hold out as there are, or more.
       UnsafeArchiveError: a member of the archive would be written outside its folder.
     """
     targets = _targets(dataset_dir, "flowers", num_shards=5)
-    if not force and are_there(targets):
+    if not must_make(targets, force=force):
         return targets
+
+    def convert(photos: Path) -> list[Path]:
+        return convert_image_folder(
+            photos,
+            dataset_dir,
+            "flowers",
+            num_validation=num_validation,
+            force=True,
+            progress=progress,
+        )
+
     photos = Path(dataset_dir) / "flower_photos"
     if photos.is_dir():
-        return convert_image_folder(
-            photos, dataset_dir, "flowers", num_validation=num_validation, force=True
-        )
+        return convert(photos)
     archive = fetch(source, dataset_dir, progress=progress)
-    with tempfile.TemporaryDirectory(prefix=".unpacked.", dir=dataset_dir) as folder:
-        unpack(archive, folder)
-        photos = Path(folder) / "flower_photos"
-        return convert_image_folder(
-            photos, dataset_dir, "flowers", num_validation=num_validation, force=True
-        )
+    with hidden_folder(Path(dataset_dir), ".unpacked.") as folder:
+        return convert(_unpack_photos(archive, folder))
 
 
 def convert_image_folder(
@@ -79,48 +87,123 @@ def convert_image_folder(
     dataset_dir: str | Path,
     dataset_name: str,
     *,
-    num_validation: int,
+    num_validation: int | None = None,
     num_shards: int = 5,
     seed: int = 0,
     force: bool = False,
+    progress: Progress = no_progress,
 ) -> list[Path]:
     """Make `<name>_{train,validation}_%05d-of-%05d.tfrecord` and `labels.txt` from images.
 
-    Classes are the sorted names of the folders in `image_dir`, images their JPEG and PNG files,
-    kept byte for byte; each is decoded once to see that it can be. Names are sorted, shuffled
-    with `seed`, and the first `num_validation` held out; shards are filled one after another.
-    Where all the files are there already nothing is done, but with `force`.
+    Classes and images are those of `readers.ImageFolder`: the folders in `image_dir`, and the
+    JPEG and PNG files under each. Images are kept byte for byte; each is decoded once to see that
+    it can be. Paths are sorted, shuffled with `seed`, and the first `num_validation` held out;
+    shards are filled one after another. Where all the files are there already nothing is done,
+    but with `force`.
+
+    Args:
+      image_dir: the folder of images.
+      dataset_dir: where the files go.
+      dataset_name: what their names begin with.
+      num_validation: number of images held out, a tenth of them without it.
+      num_shards: number of files of each split.
+      seed: of the shuffle.
+      force: make the files again that are there already.
+      progress: called with `dataset_name`, bytes of images so far and in all.
 
     Returns:
       The paths made, or there already.
 
     Raises:
-      ConversionError: no image, an image that cannot be decoded, or too few to hold out.
+      FileNotFoundError: no such folder.
+      ArgumentError: no image, as many to hold out as there are or more, no shard, or a name with
+        a slash.
+      ConversionError: an image that cannot be decoded.
     """
+    _check_arguments(dataset_name, num_shards)
     targets = _targets(dataset_dir, dataset_name, num_shards)
-    if not force and are_there(targets):
+    if not must_make(targets, force=force):
         return targets
-    classes = sorted(path.name for path in Path(image_dir).glob("*") if path.is_dir())
-    images = [path for name in classes for path in sorted((Path(image_dir) / name).glob("*"))]
-    images = [path for path in images if path.suffix.lower() in _FORMATS]
-    if not images or not 0 <= num_validation < len(images):
+    classes, images = _find_images(image_dir)
+    splits = _split(images, num_validation, seed, f"'{Path(image_dir).resolve().name}'")
+    parts = [_part(paths, shard, num_shards) for paths in splits for shard in range(num_shards)]
+    counted = _Counted(images, dataset_name, progress)
+    with made_together(targets) as (*paths, labels_path):
+        for path, part in zip(paths, parts, strict=True):
+            write_records(path, _examples(counted.iterate(part), classes, image_dir))
+        write_labels(labels_path, classes)
+        warn_of_other_labels(dataset_dir, classes)
+    return targets
+
+
+def _unpack_photos(archive: Path, folder: Path) -> Path:
+    unpack(archive, folder)
+    photos = folder / "flower_photos"
+    if not photos.is_dir():
         raise ConversionError(
             message(
-                f"'{image_dir}'",
-                f"{len(images)} images in {len(classes)} classes, num_validation={num_validation}",
-                "more images than are held out for validation",
-                "Images lie in one folder a class, as .jpg, .jpeg or .png",
-                "Check the folder, or lower num_validation",
+                f"'{archive}'",
+                "no folder 'flower_photos'",
+                "the original archive's files",
+                "It is another archive",
+                "Remove it to download the original",
             )
         )
-    random.Random(seed).shuffle(images)
-    splits = (images[num_validation:], images[:num_validation])
-    labels = {name: label for label, name in enumerate(classes)}
-    parts = [_part(paths, shard, num_shards) for paths in splits for shard in range(num_shards)]
-    for path, paths in zip(targets[:-1], parts, strict=True):
-        write_records(path, _examples(paths, labels))
-    write_labels(dataset_dir, classes)
-    return targets
+    return photos
+
+
+def _check_arguments(dataset_name: str, num_shards: int) -> None:
+    try:
+        check_int("num_shards", num_shards, 1, "Every record needs a file")
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
+    if not dataset_name or Path(dataset_name).name != dataset_name:
+        raise ArgumentError(
+            message(
+                "dataset_name",
+                repr(dataset_name),
+                "a name without a slash",
+                "The names of the files begin with it",
+                "Pass the folder as dataset_dir",
+            )
+        )
+
+
+def _find_images(image_dir: str | Path) -> tuple[Sequence[str], list[Path]]:
+    """Return the classes and the images of a folder, both sorted."""
+    try:
+        folder = ImageFolder(image_dir)
+    except ValueError as error:
+        raise ArgumentError(
+            message(
+                f"'{image_dir}'",
+                "no image in a folder of its class",
+                f"one folder a class, with files ending in {', '.join(SUFFIXES)}",
+                "The names of the folders are the classes",
+                "Check the path",
+            )
+        ) from error
+    return folder.class_names, [Path(folder.origin(index)) for index in range(len(folder))]
+
+
+def _split(
+    images: Sequence[Path], num_validation: int | None, seed: int, thing: str
+) -> tuple[list[Path], list[Path]]:
+    """Return the shuffled images to train on, and those held out."""
+    num_validation = len(images) // 10 if num_validation is None else num_validation
+    if not 0 <= num_validation < len(images):
+        raise ArgumentError(
+            message(
+                thing,
+                f"{len(images)} images, num_validation={num_validation}",
+                "more images than are held out for validation",
+                "The others are the training split",
+                f"Pass num_validation 0 to {len(images) - 1}",
+            )
+        )
+    shuffled = list(images)
+    random.Random(seed).shuffle(shuffled)
+    return shuffled[num_validation:], shuffled[:num_validation]
 
 
 def _targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> list[Path]:
@@ -138,12 +221,30 @@ def _part(paths: Sequence[Path], shard: int, num_shards: int) -> Sequence[Path]:
     return paths[shard * size : (shard + 1) * size]
 
 
-def _examples(paths: Sequence[Path], labels: dict[str, int]) -> Iterator[bytes]:
-    for path in paths:
+class _Counted:
+    """Iterate over images, and report the bytes of those that are done."""
+
+    def __init__(self, images: Sequence[Path], name: str, progress: Progress) -> None:
+        self._name, self._progress = name, progress
+        self._num_bytes, self._total_bytes = 0, sum(path.stat().st_size for path in images)
+
+    def iterate(self, images: Sequence[Path]) -> Iterator[Path]:
+        for path in images:
+            yield path
+            self._num_bytes += path.stat().st_size
+            self._progress(self._name, self._num_bytes, self._total_bytes)
+
+
+def _examples(
+    images: Iterable[Path], classes: Sequence[str], image_dir: str | Path
+) -> Iterator[bytes]:
+    labels = {name: label for label, name in enumerate(classes)}
+    for path in images:
         encoded = path.read_bytes()
         try:
             height, width, _ = decode_image(encoded, name=f"'{path}'").shape
         except ImageError as error:
             raise ConversionError(str(error)) from error
         image_format = _FORMATS[path.suffix.lower()]
-        yield image_example(encoded, image_format, height, width, labels[path.parent.name])
+        label = labels[path.relative_to(image_dir).parts[0]]
+        yield image_example(encoded, image_format, height, width, label)

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from penstock.readers._errors import message
-from penstock.readers.convert.download import Progress, Source, fetch, no_progress
+from penstock.readers.convert.download import Source, fetch
 from penstock.readers.convert.errors import ConversionError
+from penstock.readers.convert.file_set import made_together, must_make
+from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
-    are_there,
     image_example,
+    warn_of_other_labels,
     write_labels,
     write_records,
 )
@@ -64,26 +66,36 @@ def convert_mnist(
       ConversionError: a file holds something else.
     """
     folder = Path(dataset_dir)
-    made = [folder / f"mnist_{split}.tfrecord" for split in _PREFIXES]
-    if not force and are_there([*made, folder / LABELS_FILENAME]):
-        return [*made, folder / LABELS_FILENAME]
-    for path, (split, prefix) in zip(made, _PREFIXES.items(), strict=True):
-        images_source = sources[f"{prefix}-images-idx3-ubyte.gz"]
-        labels_source = sources[f"{prefix}-labels-idx1-ubyte.gz"]
-        images = read_idx(fetch(images_source, dataset_dir, progress=progress), num_axes=3)
-        labels = read_idx(fetch(labels_source, dataset_dir, progress=progress), num_axes=1)
-        if len(images) != len(labels) or (len(labels) and labels.max() > 9):
-            raise ConversionError(
-                message(
-                    f"'{dataset_dir}': MNIST {split}",
-                    f"{len(images)} images and {len(labels)} labels",
-                    "a label 0 to 9 for each image",
-                    "The files do not belong together",
-                    "Remove them to download the originals",
-                )
+    names = [*(f"mnist_{split}.tfrecord" for split in _PREFIXES), LABELS_FILENAME]
+    targets = [folder / name for name in names]
+    if not must_make(targets, force=force):
+        return targets
+    originals = {
+        name: fetch(source, dataset_dir, progress=progress) for name, source in sources.items()
+    }
+    with made_together(targets) as (*paths, labels_path):
+        for path, prefix in zip(paths, _PREFIXES.values(), strict=True):
+            images = read_idx(originals[f"{prefix}-images-idx3-ubyte.gz"], num_axes=3)
+            labels = read_idx(originals[f"{prefix}-labels-idx1-ubyte.gz"], num_axes=1)
+            _check_pair(images, labels, f"'{dataset_dir}': {prefix}-*-ubyte.gz")
+            write_records(path, _examples(images, labels))
+        write_labels(labels_path, MNIST_LABELS)
+        warn_of_other_labels(folder, MNIST_LABELS)
+    return targets
+
+
+def _check_pair(images: np.ndarray, labels: np.ndarray, thing: str) -> None:
+    if len(images) != len(labels) or (len(labels) and labels.max() > 9):
+        highest = f" up to {labels.max()}" if len(labels) else ""
+        raise ConversionError(
+            message(
+                thing,
+                f"{len(images)} images and {len(labels)} labels{highest}",
+                "a label 0 to 9 for each image",
+                "The files do not belong together",
+                "Remove them to download the originals",
             )
-        write_records(path, _examples(images, labels))
-    return [*made, write_labels(dataset_dir, MNIST_LABELS)]
+        )
 
 
 def _examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:

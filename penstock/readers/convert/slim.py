@@ -11,21 +11,6 @@ LABELS_FILENAME = "labels.txt"
 _logger = logging.getLogger("penstock.readers")
 
 
-def are_there(targets: Sequence[Path]) -> bool:
-    """Say whether every file that a conversion would make is there, and log it if so.
-
-    Files appear whole or not at all, so what is there is complete.
-    """
-    if not all(target.is_file() for target in targets):
-        return False
-    _logger.warning(
-        "Dataset files already exist. Exiting without re-creating them: %s. Pass force=True "
-        "(--force) to make them again.",
-        f"'{targets[0]}' and {len(targets) - 1} more",
-    )
-    return True
-
-
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
     """Serialise one image as TF-Slim's converters do.
 
@@ -43,12 +28,21 @@ def image_example(encoded: bytes, image_format: str, height: int, width: int, la
     )
 
 
-def write_labels(folder: str | Path, names: Sequence[str]) -> Path:
+def write_labels(path: Path, names: Sequence[str]) -> Path:
     """Write `labels.txt`: one `id:name` a line, ids from 0."""
-    path = Path(folder) / LABELS_FILENAME
-    lines = [f"{label}:{name}\n" for label, name in enumerate(names)]
-    path.write_text("".join(lines), encoding="utf-8")
+    path.write_text(_labels_text(names), encoding="utf-8")
     return path
+
+
+def warn_of_other_labels(folder: str | Path, names: Sequence[str]) -> None:
+    """Log that a folder's `labels.txt` is another dataset's and is about to be replaced."""
+    path = Path(folder) / LABELS_FILENAME
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != _labels_text(names):
+        _logger.warning(
+            "'%s' holds other names and is replaced. One folder has one: give each dataset its own "
+            "folder.",
+            path,
+        )
 
 
 def read_labels(folder: str | Path) -> dict[int, str]:
@@ -77,3 +71,7 @@ def write_records(path: str | Path, payloads: Iterable[bytes]) -> Path:
         for payload in payloads:
             writer.write(payload)
     return Path(path)
+
+
+def _labels_text(names: Sequence[str]) -> str:
+    return "".join(f"{label}:{name}\n" for label, name in enumerate(names))

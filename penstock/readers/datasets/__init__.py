@@ -18,6 +18,10 @@
 | conll05 | the nine inputs of Fluid's role labelling [100] int32, length | files |
 | mock | image of ones in any shape, label 1: FastNN's, to measure speed | made |
 
+Files are looked for in `dataset_dir`, else in `$PENSTOCK_DATA/<name>`, else in `datasets/<name>` in
+penstock's cache folder; then TFDS is asked, if it is installed and the set prepared. Nothing is
+downloaded. Of a set in memory, without `decode` and `augment`, `reader.data` is the whole split.
+
 Labels are int32 scalars. What is standardised is so with the statistics of the training split.
 Where no file of its own divides a set, a fifth (a tenth of flowers and movielens) is the test
 split, by a fixed permutation.

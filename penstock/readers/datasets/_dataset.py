@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock._errors import listed, nearest
+from penstock.readers import _tree
 from penstock.readers._contract import ReaderBase
+from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import message
-from penstock.readers._pool import num_usable_cores
+from penstock.readers._pool import Workers
+from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers.datasets._registry import (
     DATASETS,
     DatasetRequest,
@@ -16,9 +19,8 @@ from penstock.readers.datasets._registry import (
     dataset_splits,
     folder_of,
 )
-from penstock.readers.decorators import map_readers
 from penstock.readers.in_memory import arrays
-from penstock.readers.random_access import indexed
+from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 
@@ -28,37 +30,30 @@ def dataset(
     batch_size: BatchSize | None = None,
     *,
     dataset_dir: str | os.PathLike[str] | None = None,
+    image_shape: Sequence[int] | None = None,
+    max_length: int | None = None,
     shuffle: bool = False,
     seed: int = 0,
     drop_remainder: bool = False,
-    transform: Callable[[Any], Any] | None = None,
-    image_shape: Sequence[int] | None = None,
-    max_length: int | None = None,
-    num_workers: int | None = None,
     shard: Shard | None = None,
+    on_error: OnError = "raise",
+    decode: Decode | None = None,
+    augment: Augment | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    num_workers: int | None = None,
+    workers: Workers = "thread",
+    look_ahead: int = 2,
+    cache_records: bool = False,
 ) -> ReaderBase:
-    """Read a data set by its name.
-
-    `penstock.readers.datasets` lists them. Files are looked for in `dataset_dir`, else in
-    `$PENSTOCK_DATA/<name>`, else in `datasets/<name>` in penstock's cache folder; then TFDS is
-    asked, if it is installed and the set prepared. Nothing is downloaded.
+    """Read a data set by its name; `help(readers.datasets)` lists them, and says where files lie.
 
     Args:
       name: the data set.
       split: `"train"` or `"test"`, what it has.
-      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      batch_size: see `records.ReadOptions`, as for the options not named here.
       dataset_dir: the folder of its files.
-      shuffle: draw a new order each epoch.
-      seed: decides the orders.
-      drop_remainder: leave out a last batch that is not full.
-      transform: a function of a batch (of a sample, without a batch size).
       image_shape: `[H, W, C]`: what mock makes, and flowers resizes to.
       max_length: what text is padded or cut to.
-      num_workers: threads that decode, where anything is decoded; a core each without it.
-      shard: the part this process reads.
-
-    Returns:
-      A reader of dicts; of sets in memory, `reader.data` is the whole split.
 
     Raises:
       UnknownNameError: no such data set.
@@ -66,35 +61,37 @@ def dataset(
       DatasetNotFoundError: its files are not there; says where they belong and how to get them.
 
     >>> reader = dataset("digits", "test", 64)
-    >>> batch = next(reader())
-    >>> batch["image"].shape, batch["label"].dtype.name, len(reader)
-    ((64, 8, 8, 1), 'int32', 6)
+    >>> next(reader())["image"].shape, len(reader)
+    ((64, 8, 8, 1), 6)
     """
-    _check_split(name, split)
-    request = DatasetRequest(
-        name=name,
-        split=split,
-        folder=folder_of(name, dataset_dir),
-        batch_size=None if batch_size is None else resolve_batch_size(batch_size, shard),
-        image_shape=None if image_shape is None else tuple(image_shape),
-        max_length=max_length,
+    options = ReadOptions(
+        name=f"dataset({name!r})",
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_remainder=drop_remainder,
+        shard=shard or Shard(),
+        on_error=on_error,
+        decode=decode,
+        augment=augment,
+        transform=transform,
+        num_workers=num_workers,
+        workers=workers,
+        look_ahead=look_ahead,
+        cache_records=cache_records,
     )
-    options = _Options(batch_size, shuffle, seed, drop_remainder, num_workers, shard)
-    reader = _reader(name, DATASETS[name].load(request), options)
-    return reader if transform is None else map_readers(transform, reader)
+    return _reader(_load(name, split, dataset_dir, image_shape, max_length, options), options)
 
 
-@dataclass(frozen=True)
-class _Options:
-    batch_size: BatchSize | None
-    shuffle: bool
-    seed: int
-    drop_remainder: bool
-    num_workers: int | None
-    shard: Shard | None
-
-
-def _check_split(name: str, split: str) -> None:
+def _load(
+    name: str,
+    split: str,
+    dataset_dir: str | os.PathLike[str] | None,
+    image_shape: Sequence[int] | None,
+    max_length: int | None,
+    options: ReadOptions,
+) -> Any:
+    """Return what the set's loader returns."""
     splits = dataset_splits(name)
     if split not in splits:
         raise ValueError(
@@ -106,41 +103,69 @@ def _check_split(name: str, split: str) -> None:
                 "Use one of them",
             )
         )
+    size = options.batch_size
+    request = DatasetRequest(
+        name=name,
+        split=split,
+        folder=folder_of(name, dataset_dir),
+        batch_size=None if size is None else resolve_batch_size(size),
+        image_shape=None if image_shape is None else tuple(image_shape),
+        max_length=max_length,
+    )
+    return DATASETS[name].load(request)
 
 
-def _reader(name: str, loaded: Any, options: _Options) -> ReaderBase:
+def _reader(loaded: Any, options: ReadOptions) -> ReaderBase:
     """Return the reader that fits what a loader returned."""
     if isinstance(loaded, RecordSet):
-        # Imported here: only who reads records needs protobuf and the checksum library.
-        from penstock.readers.tfrecord_files import tfrecord
-
-        return tfrecord(
-            [str(path) for path in loaded.paths],
-            loaded.features,
-            decode=loaded.parse_fn,
-            batch_size=options.batch_size,
-            shuffle=options.shuffle,
-            seed=options.seed,
-            drop_remainder=options.drop_remainder,
-            num_workers=options.num_workers,
-            shard=options.shard,
-        )
-    if isinstance(loaded, Mapping):
-        return arrays(
-            dict(loaded),
-            options.batch_size,
-            shuffle=options.shuffle,
-            seed=options.seed,
-            drop_remainder=options.drop_remainder,
-            shard=options.shard,
-        )
-    return indexed(
-        loaded,
+        return _record_reader(loaded, options)
+    if not isinstance(loaded, Mapping):
+        return IndexedReader(loaded, options)
+    reader = arrays(
+        dict(loaded),
         options.batch_size,
         shuffle=options.shuffle,
         seed=options.seed,
         drop_remainder=options.drop_remainder,
-        num_workers=num_usable_cores() if options.num_workers is None else options.num_workers,
+        transform=options.transform,
         shard=options.shard,
-        name=f"dataset({name!r})",
     )
+    is_by_sample = options.decode is not None or options.augment is not None
+    return IndexedReader(_Columns(reader.data), options) if is_by_sample else reader
+
+
+def _record_reader(loaded: RecordSet, options: ReadOptions) -> ReaderBase:
+    # Imported here: only who reads records needs protobuf and the checksum library.
+    from penstock.readers.records import RecordFormat, RecordReader
+    from penstock.readers.tfrecord_files import ExampleDecoder, find_files
+
+    if loaded.parse_fn is not None:
+        parse = loaded.parse_fn
+        decode = parse if options.decode is None else _Then(parse, options.decode)
+        options = replace(options, decode=decode)
+    decoder = ExampleDecoder(features=loaded.features)
+    return RecordReader(find_files(loaded.paths), RecordFormat(), decoder, options)
+
+
+@dataclass(frozen=True)
+class _Then:
+    """The set's function, then the user's; a class, as it travels to processes."""
+
+    first: Decode
+    second: Decode
+
+    def __call__(self, sample: Any) -> Any:
+        return self.second(self.first(sample))
+
+
+class _Columns:
+    """Arrays of one length, `[N, ...]`, as a source of samples."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(next(leaf for _, leaf in _tree.leaves_with_path(self.data, "")))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return _tree.tree_map(lambda leaf: leaf[index], self.data)

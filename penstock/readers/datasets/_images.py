@@ -98,11 +98,28 @@ def _load_cifar(
         return _converted(request, (32, 32, 3), [archive, folder], f"Get it from {url}")
     _check_shape(request, (32, 32, 3))
     with _files.members(path) as members:
-        content = b"".join(_files.read_member(members, name, path) for name in names)
-    records = np.frombuffer(content, np.uint8).reshape(-1, num_labels + 3072)
+        contents = {name: _files.read_member(members, name, path) for name in names}
+    for name, content in contents.items():
+        _check_whole(path / name, len(content), num_labels + 3072)
+    records = np.frombuffer(b"".join(contents.values()), np.uint8).reshape(-1, num_labels + 3072)
     images = records[:, num_labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = records[:, num_labels - 1].astype(np.int32)
     return {"image": np.ascontiguousarray(images), "label": labels}
+
+
+def _check_whole(path: Path, size: int, record_size: int) -> None:
+    """Raise unless a file holds whole images; as published 10,000 of them, `train.bin` 50,000."""
+    if size == 0 or size % record_size:
+        published = (50_000 if path.name == "train.bin" else 10_000) * record_size
+        raise ValueError(
+            message(
+                str(path),
+                f"{size} bytes",
+                f"{published} as published, or another multiple of {record_size}",
+                f"An image and its labels are {record_size} bytes, and the file ends inside one",
+                "Get the file again",
+            )
+        )
 
 
 @register_dataset("flowers")
@@ -123,7 +140,7 @@ def load_flowers(request: DatasetRequest) -> Any:
 
 
 class Subset:
-    """Some rows of a random-access source."""
+    """Some rows of an `ImageFolder`."""
 
     def __init__(self, source: Any, rows: np.ndarray) -> None:
         """Take the rows `[n]`."""
@@ -137,6 +154,14 @@ class Subset:
     def __getitem__(self, index: int) -> Any:
         """Return the sample of a row."""
         return self.source[int(self.rows[index])]
+
+    def encoded(self, index: int) -> bytes:
+        """Return the bytes of a row's image."""
+        return self.source.encoded(int(self.rows[index]))
+
+    def decoded(self, index: int, encoded: bytes) -> Any:
+        """Return the sample of a row's bytes."""
+        return self.source.decoded(int(self.rows[index]), encoded)
 
     def origin(self, index: int) -> str:
         """Return where the source says the sample comes from."""

@@ -79,6 +79,7 @@ def batch(
         "batch",
         lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
         length,
+        [source],
     )
 
 
@@ -167,4 +168,5 @@ def shuffle(reader: ReaderLike, buf_size: int, *, seed: int = 0) -> Stage:
         "shuffle",
         lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed),
         lambda: reader_length(source),
+        [source],
     )

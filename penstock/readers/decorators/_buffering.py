@@ -145,6 +145,7 @@ def buffered(reader: ReaderLike, size: int) -> Stage:
         "buffered",
         lambda epoch: _BufferedIterator(source, epoch, size),
         lambda: reader_length(source),
+        [source],
     )
 
 
@@ -161,6 +162,9 @@ class _Cache(ReaderBase):
 
     def iterate(self, epoch: int) -> "_CacheIterator":
         return _CacheIterator(self, epoch)
+
+    def close(self) -> None:
+        self.source.close()
 
 
 class _CacheIterator(IteratorBase):

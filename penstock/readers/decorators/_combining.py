@@ -55,6 +55,7 @@ def map_readers(func: Callable[..., Any], *readers: ReaderLike) -> Stage:
         "map_readers",
         lambda epoch: _MapIterator(func, sources, epoch),
         lambda: _shortest(sources),
+        sources,
     )
 
 
@@ -108,7 +109,7 @@ def chain(*readers: ReaderLike) -> Stage:
         lengths = [reader_length(source) for source in sources]
         return None if None in lengths else sum(n for n in lengths if n is not None)
 
-    return Stage("chain", lambda epoch: _ChainIterator(sources, epoch), length)
+    return Stage("chain", lambda epoch: _ChainIterator(sources, epoch), length, sources)
 
 
 _END = object()
@@ -185,6 +186,7 @@ def compose(*readers: ReaderLike, check_alignment: bool = True) -> Stage:
         "compose",
         lambda epoch: _ComposeIterator(sources, epoch, check_alignment),
         lambda: _shortest(sources),
+        sources,
     )
 
 
@@ -219,7 +221,7 @@ def firstn(reader: ReaderLike, n: int) -> Stage:
         num_items = reader_length(source)
         return None if num_items is None else min(n, num_items)
 
-    return Stage("firstn", lambda epoch: _FirstnIterator(source, epoch, n), length)
+    return Stage("firstn", lambda epoch: _FirstnIterator(source, epoch, n), length, [source])
 
 
 def _sources(decorator: str, readers: Sequence[ReaderLike]) -> list[ReaderBase]:

@@ -1,8 +1,17 @@
 """What every decorator is made of: a reader that opens its sources, an iterator that owns them."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from penstock.readers._contract import IteratorBase, ReaderBase, State
+
+
+class Closeable(Protocol):
+    """What is kept from pass to pass: a source, or worker processes."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
 
 
 class Stage(ReaderBase):
@@ -13,12 +22,14 @@ class Stage(ReaderBase):
         kind: str,
         open_epoch: Callable[[int], IteratorBase],
         length: Callable[[], int | None],
+        kept: Sequence[Closeable],
     ) -> None:
-        """Take what opens an epoch and what tells the length, `None` for unknown."""
+        """Take what opens an epoch, what tells the length, `None` for unknown, what to close."""
         super().__init__()
         self._kind = kind
         self._open_epoch = open_epoch
         self._length = length
+        self._kept = kept
 
     def __len__(self) -> int:
         """Return the number of items in a pass.
@@ -34,6 +45,11 @@ class Stage(ReaderBase):
     def iterate(self, epoch: int) -> IteratorBase:
         """Return an iterator over `epoch`, its sources opened at that epoch."""
         return self._open_epoch(epoch)
+
+    def close(self) -> None:
+        """Close the sources: end the worker processes they keep. Safe to call twice."""
+        for one in self._kept:
+            one.close()
 
 
 class StageIterator(IteratorBase):

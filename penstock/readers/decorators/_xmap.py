@@ -1,14 +1,20 @@
 """`xmap_readers`: a mapper in many threads or processes."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
 from penstock.readers._contract import ReaderBase, ReaderLike, State, reader_length
 from penstock.readers._errors import check_int, note
 from penstock.readers._foreign import of
-from penstock.readers._pool import Workers, check_workers, start_pool
+from penstock.readers._pool import (
+    WorkerProcesses,
+    Workers,
+    WorkerThreads,
+    check_workers,
+    result_of,
+)
 from penstock.readers.decorators._stage import Stage, StageIterator, name_of, origin
 
 
@@ -40,15 +46,14 @@ class _XmapIterator(StageIterator):
         num_workers: int,
         window: int,
         order: bool,
-        workers: Workers,
+        processes: WorkerProcesses | None,
     ) -> None:
         super().__init__([source], epoch)
-        self._mapper = mapper
-        self._num_workers = num_workers
+        self._name = f"xmap_readers({name_of(mapper)})"
         self._window = window
         self._in_order = order
-        self._workers = workers
-        self._pool: Executor | None = None
+        self._threads = WorkerThreads(mapper, num_workers)
+        self._workers = processes or self._threads
         self._reset(0, ())
 
     def _reset(self, first: int, done: tuple[int, ...]) -> None:
@@ -57,23 +62,26 @@ class _XmapIterator(StageIterator):
         # number -> its future and the source's position before it, oldest first
         self._flying: dict[int, tuple[Future[Any], State]] = {}
         self._finished: SimpleQueue[int] = SimpleQueue()
-        self._source_end: BaseException | None = None
+        self._is_read = False  # to its end, or to the error it raised
+        self._source_error: Exception | None = None
 
     def _fill(self) -> None:
-        pool = self._pool = self._pool or start_pool(self._workers, self._num_workers)
         source = self._inner[0]
-        while len(self._flying) < self._window and self._source_end is None:
+        while len(self._flying) < self._window and not self._is_read:
             before = source.get_state()
             try:
                 item = next(source)
+            except StopIteration:
+                self._is_read = True
+                return
             except Exception as error:  # raised behind the samples before it
-                self._source_end = error
+                self._is_read, self._source_error = True, error
                 return
             number = self._num_read
             self._num_read += 1
             if number in self._done:
                 continue
-            future = pool.submit(self._mapper, item)
+            future = self._workers.submit(item)
             self._flying[number] = (future, before)
             if not self._in_order:
                 future.add_done_callback(_Put(self._finished, number))
@@ -83,17 +91,20 @@ class _XmapIterator(StageIterator):
             raise StopIteration
         self._fill()
         if not self._flying:
-            self._stop()
-            raise self._source_end or StopIteration
+            self._threads.close()
+            if self._source_error is None:
+                raise StopIteration
+            error, self._source_error = self._source_error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: a cycle that would keep workers alive
         number = next(iter(self._flying)) if self._in_order else self._finished.get()
         future = self._flying[number][0]
         try:
-            mapped = future.result()
+            mapped = result_of(future)
         except Exception as error:
-            note(
-                error,
-                origin(f"xmap_readers({name_of(self._mapper)})", number, self.epoch),
-            )
+            note(error, origin(self._name, number, self.epoch))
             self.close()
             raise
         oldest = next(iter(self._flying))
@@ -116,18 +127,17 @@ class _XmapIterator(StageIterator):
         return {"source": before, "first": oldest, "done": sorted(self._done)}
 
     def _load(self, state: State) -> None:
-        for future, _ in self._flying.values():
-            future.cancel()
+        self._cancel()
         self._inner[0].set_state(state["source"])
         self._reset(state["first"], state["done"])
 
-    def _stop(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+    def _cancel(self) -> None:
+        for future, _ in self._flying.values():
+            future.cancel()
 
     def _release(self) -> None:
-        self._stop()
+        self._cancel()
+        self._threads.close()
         super()._release()
 
 
@@ -142,8 +152,9 @@ def xmap_readers(
 ) -> Stage:
     """Map samples in `process_num` threads or processes: Fluid's `xmap_readers`.
 
-    An exception of `mapper` arrives with the sample's number and ends the pass. Workers start
-    with the first sample and end with the pass, or when the iterator is closed or dropped.
+    An exception of `mapper` arrives with the sample's number and ends the pass. Threads start
+    with the first sample and end with the pass, or when the iterator is closed or dropped;
+    processes are kept for the next pass, and end when the reader is closed or dropped.
     A position can be restored in either order: no sample is lost or repeated.
 
     Args:
@@ -166,10 +177,12 @@ def xmap_readers(
     source = of(reader)
     check_int("xmap_readers(process_num)", process_num, 1, "It counts workers")
     check_int("xmap_readers(buffer_size)", buffer_size, 1, "It counts samples")
-    check_workers("xmap_readers", workers, mapper)
+    check_workers("xmap_readers", workers, {"mapper": mapper})
     window = process_num + buffer_size
+    processes = WorkerProcesses(mapper, process_num) if workers == "process" else None
     return Stage(
         "xmap_readers",
-        lambda epoch: _XmapIterator(source, epoch, mapper, process_num, window, order, workers),
+        lambda epoch: _XmapIterator(source, epoch, mapper, process_num, window, order, processes),
         lambda: reader_length(source),
+        [source] if processes is None else [source, processes],
     )

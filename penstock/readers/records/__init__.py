@@ -4,6 +4,7 @@
 (feature specs, blobs, codecs, preprocessors), what they raise, and the writers.
 """
 
+from penstock.readers._read_options import ReadOptions as ReadOptions
 from penstock.readers.records.blobs import BlobConf as BlobConf
 from penstock.readers.records.blobs import BytesListCodec as BytesListCodec
 from penstock.readers.records.blobs import ImageCodec as ImageCodec
@@ -39,6 +40,5 @@ from penstock.readers.records.preprocessors import (
 from penstock.readers.records.preprocessors import (
     NormByChannelPreprocessor as NormByChannelPreprocessor,
 )
-from penstock.readers.records.reader import ReadOptions as ReadOptions
 from penstock.readers.records.reader import RecordReader as RecordReader
 from penstock.readers.records.writers import RecordWriter as RecordWriter

@@ -140,5 +140,5 @@ def _image_error(name: str, got: str, expected: str) -> ImageError:
         got,
         expected,
         "The bytes are damaged or hold something else",
-        "Check what wrote the record, or pass on_error='skip' to leave it out",
+        "Write it again or remove it; a reader leaves it out with on_error='skip'",
     )

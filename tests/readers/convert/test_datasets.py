@@ -158,7 +158,9 @@ def test_files_that_are_all_there_stay_unless_forced(tmp_path: Path, caplog):
         ]
 
     made = make(force=False)
-    assert not caplog.messages
+    (message,) = caplog.messages
+    assert message.startswith(f"'{tmp_path}/labels.txt' holds other names and is replaced.")
+    caplog.clear()
     for paths in made:
         paths[0].write_bytes(b"mine")
     # One labels.txt serves a folder: it is the flowers' now, and there.
@@ -167,7 +169,9 @@ def test_files_that_are_all_there_stay_unless_forced(tmp_path: Path, caplog):
     assert [line.split(":")[0] for line in caplog.messages] == [
         "Dataset files already exist. Exiting without re-creating them"
     ] * 2
+    caplog.clear()
     assert make(force=True) == made
+    assert len(caplog.messages) == 2
     assert b"mine" not in [paths[0].read_bytes() for paths in made]
     made[1][3].unlink()
     assert convert.convert_flowers(tmp_path, source=flowers, num_validation=6) == made[1]
@@ -189,11 +193,99 @@ def test_any_image_folder_converts(tmp_path: Path):
         "labels.txt",
     ]
     assert [len(read_slim(path)) for path in made[:2]] == [4, 2]
-    with pytest.raises(convert.ConversionError, match="got 6 images in 2 classes, num_validation="):
+    with pytest.raises(
+        convert.ArgumentError, match=r"'images' got 6 images, num_validation=6, .* Pass .* 0 to 5"
+    ):
         convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=6)
     (tmp_path / "images" / "cats" / "bad.png").write_bytes(b"no image")
     with pytest.raises(convert.ConversionError, match=r"cats/bad.png' got bytes '6e6f20"):
         convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=2)
+
+
+def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path):
+    for folder in ("cats/2019/may", "cats", "dogs", ".thumbnails"):
+        (tmp_path / "images" / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(10):
+            (tmp_path / "images" / folder / f"{number}.jpg").write_bytes(jpeg(number))
+            (tmp_path / "images" / folder / f"{number}.json").write_text("no image")
+    (tmp_path / "images" / "dogs" / "old.jpg").mkdir()
+    made = convert.convert_image_folder(tmp_path / "images", tmp_path / "out", "pets", num_shards=1)
+    assert [len(read_slim(path)) for path in made[:2]] == [27, 3]
+    counts = Counter(int(sample["image/class/label"]) for p in made[:2] for sample in read_slim(p))
+    assert counts == {0: 20, 1: 10}
+    assert convert.read_labels(tmp_path / "out") == {0: "cats", 1: "dogs"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"num_shards": 0}, "num_shards got 0, expected an int >= 1"),
+        ({"num_validation": -1}, "got 1 images, num_validation=-1"),
+        (
+            {"dataset_name": "../pets"},
+            r"dataset_name got '\.\./pets', expected a name without a slash",
+        ),
+        ({"image_dir": "images/cats"}, "got no image in a folder of its class"),
+    ],
+)
+def test_argument_out_of_range_is_an_error_and_leaves_nothing(
+    wrong: dict, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("images/cats").mkdir(parents=True)
+    Path("images/cats/0.jpg").write_bytes(jpeg(0))
+    arguments = {"image_dir": "images", "dataset_dir": "out", "dataset_name": "pets"} | wrong
+    with pytest.raises(convert.ArgumentError, match=expected):
+        convert.convert_image_folder(**arguments)
+    assert not Path("out").exists()
+
+
+def test_pickled_cifar10_is_named_when_another_archive_is_downloaded(
+    served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    write_cifar10(served)
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"pickled")
+    with serve(served) as server:
+        source = convert.CIFAR10.moved(server.url, is_checked=False)
+        convert.convert_cifar10(tmp_path, source=source)
+        (message,) = caplog.messages
+        assert message.startswith(f"'{tmp_path}/cifar-10-python.tar.gz' is not used: it is pickled")
+        assert "The same images come from cifar-10-binary.tar.gz, which is downloaded" in message
+        convert.convert_cifar10(tmp_path, source=source, force=True)
+    assert len(caplog.messages) == 1
+
+
+def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
+    cifar10, mnist, flowers = (tmp_path / name for name in ("cifar10", "mnist", "flowers"))
+    for folder in (cifar10, mnist, flowers):
+        folder.mkdir()
+    batches = {f"data_batch_{number}.bin": bytes(3073) for number in range(1, 6)}
+    write_tar(cifar10 / "cifar-10-binary.tar.gz", batches | {"test_batch.bin": b"\xff" * 3073})
+    write_mnist(mnist)
+    labels = gzip.compress(idx_bytes(np.full(3, 10, np.uint8)))
+    (mnist / "t10k-labels-idx1-ubyte.gz").write_bytes(labels)
+    photos = {f"flower_photos/roses/{number}.jpg": jpeg(number) for number in range(3)}
+    broken = {f"flower_photos/tulips/{number}.jpg": b"no image" for number in range(1)}
+    write_tar(flowers / "flower_photos.tgz", photos | broken)
+    before = sorted(tmp_path.rglob("*"))
+    archive = convert.CIFAR10.moved("http://127.0.0.1:9", is_checked=False)
+    with pytest.raises(convert.ConversionError, match=r"test_batch.bin got label 255"):
+        convert.convert_cifar10(cifar10, source=archive)
+    sources = {name: s.moved(None, is_checked=False) for name, s in convert.MNIST.items()}
+    with pytest.raises(convert.ConversionError, match="got 3 images and 3 labels up to 10"):
+        convert.convert_mnist(mnist, sources=sources)
+    photos_source = convert.FLOWERS.moved(None, is_checked=False)
+    with pytest.raises(convert.ConversionError, match=r"tulips/0.jpg' got bytes"):
+        convert.convert_flowers(flowers, source=photos_source, num_validation=1)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_other_archive_of_flowers_is_an_error(tmp_path: Path):
+    write_tar(tmp_path / "flower_photos.tgz", {"roses/0.jpg": jpeg(0)})
+    source = convert.FLOWERS.moved(None, is_checked=False)
+    with pytest.raises(convert.ConversionError, match="got no folder 'flower_photos', expected"):
+        convert.convert_flowers(tmp_path, source=source)
+    assert [path.name for path in tmp_path.iterdir()] == ["flower_photos.tgz"]
 
 
 def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path: Path):

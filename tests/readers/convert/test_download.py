@@ -40,16 +40,44 @@ def test_file_that_is_there_is_not_downloaded(server: Server, tmp_path: Path):
     assert server.ranges == []
 
 
-def test_download_that_breaks_off_is_resumed(server: Server, tmp_path: Path):
+def test_download_that_breaks_off_is_resumed(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     server.break_offs = [300_000, 700_000]
     assert fetch_a(server, tmp_path).read_bytes() == DATA
     assert server.ranges == [None, "bytes=300000-", "bytes=700000-"]
+    assert caplog.messages[0] == (
+        "The download of a.bin stopped: the connection ended after 300000 of 1024000 bytes. "
+        "Trying again in 0 s."
+    )
 
 
 def test_download_is_resumed_by_a_later_run(server: Server, tmp_path: Path):
     (tmp_path / "a.bin.part").write_bytes(DATA[:1000])
     assert fetch_a(server, tmp_path).read_bytes() == DATA
     assert server.ranges == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_download_that_was_interrupted_is_finished_by_a_later_run(
+    has_ranges: bool, server: Server, tmp_path: Path
+):
+    def interrupt(name: str, num_bytes: int, total_bytes: int | None) -> None:
+        if num_bytes >= 500_000:
+            raise KeyboardInterrupt
+
+    server.has_ranges = has_ranges
+    with pytest.raises(KeyboardInterrupt):
+        fetch_a(server, tmp_path, progress=interrupt)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.bin.part"]
+    num_bytes = (tmp_path / "a.bin.part").stat().st_size
+    assert 500_000 <= num_bytes < len(DATA)
+    calls = []
+    path = fetch_a(server, tmp_path, progress=lambda *call: calls.append(call))
+    assert path.read_bytes() == DATA
+    assert server.ranges == [None, f"bytes={num_bytes}-"]
+    assert calls[0] == ("a.bin", num_bytes if has_ranges else 0, len(DATA))
+    assert not (tmp_path / "a.bin.part").exists()
 
 
 @pytest.mark.parametrize("part", [DATA, DATA + b"more", b"x" * len(DATA)])
@@ -80,14 +108,26 @@ def test_download_that_never_ends_well_is_an_error_and_may_be_resumed(
 def test_download_of_another_checksum_is_an_error_and_leaves_nothing(
     server: Server, tmp_path: Path
 ):
-    with pytest.raises(DownloadError, match=f"got SHA-256 {DIGEST}, expected {'0' * 64}"):
+    with pytest.raises(DownloadError, match=f"got SHA-256 {DIGEST}, expected {'0' * 64}") as caught:
         fetch_a(server, tmp_path, "0" * 64)
+    assert str(caught.value).startswith(f"download of {server.url}/a.bin got")
+    assert "The download was removed; run again to download it anew." in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["served"]
+
+
+def test_resumed_download_of_another_file_is_removed_and_then_made_anew(
+    server: Server, tmp_path: Path
+):
+    (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
+    with pytest.raises(DownloadError, match="The download was removed"):
+        fetch_a(server, tmp_path)
+    assert fetch_a(server, tmp_path).read_bytes() == DATA
+    assert server.ranges == ["bytes=1000-", None]
 
 
 def test_file_of_another_checksum_is_an_error_and_is_kept(server: Server, tmp_path: Path):
     (tmp_path / "a.bin").write_bytes(b"mine")
-    with pytest.raises(DownloadError, match="Remove it to download it again"):
+    with pytest.raises(DownloadError, match=r"Remove it to download .* \(--skip_checksum\)"):
         fetch_a(server, tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == b"mine"
     assert fetch_a(server, tmp_path, None).read_bytes() == b"mine"
@@ -97,6 +137,12 @@ def test_missing_file_is_an_error_at_once(server: Server, tmp_path: Path):
     with pytest.raises(DownloadError, match="HTTP Error 404"):
         fetch(Source(url=f"{server.url}/b.bin"), tmp_path)
     assert len(server.ranges) == 1
+
+
+def test_file_that_cannot_be_written_is_an_error_at_once(server: Server, tmp_path: Path):
+    (tmp_path / "a.bin.part").mkdir()
+    with pytest.raises(DownloadError, match=r"IsADirectoryError: .* expected the whole file"):
+        fetch_a(server, tmp_path)
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/a", "/etc/passwd"])

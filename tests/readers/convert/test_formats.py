@@ -101,9 +101,110 @@ def test_record_that_is_no_example_is_named(tmp_path: Path):
         convert.tfrecord_to_ofrecord([tmp_path / "a.tfrecord"], tmp_path / "of", num_parts=1)
 
 
-def test_no_target_is_an_error(source: list[Path], tmp_path: Path):
-    with pytest.raises(ValueError, match="targets got none, expected at least one"):
-        convert.tfrecord_to_ofrecord(source, tmp_path, num_parts=0)
+@pytest.mark.parametrize(
+    ("num_parts", "suffix_length", "expected"),
+    [
+        (0, 5, "num_parts got 0, expected an int >= 1"),
+        (11, 1, "part_name_suffix_length got 1, expected -1, or 2 to 200"),
+        (1, 0, "part_name_suffix_length got 0, expected -1, or 1 to 200"),
+        (1, -2, "part_name_suffix_length got -2, expected -1"),
+        (1, 10**9, "part_name_suffix_length got 1000000000, expected -1"),
+    ],
+)
+def test_part_names_that_no_reader_takes_are_an_error(
+    num_parts: int, suffix_length: int, expected: str, source: list[Path], tmp_path: Path
+):
+    with pytest.raises(convert.ArgumentError, match=expected):
+        convert.tfrecord_to_ofrecord(
+            source, tmp_path / "of", num_parts=num_parts, part_name_suffix_length=suffix_length
+        )
+    assert not (tmp_path / "of").exists()
+
+
+def test_targets_that_are_none_or_named_twice_are_an_error(source: list[Path], tmp_path: Path):
+    parts = convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=1)
+    for paths, expected in [
+        ([], "targets got none, expected at least one file"),
+        ([tmp_path / "a", tmp_path / "b", tmp_path / "a"], "targets got '.*/a' 2 times"),
+        ([tmp_path], "targets got the folder"),
+    ]:
+        with pytest.raises(convert.ArgumentError, match=expected):
+            convert.ofrecord_to_tfrecord(parts, paths)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_source_is_never_replaced_nor_removed(force: bool, source: list[Path], tmp_path: Path):
+    folder = tmp_path / "spark"
+    folder.mkdir()
+    named = [path.rename(folder / f"part-{i:05d}") for i, path in enumerate(source)]
+    before = [path.read_bytes() for path in named]
+    for num_parts in (1, 2):
+        with pytest.raises(convert.ArgumentError, match=r"'part-0000\d'.* to read and to replace"):
+            convert.tfrecord_to_ofrecord(named, folder, num_parts=num_parts, force=force)
+    assert [path.read_bytes() for path in named] == before
+
+
+def test_conversion_to_fewer_parts_removes_the_other_parts_only_when_forced(
+    source: list[Path], tmp_path: Path
+):
+    folder = tmp_path / "of"
+    old = convert.tfrecord_to_ofrecord(source, folder, num_parts=4)
+    for name in ("part-00002.txt", "notes", "labels.txt", "part-x"):
+        (folder / name).write_text("mine")
+    (folder / "part-00009").mkdir()
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(
+        convert.StaleFilesError,
+        match=r"got 'part-00002', 'part-00003' \(2 in all\) of another conversion, expected none "
+        r"beside 'part-00000' to 'part-00001'\. .*\(--force\)",
+    ):
+        convert.tfrecord_to_ofrecord(source, folder, num_parts=2)
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    new = convert.tfrecord_to_ofrecord(source, folder, num_parts=2, force=True)
+    assert new == old[:2]
+    mine = ["labels.txt", "notes", "part-00002.txt", "part-00009", "part-x"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["part-00000", "part-00001", *mine]
+    )
+    (folder / "part-00009").rmdir()
+    back = convert.ofrecord_to_tfrecord(
+        find_parts(folder, suffix_length=5), [tmp_path / "back.tfrecord"]
+    )
+    assert payloads(back) == payloads(source)
+
+
+def test_parts_of_another_suffix_length_are_of_the_same_set(source: list[Path], tmp_path: Path):
+    convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=2, part_name_suffix_length=-1)
+    with pytest.raises(convert.StaleFilesError, match="'part-0', 'part-1'"):
+        convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=3)
+    parts = convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=3, force=True)
+    assert [str(path) for path in parts] == find_parts(tmp_path / "of", suffix_length=5)
+
+
+def test_failed_conversion_keeps_what_was_there(source: list[Path], tmp_path: Path):
+    convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=3)
+    before = {path: path.read_bytes() for path in (tmp_path / "of").iterdir()}
+
+    def interrupt(name: str, num_bytes: int, total_bytes: int | None) -> None:
+        assert (name, num_bytes) == ("of", total_bytes)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert.tfrecord_to_ofrecord(
+            source, tmp_path / "of", num_parts=2, force=True, progress=interrupt
+        )
+    assert {path: path.read_bytes() for path in (tmp_path / "of").iterdir()} == before
+
+
+def test_rename_to_one_name_is_an_error_and_an_unknown_name_is_named(
+    source: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with pytest.raises(
+        convert.ArgumentError, match="rename got the name 'big' for 'big' and 'scores', expected"
+    ):
+        convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=1, rename={"scores": "big"})
+    convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=1, rename={"score": "x"})
+    assert caplog.messages == ["rename got 'score', which no record has. Did you mean 'scores'?"]
 
 
 def test_files_that_are_there_stay_unless_forced(source: list[Path], tmp_path: Path, caplog):

@@ -14,6 +14,7 @@ from penstock.readers.records import (
     encode_png,
 )
 from penstock.readers.tfrecord_files import tfrecord
+from tests.readers.case import require
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def tf():
-    return pytest.importorskip("tensorflow")
+    return require("tensorflow")
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

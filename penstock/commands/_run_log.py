@@ -1,0 +1,103 @@
+"""The logs of runs, as `CSVLog` and `JSONLog` write them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock._errors import UnknownNameError, listed, nearest
+
+_NUMBERS = ("epoch", "step", "global_step", "seconds", "examples")
+
+
+class LogError(ValueError):
+    """A run's log is missing, or is not one."""
+
+
+class RunLog(NamedTuple):
+    """A run: its name, and its rows by column; a row has the metrics that were known then."""
+
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+
+    def of(self, kind: str, metric: str) -> list[Mapping[str, Any]]:
+        """Return the rows of a kind that have a metric."""
+        return [row for row in self.rows if row["kind"] == kind and metric in row]
+
+    def check(self, metric: str) -> None:
+        """Raise unless some row has the metric.
+
+        Raises:
+          UnknownNameError: naming those there are.
+        """
+        known = {name: None for row in self.rows for name in row if name not in ("kind", *_NUMBERS)}
+        if metric not in known:
+            raise UnknownNameError(
+                f"the run {self.name!r} got the metric {metric!r}, expected one of "
+                f"{listed(known)}.{nearest(metric, known)}"
+            )
+
+
+def read_log(run: str) -> RunLog:
+    """Return the log of a run.
+
+    Arguments:
+      run: a log file, or a folder with one.
+
+    Raises:
+      LogError: there is no such file, no log or more than one in the folder, or nothing in it.
+    """
+    path = _find(run)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # A run that was killed, or writes at this moment, may have left half a line.
+        lines = [line for line in lines if line.endswith("\n") and line.strip()]
+        is_json = bool(lines) and lines[0].startswith("{")
+        rows = [_row(row) for row in (map(json.loads, lines) if is_json else csv.DictReader(lines))]
+    except (ValueError, TypeError, OSError) as error:
+        raise LogError(
+            f"the log {str(path)!r} got something that cannot be read ({error}), expected rows as "
+            "CSVLog and JSONLog write them."
+        ) from error
+    if not rows:
+        raise LogError(
+            f"the log {str(path)!r} got no rows, expected at least one. Has the run begun? A row "
+            "comes every few steps and each epoch."
+        )
+    return RunLog(str(Path(run)), rows)
+
+
+def _find(run: str) -> Path:
+    path = Path(run)
+    if path.is_file():
+        return path
+    found = sorted([*path.glob("*.csv"), *path.glob("*.jsonl")])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(str(each) for each in found)
+        problem = f"The folder has several. Name one: {names}."
+    elif path.is_dir():
+        problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
+        problem += "handlers?"
+    else:
+        problem = "There is nothing of that name."
+    raise LogError(f"the run got {run!r}, expected a log file or a folder with one. {problem}")
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its numbers as numbers; what is missing, or has axes, is left out."""
+    missing = [name for name in ("kind", *_NUMBERS) if name not in row]
+    if missing:
+        raise ValueError(f"rows without {listed(missing)}")
+    numbers = {name: float(row[name]) for name in _NUMBERS}
+    return {"kind": row["kind"], **numbers, **dict(_metrics(row))}
+
+
+def _metrics(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in row.items():
+        if name not in ("kind", *_NUMBERS) and isinstance(value, str | int | float) and value != "":
+            yield name, float(value)

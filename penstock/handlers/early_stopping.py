@@ -1,0 +1,158 @@
+"""`EarlyStopping`: training ends when it brings no more."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+import numpy as np
+
+from penstock.events import BeginTraining, EndEpoch, EndTraining, Training
+from penstock.handlers._monitor import Mode
+from penstock.handlers._plateau import Plateau
+
+_LOGGER = logging.getLogger("penstock")
+
+
+class EarlyStopping:
+    """Stop training when a metric has not become better for `patience` epochs.
+
+    It goes by the mean of the epoch's training metrics, or with `reader` or `test` by a test
+    after each epoch. A value of nan is not better. A line is printed when it stops.
+
+    A checkpoint keeps the best value and the count, and that training was stopped: the same command
+    run again stops at once, while another call of `train` on the same trainer goes on for
+    `patience` more epochs. The copies that `restore_best` keeps are in no checkpoint: where the
+    best came before a resume it cannot be given back, and a warning says so.
+    `Evaluate(best_path=...)` keeps the best parameters on disk.
+
+    Arguments:
+      monitor: the metric's name.
+      patience: how many epochs in a row may pass without a better value.
+      min_delta: by how much a value must be better than the best to count.
+      mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
+      names: names for the values of a program function that returns a tuple, a list or a single
+        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      reader: test on it after each epoch, with the feed order of `train`.
+      test: called after each epoch instead; returns metrics. One `Evaluate` can serve several
+        handlers.
+      restore_best: keep a copy of the best parameters in host memory, and give it back to the
+        trainer when it stops, or when training has ended otherwise than by an interruption or an
+        error. Optimizer state stays as it is.
+      file: where to print; standard output by default.
+
+    Raises:
+      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
+
+    >>> import optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> handler = EarlyStopping(patience=2)
+    >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
+    >>> for epoch, loss in enumerate([0.5, 0.25, 0.5, 0.375]):
+    ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
+    EarlyStopping: loss has not been better than 0.25 for 2 epochs, training stops
+    """
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        *,
+        patience: int = 3,
+        min_delta: float = 0.0,
+        mode: Mode = "min",
+        names: Sequence[str] = ("loss",),
+        reader: Any = None,
+        test: Callable[[], Any] | None = None,
+        restore_best: bool = False,
+        file: TextIO | None = None,
+    ) -> None:
+        self._plateau = Plateau(
+            "EarlyStopping",
+            monitor,
+            patience=patience,
+            min_delta=min_delta,
+            mode=mode,
+            names=names,
+            reader=reader,
+            test=test,
+        )
+        self._restores_best = restore_best
+        self._file = file
+        self._trainer: Training | None = None
+        self._best_parameters: dict[str, np.ndarray] = {}
+        self._has_stopped = self._is_restored = False
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event, and stop training when patience is at its end."""
+        match event:
+            case BeginTraining():
+                self._begin(event)
+            case EndEpoch() if self._trainer is not None:
+                self._end_epoch(event, self._trainer)
+            case EndTraining() if self._trainer is not None:
+                if event.reason in ("completed", "stopped") and not self._has_stopped:
+                    self._give_back(self._trainer)
+                self._trainer = None
+
+    def _begin(self, event: BeginTraining) -> None:
+        self._trainer = self._plateau.begin(event)
+        self._best_parameters = self._best_parameters if event.global_step else {}
+        if self._is_restored:
+            self._go_on(self._trainer)
+        elif self._has_stopped:
+            self._plateau.num_bad_epochs = 0
+            self._has_stopped = False
+
+    def _go_on(self, trainer: Training) -> None:
+        """Take up a state, when both it and the trainer are there."""
+        self._is_restored = False
+        if self._has_stopped:
+            self._print("training was stopped here before, and stops again")
+            trainer.stop()
+        elif self._restores_best and self._plateau.best is not None:
+            _LOGGER.warning(
+                "EarlyStopping got a resumed run and restore_best=True, expected a run from its "
+                "beginning. The parameters of the best value so far, %g, are not in a checkpoint, "
+                "and come back only if a better one follows. Evaluate(best_path=...) keeps them.",
+                self._plateau.best,
+            )
+
+    def _end_epoch(self, event: EndEpoch, trainer: Training) -> None:
+        plateau = self._plateau
+        if plateau.is_better(plateau.value(event, trainer)):
+            if self._restores_best:
+                self._best_parameters = dict(trainer.parameters)
+        elif plateau.is_over and not self._has_stopped:
+            best = "nan" if plateau.best is None else f"{plateau.best:.6g}"
+            self._print(
+                f"{plateau.monitor.name} has not been better than {best} for "
+                f"{plateau.patience} epochs, training stops"
+            )
+            self._has_stopped = True
+            # Not only when training has ended: the last checkpoint is written before.
+            self._give_back(trainer)
+            trainer.stop()
+
+    def _give_back(self, trainer: Training) -> None:
+        if self._best_parameters and self._plateau.num_bad_epochs:
+            trainer.parameters.update(self._best_parameters)
+
+    def _print(self, text: str) -> None:
+        print(f"EarlyStopping: {text}", file=self._file or sys.stdout, flush=True)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return best value, count and whether training was stopped, as JSON holds them."""
+        return {**self._plateau.state, "has_stopped": self._has_stopped}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from where an earlier part of the run was; stop if it was stopped there."""
+        self._plateau.state = state
+        self._has_stopped = bool(state["has_stopped"])
+        self._is_restored = True
+        if self._trainer is not None:  # BeginTraining was there already
+            self._go_on(self._trainer)

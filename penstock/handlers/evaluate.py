@@ -1,0 +1,181 @@
+"""`Evaluate`: tests during training, their results, and the best parameters."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, Training
+from penstock.handlers._json import encoded
+from penstock.handlers._monitor import Mode, Monitor, trainer_of
+from penstock.handlers._names import named
+from penstock.handlers._readings import as_names
+
+
+class Evaluate:
+    """Test every few steps or epochs, print a line for each test, and keep the best parameters.
+
+    A test uses the parameters of the moment, and takes its time. The same state is tested once,
+    whoever asks: called without an event an `Evaluate` returns the metrics of now, so one can be
+    given to other handlers, before or after it in the list: `Progress(test=evaluate)`,
+    `EarlyStopping(test=evaluate)`, `CSVLog(path, test=evaluate)`.
+
+    Arguments:
+      reader: yields the batches to test on, as `Trainer.test` takes it.
+      every_steps: test at the steps with `(global_step + 1) % every_steps == 0`; `None` for none.
+        With several steps in a launch the parameters are those after all of them.
+      every_epochs: test after every so many epochs; `None` for none.
+      monitor: the metric by which the best is known.
+      mode: whether a smaller (`"min"`) or a larger (`"max"`) value of it is better.
+      best_path: a folder for the best parameters, as `Trainer.save_params` writes it.
+      names: names for the values of a program function that returns a tuple, a list or a single
+        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      feed_order: as `Trainer.test` takes it.
+      file: where to print; standard output by default.
+
+    Attributes:
+      results: steps done and metrics by name, of each test of the run; a resumed run brings the
+        earlier ones.
+
+    Raises:
+      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
+      OSError: at `BeginTraining`, when `best_path` cannot be made.
+
+    >>> import numpy as np, optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> reader = ps.readers.arrays({"x": np.ones([8, 2], "float32")}, batch_size=4)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> evaluate = Evaluate(reader)
+    >>> trainer.train(reader, evaluate, num_epochs=2)
+    test at step 2: loss = ... (best)
+    test at step 4: loss = ... (best)
+    >>> evaluate.last == {"loss": trainer.test(reader)}
+    True
+    """
+
+    def __init__(
+        self,
+        reader: Any,
+        *,
+        every_steps: int | None = None,
+        every_epochs: int | None = 1,
+        monitor: str = "loss",
+        mode: Mode = "min",
+        best_path: str | os.PathLike[str] | None = None,
+        names: Sequence[str] = ("loss",),
+        feed_order: Any = None,
+        file: TextIO | None = None,
+    ) -> None:
+        for argument, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(
+                    f"{argument} got {value!r}, expected a positive integer or None. It is how "
+                    "many lie between two tests; with None there are none."
+                )
+        self.results: list[tuple[int, dict[str, float]]] = []
+        self._reader, self._feed_order = reader, feed_order
+        self._every_steps, self._every_epochs = every_steps, every_epochs
+        self._names = as_names(names)
+        self._monitor = Monitor("Evaluate", monitor, mode, 0.0, self._names)
+        self._best_path = best_path
+        self._file = file
+        self._trainer: Training | None = None
+        self._is_current = False
+
+    def __call__(self, event: Any = None) -> dict[str, float] | None:
+        """Take note of an event, and test at the interval; without one, return the metrics of now.
+
+        Raises:
+          RuntimeError: called without an event before training.
+        """
+        match event:
+            case None:
+                return self._current()
+            case EndStep():
+                if self._every_steps and (event.global_step + 1) % self._every_steps == 0:
+                    self._current()
+            case EndEpoch():
+                if self._every_epochs and (event.epoch + 1) % self._every_epochs == 0:
+                    self._current()
+            case BeginStep():
+                self._is_current = False
+            case BeginTraining():
+                self._begin(event)
+        return None
+
+    @property
+    def last(self) -> dict[str, float] | None:
+        """The metrics of the last test by name; `None` before the first."""
+        return self.results[-1][1] if self.results else None
+
+    @property
+    def best(self) -> tuple[int, dict[str, float]] | None:
+        """Steps done and metrics of the best test; `None` before the first."""
+        best = None
+        for result in self.results:
+            value = self._monitor.value(result[1])
+            if self._monitor.is_better(value, best and self._monitor.value(best[1])):
+                best = result
+        return best
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the results as JSON holds them."""
+        return {"results": encoded(self.results)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take the results of the run's earlier part."""
+        self.results = [
+            (int(step), {name: float(value) for name, value in metrics.items()})
+            for step, metrics in state["results"]
+        ]
+
+    def _begin(self, event: BeginTraining) -> None:
+        self._trainer = trainer_of(event, "Evaluate")
+        self._monitor.check(self._trainer)
+        self._is_current = False
+        # What another run left, or a part of this one that is trained again.
+        self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
+        if self._best_path is not None:
+            _make_folder(self._best_path)
+
+    def _current(self) -> dict[str, float] | None:
+        if self._trainer is None:
+            raise RuntimeError(
+                "Evaluate got called without an event before training, expected a BeginTraining "
+                "first. It tests with the trainer that brings. Give it to Trainer.train, in one "
+                "list with the handlers that use it."
+            )
+        if not self._is_current:
+            self._test(self._trainer)
+            self._is_current = True
+        return self.last
+
+    def _test(self, trainer: Training) -> None:
+        metrics = named(trainer.test(self._reader, self._feed_order), self._names)
+        best = self.best
+        step = trainer.global_step
+        self.results = [*(result for result in self.results if result[0] < step), (step, metrics)]
+        is_best = self._monitor.is_better(
+            self._monitor.value(metrics), best and self._monitor.value(best[1])
+        )
+        if is_best and self._best_path is not None:
+            trainer.save_params(self._best_path)
+        shown = ", ".join(f"{name} = {value:.6g}" for name, value in metrics.items())
+        line = f"test at step {step}: {shown}{' (best)' if is_best else ''}"
+        print(line, file=self._file or sys.stdout, flush=True)
+
+
+def _make_folder(path: str | os.PathLike[str]) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            f"Evaluate got best_path={str(path)!r}, expected a folder that can be written "
+            f"({error.strerror or error}). The best parameters are saved there. Give permission "
+            "there, or choose another path."
+        ) from error

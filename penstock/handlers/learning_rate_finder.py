@@ -1,0 +1,208 @@
+"""`LearningRateFinder`: how the loss answers to learning rates from tiny to far too large."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Training
+from penstock.handlers._curve import smoothed
+from penstock.handlers._extras import require
+from penstock.handlers._figure import Line, Panel, check_path, draw
+from penstock.handlers._monitor import Monitor, trainer_of
+from penstock.handlers._readings import as_names
+
+_DIVERGED = 4.0  # times the best loss so far
+_MIN_POINTS = 10  # a slope of fewer is noise
+
+
+class LearningRateFinder:
+    """Raise the learning rate from step to step, watch the loss, and suggest a rate.
+
+    The range test of Leslie Smith (https://arxiv.org/abs/1506.01186): the rate grows exponentially
+    from `low` to `high`, until the loss passes four times its best value. Then training stops, the
+    parameters and running statistics of the beginning are put back, and a plot and a line of text
+    say what came out. What is suggested is where the loss falls fastest, below the rate at which
+    it is smallest: that one is on the edge of divergence.
+
+    It multiplies the optimizer's updates (`Trainer.update_scale`), which is the same as another
+    learning rate for every optimizer whose updates are proportional to its rate. The optimizer's
+    state and the numbers of epochs and steps are not put back: give it a trainer of its own, and
+    make the one that trains with the rate found. With `Trainer(..., on_non_finite="skip")` a loss
+    that is infinite ends the test like any other large one. The loss is read at every step.
+
+    Arguments:
+      low: the first learning rate.
+      high: the last one.
+      num_steps: how many rates are tried, a step each; `train` needs enough epochs for them.
+      base_learning_rate: the learning rate of the trainer's optimizer.
+      path: the plot; its suffix decides the format: `.png`, `.svg` or `.pdf`.
+      monitor: the metric to go by.
+      names: names for the values of a program function that returns a tuple, a list or a single
+        value; a dict brings its own names.
+
+    Attributes:
+      rates: the learning rates tried.
+      losses: the loss after the step at each rate.
+      suggestion: the rate at which the smoothed loss falls fastest; `None` when it never falls.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed; the extra `plot` brings it.
+      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
+      ValueError: `low` and `high` are no range, or `num_steps` are too few for a curve.
+
+    >>> import os, numpy as np, optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean((prediction - 1) ** 2)
+    >>> reader = ps.readers.arrays({"x": np.ones([64, 2], "float32")}, batch_size=8)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu", on_non_finite="skip")
+    >>> path = os.path.join(tempfile.mkdtemp(), "rates.png")
+    >>> finder = LearningRateFinder(low=1e-4, base_learning_rate=0.1, path=path)
+    >>> trainer.train(reader, finder, num_epochs=20)
+    LearningRateFinder: the loss falls fastest at a learning rate of 0...; see ...rates.png
+    >>> 0.001 < finder.suggestion < 0.1
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        low: float = 1e-6,
+        high: float = 10.0,
+        num_steps: int = 100,
+        base_learning_rate: float = 1.0,
+        path: str | os.PathLike[str] = "learning_rate.png",
+        monitor: str = "loss",
+        names: Sequence[str] = ("loss",),
+    ) -> None:
+        require("matplotlib", "plot", "LearningRateFinder")
+        _check(low, high, num_steps, base_learning_rate)
+        self._low, self._high, self._num_steps = low, high, num_steps
+        self._base_learning_rate = base_learning_rate
+        self._path = check_path("LearningRateFinder", path)
+        self._monitor = Monitor("LearningRateFinder", monitor, "min", 0.0, as_names(names))
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.suggestion: float | None = None
+        self._trainer: Training | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._old_scale = self._rate = 1.0
+        self._used: list[float] = []
+        self._num_done = 0
+        self._mean = self._best = math.inf
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event; at steps read the loss and raise the rate."""
+        match event:
+            case BeginTraining():
+                self._begin(event, trainer_of(event, "LearningRateFinder"))
+            case BeginStep():
+                event.fetch_metrics = True
+                self._used.append(self._rate)
+            case EndStep() if self._trainer is not None:
+                self._end_step(event, self._trainer)
+            case EndTraining() if self._trainer is not None:
+                self._end(self._trainer)
+
+    def _begin(self, event: BeginTraining, trainer: Training) -> None:
+        self._monitor.check(trainer)
+        self._trainer = trainer
+        self.rates, self.losses, self.suggestion = [], [], None
+        self._used, self._num_done = [], 0
+        self._mean = self._best = math.inf
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
+        trainer.save_params(self._folder.name)
+        self._old_scale = trainer.update_scale
+        self._set_rate(trainer)
+
+    def _set_rate(self, trainer: Training) -> None:
+        part = min(self._num_done / (self._num_steps - 1), 1.0)
+        self._rate = self._low * (self._high / self._low) ** part
+        trainer.update_scale = self._rate / self._base_learning_rate
+
+    def _end_step(self, event: EndStep, trainer: Training) -> None:
+        loss = self._monitor.value(event.metrics)
+        is_diverged = self._is_diverged(loss)
+        if self._num_done and math.isfinite(loss):
+            # A loss is computed before its step's update: it shows what the step before has done.
+            self.rates.append(self._used[self._num_done - 1])
+            self.losses.append(loss)
+        self._num_done += 1
+        if is_diverged or self._num_done > self._num_steps:
+            trainer.stop()
+            self._end(trainer)
+        else:
+            self._set_rate(trainer)
+
+    def _is_diverged(self, loss: float) -> bool:
+        """Say whether the running mean is far above its best; one bad batch is not enough."""
+        if not math.isfinite(loss):
+            return True
+        self._mean = loss if math.isinf(self._mean) else 0.8 * self._mean + 0.2 * loss
+        self._best = min(self._best, self._mean)
+        return self._mean > self._best + (_DIVERGED - 1) * abs(self._best)
+
+    def _end(self, trainer: Training) -> None:
+        """Put everything back, and say what came out."""
+        self._trainer = None
+        trainer.update_scale = self._old_scale
+        if self._folder is not None:
+            trainer.load_params(self._folder.name)
+            self._folder.cleanup()
+        smooth = smoothed(self.losses, max(len(self.losses) / 40, 1.0))
+        self.suggestion = _steepest(self.rates, smooth)
+        if jax.process_index():
+            return
+        if self.rates:
+            draw(self._path, [self._panel()])
+        found = (
+            "the loss never falls, or too few steps were made: look at the curve"
+            if self.suggestion is None
+            else f"the loss falls fastest at a learning rate of {self.suggestion:.2g}"
+        )
+        print(f"LearningRateFinder: {found}; see {self._path}", flush=True)
+
+    def _panel(self) -> Panel:
+        x = self.suggestion
+        mark = None if x is None else (x, f"falls fastest at {x:.2g}")
+        line = Line(label=self._monitor.name, x=self.rates, y=self.losses)
+        return Panel(
+            title=f"{self._monitor.name} after a step at each learning rate",
+            lines=[line],
+            x_label="learning rate",
+            is_x_log=True,
+            mark=mark,
+        )
+
+
+def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -> None:
+    if not (0 < low < high and base_learning_rate > 0):
+        raise ValueError(
+            f"LearningRateFinder got low={low!r}, high={high!r} and base_learning_rate="
+            f"{base_learning_rate!r}, expected 0 < low < high and a positive base. The rate grows "
+            "from low to high by a constant factor."
+        )
+    if not isinstance(num_steps, int) or num_steps < _MIN_POINTS:
+        raise ValueError(
+            f"num_steps got {num_steps!r}, expected an integer of {_MIN_POINTS} or more. The slope "
+            "of a curve of fewer points is noise. 100 is usual."
+        )
+
+
+def _steepest(rates: Sequence[float], smooth: np.ndarray) -> float | None:
+    """Return the rate below the minimum at which the loss falls fastest, if it falls there.
+
+    The rates grow by a constant factor, so that the slope by number is the slope by logarithm.
+    """
+    if len(rates) < _MIN_POINTS:
+        return None
+    slopes = np.gradient(smooth)[: int(np.argmin(smooth)) + 1]
+    number = int(np.argmin(slopes))
+    return float(rates[number]) if slopes[number] < 0 else None

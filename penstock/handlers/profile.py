@@ -1,0 +1,115 @@
+"""`Profile`: a trace of some steps, and a table of the operations that took longest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from penstock.events import BeginStep, EndStep, EndTraining
+from penstock.handlers import _trace
+
+
+class Profile:
+    """Trace a window of steps, and print which operations of the device took longest.
+
+    The trace is JAX's own: `tensorboard --logdir DIRECTORY` shows it with the plugin of the package
+    `xprof`, and its `.trace.json.gz` opens at https://ui.perfetto.dev. The table stands beside it
+    in `operations.txt`; it has the layers' names where the compiler kept them.
+
+    The window begins and ends with a launch, and waits for the device at both ends: it holds these
+    steps alone, and the whole of them. Where a launch has several steps it may hold some more than
+    `num_steps`. If training ends within it, so does the trace. There is one for each `Profile`.
+
+    Arguments:
+      directory: a folder; each trace gets its own below `plugins/profile`, named after the time.
+      first_step: how many steps run before the window. The first ones compile.
+      num_steps: how many steps it has. A trace of some steps is large enough to read.
+      top: how many operations the table lists.
+
+    Raises:
+      RuntimeError: from JAX, when another trace is running.
+
+    >>> import tempfile
+    >>> from penstock.events import BeginStep, EndStep, EndTraining
+    >>> profile = Profile(tempfile.mkdtemp(), first_step=1, num_steps=2)
+    >>> for step in range(3):
+    ...     profile(BeginStep(epoch=0, step=step, global_step=step))
+    ...     profile(EndStep(epoch=0, step=step, global_step=step))
+    the operations of 2 steps, by the time they took on all devices:
+    ...
+    the trace is in ...
+    >>> profile(EndTraining("completed"))
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        first_step: int = 10,
+        num_steps: int = 5,
+        top: int = 15,
+    ) -> None:
+        counts = [("first_step", first_step, 0), ("num_steps", num_steps, 1), ("top", top, 1)]
+        for argument, value, least in counts:
+            if not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"{argument} got {value!r}, expected an integer of {least} or more. It is a "
+                    "count of steps, or of the table's lines."
+                )
+        self._directory = Path(directory)
+        self._first_step, self._num_steps, self._top = first_step, num_steps, top
+        self._num_done = self._num_traced = self._first_traced = 0
+        self._is_tracing = self._is_done = False
+        self._last: EndStep | None = None
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event, and begin or end the trace where it is time."""
+        match event:
+            case BeginStep():
+                self._begin_step(event)
+            case EndStep():
+                self._end_step(event)
+            case EndTraining():
+                self._last = None
+                if self._is_tracing:
+                    self._stop()
+
+    def _begin_step(self, event: BeginStep) -> None:
+        if self._is_done or self._num_done + 1 < self._first_step:
+            return
+        event.fetch_metrics = True  # the window's edges wait for them
+        if self._num_done >= self._first_step and not self._is_tracing:
+            if self._last is not None:
+                self._last.metrics  # noqa: B018  # reading waits for the steps before the window
+                self._last = None
+            self._start()
+        self._num_traced += self._is_tracing
+
+    def _end_step(self, event: EndStep) -> None:
+        self._num_done += 1
+        if not self._is_tracing:
+            self._last = None if self._is_done else event
+        elif self._num_done >= self._first_traced + self._num_steps:
+            event.metrics  # noqa: B018  # reading waits for the whole launch
+            self._stop()
+
+    def _start(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        # Every call of a Python function would be an event: the file holds a million in all.
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(os.fspath(self._directory), profiler_options=options)
+        self._is_tracing, self._first_traced = True, self._num_done
+
+    def _stop(self) -> None:
+        self._is_tracing, self._is_done = False, True
+        jax.profiler.stop_trace()
+        folder = max((self._directory / "plugins" / "profile").iterdir())
+        operations = _trace.read_operations(folder)
+        title = f"the operations of {self._num_traced} steps, by the time they took on all devices:"
+        text = f"{title}\n{_trace.table(operations, self._top)}"
+        (folder / "operations.txt").write_text(text + "\n")
+        if not jax.process_index():
+            print(f"{text}\nthe trace is in {folder}", flush=True)

@@ -1,0 +1,146 @@
+"""`ReduceOnPlateau`: smaller updates when a metric gets no better."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from penstock.events import BeginTraining, EndEpoch, EndTraining, Training
+from penstock.handlers._monitor import Mode
+from penstock.handlers._plateau import Plateau
+
+
+class ReduceOnPlateau:
+    """Multiply the updates by `factor` when a metric has not become better for `patience` epochs.
+
+    It lowers `trainer.update_scale`, which multiplies every optimizer update and so acts as the
+    learning rate does, without a compile; a schedule in the optimizer goes on beneath it. The
+    reading is `EarlyStopping`'s, and so is the meaning of `patience`, after Keras's
+    `ReduceLROnPlateau`. A line is printed at each reduction.
+
+    Arguments:
+      monitor: the metric's name.
+      factor: what the scale is multiplied by, between 0 and 1.
+      patience: how many epochs in a row may pass without a better value.
+      min_delta: by how much a value must be better than the best to count.
+      min_scale: the scale is not lowered below.
+      cooldown: epochs after a reduction that do not count.
+      mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
+      names: names for the values of a program function that returns a tuple, a list or a single
+        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      reader: test on it after each epoch, with the feed order of `train`.
+      test: called after each epoch instead; returns metrics. One `Evaluate` can serve several
+        handlers.
+      file: where to print; standard output by default.
+
+    Raises:
+      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
+
+    >>> import optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> trainer.update_scale = 1.0
+    >>> handler = ReduceOnPlateau(factor=0.5, patience=1)
+    >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
+    >>> for epoch, loss in enumerate([0.5, 0.5]):
+    ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
+    ReduceOnPlateau: loss has not been better than 0.5 for 1 epochs, updates are scaled by 0.5
+    """
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 0.0,
+        min_scale: float = 0.0,
+        cooldown: int = 0,
+        mode: Mode = "min",
+        names: Sequence[str] = ("loss",),
+        reader: Any = None,
+        test: Callable[[], Any] | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        _check(factor, min_scale, cooldown)
+        self._plateau = Plateau(
+            "ReduceOnPlateau",
+            monitor,
+            patience=patience,
+            min_delta=min_delta,
+            mode=mode,
+            names=names,
+            reader=reader,
+            test=test,
+        )
+        self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
+        self._file = file
+        self._trainer: Training | None = None
+        self._cooldown_left = 0
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event, and lower the scale when patience is at its end."""
+        match event:
+            case BeginTraining():
+                self._trainer = self._plateau.begin(event)
+                self._cooldown_left = self._cooldown_left if event.global_step else 0
+            case EndEpoch() if self._trainer is not None:
+                self._end_epoch(event, self._trainer)
+            case EndTraining():
+                self._trainer = None
+
+    def _end_epoch(self, event: EndEpoch, trainer: Training) -> None:
+        plateau = self._plateau
+        plateau.is_better(plateau.value(event, trainer))
+        if self._cooldown_left:
+            self._cooldown_left -= 1
+            plateau.num_bad_epochs = 0
+        if plateau.is_over:
+            plateau.num_bad_epochs = 0
+            self._reduce(trainer)
+
+    def _reduce(self, trainer: Training) -> None:
+        before = trainer.update_scale
+        scale = max(before * self._factor, self._min_scale)
+        if scale >= before * (1 - 1e-6):  # a trainer keeps it in float32
+            return
+        trainer.update_scale = scale
+        self._cooldown_left = self._cooldown
+        plateau = self._plateau
+        best = "nan" if plateau.best is None else f"{plateau.best:.6g}"
+        print(
+            f"ReduceOnPlateau: {plateau.monitor.name} has not been better than {best} for "
+            f"{plateau.patience} epochs, updates are scaled by {scale:.6g}",
+            file=self._file or sys.stdout,
+            flush=True,
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return best value and counts as JSON holds them; the scale is the trainer's."""
+        return {**self._plateau.state, "cooldown_left": self._cooldown_left}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from where an earlier part of the run was."""
+        self._plateau.state = state
+        self._cooldown_left = int(state["cooldown_left"])
+
+
+def _check(factor: float, min_scale: float, cooldown: int) -> None:
+    if not 0 < factor < 1:
+        raise ValueError(
+            f"ReduceOnPlateau got factor={factor!r}, expected a number between 0 and 1. The scale "
+            "of the updates is multiplied by it at each reduction."
+        )
+    if not min_scale >= 0:
+        raise ValueError(
+            f"ReduceOnPlateau got min_scale={min_scale!r}, expected 0 or more. The scale of the "
+            "updates, 1 at first, is not lowered below it."
+        )
+    if isinstance(cooldown, bool) or not isinstance(cooldown, int) or cooldown < 0:
+        raise ValueError(
+            f"ReduceOnPlateau got cooldown={cooldown!r}, expected an integer of 0 or more. It is "
+            "how many epochs after a reduction do not count."
+        )

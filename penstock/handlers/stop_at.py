@@ -1,0 +1,82 @@
+"""`StopAt`: training ends at a step, or after a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock.events import BeginEpoch, BeginTraining, EndStep, Training
+from penstock.handlers._monitor import trainer_of
+
+
+class StopAt:
+    """Stop training after a number of steps or seconds, whichever comes first.
+
+    Arguments:
+      step: how many steps in all, over every call of `train` and every resumed part: training stops
+        when `trainer.global_step` is there, as FastNN's `stop_at_step`. Where it is there already,
+        nothing is trained. Several steps in one launch are all done before it stops.
+      seconds: how long this call of `train` may take. The step that runs then is the last; a test
+        or a save may follow. Only for training in one process: the clocks of several would stop
+        them at different steps, and those left would wait for ever.
+
+    >>> import numpy as np, optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> reader = ps.readers.arrays({"x": np.ones([8, 2], "float32")}, batch_size=4)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> trainer.train(reader, StopAt(step=5), num_epochs=9)
+    >>> trainer.global_step
+    5
+    """
+
+    def __init__(self, *, step: int | None = None, seconds: float | None = None) -> None:
+        if step is None and seconds is None:
+            raise ValueError(
+                "StopAt got neither step nor seconds, expected one of them or both. They say when "
+                "training stops."
+            )
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise ValueError(
+                f"StopAt got step={step!r}, expected an integer of 0 or more. It is how many steps "
+                "are trained in all."
+            )
+        if seconds is not None and not seconds >= 0:
+            raise ValueError(
+                f"StopAt got seconds={seconds!r}, expected 0 or more. It is how long training may "
+                "take."
+            )
+        self._step, self._seconds = step, seconds
+        self._trainer: Training | None = None
+        self._deadline = float("inf")
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event, and stop training when it is time."""
+        match event:
+            case EndStep():
+                self._stop_at(event.global_step + 1)
+            case BeginTraining():
+                self._trainer = trainer_of(event, "StopAt")
+                if self._seconds is not None:
+                    _check_one_process()
+                    self._deadline = time.monotonic() + self._seconds
+                self._stop_at(event.global_step)
+            case BeginEpoch():
+                self._stop_at(event.global_step)
+
+    def _stop_at(self, num_steps: int) -> None:
+        is_done = self._step is not None and num_steps >= self._step
+        if self._trainer is not None and (is_done or time.monotonic() >= self._deadline):
+            self._trainer.stop()
+
+
+def _check_one_process() -> None:
+    from jax import process_count  # jax is loaded by now
+
+    if process_count() > 1:
+        raise ValueError(
+            f"StopAt got seconds in one of {process_count()} processes, expected one process. "
+            "Their clocks would stop them at different steps, and those left would wait for ever. "
+            "Use step."
+        )

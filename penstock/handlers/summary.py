@@ -1,0 +1,117 @@
+"""`Summary`: what is trained, as a table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from penstock.events import BeginTraining
+from penstock.handlers._monitor import trainer_of
+
+_HEAD = ("name", "shape", "count", "dtype", "trainable")
+
+
+class Summary:
+    """Print the table of parameters and running statistics when training begins.
+
+    A row for each: name, shape, count of elements, dtype, and whether it is trained (`yes`, or `no`
+    for what the objectives leave alone and for running statistics, which batch norm moves by
+    itself). Below it the counts and bytes of both, as Keras's `model.summary()` has them. Optimizer
+    state is not counted.
+
+    Arguments:
+      batch_size: print the operations and memory traffic of a train step at this batch size too, by
+        XLA's own account, for each objective. It compiles each one's step for that.
+      file: where to print; standard output by default.
+
+    >>> import optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> Summary()(BeginTraining(epoch=0, num_epochs=1, global_step=0, trainer=trainer))
+    name    shape   count  dtype    trainable
+    -----------------------------------------
+    fc_0/w  [2, 1]      2  float32  yes
+    fc_0/b  [1]         1  float32  yes
+    -----------------------------------------
+    trainable      3  12 B
+    non-trainable  0  0 B
+    total          3  12 B
+    """
+
+    def __init__(self, *, batch_size: int | None = None, file: TextIO | None = None) -> None:
+        self._batch_size = batch_size
+        self._file = file
+
+    def __call__(self, event: Any) -> None:
+        """Print the table at `BeginTraining`."""
+        if isinstance(event, BeginTraining):
+            builder = trainer_of(event, "Summary").builder
+            lines = _table(builder.parameter_table())
+            if self._batch_size is not None:
+                lines += _costs(builder, self._batch_size)
+            print("\n".join(lines), file=self._file or sys.stdout, flush=True)
+
+
+def _table(rows: Sequence[Any]) -> list[str]:
+    from jax.numpy import dtype  # jax is loaded by now; it knows bfloat16
+
+    cells = [
+        (r.name, str(list(r.shape)), f"{r.size:,}", r.dtype, "yes" if r.is_trainable else "no")
+        for r in rows
+    ]
+    lines = _aligned([_HEAD, *cells], right=2)
+    rule = "-" * max(map(len, lines))
+    totals = []
+    for name, kinds in (
+        ("trainable", (True,)),
+        ("non-trainable", (False,)),
+        ("total", (True, False)),
+    ):
+        parts = [row for row in rows if row.is_trainable in kinds]
+        num_bytes = sum(row.size * dtype(row.dtype).itemsize for row in parts)
+        totals.append((name, f"{sum(row.size for row in parts):,}", _bytes(num_bytes)))
+    return [lines[0], rule, *lines[1:], rule, *_aligned(totals, right=1)]
+
+
+def _costs(builder: Any, batch_size: int) -> list[str]:
+    """Return a line for each objective; compiles its train step."""
+    lines = []
+    for name in builder.objectives:
+        cost = builder.inspect("train", batch_size=batch_size, objective=name)
+        of = f" of {name!r}" if len(builder.objectives) > 1 else ""
+        lines.append(
+            f"a step{of} on {batch_size} examples takes {_scaled(cost.flops)}FLOP and moves "
+            f"{_bytes(cost.bytes_accessed)}, on each device"
+        )
+    return lines
+
+
+def _aligned(cells: Sequence[Sequence[str]], *, right: int) -> list[str]:
+    """Return lines of columns with two spaces between; column number `right` stands right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if number == right else f"{cell:<{width}}"
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def _scaled(count: float) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if count < 1000:
+            return f"{count:.4g} {prefix}"
+        count /= 1000
+    return f"{count:.4g} P"

@@ -1,0 +1,177 @@
+"""The files of a conversion: they appear together, all of them whole, and replace older ones."""
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from penstock.readers._errors import message
+from penstock.readers.convert.errors import ArgumentError, StaleFilesError
+
+_PART_NAME = re.compile(r"(part-)\d+")
+_SHARD_NAME = re.compile(r"(.+?)\d{5,}-of-(\d{5,})(.*)")
+_logger = logging.getLogger("penstock.readers")
+
+
+def must_make(targets: Sequence[Path], *, force: bool, sources: Sequence[str | Path] = ()) -> bool:
+    """Say whether a conversion must make its files; where all are there, log that it need not.
+
+    Files appear whole or not at all, so what is there is complete.
+
+    Args:
+      targets: the files of the conversion.
+      force: make them even if they are there, and let go of an earlier conversion's.
+      sources: the files that are read meanwhile.
+
+    Raises:
+      ArgumentError: no target, one named twice, one that is a folder, or one that would replace
+        a source.
+      StaleFilesError: without `force`, a reader would take files of another conversion for files
+        of this one.
+    """
+    _check_targets(targets)
+    stale = find_stale(targets)
+    _check_sources(sources, [*targets, *stale])
+    if force:
+        return True
+    if stale:
+        raise StaleFilesError(
+            message(
+                f"'{targets[0].parent}'",
+                f"{_shown(stale)} of another conversion",
+                f"none beside '{targets[0].name}' to '{targets[-1].name}'"
+                if len(targets) > 1
+                else f"none beside '{targets[0].name}'",
+                "A reader of the folder would read them too",
+                "Pass force=True (--force) to remove them, or another folder",
+            )
+        )
+    if not all(target.is_file() for target in targets):
+        return True
+    others = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
+    _logger.warning(
+        "Dataset files already exist. Exiting without re-creating them: '%s'%s. Pass force=True "
+        "(--force) to make them again.",
+        targets[0],
+        others,
+    )
+    return False
+
+
+def find_stale(targets: Sequence[Path]) -> list[Path]:
+    """Return the files beside the targets that an earlier conversion to other numbers left.
+
+    They are named like a target but for the number: `part-<digits>`, or
+    `<name><digits>-of-<digits><ending>` where it says another number of files.
+
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> for name in ("part-0", "part-1", "part-2", "part-2.txt", "labels.txt"):
+    ...     Path(folder.name, name).touch()
+    >>> [path.name for path in find_stale([Path(folder.name, "part-0")])]
+    ['part-1', 'part-2']
+    >>> folder.cleanup()
+    """
+    wanted = set(targets)
+    totals = {(path.parent, _series(path)[0]): _series(path)[1] for path in targets}
+    stale = []
+    for folder in sorted({path.parent for path in targets}):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            series, total = _series(path)
+            if series is None or (folder, series) not in totals or path in wanted:
+                continue
+            if (total is None or total != totals[folder, series]) and path.is_file():
+                stale.append(path)
+    return stale
+
+
+@contextmanager
+def made_together(targets: Sequence[Path]) -> Iterator[list[Path]]:
+    """Give a path to write for each target; put all in place when the block ends well.
+
+    Files are written to a hidden folder beside the targets, which an exception removes with all
+    that is in it. What `find_stale` finds is removed in the end.
+
+    Raises:
+      OSError: the folder cannot be made or written.
+    """
+    with ExitStack() as stack:
+        hidden = {
+            parent: stack.enter_context(hidden_folder(parent, ".converting."))
+            for parent in {path.parent for path in targets}
+        }
+        paths = [hidden[target.parent] / target.name for target in targets]
+        yield paths
+        # The old ones go from the first, the new ones come with the first at last: stopped in
+        # between, this leaves a set without its first file, which neither a rerun nor a reader of
+        # numbered parts takes for a whole one.
+        for path in (*targets, *find_stale(targets)):
+            path.unlink(missing_ok=True)
+            path.with_name(f".{path.name}.penstock-index").unlink(missing_ok=True)
+        for path, target in reversed(list(zip(paths, targets, strict=True))):
+            path.replace(target)
+
+
+@contextmanager
+def hidden_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Give a temporary folder in `parent`, which is made if needed; name those left behind."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in sorted(parent.glob(f"{prefix}*")):
+        _logger.warning(
+            "'%s' belongs to another conversion. If that was killed and runs no more, remove it.",
+            left,
+        )
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+        yield Path(folder)
+
+
+def _series(path: Path) -> tuple[tuple[str, str] | None, str | None]:
+    """Return what the names of a set share, and the number of files where the name says it."""
+    if match := _PART_NAME.fullmatch(path.name):
+        return (match[1], ""), None
+    if match := _SHARD_NAME.fullmatch(path.name):
+        return (match[1], match[3]), match[2]
+    return None, None
+
+
+def _check_targets(targets: Sequence[Path]) -> None:
+    if not targets:
+        got = "none"
+    elif folder := next((path for path in targets if path.is_dir()), None):
+        got = f"the folder '{folder}'"
+    elif len(set(targets)) < len(targets):
+        twice = next(path for path in targets if targets.count(path) > 1)
+        got = f"'{twice}' {targets.count(twice)} times"
+    else:
+        return
+    raise ArgumentError(
+        message(
+            "targets",
+            got,
+            "at least one file, each named once",
+            "Each gets its share of the records",
+            "Pass other paths",
+        )
+    )
+
+
+def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> None:
+    real = {os.path.realpath(path) for path in replaced}
+    lost = [Path(path) for path in sources if os.path.realpath(path) in real]
+    if lost:
+        raise ArgumentError(
+            message(
+                f"'{replaced[0].parent}'",
+                f"{_shown(lost)} to read and to replace",
+                "files to make that are none of those read",
+                "A conversion must not remove what it reads",
+                "Pass another folder",
+            )
+        )
+
+
+def _shown(paths: Sequence[Path]) -> str:
+    names = ", ".join(f"'{path.name}'" for path in paths[:3])
+    return f"{names}{', ...' if len(paths) > 3 else ''} ({len(paths)} in all)"

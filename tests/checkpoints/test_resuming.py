@@ -1,0 +1,219 @@
+"""A resumed run is the uninterrupted one: bit for bit on the CPU, wherever it was interrupted."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.checkpoints.runs import (
+    EPOCH,
+    RUNS,
+    StopAfter,
+    as_killed_at,
+    every_step,
+    leaves,
+    shuffled,
+    train_classifier,
+    whole_state,
+)
+from tests.networks import assert_same_bits
+from tests.source_tree import ROOT
+
+# The global steps at which runs of two epochs of eleven steps are interrupted. With eight steps to
+# a launch there are checkpoints after 8, 9, 10, 11, 19, 20, 21 and 22.
+MOMENTS = {
+    "after the first launch": 8,
+    "among the single steps behind the launches": 9,
+    "before the short last batch": EPOCH - 1,
+    "at the end of an epoch": EPOCH,
+    "in the second epoch": EPOCH + 8,
+    "before the last step": 2 * EPOCH - 1,
+}
+every_run = pytest.mark.parametrize("name", RUNS)
+at_every_moment = pytest.mark.parametrize("step", MOMENTS.values(), ids=MOMENTS)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Return folder, state and what was seen of each run; made when first asked for."""
+    found = {}
+
+    def made(name):
+        if name not in found:
+            directory = tmp_path_factory.mktemp("runs") / name
+            trainer, seen = RUNS[name].trained(every_step(directory))
+            found[name] = directory, whole_state(trainer), seen
+        return found[name]
+
+    return made
+
+
+def assert_goes_on_like(resumed, whole, *, step):
+    """Check that a run resumed at `step` saw the rest of what the whole run saw, and that alone."""
+    assert resumed.steps == {k: said for k, said in whole.steps.items() if k >= step}
+    ended = {k: said for k, said in whole.epochs.items() if said[0][0] > step}
+    assert {k: resumed.epochs[k] for k in ended} == ended
+
+
+@every_run
+@at_every_moment
+def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(
+    uninterrupted, name, step, tmp_path
+):
+    directory, state, whole = uninterrupted(name)
+    left = as_killed_at(directory, step, tmp_path / "left")
+    trainer, seen = RUNS[name].trained(every_step(left))
+    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on_like(seen, whole, step=step)
+    assert (trainer.epoch, trainer.global_step) == (2, 2 * EPOCH)
+
+
+@pytest.mark.parametrize("name", ["classifier-1", "gan-8"])
+@pytest.mark.parametrize("step", [8, EPOCH])
+def test_run_that_was_stopped_ends_with_the_bits_of_the_whole_run(
+    uninterrupted, name, step, tmp_path
+):
+    _, state, whole = uninterrupted(name)
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    stopped, _ = RUNS[name].trained(config, StopAfter(step))
+    assert stopped.global_step >= step
+    trainer, seen = RUNS[name].trained(config)
+    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on_like(seen, whole, step=stopped.global_step)
+
+
+def test_checkpoints_change_nothing_in_a_run(uninterrupted):
+    name = "classifier-1"
+    _, state, whole = uninterrupted(name)
+    trainer, seen = RUNS[name].trained(None)
+    assert_same_bits(whole_state(trainer), state)
+    assert (seen.steps, seen.epochs) == (whole.steps, whole.epochs)
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_runs_interrupted_again_and_again_end_with_the_bits_of_the_whole_run(
+    uninterrupted, is_asynchronous, tmp_path
+):
+    _, state, whole = uninterrupted("classifier-1")
+    config = ps.CheckpointConfig(directory=tmp_path, is_asynchronous=is_asynchronous)
+    epochs = {}
+    for step in (3, 4, EPOCH, EPOCH + 7, 3 * EPOCH):
+        trainer, seen = RUNS["classifier-1"].trained(config, StopAfter(step))
+        assert trainer.global_step == min(step, 2 * EPOCH)
+        epochs.update(seen.epochs)
+    assert_same_bits(whole_state(trainer), state)
+    assert epochs == whole.epochs
+
+
+# Another process.
+
+
+@pytest.fixture(scope="module")
+def new_process(uninterrupted, tmp_path_factory):
+    """Return the state that one new process reached for each run, and what it logged."""
+    folder = tmp_path_factory.mktemp("new")
+    for name in RUNS:
+        directory, _, _ = uninterrupted(name)
+        as_killed_at(directory, EPOCH + 8, folder / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.checkpoints.resume", str(folder), *RUNS],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stderr
+
+
+@every_run
+def test_new_process_ends_with_the_bits_of_the_whole_run(uninterrupted, new_process, name):
+    _, state, whole = uninterrupted(name)
+    folder, _ = new_process
+    with np.load(folder / f"{name}.npz") as file:
+        reached = [file[key] for key in file.files]
+    assert_same_bits(reached, jax.tree.leaves(state))
+    seen = json.loads((folder / f"{name}.json").read_text())
+    rest = {k: said for k, said in whole.steps.items() if k >= EPOCH + 8}
+    assert seen == json.loads(json.dumps([list(rest.items()), list(whole.epochs.items())[1:]]))
+
+
+def test_resuming_says_where_in_one_line(new_process):
+    folder, errors = new_process
+    said = [line for line in errors.splitlines() if "resuming" in line]
+    assert said == [
+        f"resuming from {folder / name / str(EPOCH + 8)}: global step {EPOCH + 8}, 8 steps into "
+        "epoch 1"
+        for name in RUNS
+    ]
+
+
+# Several calls of train in one script.
+
+
+def script(checkpoint, *, is_same_reader, event_handler=None):
+    """Train for an epoch, and for another one in a second call; return the state."""
+    trainer = train_classifier(checkpoint)
+    first = shuffled()
+    second = first if is_same_reader else shuffled(seed=8)
+    trainer.train(first, event_handler)
+    trainer.train(second, event_handler)
+    return whole_state(trainer)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["one-reader", "two-readers"])
+def two_calls(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("calls") / "all"
+    return request.param, directory, script(every_step(directory), is_same_reader=request.param)
+
+
+@pytest.mark.parametrize("step", [4, EPOCH, EPOCH + 4, 2 * EPOCH])
+def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, step, tmp_path):
+    is_same_reader, directory, state = two_calls
+    left = as_killed_at(directory, step, tmp_path / "left")
+    assert_same_bits(script(every_step(left), is_same_reader=is_same_reader), state)
+
+
+def test_calls_that_are_done_run_no_step_again(two_calls, tmp_path):
+    is_same_reader, directory, _ = two_calls
+    left = as_killed_at(directory, EPOCH + 4, tmp_path / "left")
+    events = []
+    script(every_step(left), is_same_reader=is_same_reader, event_handler=events.append)
+    steps = [event.global_step for event in events if isinstance(event, ps.EndStep)]
+    assert steps == list(range(EPOCH + 4, 2 * EPOCH))
+    begun = [event for event in events if isinstance(event, ps.BeginEpoch)]
+    assert begun == [ps.BeginEpoch(1, EPOCH + 4, EPOCH, first_step=4)]
+
+
+def test_longer_run_goes_on_from_the_end_of_the_shorter_one(uninterrupted, tmp_path):
+    _, state, whole = uninterrupted("classifier-1")
+    run = RUNS["classifier-1"]
+    run.trained(tmp_path / "run", num_epochs=1)
+    trainer, seen = run.trained(tmp_path / "run")
+    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on_like(seen, whole, step=EPOCH)
+
+
+def test_finished_run_called_again_does_nothing(uninterrupted, tmp_path):
+    directory, state, _ = uninterrupted("classifier-1")
+    left = as_killed_at(directory, 2 * EPOCH, tmp_path / "left")
+    trainer, seen = RUNS["classifier-1"].trained(every_step(left))
+    assert_same_bits(whole_state(trainer), state)
+    assert not seen.steps
+    assert not seen.epochs
+
+
+def test_state_in_test_mode_is_that_of_the_interrupted_run(uninterrupted, tmp_path):
+    directory, _, _ = uninterrupted("classifier-1")
+    means = []
+    for number in range(2):
+        left = as_killed_at(directory, 5, tmp_path / str(number))
+        means.append(train_classifier(left).test(shuffled()))
+    assert means[0] == means[1]
+    assert leaves(train_classifier(left))[0].size

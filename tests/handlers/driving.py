@@ -1,0 +1,141 @@
+"""Events sent to handlers by hand, and a note of what they read."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optax
+import pytest
+
+import penstock as ps
+from penstock.events import (
+    BeginEpoch,
+    BeginStep,
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    emitter,
+)
+from tests.networks import linear_program
+
+
+class Clock:
+    """A clock that stands still until it is told to go on; takes the place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+
+class Source:
+    """Metrics of steps and epochs, with a note of each reading.
+
+    Arguments:
+      metrics: what a step's metrics are, by its global step; a value on its own for all.
+    """
+
+    def __init__(self, metrics: Any = 0.5) -> None:
+        self._metrics = metrics
+        self.launched = -1
+        self.steps: list[int] = []
+        self.late: list[bool] = []
+        self.epochs: list[int] = []
+
+    def step(self, global_step: int) -> Callable[[], Any]:
+        """Return what reads a step's metrics."""
+
+        def read() -> Any:
+            self.steps.append(global_step)
+            self.late.append(self.launched > global_step)
+            return self._metrics(global_step) if callable(self._metrics) else self._metrics
+
+        return read
+
+    def epoch(self, epoch: int, last_step: int) -> Callable[[], Any]:
+        """Return what reads an epoch's metrics, which are those of its last step."""
+
+        def read() -> Any:
+            self.epochs.append(epoch)
+            return self._metrics(last_step) if callable(self._metrics) else self._metrics
+
+        return read
+
+
+def drive(
+    handlers: Any,
+    *,
+    num_epochs: int = 1,
+    num_steps: int = 8,
+    first: int = 0,
+    source: Source | None = None,
+    trainer: Any = None,
+    on_begin: Callable[[], Any] = lambda: None,
+    on_step: Callable[[int], Any] = lambda global_step: None,
+    end: EndTraining | None = None,
+) -> Source:
+    """Send the events of a run of `num_epochs` in all, of 10 examples a step; one step a launch.
+
+    Arguments:
+      first: the global step at which the run begins, as one that is resumed.
+      on_begin: called after `BeginTraining`.
+      on_step: called with each step when it is launched.
+      end: how it ends.
+    """
+    source = source or Source()
+    emit = emitter(handlers)
+    emit(BeginTraining(first // num_steps, num_epochs, first, trainer))
+    on_begin()
+    for epoch in range(first // num_steps, num_epochs):
+        begin = max(first - epoch * num_steps, 0)
+        emit(BeginEpoch(epoch, epoch * num_steps + begin, num_steps, begin))
+        for step in range(begin, num_steps):
+            global_step = epoch * num_steps + step
+            emit(BeginStep(epoch, step, global_step))
+            source.launched = global_step
+            on_step(global_step)
+            emit(EndStep(epoch, step, global_step, 10, source.step(global_step)))
+        done = (epoch + 1) * num_steps
+        emit(EndEpoch(epoch, done, num_steps, 10 * num_steps, source.epoch(epoch, done - 1)))
+    emit(end or EndTraining("completed", None, num_epochs * num_steps))
+    return source
+
+
+def epochs(
+    handlers: Any, values: Sequence[Any], *, trainer: Any, first: int = 0, **options: Any
+) -> None:
+    """Send the events of epochs of one step each, whose metrics are `values`."""
+    drive(
+        handlers,
+        num_epochs=first + len(values),
+        num_steps=1,
+        first=first,
+        trainer=trainer,
+        source=Source(lambda global_step: values[global_step - first]),
+        **options,
+    )
+
+
+def resumed(handler: Any, state: Any, order: str) -> dict[str, Any]:
+    """Return options of `drive` that give a handler a state before or after `BeginTraining`."""
+    if order == "after":
+        return {"on_begin": lambda: handler.set_state(state)}
+    handler.set_state(state)
+    return {}
+
+
+ORDERS = pytest.mark.parametrize("order", ["before", "after"])
+
+
+@functools.cache
+def driven_trainer() -> ps.Trainer:
+    """Return one trainer for all handlers that are driven by hand: making one takes a while."""
+    return linear_trainer()
+
+
+def linear_trainer(**options: Any) -> ps.Trainer:
+    """Return a trainer of the regression on one CPU."""
+    return ps.Trainer(linear_program, optax.sgd(0.05), place="cpu", **options)

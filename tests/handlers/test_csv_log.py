@@ -1,0 +1,299 @@
+"""CSVLog: its rows, and that a resumed run neither repeats nor loses one."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from penstock import handlers
+from penstock.events import BeginTraining, EndEpoch, EndTraining
+from penstock.handlers import CSVLog, Evaluate, _rows
+from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
+from tests.networks import linear_reader
+
+COUNTS = ["kind", "epoch", "step", "global_step", "seconds", "examples"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "log.csv"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(_rows, "time", clock)
+    return clock
+
+
+def rows(path):
+    """Return the rows of a file as dicts of text."""
+    text = path.read_bytes().decode()
+    assert text.endswith("\n") or not text
+    return list(csv.DictReader(io.StringIO(text), strict=True))
+
+
+def columns(path, *names):
+    """Return some columns of a file, row by row, with spaces between."""
+    return [" ".join(row[name] for name in names) for row in rows(path)]
+
+
+def test_rows_are_those_of_steps_at_the_interval_and_of_epochs(path, clock):
+    def advance(global_step):
+        clock.now += 0.25
+
+    log = CSVLog(path, every_steps=3, names=("loss", "accuracy"))
+    source = Source(lambda step: (step / 4, 1.0))
+    drive(log, num_epochs=2, num_steps=4, source=source, on_step=advance)
+    assert path.read_text() == (
+        "kind,epoch,step,global_step,seconds,examples,loss,accuracy\n"
+        "step,0,2,2,1.0,30,0.5,1.0\n"
+        "epoch,0,4,4,1.0,40,0.75,1.0\n"
+        "step,1,1,5,1.75,60,1.25,1.0\n"
+        "epoch,1,4,8,2.0,80,1.75,1.0\n"
+    )
+
+
+def test_metrics_are_read_at_the_interval_and_at_epochs_only(path):
+    source = drive(CSVLog(path, every_steps=4), num_epochs=2, num_steps=10)
+    assert (source.steps, source.epochs) == ([3, 7, 11, 15, 19], [0, 1])
+
+
+def test_interval_of_zero_writes_epochs_only(path):
+    source = drive(CSVLog(path, every_steps=0), num_epochs=2)
+    assert columns(path, "kind", "epoch") == ["epoch 0", "epoch 1"]
+    assert source.steps == []
+
+
+def test_row_is_in_the_file_as_soon_as_it_is_written(path):
+    seen = []
+
+    def look(global_step):
+        seen.append(len(rows(path)))
+
+    drive(CSVLog(path, every_steps=1), num_steps=4, on_step=look)
+    assert seen == [0, 0, 1, 2]
+
+
+def test_metric_that_comes_later_gets_a_column(path):
+    def metrics(step):
+        return {"loss": 1.0} if step < 2 else {"auc": 0.5, "loss": 2.0, "a, b": 3.0}
+
+    drive(CSVLog(path, every_steps=1), num_steps=3, source=Source(metrics))
+    assert columns(path, "loss", "auc", "a, b") == ["1.0  ", "1.0  ", "2.0 0.5 3.0", "2.0 0.5 3.0"]
+
+
+def test_values_that_are_not_finite_are_what_float_reads(path):
+    values = [float("nan"), float("inf"), -float("inf")]
+    drive(CSVLog(path, every_steps=1), num_steps=3, source=Source(lambda step: values[step]))
+    assert columns(path, "loss") == ["nan", "inf", "-inf", "-inf"]
+
+
+def test_metric_with_a_columns_name_is_told_from_it(path):
+    drive(CSVLog(path, every_steps=4), source=Source({"step": 0.5, "loss": 1.0}))
+    assert columns(path, "step", "metric step")[0] == "3 0.5"
+
+
+def test_steps_that_fetch_nothing_have_a_row_without_metrics(path):
+    drive(CSVLog(path, every_steps=4), source=Source(lambda step: None if step < 4 else 1.0))
+    assert columns(path, "global_step", "loss") == ["3 ", "7 1.0", "8 1.0"]
+
+
+def test_new_run_keeps_the_old_file_under_a_numbered_name(path, tmp_path):
+    for loss in (1.0, 2.0, 3.0):
+        drive(CSVLog(path, every_steps=0), source=Source(loss))
+    assert columns(path, "loss") == ["3.0"]
+    assert columns(tmp_path / "log.csv.1", "loss") == ["1.0"]
+    assert columns(tmp_path / "log.csv.2", "loss") == ["2.0"]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_new_run_takes_over_an_empty_file(path, tmp_path):
+    path.touch()
+    drive(CSVLog(path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("every_steps", [1, 3])
+@pytest.mark.parametrize("killed_at", [5, 7, 8, 9])
+@pytest.mark.parametrize("resumed_at", [1, 3, 4, 5])
+@ORDERS
+def test_resumed_run_neither_repeats_nor_loses_a_row(
+    path, every_steps, killed_at, resumed_at, order
+):
+    run = {"num_epochs": 3, "num_steps": 4, "source": Source(lambda step: step / 4)}
+    whole = path.with_name("whole.csv")
+    drive(CSVLog(whole, every_steps=every_steps), **run)
+    states, files = {}, {}
+    first = CSVLog(path, every_steps=every_steps)
+
+    def save(global_step):  # a checkpoint of the steps done, while the next one runs
+        if global_step == resumed_at:
+            states[global_step] = first.get_state()
+        files[global_step] = path.read_bytes()
+
+    drive(first, **run, on_step=save)
+    path.write_bytes(files[killed_at])
+    second = CSVLog(path, every_steps=every_steps)
+    options = resumed(second, states[resumed_at], order)
+    drive(second, **run, first=resumed_at, **options)
+    names = [name for name in [*COUNTS, "loss"] if name != "seconds"]
+    assert columns(path, *names) == columns(whole, *names)
+
+
+def test_row_that_waits_is_in_the_file_when_a_checkpoint_is_saved(path):
+    log = CSVLog(path, every_steps=4)
+    sizes = []
+
+    def save(global_step):
+        if global_step == 4:
+            sizes.append(len(rows(path)))
+            assert log.get_state()["examples"] == 40
+            sizes.append(len(rows(path)))
+
+    source = drive(log, on_step=save)
+    assert sizes == [0, 1]
+    assert source.steps == [3, 7]
+
+
+@ORDERS
+def test_resumed_run_counts_seconds_and_examples_on(path, clock, order):
+    states = []
+    first = CSVLog(path, every_steps=1)
+
+    def advance(global_step):
+        clock.now += 1.0
+        if global_step == 4:
+            states.append(first.get_state())
+
+    drive(first, on_step=advance)
+    clock.now += 1000.0
+    second = CSVLog(path, every_steps=1)
+    options = resumed(second, json.loads(json.dumps(states[0])), order)
+    drive(second, first=4, on_step=advance, **options)
+    # While step 4 ran the checkpoint was saved: five seconds in.
+    assert columns(path, "global_step", "seconds", "examples")[3:] == [
+        *("3 5.0 40", "4 7.0 50", "5 8.0 60", "6 9.0 70", "7 9.0 80", "8 9.0 80"),
+    ]
+
+
+def test_resumed_run_without_a_state_counts_on_from_the_last_row(path):
+    drive(CSVLog(path, every_steps=2))
+    drive(CSVLog(path, every_steps=2), first=4)
+    assert columns(path, "global_step", "examples") == ["1 20", "3 40", "5 60", "7 80", "8 80"]
+
+
+def test_second_call_of_train_goes_on_in_the_file(path):
+    log = CSVLog(path, every_steps=4)
+    drive(log, num_epochs=1)
+    drive(log, num_epochs=2, first=8)
+    expected = ["3 40", "7 80", "8 80", "11 120", "15 160", "16 160"]
+    assert columns(path, "global_step", "examples") == expected
+
+
+def test_line_that_a_crash_cut_off_is_removed(path):
+    drive(CSVLog(path, every_steps=4))
+    whole = path.read_text()
+    path.write_text(whole + "step,1,3,1")
+    drive(CSVLog(path, every_steps=0), first=8)
+    assert path.read_text() == whole
+
+
+def test_resumed_run_without_a_file_begins_one(path):
+    drive(CSVLog(path, every_steps=4), num_epochs=2, first=8)
+    assert columns(path, "global_step") == ["11", "15", "16"]
+
+
+def test_resumed_run_keeps_the_columns_of_its_file(path):
+    drive(CSVLog(path, every_steps=4), source=Source({"auc": 0.5, "loss": 1.0}))
+    drive(CSVLog(path, every_steps=4), num_epochs=2, first=8, source=Source({"loss": 2.0}))
+    assert columns(path, "auc", "loss")[2:4] == ["0.5 1.0", " 2.0"]
+
+
+@pytest.mark.parametrize("text", ["name,age\nAda,36\n", ",".join(COUNTS) + "\nstep,1,2\n"])
+def test_resumed_run_refuses_a_file_that_is_none_of_its_own(path, text):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"log\.csv' got a line that cannot be read .*, expected"):
+        drive(CSVLog(path), first=8)
+    assert path.read_text() == text
+
+
+def test_results_of_an_evaluate_get_rows(path):
+    trainer = linear_trainer()
+    evaluate = Evaluate(linear_reader(), every_steps=2, file=io.StringIO())
+    logs = [CSVLog(path.with_name(name), every_steps=0, test=evaluate) for name in "ab"]
+    # Before it and after it in the list.
+    trainer.train(linear_reader(), [logs[0], evaluate, logs[1]], num_epochs=2)
+    expected = ["test 2", "epoch 3", "test 3", "test 4", "test 6", "epoch 6"]
+    for name in "ab":
+        file = path.with_name(name)
+        found = columns(file, "kind", "global_step")
+        assert sorted(found) == sorted(expected)
+        tests = [row for row in rows(file) if row["kind"] == "test"]
+        assert [float(row["loss"]) for row in tests] == [m["loss"] for _, m in evaluate.results]
+
+
+def test_results_of_a_function_get_rows_at_the_end_of_each_epoch(path):
+    drive(CSVLog(path, every_steps=0, test=lambda: 0.25), num_epochs=2)
+    found = columns(path, "kind", "epoch", "step", "global_step", "loss")
+    assert found == ["epoch 0 8 8 0.5", "test 0 7 8 0.25", "epoch 1 8 16 0.5", "test 1 7 16 0.25"]
+    # Resumed at the end of the last epoch, before it ended.
+    log = CSVLog(path, every_steps=0, test=lambda: 0.25)
+    log(BeginTraining(1, 1, 16))
+    log(EndEpoch(1, 16, 8, 80, lambda: 0.5))
+    log(EndTraining("completed"))
+    assert sorted(columns(path, "kind", "epoch", "step", "global_step", "loss")) == sorted(found)
+
+
+def test_resumed_run_repeats_no_test(path):
+    evaluate = Evaluate(linear_reader(), every_steps=1, file=io.StringIO())
+    trainer = linear_trainer()
+    trainer.train(linear_reader(), [evaluate, CSVLog(path, every_steps=0, test=evaluate)])
+    trainer.train(linear_reader(), [evaluate, CSVLog(path, every_steps=0, test=evaluate)])
+    tests = [row["global_step"] for row in rows(path) if row["kind"] == "test"]
+    assert tests == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_rows_of_a_real_training_hold_its_metrics(path, steps_per_call):
+    epoch_losses = []
+
+    def note(event):
+        if isinstance(event, EndEpoch):
+            epoch_losses.append(event.metrics)
+
+    trainer = linear_trainer(steps_per_call=steps_per_call)
+    trainer.train(linear_reader(16), [CSVLog(path, every_steps=2), note], num_epochs=2)
+    kinds = columns(path, "kind", "epoch", "step", "global_step", "examples")
+    assert kinds == [
+        *("step 0 1 1 8", "step 0 3 3 16", "epoch 0 4 4 16"),
+        *("step 1 1 5 24", "step 1 3 7 32", "epoch 1 4 8 32"),
+    ]
+    assert [float(row["loss"]) for row in rows(path) if row["kind"] == "epoch"] == epoch_losses
+
+
+def test_only_the_first_process_writes(path, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    source = drive(CSVLog(path, every_steps=1))
+    assert not path.exists()
+    assert source.steps == []
+
+
+def test_checkpoint_of_a_real_run_resumes_its_file(path, tmp_path):
+    def run(directory, log_path, *extra):
+        trainer = linear_trainer(checkpoint=directory, seed=1)
+        trainer.train(
+            linear_reader(), [handlers.CSVLog(log_path, every_steps=1), *extra], num_epochs=3
+        )
+
+    def interrupt(event):
+        if getattr(event, "global_step", None) == 4 and type(event).__name__ == "EndStep":
+            raise KeyboardInterrupt
+
+    run(tmp_path / "a", path.with_name("whole.csv"))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", path, interrupt)
+    run(tmp_path / "b", path)
+    names = [name for name in [*COUNTS, "loss"] if name != "seconds"]
+    assert columns(path, *names) == columns(path.with_name("whole.csv"), *names)

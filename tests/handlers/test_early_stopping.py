@@ -1,0 +1,292 @@
+"""EarlyStopping: when it stops, by which values, and the parameters it leaves."""
+
+import io
+import json
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock._errors import UnknownNameError
+from penstock.events import BeginTraining, EndEpoch, EndTraining
+from penstock.handlers import EarlyStopping, Evaluate
+from tests.handlers.driving import (
+    ORDERS,
+    Source,
+    drive,
+    driven_trainer,
+    epochs,
+    linear_trainer,
+    resumed,
+)
+from tests.networks import (
+    Recorder,
+    assert_same_bits,
+    classifier_program,
+    compile_warnings,
+    host,
+    linear_reader,
+)
+
+NAN = float("nan")
+
+
+class Stops:
+    """A real trainer whose `stop` is noted, to drive a handler by hand."""
+
+    def __init__(self) -> None:
+        self.trainer = driven_trainer()
+        self.epochs: list[int] = []
+        self.trainer.stop = lambda: self.epochs.append(self.epoch)
+        self.epoch = -1
+
+    def __call__(self, event):
+        self.epoch = getattr(event, "epoch", self.epoch)
+
+
+def first_stop(values, **options):
+    """Return the epoch after which training is stopped, given the values of the epochs."""
+    stops = Stops()
+    options.setdefault("file", io.StringIO())
+    epochs([stops, EarlyStopping(**options)], values, trainer=stops.trainer)
+    return stops.epochs[0] if stops.epochs else None
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        ([3, 2, 1, 1, 1, 1], {"patience": 2}, 4),
+        ([3, 2, 1, 1, 1, 1], {"patience": 1}, 3),
+        ([3, 2, 1, 1, 0.5, 1, 0.75, 1], {"patience": 3}, 7),
+        ([3, 2, 1, 0.5], {"patience": 1}, None),
+        ([1, 2, 3, 3, 3], {"mode": "max", "patience": 2}, 4),
+        ([1, 0.75, 0.5, 0.25], {"min_delta": 0.5, "patience": 2}, 2),
+        ([1, 0.75, 0.5, 0.25, 0.25], {"min_delta": 0.25, "patience": 2}, 4),
+        ([1, NAN, NAN, 0.5, NAN, NAN, NAN], {"patience": 3}, 6),
+        ([NAN, NAN, NAN], {"patience": 2}, 1),
+        ([float("inf"), 2.0, float("inf"), 1.0], {"patience": 2}, None),
+    ],
+)
+def test_training_stops_after_epochs_without_a_better_value(values, options, expected):
+    assert first_stop([float(value) for value in values], **options) == expected
+
+
+def test_other_metrics_may_be_monitored():
+    trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place="cpu")
+    stops = []
+    trainer.stop = lambda: stops.append(True)
+    handler = EarlyStopping(
+        "accuracy", mode="max", patience=1, names=("loss", "accuracy"), file=io.StringIO()
+    )
+    epochs(handler, [(1.0, 0.5), (2.0, 0.75), (0.5, 0.75)], trainer=trainer)
+    assert stops == [True]
+
+
+def test_line_says_why_training_stops(capsys):
+    first_stop([0.5, 0.25, 0.5, 0.5], patience=2, file=None)
+    assert capsys.readouterr().out == (
+        "EarlyStopping: loss has not been better than 0.25 for 2 epochs, training stops\n"
+    )
+
+
+def test_epochs_are_read_and_no_step():
+    source = drive(EarlyStopping(patience=9), num_epochs=3, trainer=driven_trainer())
+    assert (source.steps, source.epochs) == ([], [0, 1, 2])
+
+
+def test_with_a_reader_its_test_counts_and_no_epoch_is_read():
+    trainer = linear_trainer()
+    recorder = Recorder()
+    diverging = EarlyStopping(reader=linear_reader(), patience=2, file=io.StringIO())
+    source = Source()
+
+    def spoil(event):
+        if isinstance(event, EndEpoch):
+            for name, value in trainer.parameters.items():
+                trainer.parameters[name] = value + 10.0
+
+    trainer.train(linear_reader(), [recorder, diverging, spoil], num_epochs=9)
+    assert recorder.lines[-1] == "EndTraining stopped"
+    assert trainer.epoch == 3
+    drive(EarlyStopping(reader=linear_reader()), trainer=trainer, source=source)
+    assert source.epochs == []
+
+
+def test_evaluate_is_asked_and_tests_once_for_all():
+    passes = []
+
+    def reader():
+        passes.append(True)
+        return iter(linear_reader())
+
+    evaluate = Evaluate(reader, file=io.StringIO())
+    handlers = [EarlyStopping(test=evaluate, min_delta=99.0, patience=2), evaluate]
+    trainer = linear_trainer()
+    trainer.train(linear_reader(), handlers, num_epochs=9)
+    assert trainer.epoch == 3
+    assert len(passes) == 3
+
+
+def test_metrics_of_a_test_may_be_others_than_the_programs():
+    scores = iter([0.5, 0.75, 0.75])
+    handler = EarlyStopping(
+        "bleu", mode="max", patience=1, test=lambda: {"bleu": next(scores)}, file=io.StringIO()
+    )
+    trainer = linear_trainer()
+    trainer.train(linear_reader(), handler, num_epochs=9)
+    assert trainer.epoch == 3
+
+
+def spoiled(handler, *, after_epochs, num_epochs=9):
+    """Train, and make the parameters worse after some epochs.
+
+    Returns:
+      The trainer, and the parameters at the end of each epoch.
+    """
+    trainer, kept = linear_trainer(), []
+
+    def keep(event):
+        if isinstance(event, EndEpoch):
+            kept.append(host(dict(trainer.parameters)))
+
+    def spoil(event):
+        if isinstance(event, EndEpoch) and event.epoch in after_epochs:
+            for name, value in trainer.parameters.items():
+                trainer.parameters[name] = value + 10.0
+
+    trainer.train(linear_reader(), [keep, handler, spoil], num_epochs=num_epochs)
+    return trainer, kept
+
+
+def test_best_parameters_are_given_back_when_training_stops():
+    handler = EarlyStopping(patience=2, restore_best=True, file=io.StringIO())
+    trainer, kept = spoiled(handler, after_epochs=(1, 2))
+    assert len(kept) == 4
+    assert_same_bits(dict(trainer.parameters), kept[1])
+
+
+def test_best_parameters_are_given_back_when_all_epochs_are_done():
+    handler = EarlyStopping(patience=9, restore_best=True)
+    trainer, kept = spoiled(handler, after_epochs=(1,), num_epochs=4)
+    assert len(kept) == 4
+    assert_same_bits(dict(trainer.parameters), kept[1])
+
+
+@pytest.mark.parametrize("restore_best", [True, False])
+def test_parameters_stay_after_an_error_and_when_not_asked_for(restore_best):
+    trainer = linear_trainer()
+    handler = EarlyStopping(patience=9, restore_best=restore_best)
+    before = host(dict(trainer.parameters))
+    handler(BeginTraining(0, 9, 0, trainer))
+    for epoch, loss in enumerate([0.5, 1.0]):
+        handler(EndEpoch(epoch, epoch + 1, read=lambda loss=loss: loss))
+        for name, value in trainer.parameters.items():
+            trainer.parameters[name] = value + 1.0
+    after = host(dict(trainer.parameters))
+    handler(
+        EndTraining("failed", ValueError("no more data"))
+        if restore_best
+        else EndTraining("completed")
+    )
+    assert_same_bits(dict(trainer.parameters), after)
+    assert not np.array_equal(before["fc_0/w"], after["fc_0/w"])
+
+
+def state_after(values, **options):
+    """Return the state of a handler after epochs of these values, as a checkpoint holds it."""
+    stops = Stops()
+    handler = EarlyStopping(**options, file=io.StringIO())
+    epochs([stops, handler], values, trainer=stops.trainer)
+    return json.loads(json.dumps(handler.get_state(), allow_nan=False))
+
+
+@ORDERS
+def test_resumed_run_counts_on(order):
+    state = state_after([2.0, 1.0, 1.5], patience=3)
+    handler, stops = EarlyStopping(patience=3, file=io.StringIO()), Stops()
+    options = resumed(handler, state, order)
+    epochs([stops, handler], [1.5, 1.25, 0.5], trainer=stops.trainer, first=3, **options)
+    assert stops.epochs == [4]
+
+
+def test_state_before_the_first_value_goes_through_a_checkpoint():
+    state = state_after([], patience=3)
+    assert state == {"best": None, "num_bad_epochs": 0, "has_stopped": False}
+    assert state_after([float("inf")], patience=3)["best"] == "inf"
+
+
+@ORDERS
+def test_run_that_was_stopped_stops_again_when_it_is_resumed(order, capsys):
+    state = state_after([1.0, 2.0], patience=1)
+    handler, stops = EarlyStopping(patience=1), Stops()
+    options = resumed(handler, state, order)
+    epochs([stops, handler], [0.5], trainer=stops.trainer, first=2, **options)
+    assert stops.epochs == [2]
+    assert "EarlyStopping: training was stopped here before" in capsys.readouterr().out
+
+
+def test_same_command_run_again_stops_again_with_the_best_parameters(tmp_path):
+    results = []
+    for _ in range(2):
+        trainer = linear_trainer(checkpoint=tmp_path / "run")
+        handler = EarlyStopping(patience=2, min_delta=99.0, restore_best=True, file=io.StringIO())
+        trainer.train(linear_reader(), handler, num_epochs=9)
+        results.append((trainer.global_step, host(dict(trainer.parameters))))
+    assert results[0][0] == results[1][0] == 9
+    assert_same_bits(results[0][1], results[1][1])
+
+
+def test_another_call_of_train_has_its_patience_anew():
+    trainer = linear_trainer()
+    handler = EarlyStopping(patience=2, min_delta=99.0, file=io.StringIO())
+    trainer.train(linear_reader(), handler, num_epochs=9)
+    assert trainer.epoch == 3
+    trainer.train(linear_reader(), handler, num_epochs=9)
+    assert trainer.epoch == 5
+
+
+def test_another_run_begins_without_a_best_value():
+    handler = EarlyStopping(patience=2, min_delta=99.0, file=io.StringIO())
+    for _ in range(2):
+        trainer = linear_trainer()
+        trainer.train(linear_reader(), handler, num_epochs=9)
+        assert trainer.epoch == 3
+
+
+def test_resume_without_the_best_parameters_is_warned_of(caplog):
+    handler = EarlyStopping(restore_best=True)
+    handler.set_state({"best": 0.5, "num_bad_epochs": 1, "has_stopped": False})
+    handler(BeginTraining(2, 9, 6, driven_trainer()))
+    (warning,) = compile_warnings(caplog)
+    assert warning.startswith("EarlyStopping got a resumed run and restore_best=True, expected")
+    assert "The parameters of the best value so far, 0.5, are not in a checkpoint" in warning
+
+
+def test_unknown_metric_is_an_error_before_training():
+    recorder = Recorder()
+    with pytest.raises(UnknownNameError, match=r"EarlyStopping got monitor='auc', expected one of"):
+        linear_trainer().train(linear_reader(), [recorder, EarlyStopping("auc")])
+    assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
+
+
+def test_unknown_metric_of_a_test_is_an_error_at_the_first_reading():
+    handler = EarlyStopping("bleu", test=lambda: {"blue": 0.5})
+    text = r"EarlyStopping got monitor='bleu', expected one of 'blue'\. .* Did you mean 'blue'\?"
+    with pytest.raises(UnknownNameError, match=text):
+        linear_trainer().train(linear_reader(), handler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"patience": 0}, "EarlyStopping got patience=0, expected a positive integer. It is how"),
+        ({"patience": 1.5}, "EarlyStopping got patience=1.5, expected a positive integer."),
+        ({"min_delta": -1}, "EarlyStopping got min_delta=-1, expected 0 or more. It is by how"),
+        ({"mode": "auto"}, "EarlyStopping got mode='auto', expected 'min' or 'max'. It says"),
+        ({"reader": [], "test": print}, "EarlyStopping got reader and test, expected one of them."),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, text):
+    with pytest.raises(ValueError, match=text.replace(".", r"\.")):
+        EarlyStopping(**arguments)

@@ -1,0 +1,237 @@
+"""Evaluate: when it tests, what others see of it, and the best parameters it keeps."""
+
+import io
+import json
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock._errors import UnknownNameError
+from penstock.events import BeginTraining, EndEpoch
+from penstock.handlers import Evaluate, Progress
+from tests.handlers.driving import drive, driven_trainer, linear_trainer
+from tests.networks import (
+    Recorder,
+    class_data,
+    classifier_program,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+
+
+def evaluated(*, num_epochs=2, before=(), after=(), trainer=None, **options):
+    """Return an Evaluate that went through a training of 3 steps an epoch."""
+    options.setdefault("file", io.StringIO())
+    evaluate = Evaluate(linear_reader(), **options)
+    trainer = trainer or linear_trainer()
+    trainer.train(linear_reader(), [*before, evaluate, *after], num_epochs=num_epochs)
+    return evaluate
+
+
+class Reader:
+    """A reader that counts its passes."""
+
+    def __init__(self) -> None:
+        self.num_passes = 0
+
+    def __call__(self):
+        self.num_passes += 1
+        return iter(linear_reader())
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps"),
+    [
+        ({}, [3, 6, 9, 12]),
+        ({"every_epochs": 2}, [6, 12]),
+        ({"every_epochs": None, "every_steps": 5}, [5, 10]),
+        ({"every_steps": 4}, [3, 4, 6, 8, 9, 12]),
+        ({"every_epochs": None}, []),
+    ],
+)
+def test_tests_are_made_at_the_interval(interval, steps):
+    evaluate = evaluated(num_epochs=4, **interval)
+    assert [step for step, _ in evaluate.results] == steps
+
+
+def test_test_is_of_the_parameters_of_its_step():
+    trainer, expected = linear_trainer(), []
+
+    def test_too(event):
+        if getattr(event, "step", None) == 1 and type(event).__name__ == "EndStep":
+            expected.append((trainer.global_step, {"loss": trainer.test(linear_reader())}))
+
+    evaluate = evaluated(
+        trainer=trainer, every_epochs=None, every_steps=2, after=[test_too], num_epochs=1
+    )
+    assert evaluate.results == expected
+    assert evaluate.last == expected[0][1]
+
+
+def test_results_of_a_launch_of_several_steps_are_those_of_its_end():
+    evaluate = evaluated(
+        trainer=linear_trainer(steps_per_call=3), every_epochs=None, every_steps=2, num_epochs=1
+    )
+    assert [step for step, _ in evaluate.results] == [3]
+
+
+def test_same_state_is_tested_once_whoever_asks():
+    reader = Reader()
+    evaluate = Evaluate(reader, every_steps=3, file=io.StringIO())
+    found = []
+
+    def ask(event):
+        if isinstance(event, EndEpoch):
+            found.append((evaluate(), evaluate()))
+
+    trainer = linear_trainer()
+    trainer.train(linear_reader(), [ask, evaluate, ask], num_epochs=2)
+    assert reader.num_passes == 2
+    first, second = (metrics for _, metrics in evaluate.results)
+    assert found == [(first, first)] * 2 + [(second, second)] * 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_progress_shows_it_before_and_after_it_in_the_list(is_first):
+    file = io.StringIO()
+    evaluate = Evaluate(linear_reader(), file=io.StringIO())
+    handlers = [evaluate, Progress(test=evaluate, file=file)]
+    linear_trainer().train(linear_reader(), handlers if is_first else handlers[::-1])
+    (line,) = [line for line in file.getvalue().splitlines() if "test" in line]
+    loss = evaluate.results[0][1]["loss"]
+    assert f"(test {loss:.4f})" in line
+
+
+def test_line_is_printed_for_each_test_and_marks_the_best(capsys):
+    evaluated(num_epochs=1, file=None, names="cost", monitor="cost")
+    assert capsys.readouterr().out.startswith("test at step 3: cost = ")
+    evaluate = evaluated(num_epochs=2, file=None)
+    lines = capsys.readouterr().out.splitlines()
+    losses = [metrics["loss"] for _, metrics in evaluate.results]
+    assert losses[1] < losses[0]
+    assert [line.endswith(" (best)") for line in lines] == [True, True]
+    assert lines[1] == f"test at step 6: loss = {losses[1]:.6g} (best)"
+
+
+def test_best_parameters_are_saved(tmp_path):
+    trainer = ps.Trainer(linear_program, optax.sgd(0.05), place=one_device())
+    path, recorder = tmp_path / "best", Recorder()
+
+    def spoil(event):  # from the third epoch on, the parameters get worse
+        if isinstance(event, EndEpoch) and event.epoch >= 1:
+            for name, value in trainer.parameters.items():
+                trainer.parameters[name] = value + 10.0
+
+    evaluate = evaluated(
+        trainer=trainer, best_path=path, num_epochs=4, after=[recorder, spoil], mode="min"
+    )
+    losses = [metrics["loss"] for _, metrics in evaluate.results]
+    assert evaluate.best == evaluate.results[1]
+    assert min(losses) == losses[1]
+    trainer.load_params(path)
+    assert trainer.test(linear_reader()) == losses[1]
+
+
+def test_larger_is_better_with_mode_max():
+    data = class_data(32)
+    evaluate = Evaluate(
+        ps.readers.arrays(data, 16),
+        monitor="accuracy",
+        mode="max",
+        names=("loss", "accuracy"),
+        file=io.StringIO(),
+    )
+    trainer = ps.Trainer(classifier_program, optax.adam(0.05), place="cpu")
+    trainer.train(ps.readers.arrays(data, 16), evaluate, num_epochs=6)
+    accuracies = [metrics["accuracy"] for _, metrics in evaluate.results]
+    assert evaluate.best is not None
+    assert evaluate.best[1]["accuracy"] == max(accuracies) > min(accuracies)
+    assert set(evaluate.results[0][1]) == {"loss", "accuracy"}  # no predictions
+
+
+def test_nothing_of_the_training_is_read_for_it():
+    evaluate = Evaluate(linear_reader(), every_steps=2, file=io.StringIO())
+    source = drive(evaluate, trainer=driven_trainer(), num_steps=4)
+    assert source.steps == source.epochs == []
+
+
+def test_results_go_through_a_checkpoint():
+    evaluate = evaluated(num_epochs=2)
+    evaluate.results.append((7, {"loss": float("nan")}))
+    state = json.loads(json.dumps(evaluate.get_state(), allow_nan=False))
+    resumed = Evaluate(linear_reader(), file=io.StringIO())
+    resumed.set_state(state)
+    assert resumed.results[:2] == evaluate.results[:2]
+    assert np.isnan(resumed.results[2][1]["loss"])
+    assert resumed.best == evaluate.best
+
+
+def test_best_before_a_resume_is_not_overwritten_by_a_worse_one_after_it(tmp_path):
+    trainer = linear_trainer()
+    trainer.train(linear_reader(), num_epochs=3)
+    resumed = Evaluate(linear_reader(), best_path=tmp_path / "best", file=io.StringIO())
+    resumed.set_state({"results": [[3, {"loss": 0.0}]]})
+    trainer.train(linear_reader(), resumed, num_epochs=1)
+    assert [step for step, _ in resumed.results] == [3, 12]
+    assert resumed.best == (3, {"loss": 0.0})
+    assert not list((tmp_path / "best").iterdir())
+
+
+def test_results_of_steps_that_are_trained_again_are_dropped():
+    evaluate = Evaluate(linear_reader())
+    evaluate.set_state({"results": [[3, {"loss": 1.0}], [6, {"loss": 0.5}]]})
+    evaluate(BeginTraining(1, 1, 4, driven_trainer()))
+    assert evaluate.results == [(3, {"loss": 1.0})]
+
+
+def test_another_run_begins_without_results():
+    evaluate = Evaluate(linear_reader(), file=io.StringIO())
+    for _ in range(2):
+        linear_trainer().train(linear_reader(), evaluate)
+    assert [step for step, _ in evaluate.results] == [3]
+
+
+def test_unknown_metric_is_an_error_before_training():
+    recorder = Recorder()
+    evaluate = Evaluate(linear_reader(), monitor="lost")
+    text = (
+        r"Evaluate got monitor='lost', expected one of 'loss'\. It is the metric to go by\. .*"
+        r" Did you mean 'loss'\?"
+    )
+    with pytest.raises(UnknownNameError, match=text):
+        linear_trainer().train(linear_reader(), [recorder, evaluate])
+    assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
+
+
+def test_unknown_metric_of_a_tuple_names_those_there_are():
+    trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place="cpu")
+    with pytest.raises(UnknownNameError, match=r"expected one of 'loss', 'metric_1'\. "):
+        Evaluate(linear_reader(), monitor="accuracy")(BeginTraining(0, 1, 0, trainer))
+
+
+def test_folder_that_cannot_be_made_is_an_error_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    evaluate = Evaluate(linear_reader(), best_path=tmp_path / "file")
+    with pytest.raises(FileExistsError, match=r"Evaluate got best_path='.*/file', expected a fol"):
+        linear_trainer().train(linear_reader(), evaluate)
+
+
+def test_question_before_training_is_refused():
+    with pytest.raises(RuntimeError, match=r"Evaluate got called without an event before training"):
+        Evaluate(linear_reader())()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"every_steps": 0}, "every_steps got 0, expected a positive integer or None"),
+        ({"every_epochs": 1.5}, "every_epochs got 1.5, expected a positive integer or None"),
+        ({"mode": "best"}, "Evaluate got mode='best', expected 'min' or 'max'. It says whether"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, text):
+    with pytest.raises(ValueError, match=text.replace(".", r"\.")):
+        Evaluate(linear_reader(), **arguments)

@@ -1,0 +1,220 @@
+"""Plot: what it draws, how rarely, and that it goes on after a resume."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import cv2
+import pytest
+
+from penstock.events import BeginTraining, EndTraining
+from penstock.handlers import Evaluate, Plot, _figure, plot
+from tests.handlers.driving import Clock, Source, drive, linear_trainer
+from tests.networks import linear_reader
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Collect what is drawn, which is drawn all the same."""
+    panels = []
+
+    def draw(path, what):
+        panels.append(copy.deepcopy(what))
+        _figure.draw(path, what)
+
+    monkeypatch.setattr(plot, "draw", draw)
+    return panels
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(plot, "time", clock)
+    return clock
+
+
+def lines_of(panels):
+    """Return the points of each line by its label."""
+    lines = [line for panel in panels for line in panel.lines]
+    return {line.label: list(zip(line.x, line.y, strict=True)) for line in lines}
+
+
+def test_curves_of_train_and_test_are_drawn_by_steps_done(tmp_path, drawn):
+    tested = iter([0.5, 0.25])
+    source = Source(lambda step: (1.0 / (1 + step), float(step)))
+    names = ("cost", "accuracy")
+    handler = Plot(tmp_path / "a.png", every_steps=3, names=names, test=lambda: (next(tested), 9.0))
+    drive(handler, num_epochs=2, num_steps=4, source=source)
+    lines = lines_of(drawn[-1])
+    assert lines["train cost"] == [(3, 1 / 3), (6, 1 / 6)]
+    assert lines["test cost"] == [(4, 0.5), (8, 0.25)]
+    assert lines["train accuracy"] == [(3, 2.0), (6, 5.0)]
+    assert [panel.title for panel in drawn[-1]] == ["cost", "accuracy"]
+
+
+def test_steps_off_the_interval_are_not_read_and_others_late(tmp_path):
+    source = drive(Plot(tmp_path / "a.png", every_steps=4), num_steps=10)
+    assert source.steps == [3, 7]
+    assert all(source.late)
+
+
+def test_results_of_an_evaluate_are_drawn_when_it_tests(tmp_path, drawn):
+    evaluate = Evaluate(linear_reader(), every_steps=2, every_epochs=None, file=sys.stderr)
+    handlers = [Plot(tmp_path / "a.png", test=evaluate), evaluate]
+    linear_trainer().train(linear_reader(), handlers, num_epochs=2)
+    expected = [(step, metrics["loss"]) for step, metrics in evaluate.results]
+    assert lines_of(drawn[-1])["test loss"] == expected
+    assert [step for step, _ in expected] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".PNG"])
+def test_picture_has_the_format_of_its_name(tmp_path, suffix):
+    path = tmp_path / "deeper" / f"curves{suffix}"
+    drive(Plot(path, every_steps=1))
+    if suffix == ".svg":
+        assert "<svg" in path.read_text()
+    else:
+        assert cv2.imread(str(path)).shape[2] == 3
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_picture_is_drawn_every_five_seconds_at_most_and_at_the_end(tmp_path, drawn, clock):
+    def on_step(step):
+        clock.now += 1
+
+    drive(Plot(tmp_path / "a.png", every_steps=1), num_steps=18, on_step=on_step)
+    assert [len(panels[0].lines[0].x) for panels in drawn] == [4, 9, 14, 18]
+
+
+def test_drawing_that_takes_long_is_done_rarely(tmp_path, drawn, clock, monkeypatch):
+    def draw(path, panels):
+        drawn.append(panels)
+        clock.now += 1  # a second: with at most 2 % of the time, each 50 s
+
+    monkeypatch.setattr(plot, "draw", draw)
+
+    def on_step(step):
+        clock.now += 1
+
+    drive(Plot(tmp_path / "a.png", every_steps=1), num_steps=110, on_step=on_step)
+    assert len(drawn) == 4  # after 5, 56 and 107 s, and at the end
+
+
+def test_resumed_run_has_the_points_of_an_uninterrupted_one(tmp_path, drawn):
+    source = Source(lambda step: float(step))
+    drive(Plot(tmp_path / "a.png", every_steps=2, test=lambda: 7.0), num_epochs=3, source=source)
+    states = []
+    killed = Plot(tmp_path / "b.png", every_steps=2, test=lambda: 7.0)
+
+    def on_step(step):
+        if step == 12:
+            states.append(json.loads(json.dumps(killed.get_state())))
+        if step == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(killed, num_epochs=3, source=source, on_step=on_step)
+    resumed = Plot(tmp_path / "b.png", every_steps=2, test=lambda: 7.0)
+    resumed.set_state(states[0])
+    drive(resumed, num_epochs=3, first=12, source=source)
+    assert lines_of(drawn[-1]) == lines_of(drawn[0])
+
+
+def test_points_of_steps_that_are_made_again_are_dropped(tmp_path, drawn):
+    handler = Plot(tmp_path / "a.png", every_steps=1)
+    drive(handler, num_epochs=2, source=Source(1.0))
+    drive(handler, num_epochs=2, first=8, source=Source(2.0))
+    points = lines_of(drawn[-1])["train loss"]
+    assert points == [(step, 1.0 if step <= 8 else 2.0) for step in range(1, 17)]
+
+
+def test_trainer_keeps_the_curves_in_its_checkpoints(tmp_path, drawn):
+    for num_epochs in (2, 2):
+        trainer = linear_trainer(checkpoint=tmp_path / "checkpoints")
+        trainer.train(linear_reader(), Plot(tmp_path / "a.png", every_steps=1), num_epochs)
+    assert lines_of(drawn[-1]) == lines_of(drawn[0])
+    assert len(lines_of(drawn[-1])["train loss"]) == 6
+
+
+def test_run_without_a_point_leaves_no_picture(tmp_path):
+    handler = Plot(tmp_path / "a.png")
+    handler(BeginTraining(0, 1, 0))
+    handler(EndTraining("stopped"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_picture_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(
+    tmp_path, clock, caplog
+):
+    (tmp_path / "file").write_text("")
+
+    def on_step(step):
+        clock.now += 10
+
+    handler = Plot(tmp_path / "file" / "a.png", every_steps=1)
+    with pytest.raises(OSError, match="file"):
+        drive(handler, num_steps=5, on_step=on_step)
+    assert len([r for r in caplog.records if "training goes on" in r.getMessage()]) == 1
+
+
+def test_error_that_ended_training_is_not_replaced(tmp_path):
+    (tmp_path / "file").write_text("")
+    handler = Plot(tmp_path / "file" / "a.png", every_steps=1)
+    drive(handler, end=EndTraining("failed", ValueError("the first"), 8))
+
+
+def test_name_of_another_format_is_refused():
+    text = r"Plot got 'a.jpg', expected a name that ends in .png, .svg, .pdf. The suffix decides"
+    with pytest.raises(ValueError, match=text):
+        Plot("a.jpg")
+
+
+def test_plot_without_matplotlib_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = r'Plot got no matplotlib, expected .* Run pip install "penstock\[plot\]"'
+    with pytest.raises(ModuleNotFoundError, match=text):
+        Plot()
+
+
+def test_user_s_own_plots_are_left_alone(tmp_path):
+    code = (
+        "import sys; from tests.handlers.driving import drive; from penstock.handlers import Plot\n"
+        f"drive(Plot({str(tmp_path / 'a.png')!r}, every_steps=1))\n"
+        "print('matplotlib.figure' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
+def axes_of(**options):
+    points = options.pop("num_points", 5)
+    line = _figure.Line(label="a", x=range(1, points + 1), y=range(1, points + 1), **options)
+    return _figure.figure_of([_figure.Panel(title="loss", lines=[line])]).axes[0]
+
+
+def test_many_points_are_smoothed_over_the_faint_line_and_few_are_not():
+    faint, smooth = axes_of(num_points=100).get_lines()
+    assert faint.get_alpha() < 1
+    assert smooth.get_label() == "a"
+    assert len(axes_of(num_points=5).get_lines()) == 1
+    assert len(axes_of(num_points=100, has_markers=True).get_lines()) == 1
+
+
+def test_axes_have_title_label_and_legend():
+    axes = axes_of()
+    assert (axes.get_title(), axes.get_xlabel()) == ("loss", "step")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a"]
+
+
+@pytest.mark.parametrize(("values", "scale"), [([1.0, 0.1], "log"), ([-1.0, 0.0], "linear")])
+def test_logarithmic_scale_is_left_out_where_nothing_is_positive(values, scale):
+    line = _figure.Line(label="a", x=[1, 2], y=values)
+    panel = _figure.Panel(title="loss", lines=[line], is_y_log=True)
+    assert _figure.figure_of([panel]).axes[0].get_yscale() == scale
+
+
+def test_many_panels_fill_rows_of_three():
+    panels = [_figure.Panel(title=str(number), lines=[]) for number in range(7)]
+    figure = _figure.figure_of(panels)
+    assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (3, 3)

@@ -1,0 +1,233 @@
+"""TensorBoard: what its own readers find in the files, before and after a resume."""
+
+import errno
+import io
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
+from penstock.handlers import Evaluate, TensorBoard, _event_file, _speed
+from tests.handlers.driving import Clock, Source, drive, linear_trainer
+from tests.networks import linear_reader
+
+
+def loaded(folder):
+    """Return what TensorBoard reads in a run's folder, all of it."""
+    everything = {"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
+    found = EventAccumulator(str(folder), size_guidance=everything)
+    found.Reload()
+    return found
+
+
+def points(folder, tag):
+    """Return steps and values of a curve."""
+    return [(event.step, event.value) for event in loaded(folder).Scalars(tag)]
+
+
+def tensors(folder, tag):
+    """Return steps and arrays of what is no curve."""
+    found = loaded(folder).Tensors(tag)
+    return [(event.step, tensor_util.make_ndarray(event.tensor_proto)) for event in found]
+
+
+def test_steps_epochs_and_tests_are_curves_by_steps_done(tmp_path):
+    tested = iter([0.5, 0.25])
+    source = Source(lambda step: {"loss": float(step), "a b": 1.0})
+    board = TensorBoard(tmp_path, every_steps=3, test=lambda: {"loss": next(tested)})
+    drive(board, num_epochs=2, num_steps=4, source=source)
+    assert points(tmp_path / "train", "train/loss") == [(3, 2.0), (6, 5.0)]
+    assert points(tmp_path / "train", "train/a b") == [(3, 1.0), (6, 1.0)]
+    assert points(tmp_path / "train", "epoch/loss") == [(4, 3.0), (8, 7.0)]
+    assert points(tmp_path / "test", "epoch/loss") == [(4, 0.5), (8, 0.25)]
+
+
+def test_steps_off_the_interval_are_not_read_and_others_late(tmp_path):
+    source = drive(TensorBoard(tmp_path, every_steps=4), num_steps=10)
+    assert source.steps == [3, 7]
+    assert all(source.late)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["train"]
+
+
+def test_resumed_run_goes_on_with_its_curves_without_overlap(tmp_path):
+    def on_step(step):
+        if step == 21:
+            raise KeyboardInterrupt
+
+    test = {"test": lambda: 0.0, "every_steps": 2}
+    killed = TensorBoard(tmp_path, **test)
+    with pytest.raises(KeyboardInterrupt):
+        drive(killed, num_epochs=4, source=Source(1.0), on_step=on_step)
+    killed._close()  # as the system does
+    drive(TensorBoard(tmp_path, **test), num_epochs=4, first=13, source=Source(2.0))
+    drive(TensorBoard(tmp_path, **test), num_epochs=5, first=32, source=Source(3.0))
+    curve = points(tmp_path / "train", "train/loss")
+    assert [step for step, _ in curve] == list(range(2, 41, 2))
+    assert [value for _, value in curve] == 6 * [1.0] + 10 * [2.0] + 4 * [3.0]
+    assert [step for step, _ in points(tmp_path / "train", "epoch/loss")] == [8, 16, 24, 32, 40]
+    assert [step for step, _ in points(tmp_path / "test", "epoch/loss")] == [8, 16, 24, 32, 40]
+
+
+def test_results_of_an_evaluate_are_curves_where_it_tests(tmp_path):
+    evaluate = Evaluate(linear_reader(), every_steps=2, every_epochs=None, file=io.StringIO())
+    linear_trainer().train(linear_reader(), [evaluate, TensorBoard(tmp_path, test=evaluate)], 2)
+    expected = [(step, pytest.approx(metrics["loss"])) for step, metrics in evaluate.results]
+    assert points(tmp_path / "test", "epoch/loss") == expected
+    assert [step for step, _ in expected] == [2, 4, 6]
+
+
+def test_parameter_table_is_text(tmp_path):
+    trainer = linear_trainer()
+    trainer.train(linear_reader(), TensorBoard(tmp_path))
+    ((step, text),) = tensors(tmp_path / "train", "parameter_table")
+    assert step == 0
+    assert "| fc_0/w | [4, 1] | float32 | 4 |  |" in text.item().decode()
+    assert trainer.builder.summary().splitlines()[-1] in text.item().decode()
+
+
+def test_histograms_are_of_the_parameters_at_the_end_of_an_epoch(tmp_path):
+    trainer = linear_trainer()
+    board = TensorBoard(tmp_path, histograms_every_epochs=2)
+    trainer.train(linear_reader(), board, num_epochs=5)
+    assert [step for step, _ in tensors(tmp_path / "train", "parameters/fc_0/b")] == [6, 12]
+    trainer = linear_trainer()
+    trainer.train(linear_reader(), num_epochs=4)
+    _, buckets = tensors(tmp_path / "train", "parameters/fc_0/w")[-1]
+    weights = trainer.parameters["fc_0/w"].ravel()
+    assert buckets.shape == (30, 3)
+    assert (buckets[0, 0], buckets[-1, 1]) == pytest.approx((weights.min(), weights.max()))
+    for left, right, count in buckets[:-1]:
+        assert count == np.sum((weights >= left) & (weights < right))
+
+
+@pytest.mark.parametrize("values", [[], [2.0, 2.0], [1.0, np.nan, np.inf]])
+def test_histogram_of_odd_values_holds_the_finite_ones(values):
+    value = _event_file.histogram("a", np.array(values))
+    counts = tensor_util.make_ndarray(value.tensor)[:, 2]
+    assert counts.sum() == np.isfinite(values).sum()
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 1), (4, 6, 3), (4, 6, 4)])
+@pytest.mark.parametrize("kind", ["one", "list", "array"])
+def test_images_are_png_with_their_colours(tmp_path, shape, kind):
+    random = np.random.default_rng(0)
+    many = random.integers(0, 256, size=(2, *shape), dtype=np.uint8)
+    given = {"one": many[0], "list": list(many), "array": many}[kind]
+    drive(TensorBoard(tmp_path, images=lambda: {"digits": given}))
+    ((step, found),) = tensors(tmp_path / "train", "images/digits")
+    assert (step, list(found[:2])) == (8, [b"6", b"4"])
+    assert len(found) == (3 if kind == "one" else 4)
+    for data, image in zip(found[2:], many, strict=False):
+        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        decoded = decoded.reshape(shape)
+        order = [0] if shape[2] == 1 else [2, 1, 0, 3][: shape[2]]
+        np.testing.assert_array_equal(decoded[:, :, order], image)
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "text"),
+    [
+        (np.zeros([4, 4, 3]), TypeError, "the image 'images/a' got dtype float64, expected uint8"),
+        (np.zeros([4, 4], "u1"), ValueError, r"got shape \[4, 4\], expected \[H, W, C\]"),
+        (np.zeros([4, 4, 2], "u1"), ValueError, r"got shape \[4, 4, 2\], expected \[H, W, C\]"),
+    ],
+)
+def test_image_of_another_type_or_shape_is_refused(image, error, text):
+    with pytest.raises(error, match=text):
+        _event_file.images("images/a", image)
+
+
+def test_speed_leaves_out_compiling_and_what_is_between_epochs(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(_speed, "time", clock)
+    board = TensorBoard(tmp_path, every_steps=2)
+    board(BeginTraining(0, 2, 0))
+    for epoch in range(2):
+        board(BeginEpoch(epoch, 4 * epoch))
+        for step in range(4):
+            board(BeginStep(epoch, step, 4 * epoch + step))
+            clock.now += 60 if epoch == step == 0 else 2
+            board(EndStep(epoch, step, 4 * epoch + step, 10, lambda: 1.0))
+        board(EndEpoch(epoch, 4 * epoch + 4, data_wait=0.25))
+        clock.now += 1000
+    board(EndTraining("completed"))
+    speeds = points(tmp_path / "train", "speed/examples_per_sec")
+    # Readings come a step late: the window is of the time until then, of the steps before.
+    assert [step for step, _ in speeds] == [2, 4, 6, 8]
+    assert all(2.5 <= speed <= 10 for _, speed in speeds)
+    assert points(tmp_path / "train", "speed/data_wait") == [(4, 0.25), (8, 0.25)]
+
+
+def test_points_are_on_the_disk_before_training_ends(tmp_path):
+    board = TensorBoard(tmp_path, every_steps=1)
+    board(BeginTraining(0, 1, 0))
+    for step in range(2):
+        board(BeginStep(0, step, step))
+        board(EndStep(0, step, step, 1, lambda: 2.0))
+    assert points(tmp_path / "train", "train/loss") == [(1, 2.0)]
+    board(EndTraining("stopped"))
+
+
+class FullDisk(io.FileIO):
+    """A file that has room for so many bytes more, and writes what fits."""
+
+    room = 10_000
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = super().write(data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_full_disk_leaves_a_gap_and_a_warning_and_is_an_error_at_the_end(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(_event_file, "FileIO", FullDisk)
+    board = TensorBoard(tmp_path, every_steps=1)
+
+    def on_step(step):
+        file = board._files["train"]._file
+        file.room = {3: 20, 4: 0, 5: 10_000}.get(step, file.room)
+
+    with pytest.raises(OSError, match=r"expected one that can be written \(No space left"):
+        drive(board, on_step=on_step)
+    assert len([r for r in caplog.records if "Its curves have gaps" in r.getMessage()]) == 1
+    steps = [step for step, _ in points(tmp_path / "train", "train/loss")]
+    assert steps == [1, 2, 5, 6, 7, 8]
+
+
+def test_folder_that_cannot_be_made_is_an_error_at_the_beginning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        TensorBoard(tmp_path / "file")(BeginTraining(0, 1, 0))
+
+
+def test_tensorboard_that_is_not_installed_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    text = r'TensorBoard got no tensorboard, expected .* Run pip install "penstock\[tensorboard\]"'
+    with pytest.raises(ModuleNotFoundError, match=text):
+        TensorBoard("runs")
+
+
+def test_histograms_every_no_epochs_are_refused():
+    with pytest.raises(ValueError, match="histograms_every_epochs got 0, expected a positive"):
+        TensorBoard("runs", histograms_every_epochs=0)
+
+
+def test_writing_never_imports_tensorflow_or_its_stand_in(tmp_path):
+    code = (
+        "import sys; from tests.handlers.driving import drive\n"
+        "from penstock.handlers import TensorBoard\n"
+        f"drive(TensorBoard({str(tmp_path)!r}, every_steps=1))\n"
+        "print(any(name in sys.modules for name in"
+        " ('tensorflow', 'tensorboard.compat.tensorflow_stub')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr

@@ -1,0 +1,139 @@
+"""All these handlers in one list: what each must keep to whatever it does."""
+
+import io
+import json
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock._errors import NonFiniteError
+from penstock.events import BeginTraining, EndEpoch, EndStep, EndTraining
+from penstock.handlers import (
+    CSVLog,
+    EarlyStopping,
+    Evaluate,
+    JSONLog,
+    Log,
+    ReduceOnPlateau,
+    StopAt,
+    Summary,
+)
+from tests.handlers.driving import drive, driven_trainer, linear_trainer
+from tests.networks import assert_same_bits, linear_data, linear_program, linear_reader
+
+STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "ReduceOnPlateau")
+
+
+def all_handlers(folder, every_steps=4):
+    """Return one of each handler, by name."""
+    evaluate = Evaluate(linear_reader(), every_steps=every_steps, file=io.StringIO())
+    handlers = [
+        Summary(file=io.StringIO()),
+        Log(every_steps, file=io.StringIO()),
+        CSVLog(folder / "log.csv", every_steps=every_steps, test=evaluate),
+        JSONLog(folder / "log.jsonl", every_steps=every_steps, test=evaluate),
+        evaluate,
+        EarlyStopping(patience=99, test=evaluate),
+        ReduceOnPlateau(patience=99, test=evaluate),
+        StopAt(step=10**9, seconds=1e9),
+    ]
+    return {type(handler).__name__: handler for handler in handlers}
+
+
+STATELESS = ("Log", "StopAt", "Summary")
+NAMES = pytest.mark.parametrize("name", [*STATEFUL, *STATELESS])
+
+
+def test_all_together_read_no_step_between_intervals(tmp_path):
+    handlers = list(all_handlers(tmp_path).values())
+    source = drive(handlers, num_epochs=2, num_steps=10, trainer=driven_trainer())
+    assert source.steps == [3, 7, 11, 15, 19]
+    assert source.late == [True, True, True, True, False]
+    assert source.epochs == [0, 1]
+
+
+def test_all_together_do_not_change_what_is_trained(tmp_path):
+    with_all, alone = linear_trainer(seed=3), linear_trainer(seed=3)
+    handlers = list(all_handlers(tmp_path, every_steps=1).values())
+    with_all.train(linear_reader(), handlers, num_epochs=3)
+    alone.train(linear_reader(), num_epochs=3)
+    assert_same_bits(dict(with_all.parameters), dict(alone.parameters))
+
+
+def test_all_together_follow_several_objectives_and_several_steps_a_launch(tmp_path):
+    @ps.layers.scope("other")
+    def other_program():
+        return linear_program()
+
+    objectives = {
+        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
+        "two": ps.Objective(other_program, optax.sgd(0.1), updates="other"),
+    }
+    trainer = ps.Trainer(objectives, place="cpu", steps_per_call=2)
+    file = io.StringIO()
+    evaluate = Evaluate(linear_reader(), monitor="two", file=io.StringIO())
+    handlers = [
+        evaluate,
+        Log(2, file=file),
+        CSVLog(tmp_path / "log.csv", every_steps=2),
+        JSONLog(tmp_path / "log.jsonl", every_steps=2),
+        EarlyStopping("one", test=evaluate),
+        ReduceOnPlateau("two"),
+    ]
+    trainer.train(linear_reader(), handlers, num_epochs=2)
+    assert "] one = " in file.getvalue()
+    header = (tmp_path / "log.csv").read_text().splitlines()[0]
+    assert header.endswith(",examples,one,two")
+    assert set(evaluate.results[0][1]) == {"one", "two"}
+
+
+def test_all_together_leave_the_error_that_ends_training_and_write_what_was_before(tmp_path):
+    data = linear_data(10)
+    data["x"][5] = np.nan  # in the second batch
+    handlers = all_handlers(tmp_path, every_steps=1)
+    with pytest.raises(NonFiniteError):
+        linear_trainer().train(ps.readers.arrays(data, 4), list(handlers.values()), num_epochs=2)
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert sum(row.startswith("step,0,0,0,") for row in rows) == 1
+    assert any(row.endswith(",nan") for row in rows)
+
+
+@NAMES
+def test_handler_that_never_saw_training_begin_says_nothing_at_its_end(name, tmp_path):
+    handler = all_handlers(tmp_path)[name]
+    handler(EndTraining("failed", RuntimeError("another handler failed first")))
+
+
+@NAMES
+def test_handler_serves_one_training_after_another(name, tmp_path):
+    handlers = all_handlers(tmp_path)
+    for _ in range(2):
+        drive([handlers["Evaluate"], handlers[name]], num_epochs=2, trainer=driven_trainer())
+
+
+@pytest.mark.parametrize("name", STATELESS)
+def test_handler_that_does_not_count_has_no_state(name, tmp_path):
+    handler = all_handlers(tmp_path)[name]
+    assert not hasattr(handler, "get_state")
+    assert not hasattr(handler, "set_state")
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_state_at_any_event_goes_through_json_and_back(name, tmp_path):
+    handlers = all_handlers(tmp_path)
+    states = []
+
+    def keep(event):
+        if isinstance(event, BeginTraining | EndStep | EndEpoch | EndTraining):
+            states.append(handlers[name].get_state())
+
+    drive([handlers["Evaluate"], handlers[name], keep], num_epochs=2, trainer=driven_trainer())
+    assert len(states) == 20
+    for state in states:
+        as_json = json.loads(json.dumps(state, allow_nan=False))
+        assert as_json == state
+        other = all_handlers(tmp_path)[name]
+        other.set_state(as_json)
+        assert other.get_state() == state

@@ -1,0 +1,133 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.readers.convert.file_set import find_stale, made_together, must_make
+from penstock.readers.ofrecord_files import find_parts
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from penstock.readers.convert.file_set import made_together
+
+targets = [Path(sys.argv[1], f"part-{number}") for number in range(3)]
+with made_together(targets) as paths:
+    paths[0].write_bytes(b"whole")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def parts(folder: Path, num_parts: int) -> list[Path]:
+    return [folder / f"part-{number}" for number in range(num_parts)]
+
+
+def make(targets: list[Path], before_the_end: Callable[[], None] = lambda: None) -> None:
+    with made_together(targets) as paths:
+        for path in paths:
+            path.write_bytes(b"new")
+        before_the_end()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_appear_together_at_the_end(tmp_path: Path):
+    folder = tmp_path / "new"
+
+    def look() -> None:
+        assert [path.name[:12] for path in folder.iterdir()] == [".converting."]
+
+    make(parts(folder, 2), look)
+    assert contents(folder) == {"part-0": b"new", "part-1": b"new"}
+    assert not must_make(parts(folder, 2), force=False)
+
+
+def test_files_of_several_folders_appear_together(tmp_path: Path):
+    targets = [tmp_path / "a" / "x", tmp_path / "b" / "x"]
+    with made_together(targets) as paths:
+        for number, path in enumerate(paths):
+            path.write_bytes(bytes([number]))
+    assert [path.read_bytes() for path in targets] == [b"\0", b"\1"]
+
+
+def test_exception_removes_what_was_written_and_keeps_what_was_there(tmp_path: Path):
+    (tmp_path / "part-1").write_bytes(b"old")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(parts(tmp_path, 1), stop)
+    assert contents(tmp_path) == {"part-1": b"old"}
+
+
+def test_process_that_is_killed_leaves_no_file_of_the_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    assert subprocess.run([sys.executable, "-c", KILLED, tmp_path]).returncode == -9
+    (left,) = tmp_path.iterdir()
+    with pytest.raises(FileNotFoundError):
+        find_parts(tmp_path)
+    make(parts(tmp_path, 3))
+    assert len(find_parts(tmp_path)) == 3
+    assert caplog.messages == [
+        f"'{left}' belongs to another conversion. If that was killed and runs no more, remove it."
+    ]
+
+
+@pytest.mark.parametrize("num_placed", range(4))
+def test_set_that_is_put_in_place_in_part_is_not_taken_for_a_whole_one(
+    num_placed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for path in parts(tmp_path, 6):
+        path.write_bytes(b"old")
+    replace, placed = Path.replace, []
+
+    def stop(path: Path, target: Path) -> Path:
+        if len(placed) == num_placed:
+            raise KeyboardInterrupt
+        placed.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        make(parts(tmp_path, 4))
+    assert sorted(contents(tmp_path).items()) == sorted((path.name, b"new") for path in placed)
+    assert must_make(parts(tmp_path, 4), force=False)
+    with pytest.raises(FileNotFoundError):
+        find_parts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "stale", "other"),
+    [
+        (
+            "pets_train_00000-of-00001.tfrecord",
+            ["pets_train_00000-of-00005.tfrecord", "pets_train_00004-of-00005.tfrecord"],
+            # The last is another process's share of the same set.
+            [
+                "cats_train_00000-of-00005.tfrecord",
+                "pets_train_00000-of-00005.txt",
+                "pets_train_00003-of-00001.tfrecord",
+            ],
+        ),
+        ("train-00000-of-01024", ["train-00000-of-00002"], ["train-00000-of-00002.index"]),
+        ("mnist_train.tfrecord", [], ["mnist_train.tfrecord.old", "part-0"]),
+    ],
+)
+def test_stale_files_are_those_of_the_same_name_and_another_number(
+    target: str, stale: list[str], other: list[str], tmp_path: Path
+):
+    for name in (target, *stale, *other):
+        (tmp_path / name).touch()
+        (tmp_path / f".{name}.penstock-index").touch()
+    assert [path.name for path in find_stale([tmp_path / target])] == stale
+    with made_together([tmp_path / target]) as (path,):
+        path.touch()
+    left = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert left == {target, *other}
+    assert {path.name for path in tmp_path.glob(".*")} == {f".{n}.penstock-index" for n in other}
