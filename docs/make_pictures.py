@@ -6,6 +6,7 @@ left as it is without.
 """
 
 import io
+import os
 import re
 import shutil
 import socket
@@ -28,6 +29,7 @@ from penstock.handlers import Evaluate, LearningRateFinder, Plot, Progress, Tens
 PICTURES = Path(__file__).parent / "pictures"
 NAMES = ("loss", "accuracy")
 NUM_EPOCHS = 8
+NUM_COLUMNS = 100
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -40,15 +42,17 @@ class Terminal(io.StringIO):
 
 
 class Snapshot:
-    """Take a picture of a `Progress` on a terminal, in the middle of the last epoch."""
+    """Take a picture of a `Progress` on a terminal, in the middle of a late epoch."""
 
     def __init__(self, progress: Progress, terminal: Terminal) -> None:
         self._progress, self._terminal = progress, terminal
 
     def __call__(self, event: Any) -> None:
         """Take it when it is time."""
-        if isinstance(event, ps.EndStep) and (event.epoch, event.step) == (NUM_EPOCHS - 1, 14):
-            console = Console(record=True, width=110, file=io.StringIO())
+        if isinstance(event, ps.EndStep) and event.epoch >= NUM_EPOCHS - 3:
+            time.sleep(0.02)  # the line is refreshed four times a second: an epoch is too short
+        if isinstance(event, ps.EndStep) and (event.epoch, event.step) == (NUM_EPOCHS - 3, 20):
+            console = Console(record=True, width=NUM_COLUMNS, file=io.StringIO())
             line = r"epoch \d/\d  loss [^\n]*\(test[^\n]*"
             for each in re.findall(line, self._terminal.getvalue()):
                 console.print(each, highlight=False)
@@ -60,6 +64,7 @@ class Snapshot:
 def main() -> None:
     """Train, and make the pictures."""
     PICTURES.mkdir(exist_ok=True)
+    os.environ |= {"TERM": "xterm", "COLUMNS": str(NUM_COLUMNS)}
     train_reader = readers.dataset("digits", "train", 64, shuffle=True)
     test_reader = readers.dataset("digits", "test", 64)
     finder = LearningRateFinder(
@@ -111,10 +116,10 @@ def photograph_tensorboard(logs: Path) -> None:
                 pass
             time.sleep(0.2)
         picture = f"--screenshot={PICTURES / 'tensorboard.png'}"
-        size = ["--window-size=1200,760", "--virtual-time-budget=20000", "--hide-scrollbars"]
+        size = ["--window-size=1200,700", "--virtual-time-budget=20000", "--hide-scrollbars"]
         headless = [browser, "--headless", "--no-sandbox", "--disable-gpu"]
         subprocess.run(
-            [*headless, picture, *size, f"{address}/#timeseries"],
+            [*headless, picture, *size, f"{address}/#scalars"],
             check=True,
             stderr=subprocess.DEVNULL,
         )

@@ -45,20 +45,26 @@ class InFlight:
     Arguments:
       check: called with a flag on the host and the range of global steps, first and last, that it
         stands for.
+      deepen: called after a launch with its flag, if that will be read; returns what to read in its
+        place, an array on the devices that says more.
     """
 
     def __init__(
-        self, mesh: Mesh, check: Callable[[np.ndarray, int, int], Any], first_step: int
+        self,
+        mesh: Mesh,
+        check: Callable[[np.ndarray, int, int], Any],
+        first_step: int,
+        deepen: Callable[[jax.Array], jax.Array] = lambda flag: flag,
     ) -> None:
         self._limit = max_in_flight(mesh)
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self._stride = min(STRIDE if is_cpu else STRIDE_ON_ACCELERATOR, self._limit + 1)
-        self._check_flag = check
+        self._check_flag, self._deepen = check, deepen
         self._first_step = first_step
         self._queue: deque[tuple[Any, int, int, bool]] = deque()
         self._num_queued = 0  # launches that the flags in the queue stand for
         self._num_pushed = 0  # launches since the last of them
-        self._num_unread = 0  # launches since the last flag that was read
+        self._num_unread = 0  # launches since the last flag that is read
         self._newest: tuple[Any, int] | None = None
 
     def push(self, flag: jax.Array, end_step: int) -> None:
@@ -69,7 +75,7 @@ class InFlight:
         self._newest = (flag, end_step)
         self._num_pushed += 1
         if self._num_pushed >= self._stride:
-            self._keep(is_read=False)
+            self._keep(is_read=self._num_unread + self._num_pushed >= CHECK_EVERY)
 
     def end_epoch(self) -> None:
         """Have the flag of the newest launch read when it arrives: the next one starts anew."""
@@ -95,8 +101,12 @@ class InFlight:
     def _keep(self, *, is_read: bool) -> None:
         if self._newest is None:
             return
-        self._queue.append((*self._newest, self._num_pushed, is_read))
+        flag, end_step = self._newest
+        if is_read:
+            flag = self._deepen(flag)
+        self._queue.append((flag, end_step, self._num_pushed, is_read))
         self._num_queued += self._num_pushed
+        self._num_unread = 0 if is_read else self._num_unread + self._num_pushed
         self._num_pushed = 0
         while self._num_queued > self._limit:
             self._arrive(is_waiting=True)
@@ -104,16 +114,11 @@ class InFlight:
     def _arrive(self, *, is_waiting: bool) -> None:
         flag, end_step, num_launches, is_read = self._queue.popleft()
         self._num_queued -= num_launches
-        self._num_unread += num_launches
         if is_waiting and not flag.is_ready():
             flag.block_until_ready()
-        if is_read or (is_waiting and self._num_unread >= CHECK_EVERY):
-            self._check(flag, end_step)
-
-    def _check(self, flag: jax.Array, end_step: int) -> None:
-        self._num_unread = 0
-        first, self._first_step = self._first_step, end_step
-        self._check_flag(jax.device_get(flag), first, end_step - 1)
+        if is_read:
+            first, self._first_step = self._first_step, end_step
+            self._check_flag(jax.device_get(flag), first, end_step - 1)
 
 
 def look_ahead(items: Iterable[T], depth: int) -> Iterator[T]:

@@ -54,11 +54,11 @@ class Parameters(MutableMapping[str, np.ndarray]):
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""
         self.update({name: value})
 
-    def update(self, other: Any = (), /, **more: Any) -> None:
+    def update(self, other: Any = (), /) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Replace several entries at once, all or none: one copy to the devices for all of them."""
         replaced = {}
         entries = flatten(self._get())
-        for name, value in dict(other, **more).items():
+        for name, value in dict(other).items():
             key = self._locate(name)
             old, new = entries[key], np.asarray(value)
             if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):

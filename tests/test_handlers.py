@@ -13,7 +13,7 @@ from penstock import layers, readers
 from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers import Progress, _pace, progress
 
-HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+HIDE_CURSOR, SHOW_CURSOR, CURSOR_UP = "\x1b[?25l", "\x1b[?25h", "\x1b[1A"
 
 
 class Terminal(io.StringIO):
@@ -48,7 +48,17 @@ def terminal(monkeypatch):
     return Terminal()
 
 
-def run_epochs(progress, clock, *, num_epochs, num_steps, step_secs, read=None, length=True):
+def run_epochs(
+    progress,
+    clock,
+    *,
+    num_epochs,
+    num_steps,
+    step_secs,
+    read=None,
+    length=True,
+    data_wait=None,
+):
     """Send the events of a run; each step takes `step_secs` and has 10 examples."""
     progress(BeginTraining(epoch=0, num_epochs=num_epochs, global_step=0))
     numbers = itertools.count()
@@ -58,7 +68,8 @@ def run_epochs(progress, clock, *, num_epochs, num_steps, step_secs, read=None, 
             progress(BeginStep(epoch, step, next(numbers)))
             clock.now += step_secs
             progress(EndStep(epoch, step, 0, 10, read))
-        progress(EndEpoch(epoch, 0, num_steps, 10 * num_steps, lambda: (0.5, 0.25)))
+        means = lambda: (0.5, 0.25)  # noqa: E731
+        progress(EndEpoch(epoch, 0, num_steps, 10 * num_steps, means, data_wait))
     progress(EndTraining("completed"))
 
 
@@ -264,3 +275,29 @@ def test_steps_that_fetch_nothing_show_no_metrics(clock):
     file = io.StringIO()
     run_epochs(Progress(file=file), clock, num_epochs=1, num_steps=8, step_secs=1.0, read=None)
     assert file.getvalue().splitlines()[0] == "epoch 1/1  step 6/8  10 ex/s  0:02 left"
+
+
+@pytest.mark.parametrize(("data_wait", "is_shown"), [(0.123, True), (0.009, False), (None, False)])
+def test_data_wait_of_a_percent_is_shown_with_its_epoch_and_in_the_next(clock, data_wait, is_shown):
+    file = io.StringIO()
+    progress = Progress(file=file)
+    run_epochs(progress, clock, num_epochs=2, num_steps=8, step_secs=1.0, data_wait=data_wait)
+    lines = file.getvalue().splitlines()
+    assert ["12% data wait" in line for line in lines] == [False] + 4 * [is_shown]
+    assert any("data wait" in line for line in lines) == is_shown
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 30, 40, 60, 80, 100, 140])
+def test_live_line_is_never_wider_than_the_terminal(terminal, clock, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    run_epochs(
+        Progress(("loss", "accuracy"), file=terminal),
+        clock,
+        num_epochs=2,
+        num_steps=100,
+        step_secs=0.1,
+        read=lambda: (0.5, 0.25),
+        data_wait=0.1,
+    )
+    # More lines than one would be taken back by going up; at the end that is done for the one.
+    assert CURSOR_UP not in terminal.getvalue().partition(SHOW_CURSOR)[0]

@@ -83,8 +83,8 @@ class Pace:
 
     @property
     def wait(self) -> str:
-        """The share of its time that the last epoch waited for the reader."""
-        return "" if self.data_wait is None else f"  {self.data_wait:.0%} data wait"
+        """The share of its time that the last epoch waited for the reader, from 1 % on."""
+        return f"  {self.data_wait:.0%} data wait" if (self.data_wait or 0) >= 0.01 else ""
 
     def rates(self) -> list[str]:
         """Return speed, time left, data wait and memory as far as known, most important first.

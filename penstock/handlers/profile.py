@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Profile:
         self._num_done = self._num_traced = self._first_traced = 0
         self._is_tracing = self._is_done = False
         self._last: EndStep | None = None
+        self._mark = contextlib.ExitStack()
 
     def __call__(self, event: Any) -> None:
         """Take note of an event, and begin or end the trace where it is time."""
@@ -86,10 +88,15 @@ class Profile:
                 self._last.metrics  # noqa: B018  # reading waits for the steps before the window
                 self._last = None
             self._start()
+        if self._is_tracing and self._num_traced == self._num_done - self._first_traced:
+            # The launch's first step: TensorBoard takes step times from such marks.
+            mark = jax.profiler.StepTraceAnnotation("train", step_num=event.global_step)
+            self._mark.enter_context(mark)
         self._num_traced += self._is_tracing
 
     def _end_step(self, event: EndStep) -> None:
         self._num_done += 1
+        self._mark.close()
         if not self._is_tracing:
             self._last = None if self._is_done else event
         elif self._num_done >= self._first_traced + self._num_steps:
@@ -105,6 +112,7 @@ class Profile:
 
     def _stop(self) -> None:
         self._is_tracing, self._is_done = False, True
+        self._mark.close()
         jax.profiler.stop_trace()
         folder = max((self._directory / "plugins" / "profile").iterdir())
         operations = _trace.read_operations(folder)

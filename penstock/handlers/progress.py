@@ -19,10 +19,10 @@ class Progress:
     """Show how training goes: one live line on a terminal or in a notebook, plain lines elsewhere.
 
     The live line has epoch and step, the metrics, examples per second, the time left, the share of
-    its time that the last epoch waited for the reader, and the memory in use on the first device,
-    where the backend tells it. What does not fit in one line is left out, from the end. Each epoch
-    leaves a line with the means of its metrics. Where the output is neither terminal nor notebook,
-    an epoch prints that line and one more every five seconds.
+    its time that the last epoch waited for the reader (from 1 % on), and the memory in use on the
+    first device, where the backend tells it. What does not fit in one line is left out, from the
+    end. Each epoch leaves a line with the means of its metrics. Where the output is neither
+    terminal nor notebook, an epoch prints that line and one more every five seconds.
 
     Metrics are read four times a second at most, and from a step before the last launch: the
     device always has the next one to go on with.

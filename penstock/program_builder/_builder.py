@@ -240,17 +240,20 @@ class ProgramBuilder(Packing):
     def debug(
         self, leaves: list[jax.Array], placed: _feeding.Placed, rounds: tuple[str, ...]
     ) -> None:
-        """Run one round under `jax.debug_nans`, which looks for the operation that makes a nan.
+        """Run one round operation by operation, and raise at the first that makes a nan.
+
+        Where none does, it is run again for the first infinity.
 
         Raises:
-          FloatingPointError: there is one.
+          FloatingPointError: there is one; its traceback, or that of its cause where a gradient
+            made it, shows the line of the program function.
         """
-        steps = len(placed.counts)
         program = _derived.train_program(
-            self._network, rounds, steps, self._state_tree, is_donated=False
+            self._network, rounds, len(placed.counts), self._state_tree, is_donated=False
         )
-        with jax.debug_nans(True):
-            jax.block_until_ready(program(leaves, placed.feed, placed.weights))
+        for debugging in (jax.debug_nans, jax.debug_infs):
+            with debugging(True):
+                program.run_eagerly(leaves, placed.feed, placed.weights)
 
     def test_zeros(self, objective: str) -> _metrics.Accumulator:
         """Return the empty sums that `test_launch` starts from."""

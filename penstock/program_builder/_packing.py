@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from penstock.program_builder._objective import State
-from penstock.program_builder._programs import owned
+from penstock.program_builder._programs import compiled, owned
 
 
 class Packing:
@@ -22,7 +23,7 @@ class Packing:
     @functools.cached_property
     def _abstract_state(self) -> State:
         """The state without its values."""
-        root = jax.random.key_data(jax.random.key(0))
+        root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         return jax.eval_shape(self._initial_state, root)
 
     @functools.cached_property
@@ -59,3 +60,20 @@ class Packing:
         if self.mesh.size > 1 and self.mesh.devices.flat[0].platform == "cpu":
             jax.block_until_ready(copied)
         return copied
+
+    def with_health(self, leaves: Sequence[jax.Array], flag: jax.Array) -> jax.Array:
+        """Return a launch's flag and whether every variable after it is finite, `[2]`.
+
+        In the step this would read every parameter once more, where the flag costs nothing. Does
+        not wait.
+        """
+        return self._with_health(flag, self.unpack(leaves).variables)
+
+    @functools.cached_property
+    def _with_health(self) -> Callable[..., jax.Array]:
+        return compiled(_with_health, self.mesh)
+
+
+def _with_health(flag: jax.Array, variables: Any) -> jax.Array:
+    is_finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)]
+    return jnp.stack([flag, jnp.all(jnp.stack([jnp.bool_(True), *is_finite])).astype(flag.dtype)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -44,12 +45,13 @@ class Program:
         self._shapes: dict[str, Any] = {}
         self._function = function
         self._recompile_level = recompile_level
-        sharded = jax.shard_map(
-            self._traced, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        sharded = functools.partial(
+            jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
+        self._eager = sharded(function)
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
-            sharded,
+            sharded(self._traced),
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
@@ -65,6 +67,14 @@ class Program:
             return self.jitted(*args)
         with jax.transfer_guard_host_to_device("allow"):
             return self.jitted(*args)
+
+    def run_eagerly(self, *args: Any) -> Any:
+        """Run the function operation by operation, each compiled by itself and slow.
+
+        An exception of `jax.debug_nans` then shows the lines of an operation, and of a gradient the
+        lines of what it is the gradient of; both get lost on the way out of `jax.jit`.
+        """
+        return self._eager(*args)
 
     def _traced(self, *args: Any) -> Any:
         leaves = jax.tree_util.tree_leaves_with_path(args)
@@ -99,16 +109,20 @@ def _shardings(mesh: Mesh, specs: Any) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
 
-def compiled_call(function: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
-    """Compile and run `function` once; what it returns is replicated over the mesh.
+def compiled(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """Return `function` compiled at its first call; what it returns is replicated over the mesh.
 
     On CPU it is compiled with few optimisations: threefry, which initialisers draw from, takes
     0.3 s a parameter otherwise, and runs once.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     options: Any = {"xla_backend_optimization_level": 1} if is_cpu else None
-    sharding = _mesh.replicated(mesh)
-    return jax.jit(function, out_shardings=sharding, compiler_options=options)(*args)
+    return jax.jit(function, out_shardings=_mesh.replicated(mesh), compiler_options=options)
+
+
+def compiled_call(function: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
+    """Compile and run `function` once, see `compiled`."""
+    return compiled(function, mesh)(*args)
 
 
 def owned(tree: Any, mesh: Mesh) -> Any:

@@ -21,6 +21,9 @@ OnNonFinite = Literal["stop", "skip", "roll_back"]
 MAX_ROLL_BACKS = 10
 """Roll-backs in one call of `train`; a run that needs more is not getting anywhere."""
 
+MIN_STEPS_LOST = 10
+"""Steps in a row of which everything was skipped, after which a run that skips is given up."""
+
 _ADVICE = (
     "Look for an id or a label out of range (they give nan), the log of zero or a division by "
     "zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "
@@ -33,6 +36,7 @@ class Guard:
     """Reacts to the flags of launches and to the losses that handlers read.
 
     Arguments:
+      updates_per_step: how many updates a step makes, of all objectives together.
       roll_back: returns the newest good state up to a global step and where it was, or None.
 
     Attributes:
@@ -46,26 +50,38 @@ class Guard:
         status: Status,
         action: OnNonFinite,
         roll_back: Callable[[int], tuple[list[jax.Array], int] | None],
+        updates_per_step: int,
     ) -> None:
         self.bad_steps: tuple[int, int] | None = None
         self.forget: Callable[[int], None] = lambda step: None
         self._builder, self._status, self._action = builder, status, action
         self._roll_back = roll_back
+        self._updates_per_step = updates_per_step
         self._num_roll_backs = self._num_skipped = 0
+        self._lost_since: int | None = None
 
     def begin(self, forget: Callable[[int], None]) -> None:
         """Note that a call of `train` begins."""
-        self.forget, self._num_roll_backs = forget, 0
+        self.forget, self._num_roll_backs, self._lost_since = forget, 0, None
         if self._action == "skip":
-            self._num_skipped = int(self._builder.unpack(self._status.packed).num_skipped)
+            state = self._builder.unpack(self._status.packed)
+            self._num_skipped = int(jax.device_get(state.num_skipped))
+
+    def deepen(self, flag: jax.Array) -> jax.Array:
+        """Return what `check_flag` takes, of the flag of the last launch; does not wait."""
+        if self._action == "skip":
+            return flag
+        return self._builder.with_health(self._status.packed, flag)
 
     def check_flag(self, flag: np.ndarray, first: int, last: int) -> None:
         """Look at a flag that stands for the steps `first` to `last`."""
         where = f"at global step {first}" if first == last else f"in global steps {first} to {last}"
         if self._action == "skip":
-            self._count_skipped(int(flag[1]), where, last - first + 1)
-        elif not np.isfinite(flag):
+            self._count_skipped(int(flag[1]), where, first, last)
+        elif not np.isfinite(flag[0]):
             self._react(f"a loss that is not finite {where}", first, last)
+        elif not flag[1]:  # a gradient of the last step, or of a parameter no loss has seen since
+            self._react(f"an update that is not finite {where}", first, last)
 
     def check_read(self, launched: _metrics.LaunchValues, first_step: int) -> None:
         """Look at the losses of a launch that a handler has just read; costs no waiting."""
@@ -79,9 +95,10 @@ class Guard:
                     self._react(f"a loss{of} of {loss} at global step {step}", step, step)
                     return
 
-    def _count_skipped(self, num_skipped: int, where: str, num_steps: int) -> None:
+    def _count_skipped(self, num_skipped: int, where: str, first: int, last: int) -> None:
         new, self._num_skipped = num_skipped - self._num_skipped, num_skipped
         if new:
+            self.bad_steps = (first, last)
             _LOGGER.warning(
                 "%d update%s skipped, a loss or gradient was not finite %s (%d in all)",
                 new,
@@ -89,8 +106,15 @@ class Guard:
                 where,
                 num_skipped,
             )
-        if new >= max(num_steps, 10):
-            self._raise(f"no finite loss and gradients {where}: every update was skipped")
+        if new < (last - first + 1) * self._updates_per_step:
+            self._lost_since = None
+            return
+        since = self._lost_since = first if self._lost_since is None else self._lost_since
+        if last - since + 1 >= MIN_STEPS_LOST:
+            self._raise(
+                f"no finite loss and gradients in global steps {since} to {last}: every update was "
+                "skipped"
+            )
 
     def _react(self, what: str, first: int, last: int) -> None:
         self.bad_steps = (first, last)

@@ -10,11 +10,11 @@ from typing import Any
 
 from penstock import _batches, _feeding, _metrics
 from penstock._data_wait import DataWait
-from penstock._errors import ReaderError
+from penstock._errors import NonFiniteError, ReaderError
 from penstock._in_flight import InFlight, look_ahead
 from penstock._interrupts import Interrupts
 from penstock.events import BeginEpoch, BeginStep, EndEpoch, EndStep, Handler
-from penstock.program_builder import ProgramBuilder
+from penstock.program_builder import ProgramBuilder, State
 from penstock.trainer._agreement import Agreement
 from penstock.trainer._saver import Saver
 from penstock.trainer._status import Status
@@ -50,6 +50,19 @@ class Loop:
         while self.status.epoch < end_epoch and not self.status.is_stopping:
             self._run_epoch()
         self.in_flight.drain()
+        if self.saver.is_resuming:
+            self._leave_reader_at_end()
+
+    def _leave_reader_at_end(self) -> None:
+        """Move the reader to the end of its last epoch: this call was over at the checkpoint.
+
+        A later call that reads it again then begins the next epoch, one with another reader anew.
+        """
+        self.saver.is_resuming = False
+        if self.status.reader_state is not None:
+            pass_ = _batches.Pass(self.reader, self.fields)
+            pass_.go_to(self.status.reader_state, 0)
+            pass_.close()
 
     def _run_epoch(self) -> None:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
@@ -112,7 +125,7 @@ class Loop:
         self.in_flight.end_epoch()
         num_steps, num_examples = status.step, status.num_examples
         status.leave_epoch()
-        read = functools.partial(builder.mean_metrics, builder.unpack(status.packed))
+        read = functools.partial(_means, builder, builder.unpack(status.packed), epoch)
         wait = self.waiting.end_epoch(epoch)
         self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
         self.saver.after_epoch(status)
@@ -157,3 +170,18 @@ class Loop:
         self.saver.is_resuming = False
         status = self.status
         return _batches.resumed_pass(self.reader, self.fields, status.reader_state, status.step)
+
+
+def _means(builder: ProgramBuilder, state: State, epoch: int) -> Any:
+    """Return the means of an epoch's metrics; waits for the device.
+
+    Raises:
+      NonFiniteError: there is none, since every update was skipped.
+    """
+    try:
+        return builder.mean_metrics(state)
+    except ValueError as error:
+        raise NonFiniteError(
+            f"epoch {epoch} got no finite loss and gradients, expected some: every update was "
+            "skipped, and there is no mean of its metrics."
+        ) from error

@@ -15,10 +15,7 @@ from penstock import _batches, _parameters
 from penstock._batches import FeedOrder
 from penstock._checkpoint import CheckpointConfig, Position, Store, config_of
 from penstock._data_wait import DataWait
-from penstock._errors import (
-    CheckpointError,
-    NonFiniteError,
-)
+from penstock._errors import CheckpointError, NonFiniteError
 from penstock._in_flight import InFlight
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
@@ -120,7 +117,8 @@ class Trainer(ParameterAccess):
                 saves_first=on_non_finite == "roll_back",
             )
             self._resume(self._saver)
-        self._guard = Guard(self.builder, self._status, on_non_finite, self._saver.good_state)
+        roll_back, num_updates = self._saver.good_state, len(self._rounds)
+        self._guard = Guard(self.builder, self._status, on_non_finite, roll_back, num_updates)
         if param_path is not None and self._resumed is None:
             self._start_from(param_path)
 
@@ -264,8 +262,9 @@ class Trainer(ParameterAccess):
             )
 
     def _loop(self, reader: Any, fields: _batches.Fields, emit: Handler) -> Loop:
-        in_flight = InFlight(self.builder.mesh, self._guard.check_flag, self.global_step)
-        self._guard.begin(in_flight.forget)
+        guard = self._guard
+        in_flight = InFlight(self.builder.mesh, guard.check_flag, self.global_step, guard.deepen)
+        guard.begin(in_flight.forget)
         self._saver.begin(self._status)
         return Loop(
             builder=self.builder,

@@ -168,6 +168,7 @@ def as_killed_at(directory: Path, step: int, to: Path) -> Path:
     for path in directory.iterdir():
         if path.name.isdigit() and int(path.name) <= step:
             shutil.copytree(path, to / path.name)
+    assert (to / str(step)).exists()
     return to
 
 

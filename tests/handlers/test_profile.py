@@ -94,6 +94,15 @@ def test_trace_is_what_tensorboard_and_perfetto_open(tmp_path):
     assert "/host:CPU" in [plane.name for plane in planes]
 
 
+@pytest.mark.parametrize(("steps_per_call", "steps"), [(1, ["4", "5", "6"]), (2, ["4", "6"])])
+def test_launches_are_marked_with_their_first_step(tmp_path, steps_per_call, steps):
+    trained(Profile(tmp_path, first_step=4, num_steps=3), steps_per_call=steps_per_call)
+    (trace,) = folder_of(tmp_path).glob("*.trace.json.gz")
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    assert [e["args"]["step_num"] for e in events if e.get("name") == "train"] == steps
+
+
 def test_window_that_training_does_not_reach_the_end_of_ends_with_it(tmp_path, capsys):
     trained(Profile(tmp_path, first_step=10, num_steps=50))
     assert "the operations of 2 steps" in capsys.readouterr().out

@@ -1,0 +1,184 @@
+"""`on_non_finite="roll_back"`: back to the newest good checkpoint, and on with the next batch."""
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
+from penstock.trainer._guard import MAX_ROLL_BACKS
+from tests.networks import (
+    PLACES,
+    Recorder,
+    assert_same_bits,
+    compile_warnings,
+    eight_devices,
+    host,
+    one_device,
+)
+from tests.trainer.poisoned import POISONS, batches, bent, is_finite, program, rooted, sound
+
+STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
+
+
+def rolling(folder, place=one_device, steps_per_call=1, **checkpoint):
+    return ps.Trainer(
+        program,
+        optax.adam(0.05),
+        place=place(),
+        steps_per_call=steps_per_call,
+        on_non_finite="roll_back",
+        checkpoint=ps.CheckpointConfig(directory=folder, **checkpoint),
+    )
+
+
+def read_losses(event):
+    """Read the loss of every step, so that a bad one is found at once."""
+    if isinstance(event, ps.EndStep):
+        _ = event.metrics
+
+
+def roll_backs(caplog):
+    return [line for line in compile_warnings(caplog) if "rolled back" in line]
+
+
+def test_roll_back_without_a_folder_is_refused():
+    with pytest.raises(ValueError, match="on_non_finite got") as caught:
+        ps.Trainer(program, optax.sgd(0.1), on_non_finite="roll_back")
+    assert str(caught.value) == (
+        "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside it: it "
+        "returns to the last of them."
+    )
+
+
+@PLACES
+def test_bad_step_that_is_read_returns_to_the_checkpoint_before_it(place, tmp_path, caplog):
+    trainer, recorder = rolling(tmp_path, place, save_interval_steps=3), Recorder()
+    trainer.train(batches(10, {7: bent}), [read_losses, recorder])
+    assert roll_backs(caplog) == [
+        "a loss of nan at global step 7: rolled back to the state of global step 6; training goes "
+        "on with the next batch (roll-back 1 of at most 10)"
+    ]
+    assert len(recorder.of(ps.EndStep)) == trainer.global_step == 10
+    assert is_finite(trainer)
+
+
+@STEPS_PER_CALL
+@PLACES
+def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next_batches(
+    place, steps_per_call, tmp_path
+):
+    # Steps 0 to 3, a checkpoint, 4 to 7 of which 5 is bad, 8 to 11.
+    trainer = rolling(tmp_path / "a", place, steps_per_call, save_interval_steps=4)
+    bad_step = {1: 4, 4: 5}[steps_per_call]
+    trainer.train(batches(12, {bad_step: bent}), read_losses)
+    expected = ps.Trainer(
+        program, optax.adam(0.05), place=place(), steps_per_call=steps_per_call
+    )
+    resumed_with = {1: 5, 4: 8}[steps_per_call]
+    expected.train([b for n, b in enumerate(batches(12)) if n < 4 or n >= resumed_with])
+    variables = lambda trainer: host((trainer._state.variables, trainer._state.opt_state))  # noqa: E731
+    assert_same_bits(variables(trainer), variables(expected))
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@STEPS_PER_CALL
+@PLACES
+def test_bad_step_that_nobody_reads_is_rolled_back_too(
+    place, steps_per_call, poison, tmp_path, caplog
+):
+    trainer = rolling(tmp_path, place, steps_per_call)
+    trainer.train(batches(9))
+    trainer.train(batches(9, {5: POISONS[poison]}), num_epochs=2)
+    warnings = roll_backs(caplog)
+    assert len(warnings) == 2
+    assert "in global steps 9 to 17: rolled back to the state of global step 9;" in warnings[0]
+    assert is_finite(trainer)
+
+
+def test_newest_checkpoint_before_the_bad_step_is_used_however_late_it_is_found(tmp_path, caplog):
+    trainer = rolling(tmp_path, save_interval_steps=10, max_to_keep=3)
+    trainer.train(lambda: iter(batches(CHECK_EVERY + 60, {55: bent})))
+    [warning] = roll_backs(caplog)
+    assert "rolled back to the state of global step 50; training goes on" in warning
+    assert is_finite(trainer)
+
+
+def test_checkpoints_refused_between_a_bad_step_and_its_roll_back_are_no_failure(tmp_path, caplog):
+    trainer = rolling(tmp_path, save_interval_steps=20)
+    trainer.train(lambda: iter(batches(CHECK_EVERY + 60, {15: bent})))
+    assert len(roll_backs(caplog)) == 1
+    again = rolling(tmp_path, save_interval_steps=20)
+    assert again.global_step == CHECK_EVERY + 60
+    assert is_finite(again)
+
+
+def test_first_step_that_is_bad_returns_to_the_initial_state(tmp_path, caplog):
+    trainer = rolling(tmp_path)
+    initial = host(trainer._state.variables)
+    seen = []
+    look = lambda event: isinstance(event, ps.BeginStep) and seen.append(  # noqa: E731
+        host(trainer._state.variables)
+    )
+    trainer.train(batches(3, {0: bent}), [read_losses, look])
+    assert_same_bits(seen[1], initial)
+    assert "rolled back to the state of global step 0" in roll_backs(caplog)[0]
+
+
+def test_epochs_mean_counts_from_the_roll_back(tmp_path):
+    trainer, recorder = rolling(tmp_path), Recorder()
+    trainer.train(batches(6, {2: bent}), [read_losses, recorder])
+    steps = [event.metrics["loss"] for event in recorder.of(ps.EndStep)]
+    mean = recorder.of(ps.EndEpoch)[0].metrics["loss"]
+    assert mean == pytest.approx(np.mean(steps[3:]), rel=1e-6)
+
+
+@PLACES
+def test_roll_backs_are_limited_and_the_error_says_how_many_there_were(place, tmp_path, caplog):
+    trainer, recorder = rolling(tmp_path, place), Recorder()
+    with pytest.raises(ps.NonFiniteError) as caught:
+        trainer.train([sound(), *[bent()] * 30], [read_losses, recorder])
+    assert str(caught.value).startswith(
+        f"Trainer got a loss of nan at global step {MAX_ROLL_BACKS + 1}, after {MAX_ROLL_BACKS} "
+        "roll-backs in this run, expected a finite one. "
+    )
+    assert len(roll_backs(caplog)) == MAX_ROLL_BACKS
+    assert recorder.lines[-1] == "EndTraining failed"
+
+
+def test_roll_backs_are_counted_anew_in_each_call_of_train(tmp_path, caplog):
+    trainer = rolling(tmp_path)
+    for _ in range(3):
+        trainer.train([sound(), *[bent()] * 6], read_losses)
+    assert len(roll_backs(caplog)) == 18
+    assert is_finite(trainer)
+
+
+def test_run_that_rolled_back_resumes(tmp_path):
+    whole = rolling(tmp_path / "whole", save_interval_steps=2)
+    whole.train(batches(8, {3: bent}), read_losses, num_epochs=2)
+    parts = rolling(tmp_path / "parts", save_interval_steps=2)
+    stop = Recorder("EndStep 1 4", lambda event: parts.stop())
+    parts.train(batches(8, {3: bent}), [read_losses, stop], num_epochs=2)
+    resumed = rolling(tmp_path / "parts", save_interval_steps=2)
+    resumed.train(batches(8, {3: bent}), read_losses, num_epochs=2)
+    assert resumed.global_step == whole.global_step == 16
+    assert_same_bits(host(resumed._state), host(whole._state))
+
+
+def test_bad_gradient_at_the_very_end_is_rolled_back_before_the_last_checkpoint(tmp_path, caplog):
+    trainer = rolling(tmp_path, eight_devices, save_interval_steps=4)
+    trainer.train(batches(8, {7: rooted}))
+    assert is_finite(trainer)
+    assert len(roll_backs(caplog)) == 1
+    again = rolling(tmp_path, eight_devices, save_interval_steps=4)
+    assert_same_bits(host(again._state.variables), host(trainer._state.variables))
+
+
+def test_launches_in_flight_when_a_bad_step_is_found_are_given_up(tmp_path, caplog):
+    trainer, recorder = rolling(tmp_path), Recorder()
+    num_steps = CHECK_EVERY + 3 * MAX_STEPS_IN_FLIGHT
+    trainer.train(lambda: iter(batches(num_steps, {0: bent})), recorder)
+    assert len(roll_backs(caplog)) == 1
+    assert len(recorder.of(ps.EndStep)) == num_steps
+    assert is_finite(trainer)

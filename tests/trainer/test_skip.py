@@ -1,0 +1,206 @@
+"""`on_non_finite="skip"`: an update that is not finite is left out, as if its batch were not there."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._in_flight import CHECK_EVERY
+from tests.networks import (
+    PLACES,
+    Recorder,
+    assert_same_bits,
+    compile_warnings,
+    eight_devices,
+    host,
+    linear_program,
+    one_device,
+)
+from tests.trainer.poisoned import (
+    POISONS,
+    batches,
+    bent,
+    infinite,
+    is_finite,
+    learnt,
+    program,
+    rooted,
+    sound,
+)
+
+CASES = pytest.mark.parametrize(
+    ("place", "steps_per_call"),
+    [(one_device, 1), (one_device, 4), (eight_devices, 1), (eight_devices, 4)],
+    ids=["one", "one, four steps a call", "eight", "eight, four steps a call"],
+)
+NUM_STEPS = 9
+BAD = {2: bent, 3: rooted, 6: infinite}
+
+
+def skipping(place=one_device, steps_per_call=1, program=program, **options):
+    return ps.Trainer(
+        program,
+        optax.adam(0.05),
+        place=place(),
+        steps_per_call=steps_per_call,
+        on_non_finite="skip",
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Return by case what was learnt with bad batches, without them, and the events of both."""
+    made = {}
+
+    def run(case):
+        if case not in made:
+            made[case] = []
+            for bad in (BAD, {}):
+                trainer, recorder = skipping(*case), Recorder()
+                reader = [b for n, b in enumerate(batches(NUM_STEPS, bad)) if bad or n not in BAD]
+                trainer.train(reader, recorder)
+                made[case].append((trainer, recorder))
+        return made[case]
+
+    return run
+
+
+@CASES
+def test_run_with_bad_batches_learns_the_bits_of_a_run_without_them(runs, place, steps_per_call):
+    (skipped, _), (without, _) = runs((place, steps_per_call))
+    assert_same_bits(learnt(skipped), learnt(without))
+    assert is_finite(skipped)
+
+
+@CASES
+def test_steps_are_counted_and_the_skipped_ones_beside_them(runs, place, steps_per_call):
+    for (trainer, _), num_skipped in zip(runs((place, steps_per_call)), (len(BAD), 0), strict=True):
+        state = trainer._state
+        assert int(state.num_skipped) == num_skipped
+        assert int(state.step) == trainer.global_step == NUM_STEPS - len(BAD) + num_skipped
+
+
+@CASES
+def test_epochs_metrics_leave_the_skipped_steps_out(runs, place, steps_per_call):
+    (_, with_bad), (_, without) = runs((place, steps_per_call))
+    mean, expected = (recorder.of(ps.EndEpoch)[0].metrics for recorder in (with_bad, without))
+    assert mean == expected
+    assert np.isfinite(list(mean.values())).all()
+
+
+@CASES
+def test_metrics_of_a_skipped_step_are_read_as_they_were(runs, place, steps_per_call):
+    losses = [e.metrics["loss"] for e in runs((place, steps_per_call))[0][1].of(ps.EndStep)]
+    finite = [number for number, loss in enumerate(losses) if np.isfinite(loss)]
+    # A gradient that is not finite leaves the loss finite.
+    assert finite == [n for n in range(NUM_STEPS) if BAD.get(n, sound) in (sound, rooted)]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("poison", POISONS)
+@PLACES
+def test_skipped_update_leaves_every_bit_but_the_counts(place, poison, steps_per_call):
+    trainer = skipping(place, steps_per_call)
+    trainer.train(batches(4))
+    state = trainer.builder.reset_metrics(trainer._state)  # as the next epoch begins
+    before = host(state)
+    trainer.train([POISONS[poison]()] * 4)
+    after = host(trainer._state)
+    assert (after.step, after.num_skipped) == (before.step + 4, before.num_skipped + 4)
+    counts = {"step": after.step, "num_skipped": after.num_skipped}
+    assert_same_bits(after, before._replace(**counts))
+
+
+@CASES
+def test_warning_names_the_steps_and_the_count_of_each_epoch(place, steps_per_call, caplog):
+    trainer = skipping(place, steps_per_call)
+    for bad in ({}, BAD, {4: bent}):
+        trainer.train(batches(NUM_STEPS, bad))
+    assert compile_warnings(caplog) == [
+        "3 updates were skipped, a loss or gradient was not finite in global steps 9 to 17 "
+        "(3 in all)",
+        "1 update was skipped, a loss or gradient was not finite in global steps 18 to 26 "
+        "(4 in all)",
+    ]
+
+
+def test_handler_that_reads_the_bad_step_goes_on(caplog):
+    trainer, losses = skipping(), []
+    read = lambda event: isinstance(event, ps.EndStep) and losses.append(event.metrics["loss"])  # noqa: E731
+    trainer.train(batches(6, {2: bent}), read)
+    assert [np.isfinite(loss) for loss in losses] == [True, True, False, True, True, True]
+    assert len(compile_warnings(caplog)) == 1
+
+
+@CASES
+def test_run_of_which_everything_is_skipped_ends_within_an_interval(place, steps_per_call):
+    trainer, recorder = skipping(place, steps_per_call), Recorder()
+    with pytest.raises(ps.NonFiniteError) as caught:
+        trainer.train([bent()] * (2 * CHECK_EVERY * steps_per_call), recorder)
+    last = CHECK_EVERY * steps_per_call - 1
+    assert str(caught.value).startswith(
+        f"Trainer got no finite loss and gradients in global steps 0 to {last}: every update was "
+        "skipped, expected a finite one. The parameters stayed finite. Look for"
+    )
+    assert recorder.lines[-1] == "EndTraining failed"
+
+
+def test_run_of_short_epochs_of_which_everything_is_skipped_ends_too():
+    trainer, recorder = skipping(), Recorder()
+    with pytest.raises(ps.NonFiniteError, match="every update was skipped"):
+        trainer.train([bent(), bent()], recorder, num_epochs=100)
+    assert len(recorder.of(ps.EndStep)) < 30
+
+
+def test_epoch_without_a_finite_step_says_so_where_its_mean_is_read():
+    trainer, recorder = skipping(), Recorder()
+    trainer.train([bent(), bent()], recorder)
+    with pytest.raises(ps.NonFiniteError) as caught:
+        _ = recorder.of(ps.EndEpoch)[0].metrics
+    assert str(caught.value) == (
+        "epoch 0 got no finite loss and gradients, expected some: every update was skipped, and "
+        "there is no mean of its metrics."
+    )
+
+
+SEVERAL = {
+    "sound": ps.Objective(layers.scope("a")(linear_program), optax.sgd(0.1), updates="a"),
+    "bent": ps.Objective(layers.scope("b")(program), optax.sgd(0.1), updates="b"),
+}
+
+
+@PLACES
+def test_bad_updates_of_one_objective_leave_those_of_the_other(place, caplog):
+    trainer = ps.Trainer(SEVERAL, place=place(), on_non_finite="skip")
+    trainer.train(batches(5, {1: bent, 2: rooted}))
+    alone = ps.Trainer(SEVERAL["sound"].program_func, optax.sgd(0.1), place=place())
+    alone.train(batches(5), feed_order=["x", "y"])
+    for name, value in alone.parameters.items():
+        np.testing.assert_array_equal(trainer.parameters[name], value)
+    assert is_finite(trainer)
+    assert compile_warnings(caplog) == [
+        "2 updates were skipped, a loss or gradient was not finite in global steps 0 to 4 "
+        "(2 in all)"
+    ]
+
+
+def test_objective_that_is_always_skipped_beside_a_sound_one_is_no_end():
+    trainer = ps.Trainer(SEVERAL, place=one_device(), on_non_finite="skip")
+    trainer.train([bent()] * 40)
+    assert int(jax.device_get(trainer._state.num_skipped)) == 40
+
+
+def test_count_of_skipped_updates_goes_on_in_a_resumed_run(tmp_path, caplog):
+    first = skipping(checkpoint=tmp_path)
+    first.train(batches(6, {1: bent}))
+    second = skipping(checkpoint=tmp_path)
+    caplog.clear()
+    second.train([])  # the first call of train, which had ended
+    second.train(batches(6, {3: bent}))
+    assert int(second._state.num_skipped) == 2
+    assert [line for line in compile_warnings(caplog) if "skipped" in line] == [
+        "1 update was skipped, a loss or gradient was not finite in global steps 6 to 11 (2 in all)"
+    ]
