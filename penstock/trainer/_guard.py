@@ -120,11 +120,12 @@ class Guard:
         self.bad_steps = (first, last)
         if self._action == "stop":
             self._raise(what)
+        if self._num_roll_backs == MAX_ROLL_BACKS:
+            self._raise(f"{what}, after {MAX_ROLL_BACKS} roll-backs in this call of train")
         self._num_roll_backs += 1
-        found = self._roll_back(first) if self._num_roll_backs <= MAX_ROLL_BACKS else None
+        found = self._roll_back(last)
         if found is None:
-            tried = f"after {self._num_roll_backs - 1} roll-backs in this run"
-            self._raise(f"{what}, {tried}, with no checkpoint to roll back to")
+            self._raise(f"{what}, with no checkpoint to roll back to")
         self._status.packed, step = found
         self.forget(self._status.global_step)
         _LOGGER.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +26,8 @@ from penstock._checkpoint import (
 from penstock._errors import CheckpointError, UnknownNameError, listed
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer._status import Status
+
+_LOGGER = logging.getLogger("penstock")
 
 
 class Saver:
@@ -96,6 +99,7 @@ class CheckpointSaver(Saver):
         self._writer = Writer(store, is_asynchronous=store.config.is_asynchronous)
         self._clock, self._names = clock, leaf_names(builder.unpack(builder.abstract_leaves))
         self._saves_first = saves_first
+        self._refused: list[str] = []
         self._saved: Position | None = None
         self._saved_secs = clock()
         _check_monitor(store.config, builder)
@@ -149,7 +153,8 @@ class CheckpointSaver(Saver):
     def failures(self) -> list[str]:
         """Return a line for each checkpoint that could not be written since the last asking."""
         lines, self._writer.failures = self._writer.failures, []
-        return lines
+        refused, self._refused = self._refused, []
+        return lines + refused
 
     def save(self, status: Status, *, is_last: bool = False) -> None:
         """Write a checkpoint of where training stands; returns when a copy of the state is made."""
@@ -163,20 +168,30 @@ class CheckpointSaver(Saver):
             return
         copied = builder.snapshot(status.packed)
 
-        def make() -> Contents:
+        def make() -> Contents | None:
             leaves = host_leaves(self._names, copied)
-            _check_finite(leaves)
+            bad = _not_finite(leaves, builder)
+            if bad:
+                line = f"checkpoint of global step {position.global_step}: {bad}"
+                self._refused.append(line)
+                _LOGGER.error("NOT SAVED, training goes on: %s", line)
+                return None
             metric = asked if callable(monitor) else self._mean(list(leaves.values()), monitor)
             return Contents(leaves=leaves, position=position, extra=extra, metric=metric)
 
         self._writer.write(make, step=status.global_step, is_last=is_last)
 
     def good_state(self, last_step: int) -> tuple[list[jax.Array], int] | None:
-        """Return the state of the newest checkpoint up to a global step, and its step."""
+        """Return the state of the newest checkpoint up to a global step, and its step.
+
+        A state that is not finite, or has met such a loss in its epoch, was never written. That it
+        was not is no failure any more.
+        """
         self._writer.wait()
         contents = self.store.read_newest(before=last_step)
         if contents is None:
             return None
+        self._saved, self._refused = contents.position, []
         builder = self._builder
         leaves = restored(builder, contents, str(self.store.directory))
         state = builder.reset_metrics(builder.unpack(leaves))
@@ -248,17 +263,21 @@ def _check_monitor(config: CheckpointConfig, builder: ProgramBuilder) -> None:
     monitored(single if len(means) == 1 else means, config.monitor, builder.structures)
 
 
-def _check_finite(leaves: Mapping[str, np.ndarray]) -> None:
+def _not_finite(leaves: Mapping[str, np.ndarray], builder: ProgramBuilder) -> str:
+    """Return what of a state is not finite, an empty string where all is."""
     bad = [
         name
         for name, value in leaves.items()
         if name.startswith("variables.") and not np.all(np.isfinite(value))
     ]
     if bad:
-        raise CheckpointError(
-            f"parameters that are not finite are not saved: {listed(bad[:5])}"
-            + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        )
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        return f"parameters that are not finite are not saved: {listed(bad[:5])}{more}"
+    sums = builder.unpack(list(leaves.values())).metrics
+    structures = builder.structures
+    if all(np.isfinite(each.loss_sum(structures[name])) for name, each in sums.items()):
+        return ""
+    return "a state of an epoch with a loss that is not finite is not saved"
 
 
 def _encoded(state: Any) -> Any:

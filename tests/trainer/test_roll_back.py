@@ -140,7 +140,7 @@ def test_roll_backs_are_limited_and_the_error_says_how_many_there_were(place, tm
         trainer.train([sound(), *[bent()] * 30], [read_losses, recorder])
     assert str(caught.value).startswith(
         f"Trainer got a loss of nan at global step {MAX_ROLL_BACKS + 1}, after {MAX_ROLL_BACKS} "
-        "roll-backs in this run, expected a finite one. "
+        "roll-backs in this call of train, expected a finite one. "
     )
     assert len(roll_backs(caplog)) == MAX_ROLL_BACKS
     assert recorder.lines[-1] == "EndTraining failed"

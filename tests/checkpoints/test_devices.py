@@ -1,0 +1,88 @@
+"""A run goes on on another number of devices than it was interrupted on."""
+
+import jax
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.checkpoints.runs import (
+    EPOCH,
+    RUNS,
+    Seen,
+    StopAfter,
+    as_killed_at,
+    every_step,
+    leaves,
+    shuffled,
+    shuffled_x,
+    train_classifier,
+    train_gan,
+    whole_state,
+)
+from tests.networks import assert_close, assert_same_bits
+
+ROUTE = ((1, 5), (8, EPOCH + 4), (4, 2 * EPOCH + 1))
+"""Numbers of devices, and the global step that each part of the run ends after."""
+
+
+@pytest.fixture(scope="module", params=["classifier", "gan"])
+def moved(request, tmp_path_factory):
+    """Return the whole run, and where it moved: states before and after, and what was seen."""
+    make, reader = {
+        "classifier": (train_classifier, shuffled),
+        "gan": (train_gan, shuffled_x),
+    }[request.param]
+    _, whole = RUNS[f"{request.param}-1"].trained(None)
+    directory = tmp_path_factory.mktemp("moved")
+    left, restored, seen = [], [], Seen()
+    for num_devices, until in ROUTE:
+        trainer = make(directory, place=jax.devices()[:num_devices])
+        restored.append(leaves(trainer))
+        trainer.train(reader(), [seen, StopAfter(until)], num_epochs=2)
+        left.append(leaves(trainer))
+    return whole, seen, left, restored
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["1-to-8", "8-to-4"])
+def test_restored_state_is_that_of_the_other_devices_bit_for_bit(moved, number):
+    _, _, left, restored = moved
+    assert_same_bits(restored[number], left[number - 1])
+
+
+def test_losses_agree_with_those_of_the_whole_run_on_one_device(moved):
+    whole, seen, _, _ = moved
+    assert list(seen.steps) == list(whole.steps) == list(range(2 * EPOCH))
+    where, metrics = zip(*seen.steps.values(), strict=True)
+    expected_where, expected = zip(*whole.steps.values(), strict=True)
+    assert where == expected_where
+    losses = [jax.tree.leaves(each)[0] for each in metrics]
+    np.testing.assert_allclose(losses, [jax.tree.leaves(e)[0] for e in expected], rtol=1e-5)
+
+
+def test_epochs_means_agree_with_those_of_the_whole_run_on_one_device(moved):
+    whole, seen, _, _ = moved
+    for epoch, (counts, metrics) in whole.epochs.items():
+        assert seen.epochs[epoch][0] == counts
+        assert_close(seen.epochs[epoch][1], metrics, rtol=1e-5)
+
+
+def test_there_and_back_again_changes_no_bit(tmp_path):
+    every = every_step(tmp_path / "all")
+    RUNS["classifier-1"].trained(every)
+    left = as_killed_at(tmp_path / "all", 5, tmp_path / "left")
+    expected = whole_state(train_classifier(left))
+    trainer = train_classifier(left, place=jax.devices()[:8])
+    trainer.save_checkpoint()
+    assert_same_bits(whole_state(train_classifier(left)), expected)
+
+
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_run_on_several_devices_ends_with_the_bits_of_the_whole_run_there(num_devices, tmp_path):
+    place = jax.devices()[:num_devices]
+    whole = train_classifier(place=place)
+    whole.train(shuffled(), num_epochs=2)
+    for until in (EPOCH + 2, 2 * EPOCH + 1):
+        config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=4)
+        trainer = train_classifier(config, place=place)
+        trainer.train(shuffled(), StopAfter(until), num_epochs=2)
+    assert_same_bits(whole_state(trainer), whole_state(whole))
