@@ -9,6 +9,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers.tfds_sets import KeptFeatures
+from tests.readers.case import require
 
 PREPARE = """
 import sys
@@ -38,7 +39,7 @@ Tiny(data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    pytest.importorskip("tensorflow_datasets")
+    require("tensorflow_datasets")
     folder = tmp_path_factory.mktemp("tfds")
     subprocess.run([sys.executable, "-c", PREPARE, str(folder)], check=True, capture_output=True)
     return folder
@@ -49,14 +50,24 @@ def read(data_dir, **options):
 
 
 @pytest.mark.filterwarnings("default")  # those of the package itself
-def test_set_is_read_completely_without_tensorflow(data_dir):
+def test_set_is_read_completely(data_dir):
     batches = list(read(data_dir, shuffle=True))
     images = np.concatenate([batch["image"] for batch in batches])
     labels = np.concatenate([batch["label"] for batch in batches])
     assert images.dtype == np.uint8
     assert sorted(images[:, 0, 0, 0].tolist()) == list(range(23))
     np.testing.assert_array_equal(images[:, 0, 0, 0] % 10, labels)
-    assert "tensorflow" not in sys.modules
+
+
+def test_tensorflow_is_not_imported(data_dir):
+    program = (
+        "import sys; from penstock import readers; "
+        "reader = readers.tfds('tiny', 'train', 6, data_dir=sys.argv[1], num_workers=2); "
+        "print(len(list(reader)), 'tensorflow' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(data_dir)]  # other tests import TensorFlow here
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["4", "False"]
 
 
 @pytest.mark.filterwarnings("default")

@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from penstock.readers.records.cache import cache_folder, path_key, write_atomically
 from penstock.readers.records.errors import FramingError, RecordError
@@ -108,10 +108,13 @@ def _decompressed(
                 return
             if engine.eof:  # streams may be joined end to end
                 engine = zlib.decompressobj(_WINDOW_BITS[compression])
+            before = engine.copy()
             try:
                 piece = engine.decompress(pending, _PIECE_BYTES)
             except zlib.error as error:
-                yield _stream_error(path, compression, str(error), consumed)
+                piece, num_good = _before_damage(before, pending)
+                yield piece
+                yield _stream_error(path, compression, str(error), consumed + num_good)
                 return
             rest = engine.unused_data if engine.eof else engine.unconsumed_tail
             consumed, pending = consumed + len(pending) - len(rest), rest
@@ -125,6 +128,21 @@ def _decompressed(
                     "Raise max_plain_bytes if the file is what you think it is",
                 ).at(path, offset=consumed)
             yield piece
+
+
+def _before_damage(engine: Any, data: bytes) -> tuple[bytes, int]:
+    """Return what the bytes before the damage give, and how many they are."""
+    pieces, num_good = [], 0
+    for step in (4096, 64, 1):
+        while num_good < len(data):
+            before = engine.copy()
+            try:
+                pieces.append(engine.decompress(data[num_good : num_good + step]))
+            except zlib.error:
+                engine = before
+                break
+            num_good += step
+    return b"".join(pieces), num_good
 
 
 def _stream_error(path: str | Path, compression: str, got: str, offset: int) -> RecordError:

@@ -138,11 +138,14 @@ def damage_file(kind: Kind, compression: int | None, random: np.random.Generator
 
 
 def decompress(data: bytes, compression: int) -> bytes:
-    """Return what a cut stream begins with; nothing where zlib finds damage."""
+    """Return what a cut or damaged stream begins with, byte by byte."""
+    engine, pieces = zlib.decompressobj(compression), []
     try:
-        return zlib.decompressobj(compression).decompress(data)
+        for number in range(len(data)):
+            pieces.append(engine.decompress(data[number : number + 1]))
     except zlib.error:
-        return b""
+        pass
+    return b"".join(pieces)
 
 
 def whole_frames(data: bytes, frames: list[bytes]) -> tuple[int, ...]:
