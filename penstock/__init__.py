@@ -19,6 +19,7 @@ from penstock._errors import ProgramError as ProgramError
 from penstock._errors import ReaderError as ReaderError
 from penstock._errors import UnknownNameError as UnknownNameError
 from penstock._parameters import Parameters as Parameters
+from penstock._version import __version__ as __version__
 from penstock.events import BeginEpoch as BeginEpoch
 from penstock.events import BeginEpochEvent as BeginEpochEvent
 from penstock.events import BeginStep as BeginStep
@@ -34,5 +35,3 @@ from penstock.program_builder import Objective as Objective
 from penstock.program_builder import ProgramBuilder as ProgramBuilder
 from penstock.program_builder import State as State
 from penstock.trainer import Trainer as Trainer
-
-__version__ = "0.1.0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -167,7 +167,7 @@ class Pass:
         self._get_state = getattr(self._iterator, "get_state", None)
         self._number = 0
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+    def __iter__(self) -> Generator[Mapping[str, Any], None, None]:
         """Yield the batches; closes the reader's iterator at the end."""
         try:
             for item in self._iterator:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -144,7 +145,7 @@ def _cast(value: Any, spec: FeedSpec) -> Any:
 
 
 def _is_floating(dtype: np.dtype) -> bool:
-    return jax.dtypes.issubdtype(dtype, np.floating)
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _stacked(arrays: list[Any]) -> np.ndarray:

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "_metrics": {"_errors", "_mesh"},
     "_parameters": {"_errors"},
     "_selection": {"_errors"},
+    "_version": set(),
     "readers": {"_errors"},
     "preprocessing": {"_errors"},
     "handlers": {"_errors", "events"},

@@ -297,8 +297,8 @@ def error_of(trainer, reader, handlers=(), num_epochs=1):
 def steps_named(text):
     """Return the range of steps in which an error says that an unread loss went bad."""
     numbers = re.match(
-        r"(?s)Trainer got a loss that is not finite (?:at global step (\d+)|in global steps (\d+) to "
-        r"(\d+)), expected a finite one\..* The parameters stayed finite\. Look for",
+        r"(?s)Trainer got a loss that is not finite (?:at global step (\d+)|in global steps (\d+) "
+        r"to (\d+)), expected a finite one\..* The parameters stayed finite\. Look for",
         text,
     )
     assert numbers, text

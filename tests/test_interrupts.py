@@ -116,20 +116,20 @@ def test_ctrl_c_that_nothing_checked_is_raised_at_the_end():
 
 
 def test_ctrl_c_while_open_is_raised_at_once():
-    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.opened():
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.opened():  # noqa: PT012
         press_ctrl_c()
         raise AssertionError("went on after the interrupt")
 
 
 def test_second_ctrl_c_is_raised_at_once():
-    with pytest.raises(KeyboardInterrupt), Interrupts():
+    with pytest.raises(KeyboardInterrupt), Interrupts():  # noqa: PT012
         press_ctrl_c()
         press_ctrl_c()
         raise AssertionError("went on after the second interrupt")
 
 
 def test_second_ctrl_c_waits_for_the_end_of_a_launch():
-    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:  # noqa: PT012
         interrupts.is_held = True
         press_ctrl_c()
         press_ctrl_c()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -110,6 +111,16 @@ def read(description: Mapping[str, Any], leaves: Mapping[str, Any], where: str) 
     return Contents(
         leaves=arrays, position=position, extra=said["extra"], metric=said.get("metric")
     )
+
+
+def metric_of(path: Path) -> float | None:
+    """Return the metric of the checkpoint in a folder, None where it has none or is damaged."""
+    try:
+        description = json.loads((path / "description" / "metadata").read_text())
+        metric = json.loads(description["body"])["metric"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return metric if isinstance(metric, float) else None
 
 
 def check_fits(contents: Contents, names: Sequence[str], leaves: Sequence[Any], where: str) -> None:

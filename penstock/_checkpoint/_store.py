@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,16 @@ from penstock._errors import CheckpointError
 
 _LOGGER = logging.getLogger("penstock")
 
+_ASIDE = ".deleted"
+"""The folder that checkpoints are moved to before they are deleted."""
+
 
 class Store:
     """The checkpoints in a folder, by the global step they were written at.
 
-    Each appears whole or not at all: Orbax writes into a temporary folder and renames it. The state
-    is the same on all processes, so the first one writes and each reads.
+    Each appears whole or not at all: Orbax writes into a temporary folder and renames it; and each
+    disappears whole, by a rename too. The state is the same on all processes, so the first one
+    writes and each reads.
 
     Raises:
       CheckpointError: the directory is a file.
@@ -38,6 +44,20 @@ class Store:
                 "folder or a new name."
             )
         self._manager: Any = None
+        self._metrics: dict[int, float | None] = {}  # by step, of those that this one has met
+
+    def tidy(self) -> None:
+        """Finish what a killed process began to delete; only who writes may call it.
+
+        A checkpoint that was about to be replaced comes back, unless the new one is there.
+        """
+        aside = self.directory / _ASIDE
+        newest = max(self.steps(), default=-1)
+        with contextlib.suppress(OSError):  # a folder that cannot be written says so in `write`
+            for path in aside.iterdir():
+                if path.name.isdigit() and int(path.name) > newest:
+                    path.rename(self.directory / path.name)
+        shutil.rmtree(aside, ignore_errors=True)
 
     def steps(self) -> list[int]:
         """Return the global steps of the complete checkpoints, oldest first."""
@@ -52,22 +72,47 @@ class Store:
         Raises:
           OSError, ValueError: it could not be written; the others are as they were.
         """
-        import orbax.checkpoint as ocp
-
         step = contents.position.global_step
         with _quiet():
-            manager = self._opened()
-            if step in manager.all_steps():
-                manager.delete(step)
-            manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(dict(contents.leaves)),
-                    description=ocp.args.JsonSave(contents.description()),
-                ),
-                metrics={} if contents.metric is None else {"monitor": contents.metric},
-                force=True,
-            )
+            try:
+                self._replace(step, contents)
+            except BaseException:
+                self.close()
+                self.tidy()
+                raise
+
+    def _replace(self, step: int, contents: Contents) -> None:
+        import orbax.checkpoint as ocp
+
+        manager = self._opened()
+        if step in manager.all_steps():
+            manager.delete(step)
+        manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.PyTreeSave(dict(contents.leaves)),
+                description=ocp.args.JsonSave(contents.description()),
+            ),
+            force=True,
+        )
+        self._metrics[step] = contents.metric
+        for other in set(manager.all_steps()) - self._kept(manager.all_steps(), step):
+            manager.delete(other)
+        shutil.rmtree(self.directory / _ASIDE, ignore_errors=True)
+
+    def _kept(self, steps: Sequence[int], written: int) -> set[int]:
+        """Return the newest and the best of some steps, and the one written last."""
+        config = self.config
+        kept = {written, *sorted(steps)[-config.max_to_keep :]}
+        if config.num_best:
+            for step in steps:
+                if step not in self._metrics:
+                    self._metrics[step] = _contents.metric_of(self.directory / str(step))
+            sign = 1 if config.mode == "min" else -1
+            rated = [(self._metrics[step], step) for step in steps]
+            rated = [(sign * m, -step) for m, step in rated if m is not None and not math.isnan(m)]
+            kept |= {-step for _, step in sorted(rated)[: config.num_best]}
+        return kept
 
     def read(self, step: int) -> Contents:
         """Return the checkpoint of a global step, verified.
@@ -122,35 +167,25 @@ class Store:
     def close(self) -> None:
         """Release what Orbax holds; the store may be used again."""
         if self._manager is not None:
-            self._manager.close()
+            with _quiet():
+                self._manager.close()
             self._manager = None
 
     def _opened(self) -> Any:
         if self._manager is None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager = _manager(self.directory, self.config)
+            self._manager = _manager(self.directory)
         return self._manager
 
 
-def _manager(directory: Path, config: CheckpointConfig) -> Any:
+def _manager(directory: Path) -> Any:
     import orbax.checkpoint as ocp
-    from orbax.checkpoint import checkpoint_managers as policies
 
-    kept: list[Any] = [policies.LatestN(config.max_to_keep)]
-    if config.num_best:
-        kept.append(
-            policies.BestN(
-                get_metric_fn=lambda metrics: metrics["monitor"],
-                reverse=config.mode == "min",
-                n=config.num_best,
-                keep_checkpoints_without_metrics=False,
-            )
-        )
     only_this = jax.process_index()
     return ocp.CheckpointManager(
         directory,
         options=ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(kept),
+            todelete_subdir=_ASIDE,  # deleting takes many steps, a rename one
             enable_async_checkpointing=False,  # the writer has a thread of its own
             cleanup_tmp_directories=only_this == 0,
             create=False,

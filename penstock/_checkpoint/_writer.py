@@ -25,12 +25,13 @@ class Writer:
         self.failures: list[str] = []
         self._store = store
         self._is_asynchronous = is_asynchronous
-        self._thread: threading.Thread | None = None
+        self._is_done = threading.Event()
+        self._is_done.set()
 
     @property
     def is_busy(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._is_done.is_set()
 
     def write(self, make: Callable[[], Contents | None], *, step: int, is_last: bool) -> None:
         """Write what `make` returns; it is called in the thread, and may fetch from the device.
@@ -38,20 +39,29 @@ class Writer:
         Waits for the one before. With `is_last`, waits for this one too.
         """
         self.wait()
-        self._thread = threading.Thread(
-            target=self._run, args=(make, step), name=f"penstock checkpoint {step}"
-        )
-        self._thread.start()
+        is_done = threading.Event()
+        threading.Thread(
+            target=self._run,
+            args=(make, step, is_done),
+            name=f"penstock checkpoint {step}",
+            daemon=True,  # a second interrupt ends the process without it
+        ).start()
+        self._is_done = is_done
         if is_last or not self._is_asynchronous:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; an interrupt gets through meanwhile."""
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(timeout=0.1)
-        self._thread = None
+        """Wait until nothing is being written; an interrupt gets through meanwhile.
 
-    def _run(self, make: Callable[[], Contents | None], step: int) -> None:
+        Not by `Thread.join`: up to Python 3.12 a thread whose join was interrupted counts as ended,
+        and the next checkpoint would be written beside this one.
+        """
+        while not self._is_done.wait(timeout=0.1):
+            pass
+
+    def _run(
+        self, make: Callable[[], Contents | None], step: int, is_done: threading.Event
+    ) -> None:
         try:
             contents = make()
             if contents is not None:
@@ -60,3 +70,5 @@ class Writer:
             line = f"checkpoint of global step {step}: {type(error).__name__}: {error}"
             self.failures.append(line)
             _LOGGER.error("NOT SAVED, training goes on: %s", line)
+        finally:
+            is_done.set()

@@ -238,22 +238,18 @@ class ProgramBuilder(Packing):
         return program(leaves, placed.feed, placed.weights)
 
     def debug(
-        self, leaves: list[jax.Array], placed: _feeding.Placed, rounds: tuple[str, ...]
+        self, leaves: list[jax.Array], placed: _feeding.Placed, rounds: tuple[str, ...], mode: Any
     ) -> None:
-        """Run one round operation by operation, and raise at the first that makes a nan.
-
-        Where none does, it is run again for the first infinity.
+        """Run one round operation by operation, `mode` being `jax.debug_nans` or `debug_infs`.
 
         Raises:
-          FloatingPointError: there is one; its traceback, or that of its cause where a gradient
-            made it, shows the line of the program function.
+          FloatingPointError: an operation is not finite. The traceback, or that of the cause where
+            it is of a gradient, shows the line of the program function.
         """
         program = _derived.train_program(
             self._network, rounds, len(placed.counts), self._state_tree, is_donated=False
         )
-        for debugging in (jax.debug_nans, jax.debug_infs):
-            with debugging(True):
-                program.run_eagerly(leaves, placed.feed, placed.weights)
+        program.run_eagerly(mode(True), leaves, placed.feed, placed.weights)
 
     def test_zeros(self, objective: str) -> _metrics.Accumulator:
         """Return the empty sums that `test_launch` starts from."""

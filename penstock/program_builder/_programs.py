@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -45,13 +46,12 @@ class Program:
         self._shapes: dict[str, Any] = {}
         self._function = function
         self._recompile_level = recompile_level
-        sharded = functools.partial(
+        self._sharded = functools.partial(
             jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
-        self._eager = sharded(function)
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
-            sharded(self._traced),
+            self._sharded(self._traced),
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
@@ -68,13 +68,20 @@ class Program:
         with jax.transfer_guard_host_to_device("allow"):
             return self.jitted(*args)
 
-    def run_eagerly(self, *args: Any) -> Any:
-        """Run the function operation by operation, each compiled by itself and slow.
+    def run_eagerly(self, context: contextlib.AbstractContextManager[Any], *args: Any) -> Any:
+        """Run the function in a context, operation by operation, each compiled by itself and slow.
 
         An exception of `jax.debug_nans` then shows the lines of an operation, and of a gradient the
         lines of what it is the gradient of; both get lost on the way out of `jax.jit`.
         """
-        return self._eager(*args)
+
+        def function(*args: Any) -> Any:
+            # Entered here and not around it all: with an argument that is nan already, JAX 0.10
+            # would call itself until the stack is full while it hands the arguments out.
+            with context:
+                return self._function(*args)
+
+        return self._sharded(function)(*args)
 
     def _traced(self, *args: Any) -> Any:
         leaves = jax.tree_util.tree_leaves_with_path(args)
@@ -92,9 +99,11 @@ class Program:
                 self.num_compiles + 1,
                 "; ".join(changed) or "a change of sharding or of a JAX setting",
             )
+        outputs = self._function(*args)
+        # Not before: an exception while tracing, Ctrl-C for one, leaves nothing compiled.
         self.num_compiles += 1
         self._shapes = shapes
-        return self._function(*args)
+        return outputs
 
 
 def _guards_nothing() -> bool:

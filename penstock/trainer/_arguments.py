@@ -51,3 +51,21 @@ def rounds_of(
     if not rounds:
         raise ValueError(f"schedule got {dict(schedule)}, expected at least one update.")
     return rounds
+
+
+def scale_of(value: Any) -> np.ndarray:
+    """Return the scale of updates that a value stands for, float32 without axes.
+
+    Raises:
+      ValueError: it is no finite number of at least 0.
+    """
+    try:
+        scale = float(value) if np.ndim(value) == 0 and not isinstance(value, str) else np.nan
+    except (TypeError, ValueError):
+        scale = np.nan
+    if not np.isfinite(scale) or scale < 0:
+        raise ValueError(
+            f"update_scale got {value!r}, expected a finite number of 0 or more. It multiplies "
+            "every update."
+        )
+    return np.asarray(scale, np.float32)

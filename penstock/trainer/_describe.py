@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from penstock._version import __version__
 from penstock.program_builder import ProgramBuilder
 
 FILE = "run.json"
@@ -19,9 +20,10 @@ FILE = "run.json"
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a run's bits."""
-    packages = ["penstock", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint"]
+    packages = ["jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint"]
     return {
         "python": platform.python_version(),
+        "penstock": __version__,
         **{name: _version(name) for name in packages},
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,13 +15,13 @@ import optax
 
 from penstock import _batches
 from penstock._checkpoint import Contents, Position
-from penstock._errors import ReaderError
+from penstock._errors import ReaderError, listed
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer._saver import decoded, restored
 
 _MOST_STEPS = 100_000
 
-_LIBRARIES = tuple(Path(module.__file__).parent for module in (jax, flax, optax, np, _batches))
+_LIBRARIES = tuple(Path(str(module.__file__)).parent for module in (jax, flax, optax, np, _batches))
 """Where the lines of libraries are; those of the program function are elsewhere."""
 
 
@@ -56,8 +56,10 @@ def replayed(
                 continue
             before = builder.snapshot(leaves)
             leaves, values, _ = builder.launch(leaves, builder.place("train", [batch]), rounds)
-            if number == step or (step is None and _is_bad(builder, before, leaves, values)):
-                _explain(builder, before, batch, rounds, number)
+            losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
+            if number == step or (step is None and _is_bad(builder, before, leaves, losses)):
+                is_infinite = any(np.isinf(loss) for loss in jax.device_get(losses))
+                _explain(builder, before, batch, rounds, number, is_infinite=is_infinite)
             number += 1
             if step is None and number - position.global_step >= _MOST_STEPS:
                 raise ReaderError(
@@ -68,7 +70,7 @@ def replayed(
 
 def _batches_from(
     position: Position, reader: Any, fields: _batches.Fields
-) -> Iterator[Mapping[str, Any] | None]:
+) -> Generator[Mapping[str, Any] | None, None, None]:
     """Yield the batches after a position, epoch after epoch, None between two of them.
 
     The reader stands afterwards where it stood before: our readers count their epochs.
@@ -104,11 +106,10 @@ def _is_bad(
     builder: ProgramBuilder,
     before: list[jax.Array],
     after: list[jax.Array],
-    values: Mapping[str, Any],
+    losses: list[jax.Array],
 ) -> bool:
     """Return whether a loss or a parameter is not finite, or an update was skipped."""
     old, new = builder.unpack(before), builder.unpack(after)
-    losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
     watched = jax.device_get([*losses, *jax.tree.leaves(new.variables["params"])])
     skipped = jax.device_get((old.num_skipped, new.num_skipped))
     return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
@@ -120,13 +121,21 @@ def _explain(
     batch: Mapping[str, Any],
     rounds: tuple[str, ...],
     number: int,
+    *,
+    is_infinite: bool,
 ) -> NoReturn:
-    where = f"replay of global step {number}"
+    where, placed = f"replay of global step {number}", builder.place("train", [batch])
+    modes = [jax.debug_nans, jax.debug_infs]
     try:
-        builder.debug(leaves, builder.place("train", [batch]), rounds)
+        # An infinite loss makes nan of every gradient: there the first infinity says more.
+        for mode in reversed(modes) if is_infinite else modes:
+            builder.debug(leaves, placed, rounds, mode)
     except FloatingPointError as error:
+        feed = jax.device_get(dict(placed.feed))
+        bad = [name for name, value in feed.items() if not np.all(np.isfinite(value))]
+        inputs = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
         raise FloatingPointError(
-            f"{where}: {str(error).splitlines()[0]} {_line_of(error)}"
+            f"{where}: {str(error).splitlines()[0]} {inputs}{_line_of(error)}"
         ) from error
     raise FloatingPointError(
         f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "

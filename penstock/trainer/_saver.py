@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import logging
 import time
@@ -23,7 +24,7 @@ from penstock._checkpoint import (
     host_leaves,
     leaf_names,
 )
-from penstock._errors import CheckpointError, UnknownNameError, listed
+from penstock._errors import UnknownNameError, listed
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer._status import Status
 
@@ -95,6 +96,8 @@ class CheckpointSaver(Saver):
     ) -> None:
         super().__init__()
         self.store = store
+        if not jax.process_index():
+            store.tidy()
         self._builder, self._config, self._extra = builder, store.config, extra
         self._writer = Writer(store, is_asynchronous=store.config.is_asynchronous)
         self._clock, self._names = clock, leaf_names(builder.unpack(builder.abstract_leaves))
@@ -160,7 +163,7 @@ class CheckpointSaver(Saver):
         """Write a checkpoint of where training stands; returns when a copy of the state is made."""
         builder = self._builder
         position = self._position(status)
-        extra = dict(self._extra())
+        extra = copy.deepcopy(dict(self._extra()))  # handlers go on while it is written
         monitor = self._config.monitor
         asked = float(monitor()) if callable(monitor) else None
         self._saved, self._saved_secs = position, self._clock()

@@ -54,7 +54,7 @@ class Status:
         """Stand where a checkpoint was written."""
         self.global_step, self.epoch = position.global_step, position.epoch
         self.step, self.num_examples = position.step, position.num_examples
-        self.reader_state = reader_state
+        self.first_epoch, self.reader_state = position.first_epoch, reader_state
         self.is_in_epoch = position.step > 0
 
     def leave_epoch(self) -> None:

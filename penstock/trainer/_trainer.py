@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from penstock import _batches, _parameters
 from penstock._batches import FeedOrder
@@ -22,7 +21,7 @@ from penstock._mesh import Place
 from penstock.events import BeginTraining, EndTraining, Handler, Reason, emitter
 from penstock.program_builder import Objective, Optimizer, ProgramBuilder, State
 from penstock.trainer._agreement import Agreement
-from penstock.trainer._arguments import check_action, check_count, rounds_of
+from penstock.trainer._arguments import check_action, check_count, rounds_of, scale_of
 from penstock.trainer._describe import described, versions
 from penstock.trainer._guard import Guard, OnNonFinite
 from penstock.trainer._handler_states import HandlerStates
@@ -187,12 +186,9 @@ class Trainer(ParameterAccess):
           CheckpointError: checkpoints could not be written; said when training has ended.
         """
         check_count("num_epochs", num_epochs, 0)
-        self.builder.check_rounds(self._rounds)
         emit = emitter(event_handler)
         _batches.check_reader(reader, num_epochs)
-        inputs, known = self.builder.inputs("train"), self.builder.feed_specs
-        fields = _batches.Fields(inputs, feed_order or self._feed_order, known)
-        self._feed_order = feed_order or self._feed_order
+        fields = self._fields(feed_order)
         self._begin()
         reason: Reason = "failed"
         error: BaseException | None = None
@@ -205,18 +201,28 @@ class Trainer(ParameterAccess):
                     self._loop(reader, fields, emit).run(self._first_epoch() + num_epochs)
                 reason = "stopped" if self._status.is_stopping else "completed"
             except BaseException as raised:
-                is_interrupt = isinstance(raised, (KeyboardInterrupt, SystemExit))
-                reason = "interrupted" if is_interrupt else "failed"
-                error = raised
+                reason, error = _reason_of(raised), raised
                 raise
             finally:
                 try:
-                    # Alone in failing, a process must not wait for the others in a save.
-                    is_common = jax.process_count() == 1 or reason != "failed"
-                    self._end(is_good=is_common and not isinstance(error, NonFiniteError))
+                    self._interrupts.is_open = False  # a first interrupt does not end the save
+                    self._end(reason, error)
+                    if error is None:
+                        self._interrupts.check()
+                except BaseException as raised:
+                    reason, error = _reason_of(raised), raised
+                    raise
                 finally:
                     emit(EndTraining(reason, error, self.global_step))
         self._raise_failures()
+
+    def _fields(self, feed_order: FeedOrder | None) -> _batches.Fields:
+        """Return how samples are named in training; remembers the order for tests."""
+        self.builder.check_rounds(self._rounds)
+        inputs, known = self.builder.inputs("train"), self.builder.feed_specs
+        fields = _batches.Fields(inputs, feed_order or self._feed_order, known)
+        self._feed_order = feed_order or self._feed_order
+        return fields
 
     def _begin(self) -> None:
         if self._status.is_running:
@@ -231,8 +237,11 @@ class Trainer(ParameterAccess):
         """Return whether this call of `train` had ended before the checkpoint was written."""
         return self._resumed is not None and self._status.call < self._resumed.call
 
-    def _end(self, *, is_good: bool) -> None:
+    def _end(self, reason: Reason, error: BaseException | None) -> None:
         """Save, and make ready for another call."""
+        # Alone in failing, a process must not wait for the others in a save.
+        is_common = jax.process_count() == 1 or reason != "failed"
+        is_good = is_common and not isinstance(error, NonFiniteError)
         status, is_over = self._status, self._is_over()
         try:
             if is_good and not is_over:
@@ -297,14 +306,7 @@ class Trainer(ParameterAccess):
 
     @update_scale.setter
     def update_scale(self, scale: float) -> None:
-        if not (np.ndim(scale) == 0 and np.isfinite(scale) and scale >= 0):
-            raise ValueError(
-                f"update_scale got {scale!r}, expected a finite number of 0 or more. It multiplies "
-                "every update."
-            )
-        self._state = self._state._replace(
-            update_scale=self.builder.own(np.asarray(scale, np.float32))
-        )
+        self._state = self._state._replace(update_scale=self.builder.own(scale_of(scale)))
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait for it; handlers may call it too.
@@ -330,7 +332,7 @@ class Trainer(ParameterAccess):
             "objectives": list(self.builder.objectives),
             "schedule": list(self._rounds),
             "steps_per_call": self.steps_per_call,
-            "seed": self.seed,
+            "seed": int(self.seed),
             "on_non_finite": self._on_non_finite,
             "checkpoint": None if config is None else config.as_json(),
         }
@@ -392,3 +394,8 @@ class Trainer(ParameterAccess):
     @_state.setter
     def _state(self, state: State) -> None:
         self._status.packed = self.builder.pack(state)
+
+
+def _reason_of(error: BaseException) -> Reason:
+    """Return why training ended that an exception ended."""
+    return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"

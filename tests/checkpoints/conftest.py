@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk: the same network is trained again and again here."""
+"""Compiled programs on disk, for the modules that train one network again and again."""
 
 import os
 
@@ -18,7 +18,7 @@ def cache_folder(tmp_path_factory):
     return str(tmp_path_factory.mktemp("compiled"))
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def compiled_once(cache_folder):
     """Keep what XLA compiles: resuming is about the state, and a resumed program is the same."""
     settings = {**CACHE, "jax_compilation_cache_dir": cache_folder}

@@ -88,7 +88,10 @@ def train_gan(checkpoint: Any = None, **options: Any) -> Any:
 def train_line(checkpoint: Any = None, **options: Any) -> Any:
     """Return a trainer of the regression, the cheapest there is."""
     return ps.Trainer(
-        linear_program, optax.adam(0.05), **{"place": one_device(), **options}, checkpoint=checkpoint
+        linear_program,
+        optax.adam(0.05),
+        **{"place": one_device(), **options},
+        checkpoint=checkpoint,
     )
 
 

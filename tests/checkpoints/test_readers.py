@@ -15,6 +15,8 @@ from tests.networks import assert_same_bits, compile_warnings, one_device
 from tests.readers.cases import ALL
 from tests.readers.samples import NUM_SAMPLES, ids
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 NUM_EPOCHS = 3
 
 

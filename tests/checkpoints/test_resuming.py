@@ -24,6 +24,8 @@ from tests.checkpoints.runs import (
 from tests.networks import assert_same_bits
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 # The global steps at which runs of two epochs of eleven steps are interrupted. With eight steps to
 # a launch there are checkpoints after 8, 9, 10, 11, 19, 20, 21 and 22.
 MOMENTS = {

@@ -72,9 +72,7 @@ def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next
     trainer = rolling(tmp_path / "a", place, steps_per_call, save_interval_steps=4)
     bad_step = {1: 4, 4: 5}[steps_per_call]
     trainer.train(batches(12, {bad_step: bent}), read_losses)
-    expected = ps.Trainer(
-        program, optax.adam(0.05), place=place(), steps_per_call=steps_per_call
-    )
+    expected = ps.Trainer(program, optax.adam(0.05), place=place(), steps_per_call=steps_per_call)
     resumed_with = {1: 5, 4: 8}[steps_per_call]
     expected.train([b for n, b in enumerate(batches(12)) if n < 4 or n >= resumed_with])
     variables = lambda trainer: host((trainer._state.variables, trainer._state.opt_state))  # noqa: E731
@@ -91,7 +89,8 @@ def test_bad_step_that_nobody_reads_is_rolled_back_too(
     trainer.train(batches(9))
     trainer.train(batches(9, {5: POISONS[poison]}), num_epochs=2)
     warnings = roll_backs(caplog)
-    assert len(warnings) == 2
+    # On one device the second epoch is in flight when the first is found bad: it is given up too.
+    assert len(warnings) == (1 if place is one_device else 2)
     assert "in global steps 9 to 17: rolled back to the state of global step 9;" in warnings[0]
     assert is_finite(trainer)
 
@@ -117,9 +116,11 @@ def test_first_step_that_is_bad_returns_to_the_initial_state(tmp_path, caplog):
     trainer = rolling(tmp_path)
     initial = host(trainer._state.variables)
     seen = []
-    look = lambda event: isinstance(event, ps.BeginStep) and seen.append(  # noqa: E731
-        host(trainer._state.variables)
-    )
+
+    def look(event):
+        if isinstance(event, ps.BeginStep):
+            seen.append(host(trainer._state.variables))
+
     trainer.train(batches(3, {0: bent}), [read_losses, look])
     assert_same_bits(seen[1], initial)
     assert "rolled back to the state of global step 0" in roll_backs(caplog)[0]

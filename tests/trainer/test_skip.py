@@ -1,4 +1,4 @@
-"""`on_non_finite="skip"`: an update that is not finite is left out, as if its batch were not there."""
+"""`on_non_finite="skip"`: an update that is not finite is left out, as if without its batch."""
 
 import jax
 import numpy as np

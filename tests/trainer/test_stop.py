@@ -17,8 +17,8 @@ from tests.trainer.poisoned import batches, bent, infinite, program, rooted, sou
 STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
 
 ADVICE = (
-    "Look for an id or a label out of range (they give nan), the log of zero or a division by zero; "
-    "else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "
+    "Look for an id or a label out of range (they give nan), the log of zero or a division by "
+    "zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "
     "trainer.replay(reader) runs the step again and shows the line; "
     "Trainer(..., on_non_finite='skip') leaves such updates out."
 )
@@ -56,8 +56,7 @@ def test_nan_at_a_known_step_is_found_at_the_epochs_end_with_range_metrics_and_p
         "Trainer got a loss that is not finite in global steps 3 to 11, expected a finite one. "
         "Metrics of this epoch that are not finite: 'error', 'loss'. The parameters followed in "
         "'batch_norm_0/mean', 'batch_norm_0/variance', 'batch_norm_0/bias', 'batch_norm_0/scale', "
-        "'fc_0/b' and 3 more. "
-        + ADVICE
+        "'fc_0/b' and 3 more. " + ADVICE
     )
     assert len(recorder.of(ps.EndStep)) == 9
 
@@ -83,9 +82,7 @@ def test_nan_is_found_within_one_interval_of_launches(place, steps_per_call):
 
 @STEPS_PER_CALL
 def test_nan_that_a_handler_reads_names_its_step_and_its_launch_is_the_last(steps_per_call):
-    trainer = ps.Trainer(
-        program, optax.sgd(0.1), place=one_device(), steps_per_call=steps_per_call
-    )
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device(), steps_per_call=steps_per_call)
     seen = []
     read = lambda event: isinstance(event, ps.EndStep) and seen.append(event.metrics["loss"])  # noqa: E731
     text, _ = error_of(trainer, batches(12, {5: bent}), [read])
@@ -190,9 +187,7 @@ def pending_x():
 
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_guard_waits_for_nothing_before_the_end(action, pending_x):
-    trainer = ps.Trainer(
-        program, optax.sgd(0.1), place=one_device(), on_non_finite=action
-    )
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device(), on_non_finite=action)
     trainer.train([sound(), {**sound(), "x": jnp.asarray(sound()["x"])}])
     pending = pending_x()  # no step can be done before it
     still_pending = []

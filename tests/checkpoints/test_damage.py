@@ -1,0 +1,275 @@
+"""Damaged checkpoints are noticed, reported and left aside; foreign ones are refused."""
+
+import json
+import random
+import shutil
+
+import google_crc32c
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._checkpoint import Store
+from tests.checkpoints.runs import StopAfter, as_killed_at, every_step, train_line, whole_state
+from tests.networks import (
+    assert_same_bits,
+    classifier_program,
+    compile_warnings,
+    linear_reader,
+    one_device,
+)
+
+# When the first of TensorStore's reads fails, Orbax closes the event loop that the others, still on
+# their way, report to; nothing but their complaint comes of it.
+LATE_READS = (
+    "ignore:(?s)Exception ignored in.*Event loop is closed:pytest.PytestUnraisableExceptionWarning"
+)
+pytestmark = [
+    pytest.mark.filterwarnings(LATE_READS),
+    pytest.mark.usefixtures("compiled_once"),
+]
+
+NEWEST = 5  # of six steps in two epochs, a checkpoint after each
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the folder of a whole run, its checkpoints' contents and its last state."""
+    directory = tmp_path_factory.mktemp("line") / "all"
+    trainer = train_line(every_step(directory))
+    trainer.train(linear_reader(), num_epochs=2)
+    store = Store(every_step(directory))
+    contents = {step: store.read(step) for step in store.steps()}
+    store.close()
+    return directory, contents, whole_state(trainer)
+
+
+@pytest.fixture
+def left(run, tmp_path):
+    """Return a folder of five checkpoints, as the run was killed before its last step."""
+    return as_killed_at(run[0], NEWEST, tmp_path / "left")
+
+
+def files_of(directory, step=NEWEST):
+    return sorted(path for path in (directory / str(step)).rglob("*") if path.is_file())
+
+
+def damages(data, seed):
+    """Return what becomes of a file: cut off, emptied, gone, or with one bit the other way."""
+    yield from (data[: len(data) // 2], data[:-1], b"", None)
+    chosen = random.Random(seed)
+    for _ in range(6):
+        flipped = bytearray(data)
+        flipped[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+        yield bytes(flipped)
+
+
+def write(path, data):
+    path.unlink() if data is None else path.write_bytes(data)
+
+
+def spoil(directory, step):
+    """Flip a bit in the arrays of a checkpoint."""
+    (path,) = (directory / str(step) / "state" / "d").iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def read_newest(directory):
+    store = Store(every_step(directory))
+    try:
+        return store.read_newest()
+    finally:
+        store.close()
+
+
+def assert_same_contents(actual, expected):
+    assert_same_bits(dict(actual.leaves), dict(expected.leaves))
+    assert actual.description() == expected.description()
+
+
+def test_damage_to_any_file_gives_the_same_checkpoint_or_the_one_before(run, left, caplog):
+    _, contents, _ = run
+    noticed = set()
+    for number, path in enumerate(files_of(left)):
+        whole = path.read_bytes()
+        for data in damages(whole, seed=number):
+            caplog.clear()
+            write(path, data)
+            found = read_newest(left)
+            path.write_bytes(whole)
+            step = found.position.global_step
+            assert step in (NEWEST, NEWEST - 1), path
+            assert_same_contents(found, contents[step])
+            reports = compile_warnings(caplog)
+            assert len(reports) == NEWEST - step
+            if reports:
+                noticed.add(path.relative_to(left / str(NEWEST)).parts[0])
+                assert reports[0].startswith(
+                    f"damaged checkpoint left aside: {left / str(NEWEST)}: "
+                )
+    assert noticed == {"state", "description"}
+    assert_same_contents(read_newest(left), contents[NEWEST])
+
+
+def test_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, left, caplog):
+    _, _, state = run
+    spoil(left, NEWEST)
+    trainer = train_line(every_step(left))
+    assert trainer.global_step == NEWEST - 1
+    damaged, resuming = compile_warnings(caplog)
+    assert damaged.startswith(f"damaged checkpoint left aside: {left / str(NEWEST)}: ")
+    assert resuming.startswith(f"resuming from {left / str(NEWEST - 1)}: ")
+    trainer.train(linear_reader(), num_epochs=2)
+    assert_same_bits(whole_state(trainer), state)
+
+
+def test_damaged_checkpoint_is_replaced_when_the_run_comes_by_again(run, left):
+    _, contents, _ = run
+    spoil(left, NEWEST)
+    train_line(every_step(left)).train(linear_reader(), num_epochs=2)
+    store = Store(every_step(left))
+    assert_same_bits(dict(store.read(NEWEST).leaves), dict(contents[NEWEST].leaves))
+
+
+@pytest.mark.parametrize("max_to_keep", [1, 2])
+def test_damaged_checkpoint_does_not_take_the_place_of_a_good_one(left, max_to_keep):
+    for step in range(2, NEWEST + 1):
+        spoil(left, step)
+    config = every_step(left, max_to_keep=max_to_keep)
+    trainer = train_line(config)
+    assert trainer.global_step == 1
+    trainer.train(linear_reader(), StopAfter(2), num_epochs=2)
+    assert train_line(config).global_step == 2
+
+
+def test_folder_with_nothing_but_damaged_checkpoints_is_refused_naming_each(left):
+    for step in range(1, NEWEST + 1):
+        spoil(left, step)
+    with pytest.raises(ps.CheckpointError) as caught:
+        train_line(every_step(left))
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == "no checkpoint can be read:"
+    assert [line.split(":")[0] for line in lines if str(left) in line] == [
+        f"  {left / str(step)}" for step in range(NEWEST, 0, -1)
+    ]
+    assert last == "Move the folder away to train from the beginning."
+
+
+def test_what_is_no_checkpoint_is_left_alone(run, left):
+    _, _, state = run
+    (left / "notes").mkdir()
+    (left / "notes" / "a.txt").write_text("mine")
+    (left / "7").write_text("a file")
+    trainer = train_line(every_step(left))
+    trainer.train(linear_reader(), num_epochs=2)
+    assert_same_bits(whole_state(trainer), state)
+    assert (left / "notes" / "a.txt").read_text() == "mine"
+    assert (left / "7").read_text() == "a file"
+
+
+@pytest.mark.parametrize("rest", ["nothing", "state", "description"])
+def test_what_is_left_of_a_deleted_checkpoint_is_left_aside(run, left, rest):
+    _, _, state = run
+    for path in (left / str(NEWEST)).iterdir():
+        if path.name != rest:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    trainer = train_line(every_step(left))
+    assert trainer.global_step == NEWEST - 1
+    trainer.train(linear_reader(), num_epochs=2)
+    assert_same_bits(whole_state(trainer), state)
+
+
+def test_temporary_folder_of_a_killed_save_is_cleaned_up(run, left):
+    _, _, state = run
+    unfinished = left / f"{NEWEST + 1}.orbax-checkpoint-tmp"
+    shutil.copytree(left / str(NEWEST), unfinished)
+    spoil(left, f"{NEWEST + 1}.orbax-checkpoint-tmp")
+    trainer = train_line(every_step(left))
+    assert trainer.global_step == NEWEST
+    trainer.train(linear_reader(), num_epochs=2)
+    assert_same_bits(whole_state(trainer), state)
+    assert not unfinished.exists()
+
+
+def test_checkpoint_that_was_about_to_be_replaced_comes_back(run, left):
+    _, _, state = run
+    (left / ".deleted").mkdir()
+    (left / str(NEWEST)).rename(left / ".deleted" / str(NEWEST))
+    (left / "1").rename(left / ".deleted" / "1")
+    trainer = train_line(every_step(left))
+    assert trainer.global_step == NEWEST
+    assert not (left / ".deleted").exists()
+    assert Store(every_step(left)).steps() == [2, 3, 4, 5]
+    trainer.train(linear_reader(), num_epochs=2)
+    assert_same_bits(whole_state(trainer), state)
+
+
+def test_half_deleted_checkpoints_are_deleted(left):
+    shutil.copytree(left / "1", left / ".deleted" / "1")
+    spoil(left / ".deleted", 1)
+    shutil.copytree(left / str(NEWEST), left / ".deleted" / str(NEWEST))
+    spoil(left / ".deleted", NEWEST)
+    assert train_line(every_step(left)).global_step == NEWEST
+    assert not (left / ".deleted").exists()
+
+
+def test_checkpoint_of_a_newer_format_is_refused_by_its_number(run, left):
+    for step in range(1, NEWEST + 1):
+        path = left / str(step) / "description" / "metadata"
+        said = json.loads(path.read_text())
+        body = said["body"].replace('"format": 1', '"format": 2')
+        crc = google_crc32c.value(body.encode())
+        path.write_text(json.dumps({"body": body, "crc32c": crc}))
+    with pytest.raises(ps.CheckpointError, match="got format 2, expected 1 or less"):
+        train_line(every_step(left))
+
+
+# Another network.
+
+
+def other_program():
+    """Return the regression's loss with a wider layer of another name before it."""
+    hidden = layers.fc(layers.data("x", shape=[4]), size=2, name="hidden")
+    prediction = layers.fc(hidden, size=1)
+    return layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
+
+
+def test_checkpoint_of_another_network_is_refused_with_every_difference(left):
+    with pytest.raises(ps.CheckpointError) as caught:
+        ps.Trainer(other_program, optax.sgd(0.1), place=one_device(), checkpoint=left)
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == f"the checkpoint {left} is of another network or optimizer:"
+    assert last == (
+        "Give this run a directory of its own; to start from those parameters, pass param_path=... "
+        "of a folder that save_params wrote."
+    )
+    parameters = [line for line in lines if "params" in line and "opt_state" not in line]
+    assert parameters == [
+        "  mismatched: variables.params.fc_0.w got float32[4, 1], expected float32[2, 1]",
+        "  missing: variables.params.hidden.b float32[2]",
+        "  missing: variables.params.hidden.w float32[4, 2]",
+    ]
+    moments = [line for line in lines if line not in parameters]
+    assert all(line.startswith("  extra: opt_state.") for line in moments)
+    assert len(moments) == 5  # Adam's count and two moments of each parameter
+
+
+def test_checkpoint_of_another_optimizer_is_refused(left):
+    with pytest.raises(ps.CheckpointError, match=r"extra: opt_state\.train") as caught:
+        ps.Trainer(
+            train_line().builder.objectives["train"].program_func,
+            optax.sgd(0.1),
+            place=one_device(),
+            checkpoint=left,
+        )
+    assert "variables" not in str(caught.value)
+
+
+def test_trainer_of_another_network_leaves_the_folder_as_it_is(left):
+    before = {path: path.read_bytes() for path in files_of(left)}
+    with pytest.raises(ps.CheckpointError):
+        ps.Trainer(classifier_program, optax.adam(0.1), place=one_device(), checkpoint=left)
+    assert {path: path.read_bytes() for path in files_of(left)} == before

@@ -1,0 +1,245 @@
+"""Handlers and checkpoints: an error keeps the run, and handlers keep their own states."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock._checkpoint import Store, leaf_names
+from tests.checkpoints.runs import (
+    EPOCH,
+    RUNS,
+    Seen,
+    StopAfter,
+    every_step,
+    shuffled,
+    train_classifier,
+    train_line,
+    whole_state,
+)
+from tests.networks import (
+    Recorder,
+    assert_same_bits,
+    compile_warnings,
+    describe,
+    eight_devices,
+    linear_reader,
+    one_device,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+class Faulty:
+    """An event handler that raises at the first event of which `describe` gives `at`."""
+
+    def __init__(self, at):
+        self._at = at
+
+    def __call__(self, event):
+        if describe(event) == self._at:
+            self._at = ""
+            raise LookupError("a fault of mine")
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Return state and what was seen of the runs that nothing interrupts."""
+    found = {}
+
+    def made(name):
+        if name not in found:
+            trainer, seen = RUNS[name].trained(None)
+            found[name] = whole_state(trainer), seen
+        return found[name]
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "step"),
+    [
+        ("classifier-1", "BeginTraining 0", 0),
+        ("classifier-1", "BeginEpoch 0", 0),
+        ("classifier-1", "BeginStep 0 5", 5),
+        ("classifier-1", "EndStep 0 5", 6),
+        ("classifier-1", f"EndStep 0 {EPOCH - 1}", EPOCH),
+        ("classifier-1", "EndEpoch 0", EPOCH),
+        ("classifier-1", "BeginEpoch 1", EPOCH),
+        ("classifier-1", "EndTraining completed", 2 * EPOCH),
+        ("classifier-8", "BeginStep 1 5", EPOCH),
+        ("classifier-8", "EndStep 0 5", 8),
+        ("classifier-8", "EndStep 1 8", EPOCH + 9),
+    ],
+)
+def test_error_of_a_handler_leaves_a_checkpoint_to_go_on_from_exactly_there(
+    whole, name, at, step, tmp_path
+):
+    run, config = RUNS[name], ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    with pytest.raises(LookupError) as caught:
+        run.trained(config, Faulty(at))
+    assert caught.value.args == ("a fault of mine",)
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"Raised by the event handler Faulty at {at.split()[0]}(")
+    assert Store(config).steps() == [step]
+    state, expected = whole(name)
+    trainer, seen = run.trained(config)
+    assert_same_bits(whole_state(trainer), state)
+    assert seen.steps == {k: said for k, said in expected.steps.items() if k >= step}
+
+
+def test_state_is_saved_before_the_end_of_training_is_told(tmp_path):
+    found = []
+
+    def look(event):
+        if isinstance(event, ps.EndTraining):
+            found.append((event.reason, Store(every_step(tmp_path)).steps()))
+
+    with pytest.raises(LookupError):
+        train_line(tmp_path).train(linear_reader(), [Faulty("EndStep 0 1"), look])
+    assert found == [("failed", [2])]
+
+
+def test_error_of_a_reader_leaves_a_checkpoint_to_go_on_from(whole, tmp_path):
+    class Broken:
+        def __iter__(self):
+            yield from list(linear_reader())[:2]
+            raise LookupError("a fault of the reader")
+
+    with pytest.raises(LookupError):
+        train_line(tmp_path).train(Broken())
+    trainer, expected = train_line(tmp_path), train_line()
+    assert trainer.global_step == 2
+    for each in (trainer, expected):
+        each.train(list(linear_reader()))
+    assert_same_bits(whole_state(trainer), whole_state(expected))
+
+
+def test_trainer_goes_on_after_the_error_of_a_handler_with_the_next_epoch(tmp_path):
+    trainer = train_line(tmp_path)
+    with pytest.raises(LookupError):
+        trainer.train(linear_reader(), Faulty("EndStep 0 1"))
+    recorder = Recorder()
+    trainer.train(linear_reader(), recorder)
+    assert recorder.lines[1] == "BeginEpoch 1"
+    assert train_line(tmp_path).global_step == trainer.global_step == 5
+
+
+# Their states.
+
+
+class Counter:
+    """An event handler that counts examples and losses, and keeps its counts."""
+
+    def __init__(self):
+        self.num_examples, self.losses, self.restored = 0, [], []
+
+    def __call__(self, event):
+        if isinstance(event, ps.EndStep):
+            self.num_examples += event.num_examples
+            self.losses.append(event.metrics)
+
+    def get_state(self):
+        return {"num_examples": self.num_examples, "losses": self.losses}
+
+    def set_state(self, state):
+        self.restored.append(state)
+        self.num_examples, self.losses = state["num_examples"], list(state["losses"])
+
+
+class Other(Counter):
+    """Another one."""
+
+
+@pytest.mark.parametrize("form", [lambda *h: h[0], lambda *h: list(h)], ids=["one", "list"])
+@pytest.mark.parametrize("until", [2, 3, 5])
+def test_states_of_handlers_go_through_a_checkpoint(form, until, tmp_path):
+    expected = Counter()
+    train_line().train(linear_reader(), expected, num_epochs=3)
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1)
+    train_line(config).train(linear_reader(), [Counter(), StopAfter(until)], num_epochs=3)
+    resumed = Counter()
+    train_line(config).train(linear_reader(), form(resumed, Seen()), num_epochs=3)
+    assert resumed.get_state() == expected.get_state()
+    assert [len(state["losses"]) for state in resumed.restored] == [until]
+
+
+def test_states_are_those_of_the_checkpoint_and_not_later_ones(tmp_path):
+    counter = Counter()
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2, max_to_keep=100)
+    train_line(config).train(linear_reader(), counter, num_epochs=2)
+    store = Store(config)
+    for step in (2, 4, 6):
+        (kept,) = store.read(step).extra["handlers"]
+        assert kept["name"] == "Counter"
+        assert kept["state"]["losses"] == counter.losses[:step]
+
+
+def test_states_come_back_in_the_call_they_are_of(tmp_path):
+    config = every_step(tmp_path)
+    trainer = train_line(config)
+    trainer.train(linear_reader(), Counter())
+    trainer.train(linear_reader(), [Counter(), StopAfter(5)])
+    first, second = Counter(), Counter()
+    trainer = train_line(config)
+    trainer.train(linear_reader(), first)
+    trainer.train(linear_reader(), second)
+    assert first.restored == []
+    assert [len(state["losses"]) for state in second.restored] == [2]
+    assert len(second.losses) == 3
+
+
+@pytest.mark.parametrize("handlers", [[Other()], [], [Counter(), Counter()]])
+def test_states_of_other_handlers_are_left_aside_with_a_warning(handlers, tmp_path, caplog):
+    train_line(tmp_path).train(linear_reader(), Counter())
+    trainer = train_line(tmp_path)
+    caplog.clear()
+    trainer.train(linear_reader(), handlers, num_epochs=2)
+    (warning,) = compile_warnings(caplog)
+    names = [type(handler).__name__ for handler in handlers]
+    assert warning == (
+        f"the handlers that keep a state are {names}, in the checkpoint ['Counter']: they begin "
+        "anew."
+    )
+    assert not any(handler.restored for handler in handlers)
+
+
+def test_state_that_is_no_json_is_a_loud_failure(tmp_path):
+    counter = Counter()
+    counter.get_state = lambda: {"bad": np.float32(1)}
+    with pytest.raises(ps.CheckpointError, match="not JSON serializable"):
+        train_line(tmp_path).train(linear_reader(), counter)
+
+
+# Restored state is like any other.
+
+
+@pytest.mark.parametrize("place", [one_device, eight_devices], ids=["one", "eight"])
+@pytest.mark.parametrize("steps_per_call", [1, 8])
+def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_call, tmp_path):
+    options = {"place": place(), "steps_per_call": steps_per_call}
+    first = train_classifier(tmp_path, **options)
+    first.train(shuffled(), num_epochs=1)
+    trainer = train_classifier(tmp_path, **options)
+    restored = list(trainer._status.packed)
+    assert not any(leaf.is_deleted() for leaf in restored)
+    alive = []
+
+    def look(event):
+        if isinstance(event, ps.EndStep) and not alive:
+            alive.append([leaf.is_deleted() for leaf in restored])
+
+    trainer.train(shuffled(), look, num_epochs=2)
+    names = leaf_names(trainer.builder.unpack(restored))
+    kept = [name for name, is_deleted in zip(names, alive[0], strict=True) if not is_deleted]
+    # The sums of the epoch before are replaced, not donated.
+    assert all(name.startswith("metrics.") for name in kept)
+    assert trainer.builder.num_compiles == first.builder.num_compiles
+    assert set(trainer.builder.num_compiles.values()) == {1}
+
+
+def test_state_restored_within_an_epoch_is_donated_whole(tmp_path):
+    train_classifier(every_step(tmp_path)).train(shuffled(), StopAfter(5))
+    trainer = train_classifier(every_step(tmp_path))
+    restored = list(trainer._status.packed)
+    trainer.train(shuffled(), StopAfter(6))
+    assert all(leaf.is_deleted() for leaf in restored)

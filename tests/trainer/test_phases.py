@@ -1,0 +1,292 @@
+"""SIGINT and SIGTERM in every phase of training: how it ends, and that it goes on from there."""
+
+import dataclasses
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import optax
+import pytest
+
+import penstock as ps
+from penstock import readers
+from penstock._checkpoint import Store
+from tests.networks import (
+    Recorder,
+    assert_same_bits,
+    eight_devices,
+    host,
+    linear_data,
+    linear_program,
+    one_device,
+)
+
+NUM_EPOCHS = 3
+NUM_STEPS = 5  # in an epoch
+MUCH_SECS = 250  # a test that waits for it is ended by pytest
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+
+
+def send(number: int) -> None:
+    """Send a real signal to this process."""
+    os.kill(os.getpid(), number)
+
+
+def send_soon(number: int) -> None:
+    """Send it when the main thread waits."""
+    threading.Timer(0.3, send, [number]).start()
+
+
+def data_reader() -> Any:
+    return readers.arrays(linear_data(18), batch_size=4, shuffle=True)
+
+
+class Stalling:
+    """A reader of which one pass yields some batches and then waits for ever.
+
+    It has the position of the reader that it reads.
+    """
+
+    def __init__(self, wait: Callable[[], Any], epoch: int = 1, batch: int = 3) -> None:
+        self._source, self._wait = data_reader(), wait
+        self._epoch, self._batch = epoch, batch
+
+    def __call__(self) -> Any:
+        self._epoch -= 1
+        wait = self._wait if self._epoch < 0 else None
+        return StallingPass(iter(self._source), wait, self._batch)
+
+
+class StallingPass:
+    """One pass over a `Stalling`; without `wait` it does not stall."""
+
+    def __init__(self, iterator: Any, wait: Callable[[], Any] | None, batch: int) -> None:
+        self._iterator, self._wait, self._batch = iterator, wait, batch
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        self._batch -= 1
+        if self._wait is not None and self._batch < 0:
+            self._wait()
+            raise AssertionError("the reader went on after the interrupt")
+        return next(self._iterator)
+
+    def get_state(self) -> Any:
+        return self._iterator.get_state()
+
+
+@dataclasses.dataclass
+class Run:
+    """A training run with a folder that a phase interrupts.
+
+    Attributes:
+      program: what is trained; a phase may act when it is traced.
+      reader: what is read.
+      handler: called with every event.
+    """
+
+    folder: Any
+    number: int
+    monkeypatch: Any
+    place: Callable[[], Any] = one_device
+    steps_per_call: int = 1
+    reader: Any = dataclasses.field(default_factory=data_reader)
+    handler: Callable[[Any], Any] = lambda event: None
+    trainer: Any = None
+
+    def make(self, program: Callable[[], Any] = linear_program) -> ps.Trainer:
+        self.trainer = ps.Trainer(
+            program,
+            optax.adam(0.05),
+            place=self.place(),
+            steps_per_call=self.steps_per_call,
+            checkpoint=ps.CheckpointConfig(directory=self.folder, save_interval_steps=3),
+        )
+        return self.trainer
+
+
+def at_event(line: str) -> Callable[[Run], None]:
+    """Return a phase: in a handler, at an event as `describe` gives it."""
+
+    def phase(run: Run) -> None:
+        run.handler = Recorder(line, lambda event: send(run.number))
+
+    return phase
+
+
+def in_the_compile(run: Run) -> None:
+    signals: list[int] = []
+
+    def program() -> Any:
+        if signals:
+            send(signals.pop())
+        return linear_program()
+
+    run.make(program)
+    signals.append(run.number)
+
+
+def in_a_reader_that_sleeps(run: Run) -> None:
+    def wait() -> None:
+        send_soon(run.number)
+        time.sleep(MUCH_SECS)
+
+    run.reader = Stalling(wait)
+
+
+def in_a_reader_that_waits_for_a_queue(run: Run) -> None:
+    def wait() -> None:
+        send_soon(run.number)
+        queue.Queue().get()
+
+    run.reader = Stalling(wait)
+
+
+def in_a_test_of_a_handler(run: Run) -> None:
+    def wait() -> None:
+        send_soon(run.number)
+        time.sleep(MUCH_SECS)
+
+    run.handler = Recorder("EndStep 1 2", lambda event: run.trainer.test(Stalling(wait, epoch=0)))
+
+
+def in_a_save_beside_training(run: Run) -> None:
+    write = Store.write
+
+    def interrupted(store: Store, contents: Any) -> None:
+        if contents.position.global_step == 6:
+            send(run.number)
+        write(store, contents)
+
+    run.monkeypatch.setattr(Store, "write", interrupted)
+
+
+def in_the_last_save(run: Run) -> None:
+    write = Store.write
+
+    def interrupted(store: Store, contents: Any) -> None:
+        if contents.position.epoch == NUM_EPOCHS:
+            send(run.number)
+            time.sleep(0.5)
+        write(store, contents)
+
+    run.monkeypatch.setattr(Store, "write", interrupted)
+
+
+IN_HANDLERS = ["BeginTraining 0", "BeginEpoch 1", "BeginStep 1 2", "EndStep 1 2", "EndEpoch 1"]
+PHASES = {
+    **{f"at {line}": at_event(line) for line in IN_HANDLERS},
+    "in the compile": in_the_compile,
+    "in a reader that sleeps": in_a_reader_that_sleeps,
+    "in a reader that waits for a queue": in_a_reader_that_waits_for_a_queue,
+    "in a test of a handler": in_a_test_of_a_handler,
+    "in a save beside training": in_a_save_beside_training,
+    "in the last save": in_the_last_save,
+}
+
+
+def expected_type(number: int) -> type[BaseException]:
+    return KeyboardInterrupt if number == signal.SIGINT else SystemExit
+
+
+def variables(trainer: ps.Trainer) -> Any:
+    state = trainer._state
+    return host((state.step, state.variables, state.opt_state))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Return by case the state after a run that nothing interrupts."""
+    states = {}
+
+    def of(place, steps_per_call):
+        key = place, steps_per_call
+        if key not in states:
+            folder = tmp_path_factory.mktemp("whole")
+            run = Run(folder, 0, None, place=place, steps_per_call=steps_per_call)
+            run.make().train(run.reader, num_epochs=NUM_EPOCHS)
+            states[key] = variables(run.trainer)
+        return states[key]
+
+    return of
+
+
+def interrupted_run(run: Run, phase: Callable[[Run], None]) -> Recorder:
+    """Train until a phase interrupts it; return the events."""
+    recorder = Recorder()
+    with run.monkeypatch.context() as patch:
+        run.monkeypatch = patch
+        phase(run)
+        if run.trainer is None:
+            run.make()
+        with pytest.raises(expected_type(run.number)) as caught:
+            run.trainer.train(run.reader, [recorder, run.handler], num_epochs=NUM_EPOCHS)
+    if run.number == signal.SIGTERM:
+        assert caught.value.code == 143
+    assert recorder.events[-1].error is caught.value
+    return recorder
+
+
+def check_and_resume(run: Run, recorder: Recorder, expected: Any) -> None:
+    """Check how a run ended; train the rest in a new trainer, and compare the bits."""
+    assert recorder.lines[-1] == "EndTraining interrupted"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    global_step, epoch = run.trainer.global_step, run.trainer.epoch
+    # A handler that is interrupted in the middle of a launch does not see the rest of its steps.
+    assert -1 < global_step - len(recorder.of(ps.EndStep)) < run.steps_per_call
+    assert Store(run.trainer._config).steps()[-1] == global_step
+    assert run.trainer.test(data_reader()) > 0
+    resumed = Run(run.folder, 0, None, place=run.place, steps_per_call=run.steps_per_call).make()
+    assert resumed.global_step == global_step
+    resumed.train(data_reader(), num_epochs=NUM_EPOCHS)
+    assert resumed.global_step == NUM_EPOCHS * NUM_STEPS
+    assert_same_bits(variables(resumed), expected)
+    run.trainer.train(data_reader())  # the old one is valid too: it begins the next epoch
+    assert run.trainer.epoch == epoch + 1
+
+
+@SIGNALS
+@pytest.mark.parametrize("phase", PHASES)
+def test_signal_ends_training_after_the_step_saves_and_a_new_trainer_goes_on(
+    phase, number, tmp_path, monkeypatch, uninterrupted
+):
+    run = Run(tmp_path, number, monkeypatch)
+    recorder = interrupted_run(run, PHASES[phase])
+    check_and_resume(run, recorder, uninterrupted(one_device, 1))
+
+
+@pytest.mark.parametrize(
+    "phase",
+    ["at EndStep 1 2", "in the compile", "in a reader that sleeps", "in a test of a handler"],
+)
+@pytest.mark.parametrize(
+    ("place", "steps_per_call"),
+    [(one_device, 4), (eight_devices, 1), (eight_devices, 4)],
+    ids=["one, four steps a call", "eight", "eight, four steps a call"],
+)
+def test_sigterm_does_so_with_several_steps_a_call_and_devices(
+    phase, place, steps_per_call, tmp_path, monkeypatch, uninterrupted
+):
+    run = Run(tmp_path, signal.SIGTERM, monkeypatch, place=place, steps_per_call=steps_per_call)
+    recorder = interrupted_run(run, PHASES[phase])
+    check_and_resume(run, recorder, uninterrupted(place, steps_per_call))
+
+
+@SIGNALS
+def test_signal_at_the_end_of_training_is_raised_when_every_handler_has_seen_the_end(
+    number, tmp_path
+):
+    run, recorder = Run(tmp_path, number, None), Recorder()
+    at_end = Recorder("EndTraining completed", lambda event: send(number))
+    with pytest.raises(expected_type(number)):
+        run.make().train(run.reader, [at_end, recorder], num_epochs=NUM_EPOCHS)
+    assert recorder.lines[-1] == "EndTraining completed"
+    assert run.make().global_step == NUM_EPOCHS * NUM_STEPS

@@ -1,0 +1,301 @@
+"""`trainer.replay`: the step that was not finite, again, and the line that made it so."""
+
+import inspect
+import re
+import traceback
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, readers
+from penstock.trainer import _replay
+from tests.networks import (
+    PLACES,
+    Recorder,
+    assert_same_bits,
+    eight_devices,
+    host,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+from tests.trainer import poisoned
+from tests.trainer.poisoned import (
+    BATCH_SIZE,
+    batches,
+    bent,
+    infinite,
+    light_program,
+    program,
+    rooted,
+    sound,
+)
+
+CASES = pytest.mark.parametrize(
+    ("place", "steps_per_call"),
+    [(one_device, 1), (eight_devices, 4)],
+    ids=["one", "eight, four steps a call"],
+)
+
+
+def line_of(function, text):
+    """Return the number of the line of a function that contains a text."""
+    lines, first = inspect.getsourcelines(function)
+    [number] = [first + number for number, line in enumerate(lines) if text in line]
+    return number
+
+
+def raised_by(replay):
+    """Return what a replay raised, and the step that it names."""
+    with pytest.raises(FloatingPointError) as caught:
+        replay()
+    assert type(caught.value) is FloatingPointError
+    numbers = re.match(r"replay of global step (\d+): Invalid value \(\w+\)", str(caught.value))
+    assert numbers, str(caught.value)
+    return caught.value, int(numbers[1])
+
+
+def last_line_in(error, file):
+    """Return function and number of the last line of a file in the traceback of an exception."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    return frames[-1].name, frames[-1].lineno
+
+
+def trainer_of(program=program, place=one_device, steps_per_call=1, **options):
+    return ps.Trainer(
+        program, optax.sgd(0.05), place=place(), steps_per_call=steps_per_call, **options
+    )
+
+
+def train_to_the_end(trainer, reader, *, num_epochs=1):
+    with pytest.raises(ps.NonFiniteError):
+        trainer.train(reader, num_epochs=num_epochs)
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["initial values", "checkpoint"])
+@CASES
+def test_replay_names_the_step_and_the_line_of_the_program_function(
+    place, steps_per_call, is_saved, tmp_path
+):
+    folder = {"checkpoint": tmp_path} if is_saved else {}
+    trainer = trainer_of(place=place, steps_per_call=steps_per_call, **folder)
+    reader = lambda: iter(batches(9, {6: bent} if trainer.epoch else {}))  # noqa: E731
+    train_to_the_end(trainer, reader, num_epochs=2)
+    # Without a checkpoint it goes through the first epoch, which now holds the bad batch too.
+    error, step = raised_by(lambda: trainer.replay(batches(9, {6: bent})))
+    assert step == (15 if is_saved else 6)
+    number = line_of(program, "jnp.log")
+    assert last_line_in(error.__cause__, poisoned.__file__) == ("program", number)
+    assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
+
+
+@CASES
+def test_replay_of_a_bad_gradient_names_the_line_it_is_the_gradient_of(place, steps_per_call):
+    trainer = trainer_of(place=place, steps_per_call=steps_per_call)
+    train_to_the_end(trainer, batches(9, {8: rooted}))
+    error, step = raised_by(lambda: trainer.replay(batches(9, {8: rooted})))
+    assert step == 8
+    number = line_of(program, "jnp.sqrt")
+    assert last_line_in(error.__cause__.__cause__, poisoned.__file__) == ("program", number)
+    assert f"The gradient of this line made it: {poisoned.__file__}:{number}" in str(error)
+
+
+def test_replay_of_an_infinite_loss_names_the_line_of_the_first_infinity():
+    trainer = trainer_of()
+    train_to_the_end(trainer, batches(5, {3: infinite}))
+    error, step = raised_by(lambda: trainer.replay(batches(5, {3: infinite})))
+    assert step == 3
+    assert f"This line made it: {poisoned.__file__}:{line_of(program, 'jnp.log')}" in str(error)
+
+
+@pytest.mark.parametrize("poison", [bent, rooted, infinite])
+def test_replay_finds_the_first_step_that_was_skipped(poison):
+    trainer = trainer_of(on_non_finite="skip")
+    reader = batches(9, {4: poison, 6: bent})
+    trainer.train(reader)
+    assert raised_by(lambda: trainer.replay(reader))[1] == 4
+
+
+def test_replay_of_a_run_that_rolled_back_finds_the_bad_step(tmp_path):
+    trainer = trainer_of(light_program, checkpoint=tmp_path, on_non_finite="roll_back")
+    reader = batches(9, {4: bent})
+    trainer.train(reader, lambda event: getattr(event, "metrics", None))
+    assert raised_by(lambda: trainer.replay(reader))[1] == 4
+
+
+def test_replay_of_a_named_step_goes_from_the_checkpoint_before_it(tmp_path):
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2, max_to_keep=9)
+    trainer = trainer_of(light_program, checkpoint=config, on_non_finite="skip")
+    taken = []
+    trainer.train(batches(9, {2: bent, 5: bent}))
+
+    def read():
+        for number, batch in enumerate(batches(9, {2: bent, 5: bent})):
+            taken.append(number)
+            yield batch
+
+    for step in (2, 5):
+        taken.clear()
+        assert raised_by(lambda step=step: trainer.replay(read, step=step))[1] == step
+        assert taken == list(range(step + 1))
+    with pytest.raises(FloatingPointError) as caught:
+        trainer.replay(read, step=4)
+    assert str(caught.value) == (
+        "replay of global step 4 made neither a nan nor an infinity when its operations ran one by "
+        "one. Pass step=... of another step, or see whether the reader yields the batches of the "
+        "run."
+    )
+
+
+def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=3)
+    train_to_the_end(trainer_of(light_program, checkpoint=config), batches(9, {7: bent}))
+    trainer = trainer_of(light_program, checkpoint=config)
+    assert trainer.global_step == 6
+    error, step = raised_by(lambda: trainer.replay(batches(9, {7: bent})))
+    assert step == 7
+    assert "jnp.log" in str(error)
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["initial values", "checkpoint"])
+def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run_and_leaves_it_there(
+    is_saved, tmp_path
+):
+    data = {name: np.tile(value, (6, 1)) for name, value in sound().items()}
+    data["bend"][17] = -1
+
+    bad = []
+
+    def look(event):
+        if isinstance(event, ps.EndStep) and not np.isfinite(event.metrics["loss"]):
+            bad.append(event.global_step)
+
+    reader = readers.arrays(data, BATCH_SIZE, shuffle=True, seed=3)
+    folder = {"checkpoint": tmp_path} if is_saved else {}
+    trainer = trainer_of(light_program, on_non_finite="skip", **folder)
+    trainer.train(reader, look, num_epochs=3)
+    assert len({step % 6 for step in bad}) > 1
+    for step in bad:
+        assert raised_by(lambda step=step: trainer.replay(reader, step=step))[1] == step
+    assert reader.next_epoch == 3
+
+
+@CASES
+def test_replay_leaves_the_trainer_as_it_is(place, steps_per_call):
+    trainers = [
+        trainer_of(light_program, place, steps_per_call, on_non_finite="skip") for _ in range(2)
+    ]
+    reader = batches(9, {4: bent})
+    for trainer in trainers:
+        trainer.train(reader)
+    state = host(trainers[0]._state)
+    raised_by(lambda: trainers[0].replay(reader))
+    assert_same_bits(host(trainers[0]._state), state)
+    assert (trainers[0].epoch, trainers[0].global_step) == (1, 9)
+    recorders = [Recorder(), Recorder()]
+    for trainer, recorder in zip(trainers, recorders, strict=True):
+        trainer.train(batches(9), recorder)
+    assert recorders[0].lines == recorders[1].lines
+    assert_same_bits(*(host(trainer._state) for trainer in trainers))
+
+
+def scoped(name, program_func, **options):
+    return ps.Objective(layers.scope(name)(program_func), optax.sgd(0.1), updates=name, **options)
+
+
+@pytest.mark.parametrize(
+    ("place", "schedule"),
+    [(one_device, None), (one_device, {"bent": 1}), (eight_devices, {"bent": 2, "sound": 1})],
+    ids=["each", "one alone", "eight, two and one"],
+)
+def test_replay_of_several_objectives_names_the_line_of_the_bad_one(place, schedule):
+    objectives = {"sound": scoped("a", linear_program), "bent": scoped("b", light_program)}
+    trainer = ps.Trainer(objectives, place=place(), schedule=schedule)
+    train_to_the_end(trainer, batches(5, {3: bent}))
+    error, step = raised_by(lambda: trainer.replay(batches(5, {3: bent})))
+    assert step == 3
+    assert f"{poisoned.__file__}:{line_of(light_program, 'jnp.log')}" in str(error)
+
+
+def everything():
+    """Return a loss of convolution, batch norm, dropout and a loop, bent at its end."""
+    image = jnp.reshape(layers.data("x", shape=[4]), (-1, 2, 2, 1))
+    hidden = layers.conv2d(image, num_filters=3, filter_size=2, padding=1)
+    hidden = layers.dropout(layers.batch_norm(hidden, act="relu"), 0.3)
+    prediction = layers.fc(hidden, size=1)
+    cost = layers.square_error_cost(prediction, layers.data("y", shape=[1]))
+    return layers.mean(cost * (1 + jnp.log(layers.data("bend", shape=[1]))))
+
+
+def test_replay_runs_layers_of_every_kind_operation_by_operation():
+    trainer = trainer_of(everything, eight_devices, steps_per_call=4)
+    drop = lambda batch: {name: batch[name] for name in ("x", "y", "bend")}  # noqa: E731
+    reader = [drop(batch) for batch in batches(9, {5: bent})]
+    train_to_the_end(trainer, reader)
+    error, step = raised_by(lambda: trainer.replay(reader))
+    assert step == 5
+    assert f"{__file__}:{line_of(everything, 'jnp.log')}, in everything" in str(error)
+
+
+@pytest.mark.parametrize("num_examples", [10, 3])
+def test_replay_of_a_short_batch_names_its_step(num_examples):
+    ones = np.ones((num_examples, 1), np.float32)
+    data = {**linear_data(num_examples), "bend": ones.copy(), "root": ones}
+    data["bend"][-1] = -1
+    reader, trainer = readers.arrays(data, batch_size=4), trainer_of(light_program, eight_devices)
+    train_to_the_end(trainer, reader)
+    assert raised_by(lambda: trainer.replay(reader))[1] == (2 if num_examples == 10 else 0)
+
+
+@PLACES
+def test_replay_of_a_batch_that_is_nan_itself_names_the_input_and_the_line_that_uses_it(place):
+    data = linear_data(40)
+    data["y"][27] = np.nan
+    reader, trainer = readers.arrays(data, batch_size=8), trainer_of(linear_program, place)
+    train_to_the_end(trainer, reader)
+    error, step = raised_by(lambda: trainer.replay(reader))
+    assert step == 3
+    assert "The batch has values that are not finite, in 'y'. This line made it:" in str(error)
+    assert ", in linear_program: return layers.mean(layers.square_error_cost(" in str(error)
+
+
+def test_replay_goes_with_an_optimizer_whose_state_holds_an_infinity():
+    optimizer = optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau())
+    trainer = ps.Trainer(light_program, optimizer, place=one_device())
+    reader = batches(4, {0: infinite})  # the best value so far is infinite, before the first step
+    train_to_the_end(trainer, reader)
+    error, step = raised_by(lambda: trainer.replay(reader))
+    assert step == 0
+    assert "jnp.log" in str(error)
+
+
+def test_replay_uses_the_feed_order_of_the_run():
+    trainer, order = trainer_of(light_program), ["x", "y", "bend", "root"]
+    reader = [tuple(batch[name] for name in order) for batch in batches(3, {1: bent})]
+    with pytest.raises(ps.NonFiniteError):
+        trainer.train(reader, feed_order=order)
+    assert raised_by(lambda: trainer.replay(reader))[1] == 1
+
+
+def test_replay_of_an_iterator_that_was_used_up_is_refused():
+    trainer = trainer_of()
+    iterator = iter(batches(3, {1: bent}))
+    train_to_the_end(trainer, iterator)
+    with pytest.raises(ps.ReaderError) as caught:
+        trainer.replay(iterator)
+    assert str(caught.value) == (
+        "the reader yielded no batch to replay, expected those of the run. Is it an iterator that "
+        "an earlier pass used up?"
+    )
+
+
+def test_replay_of_a_run_that_is_finite_ends(monkeypatch):
+    monkeypatch.setattr(_replay, "_MOST_STEPS", 20)
+    trainer = trainer_of(linear_program)
+    with pytest.raises(ps.ReaderError, match="replay got 20 steps that are all finite") as caught:
+        trainer.replay(linear_reader())
+    assert "Pass step=... where the step is known to be later." in str(caught.value)

@@ -1,0 +1,255 @@
+"""Signals during training: the second one, whose handlers are left alone, and what is kept."""
+
+import os
+import signal
+import threading
+import time
+from signal import SIGINT, SIGTERM
+
+import optax
+import pytest
+
+import penstock as ps
+from penstock._checkpoint import Store
+from tests.networks import (
+    PLACES,
+    Recorder,
+    assert_same_bits,
+    compile_warnings,
+    host,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+
+SIGNALS = pytest.mark.parametrize("number", [SIGINT, SIGTERM], ids=lambda number: number.name)
+DEFAULTS = {SIGINT: signal.default_int_handler, SIGTERM: signal.SIG_DFL}
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def trainer_of(place=one_device, program=linear_program, **options):
+    return ps.Trainer(program, optax.adam(0.05), place=place(), **options)
+
+
+def ends_with(number):
+    return pytest.raises(KeyboardInterrupt if number == SIGINT else SystemExit)
+
+
+def handlers():
+    return {number: signal.getsignal(number) for number in DEFAULTS}
+
+
+@pytest.fixture(autouse=True)
+def default_handlers():
+    """Check that a test leaves Python's own handlers behind."""
+    assert handlers() == DEFAULTS
+    yield
+    assert handlers() == DEFAULTS
+
+
+# A second signal.
+
+
+@PLACES
+def test_second_ctrl_c_ends_the_handler_it_comes_in_and_the_trainer_is_valid(place):
+    trainer = trainer_of(place)
+
+    def twice(event):
+        send(SIGINT)
+        send(SIGINT)
+        raise AssertionError("the handler went on after the second signal")
+
+    recorder = Recorder("EndStep 0 1", twice)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-1] == "EndTraining interrupted"
+    trainer.train(linear_reader())
+    assert (trainer.epoch, trainer.global_step) == (2, 5)
+
+
+@PLACES
+def test_second_ctrl_c_in_a_launch_is_held_until_the_state_is_stored(place, monkeypatch):
+    trainer, recorder = trainer_of(place), Recorder()
+    launch = trainer.builder.launch
+
+    def interrupted(*args):
+        launched = launch(*args)  # the old state is gone
+        send(SIGINT)
+        send(SIGINT)
+        return launched
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.builder, "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-2:] == ["BeginStep 0 0", "EndTraining interrupted"]
+    assert trainer.global_step == 1
+    trainer.train(linear_reader())
+    assert trainer.global_step == 4
+
+
+def test_second_ctrl_c_in_the_last_save_ends_it_and_the_trainer_saves_again(tmp_path, monkeypatch):
+    trainer, recorder = trainer_of(checkpoint=tmp_path), Recorder()
+    write, is_first = Store.write, True
+
+    def slow(store, contents):
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            for _ in range(2):
+                send(SIGINT)
+                time.sleep(0.3)
+        write(store, contents)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "write", slow)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-1] == "EndTraining interrupted"
+    assert recorder.events[-1].error is caught.value
+    trainer.save_checkpoint()
+    assert trainer_of(checkpoint=tmp_path).global_step == 3
+
+
+# What is left alone.
+
+
+@SIGNALS
+def test_handler_of_the_users_own_is_called_and_stays(number):
+    trainer, seen = trainer_of(), []
+
+    def own(number, frame):
+        seen.append(number)
+        trainer.stop()
+
+    signal.signal(number, own)
+    try:
+        recorder = Recorder("EndStep 0 1", lambda event: send(number))
+        trainer.train(linear_reader(), recorder)
+        assert signal.getsignal(number) is own
+    finally:
+        signal.signal(number, DEFAULTS[number])
+    assert seen == [number]
+    assert recorder.lines[-2:] == ["EndStep 0 1", "EndTraining stopped"]
+
+
+def test_ctrl_c_that_a_script_ignores_is_ignored_in_training_too():
+    signal.signal(SIGINT, signal.SIG_IGN)
+    try:
+        recorder = Recorder("EndStep 0 1", lambda event: send(SIGINT))
+        trainer_of().train(linear_reader(), recorder)
+        assert signal.getsignal(SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(SIGINT, DEFAULTS[SIGINT])
+    assert recorder.lines[-1] == "EndTraining completed"
+
+
+def test_handlers_are_pythons_own_in_training_in_another_thread_and_in_test():
+    trainer, seen = trainer_of(), []
+    look = Recorder("EndStep 0 0", lambda event: seen.append(handlers()))
+    thread = threading.Thread(target=trainer.train, args=(linear_reader(), look))
+    thread.start()
+    thread.join(timeout=60)
+
+    def read():
+        seen.append(handlers())
+        yield linear_data(4)
+
+    trainer.test(read)
+    assert seen == [DEFAULTS, DEFAULTS]
+
+
+@pytest.mark.parametrize("outcome", ["completed", "stopped", "failed"])
+def test_handlers_are_there_in_training_and_gone_after_it(outcome):
+    trainer, seen = trainer_of(), []
+
+    def act(event):
+        seen.append(handlers())
+        if outcome == "stopped":
+            trainer.stop()
+        if outcome == "failed":
+            raise LookupError
+
+    recorder = Recorder("EndStep 0 1", act)
+    if outcome == "failed":
+        with pytest.raises(LookupError):
+            trainer.train(linear_reader(), recorder)
+    else:
+        trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-1] == f"EndTraining {outcome}"
+    assert all(seen[0][number] is not DEFAULTS[number] for number in DEFAULTS)
+
+
+# What is kept.
+
+
+@SIGNALS
+def test_signal_at_the_beginning_of_a_resumed_second_call_keeps_its_number_of_epochs(
+    number, tmp_path
+):
+    def calls(folder, at, act):
+        """Make the run's two calls of train; `act` at an event of the second."""
+        trainer = trainer_of(checkpoint=folder)
+        trainer.train(linear_reader(), num_epochs=2)
+        trainer.train(linear_reader(), Recorder(at, act), num_epochs=3)
+        return trainer
+
+    whole = calls(tmp_path / "whole", "", None)
+    for at in ("EndStep 3 1", "BeginTraining 3"):
+        with ends_with(number):
+            calls(tmp_path / "parts", at, lambda event: send(number))
+    parts = calls(tmp_path / "parts", "", None)
+    assert (parts.epoch, parts.global_step) == (whole.epoch, whole.global_step) == (5, 15)
+    assert_same_bits(host(parts._state), host(whole._state))
+
+
+@SIGNALS
+def test_signal_in_the_last_save_after_a_reader_failed_lets_it_end(number, tmp_path, monkeypatch):
+    write = Store.write
+
+    def interrupted(store, contents):
+        send(number)
+        time.sleep(0.3)
+        write(store, contents)
+
+    def failing():
+        yield from linear_reader()
+        raise LookupError
+
+    trainer, recorder = trainer_of(checkpoint=tmp_path), Recorder()
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "write", interrupted)
+        with pytest.raises(LookupError):
+            trainer.train(failing, recorder)
+    assert recorder.lines[-1] == "EndTraining failed"
+    assert trainer_of(checkpoint=tmp_path).global_step == 3
+
+
+@SIGNALS
+@PLACES
+def test_signal_while_a_test_compiles_in_a_handler_leaves_the_test_program_whole(
+    place, number, caplog
+):
+    signals = []
+
+    def program():
+        if signals:
+            send(signals.pop())
+        return linear_program()
+
+    trainer = trainer_of(place, program)
+
+    def test(event):
+        signals.append(number)
+        trainer.test(linear_reader())
+
+    recorder = Recorder("EndStep 0 1", test)
+    with ends_with(number):
+        trainer.train(linear_reader(), recorder)
+    assert recorder.lines[-2:] == ["EndStep 0 1", "EndTraining interrupted"]
+    assert trainer.test(linear_reader()) > 0
+    assert compile_warnings(caplog) == []
