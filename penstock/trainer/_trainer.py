@@ -167,7 +167,6 @@ class Trainer(ParameterAccess):
 
         Called again, it goes on: parameters, optimizer state, epoch and step numbers are kept. The
         same calls with the same checkpoint directory in another process go on where the last ended.
-
         Ctrl-C and SIGTERM end after the current step; a second one at once.
 
         Arguments:
