@@ -287,7 +287,13 @@ def _encoded(state: Any) -> Any:
     """Return a reader's state for JSON, one for each process; bytes as base64."""
     if isinstance(state, bytes):
         state = {"__base64__": base64.b64encode(state).decode()}
-    text = json.dumps(state)
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
+            "expected dicts, lists, strings and Python's own numbers, or bytes. Convert it there."
+        ) from error
     if jax.process_count() == 1:
         return [json.loads(text)]
     from jax.experimental import multihost_utils
