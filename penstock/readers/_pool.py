@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -105,8 +103,9 @@ class WorkerProcesses:
         """Start nothing yet."""
         self._function, self._num_workers = function, num_workers
         self._lock = threading.Lock()
+        # Without a finalizer that shuts it down: the collector may run one in a thread that is just
+        # starting, where waiting deadlocks. An executor nobody holds ends its processes by itself.
         self._executor: Executor | None = None
-        self._end: Callable[[], Any] = _nothing
 
     def submit(self, item: Any) -> Future[Any]:
         """Return the future of `function(item)`; item and result are pickled."""
@@ -132,23 +131,12 @@ class WorkerProcesses:
             self._executor = ProcessPoolExecutor(
                 self._num_workers, context, _set_up_process, argument
             )
-            self._end = weakref.finalize(self, _shut_down, self._executor)
         return self._executor
 
     def _stop(self) -> None:
-        self._end()
-        self._executor, self._end = None, _nothing
-
-
-def _nothing() -> None:
-    """End no process: the no-op form."""
-
-
-def _shut_down(executor: Executor) -> None:
-    # The collector may run this in the executor's own thread, which cannot wait for itself and
-    # ends all the same.
-    with contextlib.suppress(RuntimeError):
-        executor.shutdown(wait=True, cancel_futures=True)
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def result_of(future: Future[Any]) -> Any:

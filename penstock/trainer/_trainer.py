@@ -204,7 +204,6 @@ class Trainer(ParameterAccess):
                 raise
             finally:
                 try:
-                    self._interrupts.is_open = False  # a first interrupt does not end the save
                     self._end(reason, error)
                     if error is None:
                         self._interrupts.check()
@@ -242,6 +241,7 @@ class Trainer(ParameterAccess):
         is_common = jax.process_count() == 1 or reason != "failed"
         is_good = is_common and not isinstance(error, NonFiniteError)
         status, is_over = self._status, self._is_over()
+        self._interrupts.is_open = False  # a first interrupt does not end the save
         try:
             if is_good and not is_over:
                 self._saver.at_end(status)

@@ -114,7 +114,10 @@ def test_xmap_keeps_its_processes_from_pass_to_pass_until_the_reader_is_closed()
     reader.close()  # through the decorators around it
     assert not set(multiprocessing.active_children()) - before
     assert len(list(reader)) == 3
-    del reader, mapped
+    del reader, mapped  # nobody waits for them then, but they end
+    ended_by = time.monotonic() + 20
+    while set(multiprocessing.active_children()) - before and time.monotonic() < ended_by:
+        time.sleep(0.01)
     assert not set(multiprocessing.active_children()) - before
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -213,7 +214,10 @@ def test_processes_are_kept_from_pass_to_pass_and_end_with_the_reader(tmp_path):
     reader.close()
     assert not children() - before
     assert {pid for batch in reader for pid in batch["process"].tolist()}.isdisjoint(pids[0])
-    del reader, iterator
+    del reader, iterator  # nobody waits for them then, but they end
+    ended_by = time.monotonic() + 20
+    while children() - before and time.monotonic() < ended_by:
+        time.sleep(0.01)
     assert not children() - before
 
 

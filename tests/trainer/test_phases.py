@@ -263,6 +263,7 @@ def test_signal_ends_training_after_the_step_saves_and_a_new_trainer_goes_on(
     check_and_resume(run, recorder, uninterrupted(one_device, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "phase",
     ["at EndStep 1 2", "in the compile", "in a reader that sleeps", "in a test of a handler"],

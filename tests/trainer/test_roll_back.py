@@ -18,7 +18,11 @@ from tests.networks import (
 )
 from tests.trainer.poisoned import POISONS, batches, bent, is_finite, program, rooted, sound
 
-STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
+CASES = pytest.mark.parametrize(
+    ("place", "steps_per_call"),
+    [(one_device, 1), (eight_devices, 4)],
+    ids=["one", "eight, four steps a call"],
+)
 
 
 def rolling(folder, place=one_device, steps_per_call=1, **checkpoint):
@@ -63,8 +67,7 @@ def test_bad_step_that_is_read_returns_to_the_checkpoint_before_it(place, tmp_pa
     assert is_finite(trainer)
 
 
-@STEPS_PER_CALL
-@PLACES
+@CASES
 def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next_batches(
     place, steps_per_call, tmp_path
 ):
@@ -80,8 +83,7 @@ def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next
 
 
 @pytest.mark.parametrize("poison", POISONS)
-@STEPS_PER_CALL
-@PLACES
+@CASES
 def test_bad_step_that_nobody_reads_is_rolled_back_too(
     place, steps_per_call, poison, tmp_path, caplog
 ):

@@ -99,9 +99,12 @@ def test_metrics_of_a_skipped_step_are_read_as_they_were(runs, place, steps_per_
     assert finite == [n for n in range(NUM_STEPS) if BAD.get(n, sound) in (sound, rooted)]
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 4])
 @pytest.mark.parametrize("poison", POISONS)
-@PLACES
+@pytest.mark.parametrize(
+    ("place", "steps_per_call"),
+    [(one_device, 1), (eight_devices, 4)],
+    ids=["one", "eight, four steps a call"],
+)
 def test_skipped_update_leaves_every_bit_but_the_counts(place, poison, steps_per_call):
     trainer = skipping(place, steps_per_call)
     trainer.train(batches(4))
