@@ -11,6 +11,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers import ComposeNotAligned
+from penstock.readers.decorators import _buffering
 
 
 def test_buffered_yields_everything_for_every_size():
@@ -248,3 +249,19 @@ def test_chain_opens_a_reader_when_its_turn_comes():
 def test_argument_out_of_range_is_refused_before_reading(make, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         make()
+
+
+def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
+    is_over = threading.Event()
+
+    def source():
+        yield 1
+        is_over.wait(60)
+        yield 2
+
+    monkeypatch.setattr(_buffering, "_STALL_SECS", 0.05)
+    iterator = readers.buffered(source, 2)()
+    assert next(iterator) == 1
+    iterator.close()
+    is_over.set()
+    assert "got no answer from its source" in caplog.text

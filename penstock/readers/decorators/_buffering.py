@@ -1,5 +1,6 @@
 """`buffered`, a bounded look-ahead in a thread, and `cache`."""
 
+import logging
 import threading
 from collections import deque
 from typing import Any
@@ -14,6 +15,11 @@ from penstock.readers._contract import (
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers.decorators._stage import Stage, StageIterator
+
+_LOGGER = logging.getLogger("penstock")
+
+_STALL_SECS = 5.0
+"""How long closing waits for a source that yields nothing: an interrupted run must end."""
 
 
 class _Channel:
@@ -101,12 +107,16 @@ class _BufferedIterator(StageIterator):
         self._state = state or self._state
         return item
 
-    def _stop(self) -> None:
+    def _stop(self) -> bool:
+        """End the thread; return whether it has ended, which it cannot while its source stalls."""
+        has_ended = True
         if self._channel is not None and self._thread is not None:
             self._channel.close()
             if self._thread is not threading.current_thread():  # the collector may run there
-                self._thread.join()
+                self._thread.join(_STALL_SECS)
+                has_ended = not self._thread.is_alive()
             self._channel = self._thread = None
+        return has_ended
 
     def _save(self) -> State:
         return {"source": self._state}
@@ -118,8 +128,14 @@ class _BufferedIterator(StageIterator):
         self._inner[0].set_state(self._state)
 
     def _release(self) -> None:
-        self._stop()
-        super()._release()
+        if self._stop():
+            super()._release()
+        else:
+            _LOGGER.warning(
+                "readers.buffered got no answer from its source for %.0f s and was closed: its "
+                "thread is left to end with the process.",
+                _STALL_SECS,
+            )
 
 
 def buffered(reader: ReaderLike, size: int) -> Stage:
