@@ -25,6 +25,7 @@ class Writer:
         self.failures: list[str] = []
         self._store = store
         self._is_asynchronous = is_asynchronous
+        self._thread: threading.Thread | None = None
         self._is_done = threading.Event()
         self._is_done.set()
 
@@ -40,12 +41,13 @@ class Writer:
         """
         self.wait()
         is_done = threading.Event()
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._run,
             args=(make, step, is_done),
             name=f"penstock checkpoint {step}",
             daemon=True,  # a second interrupt ends the process without it
-        ).start()
+        )
+        self._thread.start()
         self._is_done = is_done
         if is_last or not self._is_asynchronous:
             self.wait()
@@ -58,6 +60,11 @@ class Writer:
         """
         while not self._is_done.wait(timeout=0.1):
             pass
+        if self._thread is not None:
+            # It has nothing left but to end; were the process to end first, the libraries below
+            # would abort it.
+            self._thread.join()
+            self._thread = None
 
     def _run(
         self, make: Callable[[], Contents | None], step: int, is_done: threading.Event

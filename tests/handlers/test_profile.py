@@ -38,7 +38,9 @@ def folder_of(directory):
 def num_runs(directory):
     """Return how often the matrix product that ran most often did: once a step."""
     operations = _trace.read_operations(folder_of(directory))
-    return max(operation.num_runs for operation in operations if "dot" in operation.source)
+    # By either name: where JAX has lowered the same product before, its source is called otherwise.
+    dots = [each for each in operations if "dot" in each.source or each.name.startswith("dot")]
+    return max(operation.num_runs for operation in dots)
 
 
 def test_window_has_just_its_steps(tmp_path):
@@ -81,7 +83,7 @@ def test_table_is_printed_and_saved_beside_the_trace(tmp_path, capsys):
     lines = text.splitlines()
     assert lines[0] == "the operations of 2 steps, by the time they took on all devices:"
     assert len(lines) == 1 + 1 + 3 + 1 + 1  # title, header, three, the others, all
-    assert "dot_general" in text
+    assert "dot" in text
 
 
 def test_trace_is_what_tensorboard_and_perfetto_open(tmp_path):
