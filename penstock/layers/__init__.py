@@ -27,14 +27,23 @@ from penstock.layers.activations import (
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.dense import embedding, fc
-from penstock.layers.dropout import dropout
-from penstock.layers.inputs import data, example_weights, is_training, random_key, scope
+from penstock.layers.depthwise import depthwise_conv2d, separable_conv2d
+from penstock.layers.dropout import drop_path, dropout
+from penstock.layers.inputs import (
+    data,
+    example_weights,
+    global_step,
+    is_training,
+    random_key,
+    scope,
+)
 from penstock.layers.losses import (
     cross_entropy,
     huber_loss,
     sigmoid_cross_entropy_with_logits,
     softmax_with_cross_entropy,
     square_error_cost,
+    weight_decay_loss,
 )
 from penstock.layers.nets import (
     glu,
@@ -42,11 +51,12 @@ from penstock.layers.nets import (
     scaled_dot_product_attention,
     simple_img_conv_pool,
 )
-from penstock.layers.norm import group_norm, l2_normalize, layer_norm
+from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn
 from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
 from penstock.layers.pool import pool2d
 from penstock.layers.reductions import accuracy, mean, reduce_sum
-from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, topk
+from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
+from penstock.layers.squeeze_excite import squeeze_excite
 
 __all__ = [
     # Inputs and parameters
@@ -56,6 +66,7 @@ __all__ = [
     "create_parameter",
     "data",
     "example_weights",
+    "global_step",
     "is_training",
     "random_key",
     "reduce_sum",
@@ -64,13 +75,17 @@ __all__ = [
     "batch_norm",
     "conv2d",
     "conv2d_transpose",
+    "depthwise_conv2d",
     "embedding",
     "fc",
     "group_norm",
     "layer_norm",
+    "separable_conv2d",
     # Layers without
+    "drop_path",
     "dropout",
     "l2_normalize",
+    "lrn",
     "pool2d",
     # Activations
     "elu",
@@ -97,15 +112,18 @@ __all__ = [
     "sigmoid_cross_entropy_with_logits",
     "softmax_with_cross_entropy",
     "square_error_cost",
+    "weight_decay_loss",
     # Shapes
     "concat",
     "cos_sim",
     "flatten",
     "one_hot",
+    "pad2d",
     "topk",
     # Nets
     "glu",
     "img_conv_group",
     "scaled_dot_product_attention",
     "simple_img_conv_pool",
+    "squeeze_excite",
 ]

@@ -73,6 +73,8 @@ class Frame:
     num_devices: int
     rows: list[int]
     anchor: jax.Array | None = None
+    step: jax.Array | None = None
+    compute_dtype: Any = None
 
     feed_specs: dict[str, FeedSpec] = dataclasses.field(default_factory=dict)
     specs: dict[str, ParameterSpec] = dataclasses.field(default_factory=dict)
@@ -84,8 +86,12 @@ class Frame:
         self.total_weight = _mesh.psum(jnp.sum(self.weights), self.num_devices)
         self.first_row = _mesh.device_index(self.num_devices) * self.batch_size
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
+        # Likewise: the number of the step, 0 where nothing is trained.
+        self.global_step = jnp.zeros((), jnp.int32) if self.step is None else self.step
         self.trace = tracers.current_trace()
         self.scope = _Scope(())
+        self.used: dict[tuple[str, ...], jax.Array] = {}
+        self._prefixes: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._modules: dict[tuple[str, ...], ScopeModule] = {}
         self._num_row_queries = 0
         self._traces = contextlib.ExitStack()
@@ -146,14 +152,16 @@ class Frame:
         value: Any = self.updates.get(spec.path)
         if value is None:
             value = find(self.variables.get(spec.collection, {}), spec.path)
+        if value is None and self.is_probe:
+            value = jnp.zeros(spec.shape, spec.dtype)
         if value is None:
-            if self.is_probe:
-                return jnp.zeros(spec.shape, spec.dtype)
             raise ProgramError(
                 f"the {self.mode} program asks for the parameter {spec.name!r}, which was not "
                 "there when the program was first traced. A program function must create the same "
                 "parameters at every call; does it depend on the batch size or on outside state?"
             )
+        if spec.collection == "params":
+            self.used.setdefault(spec.path, value)
         return value
 
     def _record(self, spec: ParameterSpec) -> None:
@@ -170,13 +178,19 @@ class Frame:
                 f"regularizer={known.regularizer} as at {known.site}. The same name in the same "
                 "scope is the same parameter. Give one of the two layers another name."
             )
-        for other in self.specs.values():
-            shorter, longer = sorted((spec.path, other.path), key=len)
-            if shorter != longer and longer[: len(shorter)] == shorter:
-                raise ProgramError(
-                    f"parameter {'/'.join(shorter)!r} got the name of the layer that owns "
-                    f"{'/'.join(longer)!r}. A name is either a parameter or a layer. Rename one."
-                )
+        if known is not spec:
+            return
+        prefixes = [spec.path[:length] for length in range(1, len(spec.path))]
+        clashes = [(path, spec.path) for path in prefixes if "/".join(path) in self.specs]
+        if spec.path in self._prefixes:
+            clashes.append((spec.path, self._prefixes[spec.path]))
+        for shorter, longer in clashes:
+            raise ProgramError(
+                f"parameter {'/'.join(shorter)!r} got the name of the layer that owns "
+                f"{'/'.join(longer)!r}. A name is either a parameter or a layer. Rename one."
+            )
+        for path in prefixes:
+            self._prefixes.setdefault(path, spec.path)
 
     def update(self, spec: ParameterSpec, value: jax.Array) -> None:
         """Keep a new value of a running statistic; the builder stores it after the step."""
@@ -239,23 +253,42 @@ class Frame:
 
     def run_scope(self, name: str, function: Callable[[], Any]) -> Any:
         """Run `function` with names below `name`; running a scope again shares its parameters."""
+        with self.inside(name):
+            path = self.scope.path
+            if path not in self._modules:
+                self._modules[path] = ScopeModule(name=name)
+            # A scope run again gives its flax children new parents: forget the old children.
+            self._modules = {p: m for p, m in self._modules.items() if p[:-1] != path}
+            return self._modules[path](function)
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Put penstock's own layers below `name`; flax modules need `run_scope`."""
         check_name("layers.scope", name)
         outer = self.scope
-        path = (*outer.path, name)
         if outer.owners.setdefault(name, ("scope", True))[0] != "scope":
             raise ProgramError(
                 f"layers.scope got the name {name!r}, which a layer in the same scope has already. "
                 "Rename one of them."
             )
-        if path not in self._modules:
-            self._modules[path] = ScopeModule(name=name)
-        # A scope run again gives its flax children new parents: forget the old children.
-        self._modules = {p: m for p, m in self._modules.items() if p[:-1] != path}
-        self.scope = _Scope(path)
+        self.scope = _Scope((*outer.path, name))
         try:
-            return self._modules[path](function)
+            yield
         finally:
             self.scope = outer
+
+    def promoted(self, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the operands of a product in one dtype: that of the program's precision, if any.
+
+        Parameters stay float32 in the state; what a step computes with is cast here.
+        """
+        dtype = jnp.result_type(x, w)
+        return self.in_precision(x.astype(dtype)), self.in_precision(w.astype(dtype))
+
+    def in_precision(self, x: jax.Array) -> jax.Array:
+        """Return floats in the dtype of the program's precision, if it has one."""
+        has_one = self.compute_dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(self.compute_dtype) if has_one else x
 
 
 _CURRENT: ContextVar[Frame | None] = ContextVar("penstock_frame", default=None)

@@ -145,7 +145,7 @@ def softsign(x: jax.Array) -> jax.Array:
 
 
 def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
-    """Return the softmax along `axis`, same shape as the input.
+    """Return the softmax along `axis`, same shape as the input, in float32 or wider.
 
     Inside a program the logits are remembered, so that `cross_entropy` of the result is computed
     from them and stays finite.
@@ -154,6 +154,7 @@ def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     [[0.5, 0.5]]
     """
     logits = jnp.asarray(input)
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     probabilities = jax.nn.softmax(logits, axis=axis)
     if axis in (-1, logits.ndim - 1):
         _frame.remember_logits(probabilities, logits)

@@ -26,6 +26,7 @@ def batch_norm(
     data_format: DataFormat = "NHWC",
     use_global_stats: bool = False,
     sync: bool = False,
+    unbiased_running_variance: bool = False,
 ) -> jax.Array:
     """Normalise each channel over the batch (Ioffe and Szegedy 2015).
 
@@ -44,6 +45,8 @@ def batch_norm(
       param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
       use_global_stats: in training too use the running statistics, and leave them as they are.
       sync: share the statistics over the devices.
+      unbiased_running_variance: move it towards `n / (n - 1)` times the variance of the batch's n
+        elements, as TensorFlow's fused kernel and torch do.
 
     Returns:
       The input's shape.
@@ -63,13 +66,14 @@ def batch_norm(
     mean, variance = (lax.stop_gradient(frame.parameter(spec)) for spec in specs)
     if frame.is_training and not use_global_stats:
         running = (mean, variance)
-        mean, variance, steps = _batch_statistics(frame, x, axis, running, sync)
+        how = (sync, unbiased_running_variance)
+        mean, variance, steps = _batch_statistics(frame, x, axis, running, *how)
         for spec, old, step in zip(specs, running, steps, strict=True):
             frame.update(spec, old + (1 - momentum) * step)
     # The scale joins the factor: with a pass of its own the layer took 6.4 ms in place of 4.8.
     factor = scaled(lax.rsqrt(variance + epsilon), path, param_attr, axis=0, layer="batch_norm")
     y = (x - _frame.along(mean, x.ndim, axis)) * _frame.along(factor, x.ndim, axis)
-    y = shifted(y, path, bias_attr, axis=axis, layer="batch_norm")
+    y = shifted(frame.in_precision(y), path, bias_attr, axis=axis, layer="batch_norm")
     return activate(y, act, "batch_norm")
 
 
@@ -79,6 +83,7 @@ def _batch_statistics(
     axis: int,
     running: tuple[jax.Array, jax.Array],
     sync: bool,
+    is_unbiased: bool,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Return mean, variance, and how far the global batch's are from the running ones.
 
@@ -104,7 +109,8 @@ def _batch_statistics(
     variance = jnp.maximum(total_of_squares / jnp.maximum(count, 1) - offset**2, 0)
     # A variance of 0 would blow the padding up layer by layer, to an infinity times a weight of 0.
     variance = jnp.where(count > 0, variance, running[1])
-    steps = lax.stop_gradient((total, (variance - running[1]) * count, count))
+    estimate = variance * (count / jnp.maximum(count - 1, 1)) if is_unbiased else variance
+    steps = lax.stop_gradient((total, (estimate - running[1]) * count, count))
     if not sync:
         steps = _mesh.psum(steps, frame.num_devices)
     examples = jnp.maximum(steps[2], 1)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.nn import initializers
 
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
 from penstock.layers._arguments import DataFormat, Padding, Pair, Pairs
+from penstock.layers._convolution import Geometry, as_steps, convolve, reach_of
 from penstock.layers.activations import activate
 from penstock.layers.parameters import Attr, parameter, shifted
 
@@ -65,16 +64,16 @@ def conv2d(
     channels, sizes = _arguments.check_image("conv2d", x, data_format)
     _check_groups("conv2d", channels, num_filters, groups)
     kernel = _arguments.as_pair("conv2d", "filter_size", filter_size, 1)
-    strides, dilations = _steps("conv2d", stride, dilation)
-    reach = _reach(kernel, dilations)
+    strides, dilations = as_steps("conv2d", stride, dilation)
+    reach = reach_of(kernel, dilations)
     pads = _arguments.as_padding("conv2d", "padding", padding, sizes, reach, strides)
     _arguments.check_fits("conv2d", x, sizes, reach, pads)
     path = frame.layer("conv2d", name)
     shape = (*kernel, channels // groups, num_filters)
     default = initializers.normal(math.sqrt(2.0 / math.prod(shape[:3])))
     w = parameter(path, "w", shape, default, param_attr, layer="conv2d")
-    geometry = _Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
-    y = _convolve(x, w, geometry, data_format)
+    geometry = Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
+    y = convolve(*frame.promoted(x, w), geometry, data_format)
     axis = _arguments.channel_axis(y, data_format)
     y = shifted(y, path, bias_attr, axis=axis, layer="conv2d", leaf="b")
     return activate(y, act, "conv2d")
@@ -126,59 +125,18 @@ def conv2d_transpose(
     x = jnp.asarray(input)
     channels, sizes = _arguments.check_image("conv2d_transpose", x, data_format)
     _check_groups("conv2d_transpose", channels, num_filters, groups)
-    strides, dilations = _steps("conv2d_transpose", stride, dilation)
+    strides, dilations = as_steps("conv2d_transpose", stride, dilation)
     pads = _arguments.as_pair("conv2d_transpose", "padding", padding, 0)
     kernel, edges = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
     path = frame.layer("conv2d_transpose", name)
     shape = (*kernel, channels // groups, num_filters)
     default = initializers.glorot_uniform()
     w = parameter(path, "w", shape, default, param_attr, layer="conv2d_transpose")
-    geometry = _Geometry(spread=strides, dilations=dilations, pads=edges, groups=groups)
-    y = _convolve(x, jnp.flip(w, (0, 1)), geometry, data_format)
+    geometry = Geometry(spread=strides, dilations=dilations, pads=edges, groups=groups)
+    y = convolve(*frame.promoted(x, jnp.flip(w, (0, 1))), geometry, data_format)
     axis = _arguments.channel_axis(y, data_format)
     y = shifted(y, path, bias_attr, axis=axis, layer="conv2d_transpose", leaf="b")
     return activate(y, act, "conv2d_transpose")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Geometry:
-    """Where the kernel meets the image; `spread` puts zeros between the pixels of the input."""
-
-    strides: Pair = (1, 1)
-    spread: Pair = (1, 1)
-    dilations: Pair
-    pads: Pairs
-    groups: int
-
-
-def _convolve(
-    x: jax.Array, w: jax.Array, geometry: _Geometry, data_format: DataFormat
-) -> jax.Array:
-    dtype = jnp.result_type(x, w)
-    return lax.conv_general_dilated(
-        x.astype(dtype),
-        w.astype(dtype),
-        window_strides=geometry.strides,
-        padding=geometry.pads,
-        lhs_dilation=geometry.spread,
-        rhs_dilation=geometry.dilations,
-        dimension_numbers=(data_format, "HWIO", data_format),
-        feature_group_count=geometry.groups,
-    )
-
-
-def _steps(
-    layer: str, stride: int | Sequence[int], dilation: int | Sequence[int]
-) -> tuple[Pair, Pair]:
-    return (
-        _arguments.as_pair(layer, "stride", stride, 1),
-        _arguments.as_pair(layer, "dilation", dilation, 1),
-    )
-
-
-def _reach(kernel: Pair, dilations: Pair) -> Pair:
-    """Return over how many pixels a dilated kernel spreads."""
-    return (dilations[0] * (kernel[0] - 1) + 1, dilations[1] * (kernel[1] - 1) + 1)
 
 
 def _fit_output(
@@ -202,7 +160,7 @@ def _fit_output(
             "layers.conv2d_transpose got neither output_size nor filter_size, expected one of them "
             "or both. One follows from the other. Give filter_size."
         )
-    least = [f + reach for f, reach in zip(first, _reach(kernel, dilations), strict=True)]
+    least = [f + reach for f, reach in zip(first, reach_of(kernel, dilations), strict=True)]
     size = least if output_size is None else output_size
     total = _arguments.as_pair("conv2d_transpose", "output_size", size, 1)
     extra = (total[0] - least[0], total[1] - least[1])
@@ -213,7 +171,7 @@ def _fit_output(
             f"from {tuple(least)} to less than a stride more. A convolution maps these sizes, and "
             "no others, to the input's. Change one of them."
         )
-    top, left = (r - 1 - p for r, p in zip(_reach(kernel, dilations), pads, strict=True))
+    top, left = (r - 1 - p for r, p in zip(reach_of(kernel, dilations), pads, strict=True))
     return kernel, ((top, top + extra[0]), (left, left + extra[1]))
 
 

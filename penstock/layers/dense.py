@@ -65,7 +65,8 @@ def fc(
         leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
         leaf = f"w_{number}" if len(inputs) > 1 else "w"
         w = parameter(path, leaf, [features, size], initializers.glorot_uniform(), attr, layer="fc")
-        product = x.reshape(*leading, features) @ w.astype(jnp.result_type(x, w))
+        x, w = frame.promoted(x.reshape(*leading, features), w)
+        product = x @ w
         total = product if total is None else total + product
     total = shifted(total, path, bias_attr, axis=-1, layer="fc", leaf="b")
     return activate(total, act, "fc")
@@ -129,6 +130,7 @@ def embedding(
     # A negative id would count from the end; one behind the end reads as nan.
     ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
     rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
+    rows = frame.in_precision(rows)
     if padding_idx is not None:
         rows = jnp.where((ids == padding_idx % table.shape[0])[..., None], 0, rows)
     return rows

@@ -1,4 +1,4 @@
-"""Dropout."""
+"""Dropout of elements, and of whole paths."""
 
 from __future__ import annotations
 
@@ -63,7 +63,55 @@ def dropout(
         return x if upscale else x * keep_prob
     if keep_prob in (0.0, 1.0):
         return x * keep_prob
-    # A key a row costs nothing: 1.63 ms against 1.65 ms for one draw of [64, 4096] on 2 CPU cores.
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(frame.layer_key(path), frame.row_ids(x.shape[0]))
-    mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep_prob, x.shape[1:]))(keys)
+    mask = _kept(frame, path, keep_prob, x.shape)
     return jnp.where(mask, x / keep_prob if upscale else x, 0)
+
+
+def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = None) -> jax.Array:
+    """Set whole examples of a branch to zero at random (Larsson et al. 2017).
+
+    In training each example's part of `x` is dropped with `drop_prob`, and what is left is divided
+    by `1 - drop_prob`; test and infer return the input as it is. Draws are those of `dropout`:
+    the same on any number of devices and after a resume. Source: TF-Slim's NASNet.
+
+    Arguments:
+      x: `[B, ...]`, the result of a branch that is added to others.
+      drop_prob: from 0 to less than 1; an array where it changes as training goes on, see
+        `layers.global_step`.
+
+    Returns:
+      The input's shape and dtype.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.drop_path(layers.data("x", [2]), 0.5))
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
+    [[1.0, 2.0]]
+    """
+    frame = _frame.current("drop_path")
+    is_number = not isinstance(drop_prob, jax.Array)
+    if is_number and not 0 <= drop_prob < 1:
+        raise ProgramError(
+            f"layers.drop_path got drop_prob={drop_prob!r}, expected a number from 0 to less than "
+            "1. It is the share of examples whose branch is dropped. 0.2 is usual."
+        )
+    x = jnp.asarray(x)
+    path = frame.layer("drop_path", name)
+    if not frame.is_training or (is_number and drop_prob == 0):
+        return x
+    # float32 whatever the input: draws of another precision are other draws.
+    keep_prob = jnp.asarray(1.0 - drop_prob, jnp.float32)
+    mask = _kept(frame, path, keep_prob, (x.shape[0], *(1,) * (x.ndim - 1)))
+    return jnp.where(mask, x / keep_prob.astype(x.dtype), 0)
+
+
+def _kept(
+    frame: _frame.Frame,
+    path: tuple[str, ...],
+    keep_prob: float | jax.Array,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """Draw a mask; a row's depends on its place in the global batch, not on the device."""
+    # A key a row costs nothing: 1.63 ms against 1.65 ms for one draw of [64, 4096] on 2 CPU cores.
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(frame.layer_key(path), frame.row_ids(shape[0]))
+    return jax.vmap(lambda key: jax.random.bernoulli(key, keep_prob, shape[1:]))(keys)

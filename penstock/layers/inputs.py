@@ -96,6 +96,22 @@ def random_key(name: str | None = None) -> jax.Array:
     return jax.random.fold_in(key, frame.first_row)
 
 
+def global_step() -> jax.Array:
+    """Return the number of training steps done so far, an int32 scalar; 0 in test and infer.
+
+    For what changes as training goes on, such as a drop path that grows.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.data("x", shape=[1]) + layers.global_step()
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[5.0]]}).tolist()
+    [[5.0]]
+    """
+    return _frame.current("global_step").global_step
+
+
 def example_weights() -> jax.Array:
     """Return the weight of each example of this device's batch, shape `[B]`.
 

@@ -5,6 +5,8 @@ They are the same in train, test and infer, and computed in float32 or better.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -137,6 +139,43 @@ def huber_loss(input: jax.Array, label: jax.Array, delta: float) -> jax.Array:
     distance = jnp.abs(_difference("huber_loss", input, label))
     near = jnp.minimum(distance, delta)
     return near * (distance - 0.5 * near)
+
+
+def weight_decay_loss(
+    coefficient: float, applies_to: Callable[[str], bool] | None = None
+) -> jax.Array:
+    """Return `coefficient / 2` times the sum of squares of the weights used so far.
+
+    To be added to a loss, after the network has been called. A parameter counts once, however often
+    it is used, in float32 whatever the precision of the program. Only parameters of penstock's
+    layers count, and only those in the current scope. Source: TF-Slim's `l2_regularizer`.
+
+    Arguments:
+      applies_to: takes a parameter's path, such as `"block1/conv2d_0/w"`, and says whether it
+        counts; without it those called `w` do, which leaves out biases, batch norm's scales and
+        depthwise kernels.
+
+    Returns:
+      A scalar.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     y = layers.fc(layers.data("x", [3]), 2, param_attr=jax.nn.initializers.ones)
+    ...     return layers.weight_decay_loss(0.5)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> float(builder.infer(builder.init(), {"x": [[0.0] * 3]}))
+    1.5
+    """
+    frame = _frame.current("weight_decay_loss")
+    applies_to = applies_to or (lambda path: path.endswith("/w") or path == "w")
+    scope = frame.scope.path
+    weights = [
+        value.astype(jnp.float32)
+        for path, value in frame.used.items()
+        if path[: len(scope)] == scope and applies_to("/".join(path[len(scope) :]))
+    ]
+    return 0.5 * coefficient * sum((jnp.vdot(w, w) for w in weights), jnp.zeros(()))
 
 
 def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError
@@ -127,6 +128,48 @@ def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.sum(wide * wide, axis=axis, keepdims=True)
     return _narrowed(wide * lax.rsqrt(square + epsilon), x.dtype)
+
+
+def lrn(
+    input: jax.Array,
+    n: int = 5,
+    k: float = 1.0,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Divide by the squares of neighbouring channels (Krizhevsky et al. 2012).
+
+    `x / (k + alpha * sum) ** beta` with the sum of squares over the `n` channels around each.
+    Source: Fluid's `lrn`, whose images are channels first. TensorFlow's `depth_radius` of r is
+    `n=2 * r + 1`.
+
+    Arguments:
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+      n: the width of the window, odd.
+
+    Returns:
+      The input's shape.
+
+    >>> import jax.numpy as jnp
+    >>> lrn(jnp.array([[[[1.0, 3.0]]]]), n=3, k=0.0, alpha=1.0, beta=0.5).round(2).shape
+    (1, 1, 1, 2)
+    """
+    x = jnp.asarray(input)
+    _arguments.check_image("lrn", x, data_format)
+    if n < 1 or n % 2 == 0:
+        raise ProgramError(
+            f"layers.lrn got n={n}, expected an odd positive number. The window has as many "
+            "channels on either side. Use 5, say."
+        )
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    axis = _arguments.channel_axis(x, data_format)
+    window, pads = [1] * x.ndim, [(0, 0)] * x.ndim
+    window[axis], pads[axis] = n, (n // 2, n // 2)
+    sums = lax.reduce_window(
+        wide * wide, np.zeros((), wide.dtype), lax.add, window, [1] * x.ndim, pads
+    )
+    return _narrowed(wide * (k + alpha * sums) ** -beta, x.dtype)
 
 
 def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:

@@ -204,7 +204,7 @@ def scaled(y: jax.Array, path: tuple[str, ...], attr: Attr, *, axis: int, layer:
     if attr is False:
         return y
     scale = parameter(path, "scale", [y.shape[axis]], initializers.ones, attr, layer=layer)
-    return y * _frame.along(scale, y.ndim, axis)
+    return y * _frame.along(_in_precision(scale, y, layer), y.ndim, axis)
 
 
 def shifted(
@@ -220,4 +220,14 @@ def shifted(
     if attr is False:
         return y
     bias = parameter(path, leaf, [y.shape[axis]], initializers.zeros, attr, layer=layer)
-    return y + _frame.along(bias, y.ndim, axis)
+    return y + _frame.along(_in_precision(bias, y, layer), y.ndim, axis)
+
+
+def _in_precision(value: jax.Array, y: jax.Array, layer: str) -> jax.Array:
+    """Return a vector in the dtype of what it meets, in a program of less than full precision."""
+    has_precision = _frame.current(layer).compute_dtype is not None
+    return value.astype(y.dtype) if has_precision and _is_floating(y) else value
+
+
+def _is_floating(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax import lax
 
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
+from penstock.layers._arguments import DataFormat
 from penstock.layers.norm import l2_normalize
 
 
@@ -54,6 +56,43 @@ def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, tuple[int, ...]]:
     return len(shape), shape[:axis] + shape[axis + 1 :]
+
+
+def pad2d(
+    input: jax.Array,
+    paddings: Sequence[int],
+    mode: Literal["constant", "reflect", "edge"] = "constant",
+    pad_value: float = 0.0,
+    data_format: DataFormat = "NHWC",
+) -> jax.Array:
+    """Put a border around images. Source: Fluid's `pad2d`, whose images are channels first.
+
+    Arguments:
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+      paddings: `[top, bottom, left, right]` in pixels.
+      mode: `"constant"` fills with `pad_value`, `"reflect"` mirrors at the outermost pixel,
+        `"edge"` repeats it.
+
+    Returns:
+      `[B, top + H + bottom, left + W + right, C]`, channels where the input has them.
+
+    >>> pad2d(jnp.ones([1, 2, 2, 1]), [0, 1, 2, 0]).shape
+    (1, 3, 4, 1)
+    """
+    x = jnp.asarray(input)
+    _arguments.check_image("pad2d", x, data_format)
+    _frame.check_choice("layers.pad2d", "mode", mode, ("constant", "reflect", "edge"))
+    sides = list(paddings)
+    if len(sides) != 4 or any(side < 0 for side in sides):
+        raise ProgramError(
+            f"layers.pad2d got paddings={paddings!r}, expected four numbers of 0 or more: top, "
+            "bottom, left, right."
+        )
+    borders = [(0, 0), (sides[0], sides[1]), (sides[2], sides[3])]
+    borders.insert(3 if data_format == "NHWC" else 1, (0, 0))
+    if mode == "constant":
+        return jnp.pad(x, borders, constant_values=pad_value)
+    return jnp.pad(x, borders, mode=mode)
 
 
 def flatten(x: jax.Array, axis: int = 1) -> jax.Array:

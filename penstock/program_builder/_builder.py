@@ -22,6 +22,7 @@ from penstock.program_builder._objective import (
     objectives_of,
 )
 from penstock.program_builder._packing import Packing
+from penstock.program_builder._precision import Precision, compute_dtype_of
 from penstock.program_builder._probe import Probe
 from penstock.program_builder._programs import Program, compiled_call
 
@@ -41,6 +42,7 @@ class ProgramBuilder(Packing):
       infer_func: returns what `infer` gives.
       place: where programs run, see `penstock.Trainer`.
       skips_non_finite: leave out the updates whose loss or gradient is not finite.
+      precision: what layers compute products in; parameters, statistics and losses stay float32.
 
     Raises:
       ProgramError: the functions do not make programs, or disagree about the parameter tree.
@@ -65,6 +67,7 @@ class ProgramBuilder(Packing):
         infer_func: Callable[[], Any] | None = None,
         place: _mesh.Place = None,
         skips_non_finite: bool = False,
+        precision: Precision = "float32",
     ) -> None:
         self.mesh = _mesh.mesh_of(place)
         self.objectives = objectives_of(program_func, optimizer)
@@ -74,9 +77,8 @@ class ProgramBuilder(Packing):
             raise TypeError(
                 "ProgramBuilder got neither program_func nor infer_func, expected at least one."
             )
-        self._network = Network(
-            self.objectives, infer_func, self.mesh, skips_non_finite=skips_non_finite
-        )
+        how = {"skips_non_finite": skips_non_finite, "compute_dtype": compute_dtype_of(precision)}
+        self._network = Network(self.objectives, infer_func, self.mesh, **how)
         self._programs: dict[Any, Program] = {}
         self._initial_state = self._network.initial_state
         self._test_zeros = {

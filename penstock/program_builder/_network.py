@@ -38,11 +38,13 @@ class Network:
         mesh: Mesh,
         *,
         skips_non_finite: bool = False,
+        compute_dtype: Any = None,
     ) -> None:
         self.objectives, self.mesh = objectives, mesh
-        self.train = {n: probe(o.program_func, "train", mesh) for n, o in objectives.items()}
-        self.test = {n: probe(o.program_func, "test", mesh) for n, o in objectives.items()}
-        self.infer = probe(infer_func, "infer", mesh) if infer_func else None
+        functions = {name: each.program_func for name, each in objectives.items()}
+        self.train = {n: probe(f, "train", mesh, compute_dtype) for n, f in functions.items()}
+        self.test = {n: probe(f, "test", mesh, compute_dtype) for n, f in functions.items()}
+        self.infer = probe(infer_func, "infer", mesh, compute_dtype) if infer_func else None
         for name, each in self.test.items():
             compare(self.train[name], each)
         if self.infer and len(self.train) == 1:

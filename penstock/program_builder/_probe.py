@@ -33,6 +33,7 @@ class Probe:
       unweighted: labels of returned scalars that depend on the inputs but not on the example
         weights: they would count the padding of a short batch.
       has_convolution: whether there is one anywhere, nested functions included.
+      compute_dtype: what layers compute products in; None is the dtype of their operands.
     """
 
     function: Callable[[], Any]
@@ -46,6 +47,7 @@ class Probe:
     rows: list[int]
     unweighted: tuple[str, ...]
     has_convolution: bool
+    compute_dtype: Any
 
     def check_padding(self, mode: str, count: int, size: int) -> None:
         """Raise if a batch of `count` examples, padded to `size`, would be averaged with padding.
@@ -156,7 +158,9 @@ def _scalar_loss(loss: jax.Array, frame: _frame.Frame, owner: str) -> jax.Array:
     )
 
 
-def probe(function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh) -> Probe:
+def probe(
+    function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh, compute_dtype: Any = None
+) -> Probe:
     """Run a program function without values, with a batch size no layer is likely to have."""
     seen: dict[str, Any] = {}
 
@@ -170,6 +174,7 @@ def probe(function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh) -> Probe:
             num_devices=mesh.size,
             rows=[],
             anchor=anchor,
+            compute_dtype=compute_dtype,
         )
         seen["frame"], seen["result"] = frame, evaluate(function, frame)
         return [jnp.mean(value) for value in seen["result"].values]
@@ -201,6 +206,7 @@ def probe(function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh) -> Probe:
         rows=frame.rows,
         unweighted=_unweighted(body_jaxpr, structure),
         has_convolution=_has_convolution(body_jaxpr),
+        compute_dtype=compute_dtype,
     )
 
 

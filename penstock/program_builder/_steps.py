@@ -27,6 +27,7 @@ def _run(
     weights: jax.Array,
     key: jax.Array,
     num_devices: int,
+    step: jax.Array | None = None,
 ) -> tuple[Evaluated, _frame.Frame]:
     frame = _frame.Frame(
         mode=probe.mode,
@@ -36,6 +37,8 @@ def _run(
         key=key,
         num_devices=num_devices,
         rows=list(probe.rows),
+        step=step,
+        compute_dtype=probe.compute_dtype,
     )
     result = evaluate(probe.function, frame)
     result.values[:] = [
@@ -86,7 +89,9 @@ class Update:
 
         def loss_of(trained: Any) -> tuple[jax.Array, Any]:
             variables = {**state.variables, "params": _tree.merge(trained, others)}
-            result, frame = _run(self.probe, variables, feed, weights, key, self.num_devices)
+            result, frame = _run(
+                self.probe, variables, feed, weights, key, self.num_devices, state.step
+            )
             aux = (result.values, result.module_updates, frame.updates, frame.total_weight)
             return result.values[self.probe.structure.loss_index], aux
 

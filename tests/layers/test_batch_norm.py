@@ -214,3 +214,20 @@ def test_batch_norm_with_a_wrong_argument_says_what_it_expects(arguments, messag
 def test_batch_norm_of_a_vector_asks_for_channels():
     with pytest.raises(ProgramError, match=r"shape \(251,\), expected at least \[B, C\]"):
         initial(lambda: layers.batch_norm(layers.data("x", [1])[:, 0]))
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_batch_norm_moves_the_running_variance_towards_the_unbiased_one_when_asked(num_devices):
+    step = train(program(unbiased_running_variance=True, sync=True), FEED, num_devices=num_devices)
+    expected = 0.9 + 0.1 * FEED["x"].var((0, 1), ddof=1)
+    np.testing.assert_allclose(step.batch_stats["batch_norm_0"]["variance"], expected, rtol=1e-5)
+    biased = train(program(sync=True), FEED, num_devices=num_devices)
+    np.testing.assert_allclose(step.values[1], biased.values[1], rtol=1e-5, atol=1e-6)
+
+
+def test_batch_norm_of_one_element_has_a_finite_unbiased_variance():
+    def function():
+        return layers.mean(layers.batch_norm(layers.data("x", [3]), unbiased_running_variance=True))
+
+    step = train(function, {"x": normal(1, 3)})
+    np.testing.assert_allclose(step.batch_stats["batch_norm_0"]["variance"], 0.9, rtol=1e-6)

@@ -57,12 +57,14 @@ CASES = {
     ),
     "cross_entropy": Case(lambda x, y: layers.cross_entropy(layers.softmax(x), y)),
     "data": Case(lambda x, y: layers.data("x", x.shape[1:])),
+    "drop_path": Case(lambda x, y: layers.drop_path(x, 0.5)),
     "dropout": Case(lambda x, y: layers.dropout(x, 0.5)),
     "embedding": Case(lambda x, y, **k: layers.embedding(y, [10, x.shape[1]], **k), other=(5,)),
     "example_weights": Case(lambda x, y: layers.example_weights()),
     "fc": Case(lambda x, y, **k: layers.fc(x, 3, **k), other=(5,)),
     "flatten": pure(lambda x, y: layers.flatten(x), 2, 3),
     "glu": pure(lambda x, y: layers.glu(x)),
+    "global_step": Case(lambda x, y: x + layers.global_step()),
     "group_norm": Case(lambda x, y, **k: layers.group_norm(x, 2, **k), **IMAGE),
     "huber_loss": pure(lambda x, y: layers.huber_loss(x, 2 * x, 1.0)),
     "img_conv_group": Case(
@@ -72,9 +74,11 @@ CASES = {
     "is_training": Case(lambda x, y: x * layers.is_training()),
     "l2_normalize": pure(lambda x, y: layers.l2_normalize(x, 1)),
     "layer_norm": Case(lambda x, y, **k: layers.layer_norm(x, **k), other=(5,)),
+    "lrn": pure(lambda x, y: layers.lrn(x, 3), 6, 6, 4),
     "mean": Case(lambda x, y: layers.mean(x)),
     "reduce_sum": Case(lambda x, y: layers.reduce_sum(x)),
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
+    "pad2d": pure(lambda x, y: layers.pad2d(x, [0, 1, 2, 0], "reflect"), 6, 6, 2),
     "pool2d": pure(lambda x, y: layers.pool2d(x, 2, "avg", 2, 1), 6, 6, 2),
     "random_key": Case(lambda x, y: x + jax.random.uniform(layers.random_key(), x.shape)),
     "scaled_dot_product_attention": Case(
@@ -91,7 +95,9 @@ CASES = {
     ),
     "softmax_with_cross_entropy": pure(lambda x, y: layers.softmax_with_cross_entropy(x, y)),
     "square_error_cost": pure(lambda x, y: layers.square_error_cost(x, 2 * x)),
+    "squeeze_excite": Case(lambda x, y, **k: layers.squeeze_excite(x, 2, **k), **IMAGE),
     "topk": pure(lambda x, y: layers.topk(x, 2)[0]),
+    "weight_decay_loss": Case(lambda x, y: x + layers.weight_decay_loss(0.1)),
     **{name: pure(lambda x, y, f=function: f(x)) for name, function in ACTIVATIONS.items()},
 }
 CLASSES = {"L1Decay", "L2Decay", "ParamAttr"}

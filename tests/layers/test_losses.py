@@ -180,3 +180,43 @@ def test_cross_entropy_of_wrong_labels_says_what_it_expects():
                 layers.data("x", [4]), layers.data("y", [1]), soft_label=True
             )
         )
+
+
+def decayed(applies_to=None):
+    def function():
+        x = layers.data("x", [4])
+        ones = jax.nn.initializers.ones
+        hidden = layers.fc(x, 3, param_attr=ones, name="hidden")
+        hidden = layers.fc(hidden, 3, param_attr=ones, bias_attr=ones, name="twice")
+        hidden = layers.fc(hidden, 3, param_attr=ones, bias_attr=ones, name="twice")
+        return layers.weight_decay_loss(0.5, applies_to)
+
+    return function
+
+
+def test_weight_decay_loss_counts_each_kernel_once():
+    step = train(decayed(), {"x": normal(2, 4)})
+    assert step.values == pytest.approx(0.25 * (12 + 9))
+    np.testing.assert_allclose(step.gradients["hidden"]["w"], 0.5)
+    assert not step.gradients["twice"]["b"].any()
+
+
+def test_weight_decay_loss_counts_what_the_caller_chooses():
+    step = train(decayed(lambda path: path.startswith("twice")), {"x": normal(2, 4)})
+    assert step.values == pytest.approx(0.25 * (9 + 3))
+    assert not step.gradients["hidden"]["w"].any()
+
+
+def test_weight_decay_loss_in_a_scope_counts_that_scope():
+    def function():
+        x = layers.data("x", [4])
+        ones = jax.nn.initializers.ones
+        layers.fc(x, 3, param_attr=ones)
+
+        def inner():
+            layers.fc(x, 2, param_attr=ones)
+            return layers.weight_decay_loss(2.0)
+
+        return layers.scope("part")(inner)()
+
+    assert float(infer(function, {"x": normal(2, 4)})) == 8.0

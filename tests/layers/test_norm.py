@@ -108,3 +108,21 @@ def test_l2_normalize_of_zeros_is_zero_with_a_finite_gradient():
     )
     assert value == 0
     assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_lrn_equals_its_definition(data_format):
+    x = normal(2, 3, 3, 7)
+    expected = np.empty_like(x)
+    for channel in range(7):
+        window = x[..., max(channel - 2, 0) : channel + 3]
+        expected[..., channel] = x[..., channel] / (2 + 0.3 * (window**2).sum(-1)) ** 0.75
+    given = x if data_format == "NHWC" else x.transpose(0, 3, 1, 2)
+    actual = layers.lrn(jnp.asarray(given), 5, 2.0, 0.3, 0.75, data_format=data_format)
+    actual = actual if data_format == "NHWC" else actual.transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_lrn_of_an_even_window_says_that_it_has_two_sides():
+    with pytest.raises(ProgramError, match=r"layers.lrn got n=4, expected an odd positive number"):
+        layers.lrn(jnp.ones([1, 2, 2, 3]), 4)

@@ -109,3 +109,26 @@ def test_cos_sim_of_zeros_has_a_finite_gradient():
 def test_cos_sim_of_other_shapes_says_what_it_expects():
     with pytest.raises(ProgramError, match=r"cos_sim got shapes \(3, 6\) and \(2, 6\)"):
         layers.cos_sim(normal(3, 6), normal(2, 6))
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_pad2d_puts_a_border_around_height_and_width(mode, data_format):
+    x = normal(2, 4, 5, 3)
+    expected = np.pad(x, [(0, 0), (1, 2), (3, 0), (0, 0)], mode=mode)
+    given = x if data_format == "NHWC" else x.transpose(0, 3, 1, 2)
+    actual = layers.pad2d(jnp.asarray(given), [1, 2, 3, 0], mode, data_format=data_format)
+    actual = actual if data_format == "NHWC" else actual.transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_pad2d_fills_with_the_value_given():
+    assert layers.pad2d(jnp.ones([1, 1, 1, 1]), [1, 0, 0, 0], pad_value=7.0).tolist() == [
+        [[[7.0]], [[1.0]]]
+    ]
+
+
+@pytest.mark.parametrize("paddings", [[1, 1], [1, 1, 1, -1]])
+def test_pad2d_of_other_than_four_sides_says_which_they_are(paddings):
+    with pytest.raises(ProgramError, match=r"expected four numbers of 0 or more: top, bottom"):
+        layers.pad2d(jnp.ones([1, 2, 2, 1]), paddings)

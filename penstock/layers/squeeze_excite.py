@@ -1,0 +1,62 @@
+"""Squeeze and excite: channels weighed by what all of them show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+
+from penstock.layers import _arguments, _frame
+from penstock.layers.activations import activate
+from penstock.layers.parameters import Attr, parameter, shifted
+
+
+def squeeze_excite(
+    input: jax.Array,
+    num_squeezed: int,
+    act: str | None = "relu",
+    gate_act: str | Callable[[jax.Array], jax.Array] = "sigmoid",
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Multiply each channel by a gate that sees the mean of all (Hu et al. 2018).
+
+    Parameters: `squeeze/w` `[C, num_squeezed]` and `expand/w` `[num_squeezed, C]`, Xavier uniform,
+    with biases `squeeze/b` and `expand/b`, zeros. The same in train, test and infer.
+
+    Arguments:
+      input: `[B, H, W, C]`.
+      num_squeezed: the number of features between; a quarter of C is usual.
+      act: name of the activation between.
+      gate_act: name of the gate's activation, or a function.
+
+    Returns:
+      The input's shape.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.squeeze_excite(layers.data("image", [4, 4, 8]), num_squeezed=2)
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> params["squeeze_excite_0"]["squeeze"]["w"].shape
+    (8, 2)
+    """
+    layer = "squeeze_excite"
+    frame = _frame.current(layer)
+    x = jnp.asarray(input)
+    channels, _ = _arguments.check_image(layer, x, "NHWC")
+    path = frame.layer(layer, name)
+
+    def affine(y: jax.Array, part: str, size: int) -> jax.Array:
+        own, default = (*path, part), initializers.glorot_uniform()
+        w = parameter(own, "w", [y.shape[1], size], default, param_attr, layer=layer)
+        y, w = frame.promoted(y, w)
+        return shifted(y @ w, own, bias_attr, axis=-1, layer=layer, leaf="b")
+
+    squeezed = activate(affine(jnp.mean(x, axis=(1, 2)), "squeeze", num_squeezed), act, layer)
+    gate = affine(squeezed, "expand", channels)
+    gate = gate_act(gate) if callable(gate_act) else activate(gate, gate_act, layer)
+    return x * gate[:, None, None, :].astype(x.dtype)

@@ -1,0 +1,20 @@
+"""The model library: FastNN's networks, and some more, over penstock's layers.
+
+`models.names()` lists them, `models.get(name)` gives one, `models.classifier(name, num_classes)`
+makes the programs that train it, `@models.register` adds one's own.
+"""
+
+from penstock.models._classifier import Classifier, classifier
+from penstock.models._registry import EndPoints, Model, get, names, register
+from penstock.models._settings import Settings
+
+__all__ = [
+    "Classifier",
+    "EndPoints",
+    "Model",
+    "Settings",
+    "classifier",
+    "get",
+    "names",
+    "register",
+]

@@ -1,0 +1,188 @@
+"""The registry of networks: what is known about each, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from penstock._errors import UnknownNameError, nearest
+from penstock.models._settings import Settings
+
+EndPoints = dict[str, jax.Array]
+Network = Callable[..., tuple[jax.Array, EndPoints]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NOTHING_SET = Settings()
+_FAMILIES = (
+    "cifarnet",
+    "lenet",
+    "nasnet",
+    "pnasnet",
+)
+
+
+def decays_kernels(path: str) -> bool:
+    """Return whether weight decay touches a parameter: kernels, depthwise ones aside."""
+    return path.endswith("/w")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """One network of the library; `models.get(name)` gives it.
+
+    Arguments:
+      function: `(images, num_classes) -> (logits, end_points)`, called in a program function. One
+        that has a parameter `settings` gets the `Settings`.
+      default_image_size: height and width in pixels that it was designed for.
+      preprocessing: the name of what its published weights were trained with.
+      num_classes: how many classes those have.
+      num_channels: of its images.
+      settings: how it is regularised and normalised.
+      decays: takes a parameter's path and says whether weight decay touches it.
+      source: where the network comes from.
+    """
+
+    name: str
+    function: Network
+    default_image_size: int
+    preprocessing: str
+    num_classes: int
+    num_channels: int = 3
+    settings: Settings = _NOTHING_SET
+    decays: Callable[[str], bool] = decays_kernels
+    source: str = ""
+
+    def __call__(self, images: jax.Array, num_classes: int | None) -> tuple[jax.Array, EndPoints]:
+        """Build the network inside a program function.
+
+        Arguments:
+          images: `[B, H, W, C]` float, preprocessed.
+          num_classes: the width of the last layer; None leaves it out.
+
+        Returns:
+          Logits `[B, num_classes]`, or with None the features `[B, F]` before the last layer; and
+          what the network computes on the way, by name.
+        """
+        if num_classes is not None and num_classes < 1:
+            raise ValueError(
+                f"model {self.name!r} got num_classes={num_classes!r}, expected a positive number, "
+                "or None for the features before the last layer."
+            )
+        if "settings" in inspect.signature(self.function).parameters:
+            return self.function(images, num_classes, settings=self.settings)
+        return self.function(images, num_classes)
+
+    def having(self, settings: Settings) -> Model:
+        """Return the model with those of its settings changed that are not None in `settings`."""
+        return dataclasses.replace(self, settings=settings.over(self.settings))
+
+
+_MODELS: dict[str, Model] = {}
+
+
+def register(
+    name: str,
+    *,
+    default_image_size: int,
+    preprocessing: str = "inception",
+    num_classes: int = 1000,
+    num_channels: int = 3,
+    settings: Settings = _NOTHING_SET,
+    decays: Callable[[str], bool] = decays_kernels,
+    source: str = "",
+) -> Callable[[F], F]:
+    """Add a network to the library under `name`; a decorator of its function.
+
+    The other arguments are the fields of `models.Model`. Source: FastNN's `models_map`.
+
+    Raises:
+      ValueError: the name is taken.
+
+    >>> from penstock import layers, models
+    >>> @models.register("one_layer", default_image_size=8, preprocessing="lenet", num_classes=10)
+    ... def one_layer(images, num_classes):
+    ...     return layers.fc(images, num_classes or 16), {}
+    >>> models.get("one_layer").default_image_size
+    8
+    """
+
+    def add(function: F) -> F:
+        _load_families()
+        add_model(
+            Model(
+                name=name,
+                function=function,
+                default_image_size=default_image_size,
+                preprocessing=preprocessing,
+                num_classes=num_classes,
+                num_channels=num_channels,
+                settings=settings,
+                decays=decays,
+                source=source,
+            )
+        )
+        return function
+
+    return add
+
+
+def add_model(model: Model) -> None:
+    """Add a network under its name.
+
+    Raises:
+      ValueError: the name is taken.
+    """
+    if model.name in _MODELS:
+        raise ValueError(
+            f"models.register got the name {model.name!r}, expected one that is not taken: it is "
+            f"{_MODELS[model.name].source or 'a network that was registered before'}. Choose "
+            "another name."
+        )
+    _MODELS[model.name] = model
+
+
+def get(name: str, settings: Settings | None = None) -> Model:
+    """Return the network called `name`.
+
+    Arguments:
+      settings: what to change about it, see `models.Settings`.
+
+    Raises:
+      UnknownNameError: there is none.
+
+    >>> get("lenet").default_image_size
+    28
+    """
+    _load_families()
+    if name not in _MODELS:
+        raise UnknownNameError(
+            f"models.get got {name!r}, expected the name of a network; models.names() and "
+            "`penstock models` list them." + nearest(name, _MODELS)
+        )
+    model = _MODELS[name]
+    return model if settings is None else model.having(settings)
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Return the names of the networks that match a glob, sorted.
+
+    >>> names("le*")
+    ['lenet']
+    """
+    _load_families()
+    return sorted(fnmatch.filter(_MODELS, pattern))
+
+
+@functools.cache
+def _load_families() -> None:
+    # At the first question, not at import: two dozen files, of which a run needs one.
+    for family in _FAMILIES:
+        for model in importlib.import_module(f"penstock.models.{family}").MODELS:
+            add_model(model)

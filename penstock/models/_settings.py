@@ -1,0 +1,56 @@
+"""What may be set about a network without changing what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a network is regularised and normalised; a field that is None is the network's own.
+
+    What each network has of its own is that of the published code, see `models.get(name).settings`.
+    TF-Slim's batch norm decay of 0.9997 takes ten thousand steps to forget its first statistics:
+    a short run looks broken at test time until it is lowered.
+
+    Arguments:
+      batch_norm_decay: the share of the running statistics that a step keeps.
+      batch_norm_epsilon: added to the variance.
+      unbiased_running_variance: whether the running variance follows `n / (n - 1)` times the
+        batch's, as TensorFlow's fused kernel and torch have it.
+      dropout: the share of the features before the last layer that is dropped.
+      drop_path: the share of paths that the last cell drops at the end of training (NASNet).
+      drop_path_steps: after how many steps `drop_path` is reached.
+      weight_decay: its coefficient in the loss of `models.classifier`.
+
+    >>> Settings(batch_norm_decay=0.9).over(Settings(batch_norm_decay=0.99, dropout=0.5)).dropout
+    0.5
+    """
+
+    batch_norm_decay: float | None = None
+    batch_norm_epsilon: float | None = None
+    unbiased_running_variance: bool | None = None
+    dropout: float | None = None
+    drop_path: float | None = None
+    drop_path_steps: int | None = None
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        shares = {name: getattr(self, name) for name in ("batch_norm_decay", "dropout")}
+        bounds = {name: (value, 0.0, 1.0) for name, value in shares.items()}
+        bounds["drop_path"] = (self.drop_path, 0.0, 0.999)
+        for name in ("batch_norm_epsilon", "weight_decay", "drop_path_steps"):
+            bounds[name] = (getattr(self, name), 0.0, float("inf"))
+        for name, (value, least, most) in bounds.items():
+            if value is not None and not least <= value <= most:
+                raise ValueError(
+                    f"models.Settings got {name}={value!r}, expected a number from {least:g} to "
+                    f"{most:g}, or None for the network's own."
+                )
+
+    def over(self, defaults: Settings) -> Settings:
+        """Return these settings, with those of `defaults` where they are None."""
+        mine = dataclasses.asdict(self)
+        return dataclasses.replace(
+            defaults, **{name: value for name, value in mine.items() if value is not None}
+        )
