@@ -14,7 +14,8 @@ JSON-able dict, `set_state(state)` continues with the next item. A state also ho
 and restoring it moves the reader along: after the pass is over, the next `iter(reader)` is the
 epoch after the restored one. A state may be restored in another process, and, where the reader
 has a global batch size and divides by record, on another number of shards. `close()` ends a pass
-early: it joins threads and closes files, and may be called twice.
+early: it joins threads and closes files, and may be called twice. An iterator that is dropped
+tells its threads to end, and waits for none.
 
 Worker processes cost about a second each to start, so they belong to the reader: they wait for
 its next pass, and end with `reader.close()` or with the last reference to it.
@@ -25,7 +26,6 @@ never by `iter(source)`: then the epoch of the outermost reader decides, and no 
 has to be restored.
 """
 
-import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -90,8 +90,8 @@ class IteratorBase(ABC):
     """The base of our iterators: state checked, closing idempotent, usable in a `with`.
 
     A subclass sets `kind` and `epoch` and implements `__next__`, `_save` and `_load`; where it
-    holds threads or files it also implements `_release`. An exhausted iterator must
-    keep raising `StopIteration`.
+    holds threads or files it also implements `_release`, and where it holds threads `_abandon`. An
+    exhausted iterator must keep raising `StopIteration`.
     """
 
     kind: str = "reader"
@@ -116,7 +116,13 @@ class IteratorBase(ABC):
         """Move to the position in `state`; `self.epoch` is already the state's."""
 
     def _release(self) -> None:  # noqa: B027  (most iterators have nothing to release)
-        """Release threads and files; called once at most."""
+        """End threads and close files, and wait for both; called once at most."""
+
+    def _abandon(self) -> None:  # noqa: B027  (most iterators have no threads)
+        """Tell threads to end: wait for nothing, take no lock. Files close when they are freed.
+
+        Also called of an iterator whose `__init__` has raised.
+        """
 
     def get_state(self) -> State:
         """Return the position after the last item returned, as a JSON-able dict."""
@@ -170,9 +176,14 @@ class IteratorBase(ABC):
         self.close()
 
     def __del__(self) -> None:
-        """Close an iterator that was dropped in the middle of a pass."""
-        with contextlib.suppress(Exception):  # an iterator may never have been fully made
-            self.close()
+        """Tell the threads of an iterator to end that was dropped in the middle of a pass.
+
+        The collector runs this in any thread, at any line, also while a lock is held, and at exit,
+        where modules are gone: so nothing is waited for here, and nothing is looked up.
+        """
+        if not self._closed:
+            self._closed = True
+            self._abandon()
 
 
 class ReaderBase(ABC):

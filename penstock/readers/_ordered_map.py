@@ -73,6 +73,10 @@ class OrderedMap(Generic[Item, Result]):
             self._waiting.clear()
             self._threads.close()
 
+    def abandon(self) -> None:
+        """Tell the threads to end, as a finalizer may: without waiting, without a lock."""
+        self._threads.abandon()
+
     def __enter__(self) -> "OrderedMap[Item, Result]":
         """Return the map."""
         return self

@@ -71,6 +71,7 @@ class WorkerThreads:
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
         """Start nothing yet."""
         self._function, self._num_workers = function, num_workers
+        self._abandoned = _Abandoned()
         self._executor: Executor | None = None
 
     def submit(self, item: Any) -> Future[Any]:
@@ -80,13 +81,30 @@ class WorkerThreads:
             from concurrent.futures import ThreadPoolExecutor
 
             self._executor = ThreadPoolExecutor(self._num_workers, "penstock-reader")
-        return self._executor.submit(self._function, item)
+        return self._executor.submit(_call_if_wanted, self._abandoned, self._function, item)
 
     def close(self) -> None:
         """Drop what has not started, wait for what has, end the threads. Safe to call twice."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
+
+    def abandon(self) -> None:
+        """Drop what has not started; the threads end when this is freed. Waits for nothing.
+
+        Takes no lock either, as cancelling futures would: finalizers call it.
+        """
+        self._abandoned.is_so = True
+
+
+class _Abandoned:
+    """Whether nobody waits for results any more."""
+
+    is_so = False
+
+
+def _call_if_wanted(abandoned: _Abandoned, function: Callable[[Any], Any], item: Any) -> Any:
+    return None if abandoned.is_so else function(item)
 
 
 class WorkerProcesses:

@@ -285,3 +285,7 @@ class RowIterator(IteratorBase):
             self._results = None
         if self._rows is not None:
             self._rows.close()
+
+    def _abandon(self) -> None:
+        if self._results is not None:
+            self._results.abandon()

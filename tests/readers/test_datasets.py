@@ -206,6 +206,8 @@ def test_flowers_are_read_from_their_folder_and_split(tmp_path):
     assert test["image"].shape == (2, 224, 224, 3)
     labels = np.concatenate([train["label"], test["label"]])
     assert np.bincount(labels).tolist() == [10, 10]
+    own = whole("flowers", "test", dataset_dir=tmp_path, image_shape=(None, None, 3))
+    assert own["image"].shape == (2, 20, 30, 3)
 
 
 def test_slims_record_files_are_read(tmp_path):

@@ -30,7 +30,7 @@ def dataset(
     batch_size: BatchSize | None = None,
     *,
     dataset_dir: str | os.PathLike[str] | None = None,
-    image_shape: Sequence[int] | None = None,
+    image_shape: Sequence[int | None] | None = None,
     max_length: int | None = None,
     shuffle: bool = False,
     seed: int = 0,
@@ -52,7 +52,8 @@ def dataset(
       split: `"train"` or `"test"`, what it has.
       batch_size: see `records.ReadOptions`, as for the options not named here.
       dataset_dir: the folder of its files.
-      image_shape: `[H, W, C]`: what mock makes, and flowers resizes to.
+      image_shape: `[H, W, C]`: what mock makes, and flowers resizes to; of flowers also
+        `[None, None, 3]`, each its own.
       max_length: what text is padded or cut to.
 
     Raises:
@@ -87,7 +88,7 @@ def _load(
     name: str,
     split: str,
     dataset_dir: str | os.PathLike[str] | None,
-    image_shape: Sequence[int] | None,
+    image_shape: Sequence[int | None] | None,
     max_length: int | None,
     options: ReadOptions,
 ) -> Any:

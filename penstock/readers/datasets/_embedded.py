@@ -56,7 +56,7 @@ def load_mock(request: DatasetRequest) -> Arrays:
     image_shape is [224, 224, 3] without another.
     """
     num_samples = 80 * (request.batch_size or 1)
-    shape = request.image_shape or (224, 224, 3)
+    shape = tuple(size or 224 for size in request.image_shape or (224, 224, 3))
     return {
         "image": np.broadcast_to(np.float32(1), (num_samples, *shape)),
         "label": np.broadcast_to(np.int32(1), (num_samples,)),

@@ -124,10 +124,14 @@ def _check_whole(path: Path, size: int, record_size: int) -> None:
 
 @register_dataset("flowers")
 def load_flowers(request: DatasetRequest) -> Any:
-    """Load TensorFlow's flowers: 3670 photographs of 5 classes, resized to [224, 224, 3] uint8."""
+    """Load TensorFlow's flowers: 3670 photographs of 5 classes, resized to [224, 224, 3] uint8.
+
+    With an image_shape of [None, None, 3] each has its own size, for a preprocessing to crop.
+    """
     from penstock.readers.images import ImageFolder
 
     height, width, channels = request.image_shape or (224, 224, 3)
+    size = None if height is None or width is None else (height, width)
     folder = _files.find(request, ["flower_photos"])
     if folder is None:
         how = (
@@ -135,7 +139,7 @@ def load_flowers(request: DatasetRequest) -> Any:
             "or make TFRecord files of it with: penstock convert --dataset_name=flowers"
         )
         return _converted(request, (height, width, channels), ["flower_photos"], how)
-    photos = ImageFolder(folder, size=(height, width), channels=channels)
+    photos = ImageFolder(folder, size=size, channels=channels or 3)
     return Subset(photos, fixed_split(len(photos), request.split, test_share=10))
 
 
@@ -169,19 +173,20 @@ class Subset:
 
 
 def _converted(
-    request: DatasetRequest, shape: tuple[int, ...], expected: Sequence[str], how: str
+    request: DatasetRequest, shape: tuple[int | None, ...], expected: Sequence[str], how: str
 ) -> Any:
     """Return the set from TF-Slim's TFRecord files, else from TFDS, else raise."""
     split = "validation" if request.name == "flowers" and request.split == "test" else request.split
     if paths := _files.find_records(request):
         from penstock.readers.records.features import FixedLenFeature, ImageFeature
 
-        resize = "bilinear" if request.name == "flowers" else None
+        has_size = request.name == "flowers" and shape[0] is not None
+        resize = "bilinear" if has_size else None
         features = {
             "image": ImageFeature(shape, key="image/encoded", resize=resize),
             "label": FixedLenFeature((), "int32", key="image/class/label"),
         }
-        if resize is None:
+        if request.name != "flowers":
             _check_shape(request, shape)
         return RecordSet(paths=paths, features=features)
     source = None if request.name == "flowers" else _from_tfds(request)
@@ -227,7 +232,7 @@ class _SmallLabels:
         return {**record, "label": np.int32(record["label"])}
 
 
-def _check_shape(request: DatasetRequest, shape: tuple[int, ...]) -> None:
+def _check_shape(request: DatasetRequest, shape: tuple[int | None, ...]) -> None:
     if request.image_shape not in (None, shape):
         raise ValueError(
             message(

@@ -28,7 +28,7 @@ class DatasetRequest:
     split: str
     folder: Path
     batch_size: int | None = None
-    image_shape: tuple[int, ...] | None = None
+    image_shape: tuple[int | None, ...] | None = None
     max_length: int | None = None
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import deque
+from queue import SimpleQueue
 from typing import Any
 
 from penstock.readers._contract import (
@@ -26,37 +26,33 @@ class _Channel:
     """A bounded queue between one producer and one consumer, which either may close.
 
     Each entry is `(item, state, error)`; an entry with an error, or `StopIteration`, is the last.
+    Made of `SimpleQueue`s, which a finalizer may put into wherever it runs.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._entries: deque[tuple[Any, State | None, BaseException | None]] = deque()
-        self._changed = threading.Condition()
+        self._entries: SimpleQueue[tuple[Any, State | None, BaseException | None]] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()  # one for each entry there is room for
         self._is_closed = False
+        for _ in range(capacity):
+            self._room.put(None)
 
     def put(self, item: Any, state: State | None, error: BaseException | None = None) -> bool:
         """Wait for room and add an entry; return False when the consumer has closed."""
-        with self._changed:
-            while len(self._entries) >= self._capacity and not self._is_closed:
-                self._changed.wait()
-            self._entries.append((item, state, error))
-            self._changed.notify_all()
-            return not self._is_closed
+        self._room.get()
+        if not self._is_closed:
+            self._entries.put((item, state, error))
+        return not self._is_closed
 
     def get(self) -> tuple[Any, State | None, BaseException | None]:
         """Wait for an entry and take it."""
-        with self._changed:
-            while not self._entries:
-                self._changed.wait()
-            entry = self._entries.popleft()
-            self._changed.notify_all()
-            return entry
+        entry = self._entries.get()
+        self._room.put(None)
+        return entry
 
     def close(self) -> None:
         """Release a producer that waits for room."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._room.put(None)
 
 
 def _produce(source: IteratorBase, channel: _Channel) -> None:
@@ -112,9 +108,8 @@ class _BufferedIterator(StageIterator):
         has_ended = True
         if self._channel is not None and self._thread is not None:
             self._channel.close()
-            if self._thread is not threading.current_thread():  # the collector may run there
-                self._thread.join(_STALL_SECS)
-                has_ended = not self._thread.is_alive()
+            self._thread.join(_STALL_SECS)
+            has_ended = not self._thread.is_alive()
             self._channel = self._thread = None
         return has_ended
 
@@ -136,6 +131,10 @@ class _BufferedIterator(StageIterator):
                 "thread is left to end with the process.",
                 _STALL_SECS,
             )
+
+    def _abandon(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
 
 
 def buffered(reader: ReaderLike, size: int) -> Stage:

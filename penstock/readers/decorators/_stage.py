@@ -69,7 +69,9 @@ class StageIterator(IteratorBase):
             for source in self._readers:
                 self._inner.append(source.iterate(epoch))
         except BaseException:
-            self.close()
+            # Not by `close`: what a subclass would release is not there yet.
+            self._closed = True
+            StageIterator._release(self)
             raise
 
     def _save(self) -> State:

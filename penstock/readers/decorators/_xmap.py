@@ -140,6 +140,9 @@ class _XmapIterator(StageIterator):
         self._threads.close()
         super()._release()
 
+    def _abandon(self) -> None:
+        self._threads.abandon()
+
 
 def xmap_readers(
     mapper: Callable[[Any], Any],

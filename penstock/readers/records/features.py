@@ -160,7 +160,8 @@ class ImageFeature:
     """An encoded JPEG or PNG, decoded to RGB (or gray) uint8.
 
     Args:
-      shape: `(H, W, 3)` or `(H, W, 1)`.
+      shape: `(H, W, 3)` or `(H, W, 1)`; `(None, None, 3)` leaves every image its own size, for
+        `augment=` or `decode=` to bring to one.
       resize: how an image of another size is brought to `shape`: `"bilinear"` or `"area"`
         (better when shrinking a lot); `None` makes another size an error.
       key: the feature's name in the record; TF-Slim's by default.
@@ -172,19 +173,22 @@ class ImageFeature:
     'image/encoded'
     """
 
-    shape: Sequence[int]
+    shape: Sequence[int | None]
     resize: Interpolation | None = field(default=None, kw_only=True)
     key: str = field(default="image/encoded", kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the shape."""
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if len(self.shape) != 3 or self.shape[-1] not in (1, 3) or min(self.shape) < 1:
+        shape = tuple(None if n is None else int(n) for n in self.shape)
+        object.__setattr__(self, "shape", shape)
+        has_size = shape[:2] != (None, None)
+        is_right = all(n is not None and n >= 1 for n in shape) if has_size else not self.resize
+        if len(shape) != 3 or shape[-1] not in (1, 3) or not is_right:
             raise ValueError(
                 message(
                     "ImageFeature",
-                    f"shape={self.shape}",
-                    "(height, width, 3) or (height, width, 1)",
+                    f"shape={shape}" + f" and resize={self.resize!r}" * (not has_size),
+                    "(height, width, 3) or (height, width, 1), or (None, None, 3) and no resize",
                     "Images are decoded to RGB or gray, channels last",
                     "Declare e.g. ImageFeature((224, 224, 3), resize='bilinear')",
                 )
@@ -204,8 +208,9 @@ class ImageFeature:
                 "Pass the key that holds the image",
             )
         height, width, channels = self.shape
-        image = decode_image(values[0], channels=channels, name=f"feature {self.key!r}")
-        image = resize_image(image, height, width, self.resize, name=f"feature {self.key!r}")
+        image = decode_image(values[0], channels=channels or 3, name=f"feature {self.key!r}")
+        if height is not None and width is not None:
+            image = resize_image(image, height, width, self.resize, name=f"feature {self.key!r}")
         return {name: image}
 
 

@@ -141,6 +141,8 @@ def test_image_is_decoded_to_rgb_uint8_of_the_declared_shape():
     assert (exact.dtype, exact.tolist()) == (np.uint8, red.tolist())
     small = parse_example(payload, {"image": ImageFeature((2, 2, 3), resize="area")})["image"]
     assert small.tolist() == red[:2, :2].tolist()
+    own = parse_example(payload, {"image": ImageFeature((None, None, 3))})["image"]
+    np.testing.assert_array_equal(own, exact)
     gray = parse_example(payload, {"image": ImageFeature((4, 6, 1))})["image"]
     assert gray.shape == (4, 6, 1)
     with pytest.raises(
@@ -162,6 +164,11 @@ def test_bytes_that_are_no_image_are_an_error(encoded: bytes):
         (lambda: FixedLenFeature((), "complex64"), "dtype got 'complex64', expected a bool, int"),
         (lambda: VarLenFeature("no such"), "dtype got 'no such', expected a bool, int"),
         (lambda: ImageFeature((224, 224)), r"ImageFeature got shape=\(224, 224\), expected"),
+        (lambda: ImageFeature((None, 9, 3)), r"ImageFeature got shape=\(None, 9, 3\), expected"),
+        (
+            lambda: ImageFeature((None, None, 3), resize="area"),
+            r"got shape=\(None, None, 3\) and resize='area', expected .* and no resize\.",
+        ),
     ],
 )
 def test_declaration_that_makes_no_sense_is_an_error(declare, expected: str):

@@ -1,0 +1,59 @@
+"""Preprocessing: how decoded images become what the networks of the model library take.
+
+`preprocessing.get(name)` gives a `Preprocessing`. What needs each image by itself, cropping and
+resizing, a reader does on the host: `augment=get("vgg").for_training(224)`. The rest, flips,
+colours and normalising, a program function does on the device: `get("vgg").device(images)`. The two
+together are TF-Slim's preprocessing. `names()` lists them, `@register(name)` adds one's own.
+"""
+
+from penstock.preprocessing._base import HostDtype, Preprocessing
+from penstock.preprocessing._errors import PreprocessingError
+from penstock.preprocessing._registry import get, names, register
+from penstock.preprocessing._samples import SamplePreprocessing
+from penstock.preprocessing.cifarnet import Cifarnet
+from penstock.preprocessing.colour import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
+    flip,
+    standardize,
+)
+from penstock.preprocessing.crops import Box, central_box, crop_or_pad, pad, random_box, sample_box
+from penstock.preprocessing.inception import Inception
+from penstock.preprocessing.lenet import Lenet
+from penstock.preprocessing.plain import Plain
+from penstock.preprocessing.resizing import resize
+from penstock.preprocessing.vgg import Vgg
+
+__all__ = [
+    # By name
+    "get",
+    "names",
+    "register",
+    # Those there are
+    "Cifarnet",
+    "Inception",
+    "Lenet",
+    "Plain",
+    "Preprocessing",
+    "PreprocessingError",
+    "SamplePreprocessing",
+    "HostDtype",
+    "Vgg",
+    # For one's own: on the host
+    "Box",
+    "central_box",
+    "crop_or_pad",
+    "pad",
+    "random_box",
+    "resize",
+    "sample_box",
+    # and on the device
+    "adjust_brightness",
+    "adjust_contrast",
+    "adjust_hue",
+    "adjust_saturation",
+    "flip",
+    "standardize",
+]

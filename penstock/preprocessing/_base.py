@@ -1,0 +1,275 @@
+"""`Preprocessing`: an image's way into a network, a part on the host and a part on the device."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock._errors import LayerContextError, ProgramError, listed
+from penstock.layers import _frame
+from penstock.preprocessing._errors import PreprocessingError, message
+from penstock.preprocessing._samples import SamplePreprocessing
+
+HostDtype = Literal["uint8", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing(abc.ABC):
+    """How decoded images become what a network takes; `preprocessing.get(name)` gives one.
+
+    Readers run `host`: it crops and resizes each image with random numbers of its own. Program
+    functions run `device`: it flips, changes colours and normalises whole batches, in training with
+    a random key for each row. Between the two values lie in 0..255.
+
+    One of your own is a subclass, a frozen dataclass where it has options, with `crop` and
+    `finish`, and `draw` where `finish` is random; see `preprocessing.register`.
+
+    Arguments:
+      dtype: of what leaves the host: `"float32"`, or `"uint8"`, rounded: a quarter of the bytes.
+        `None` is what is exact: `"uint8"` where images are only cropped, else `"float32"`.
+    """
+
+    dtype: HostDtype | None = None
+
+    channels: ClassVar[tuple[int, ...]] = (3,)
+    """How many channels its images may have."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.dtype is not None and self.dtype not in get_args(HostDtype):
+            raise self.error(
+                f"dtype={self.dtype!r}",
+                f"one of {listed(get_args(HostDtype))} or None",
+                "It is what readers yield",
+                "Leave it out for what is exact",
+            )
+
+    @abc.abstractmethod
+    def crop(
+        self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
+    ) -> np.ndarray:
+        """Return what is taken of an image, on the host.
+
+        Arguments:
+          image: `[H, W, C]` uint8.
+          random: of this image and epoch; `None` in evaluation.
+
+        Returns:
+          `[height, width, C]`, uint8 or float32 in 0..255.
+        """
+
+    @abc.abstractmethod
+    def finish(self, image: jax.Array, draws: Any) -> jax.Array:
+        """Return one image as the network takes it, on the device.
+
+        Arguments:
+          image: `[height, width, C]` float32 in 0..255.
+          draws: what `draw` gave; `None` outside training.
+        """
+
+    def draw(self, key: jax.Array) -> Any:
+        """Return the random numbers that `finish` uses for one image, a pytree of scalars."""
+        return None
+
+    def check_size(self, height: int, width: int) -> None:
+        """Raise where images of this size cannot be made.
+
+        Raises:
+          PreprocessingError: a size below 1.
+        """
+        if min(height, width) < 1:
+            raise self.error(
+                f"the size {height} x {width}",
+                "at least 1 x 1",
+                "It is what the network takes, in pixels",
+                "Pass the model's image size, e.g. 224",
+            )
+
+    def host(
+        self,
+        image: np.ndarray,
+        height: int,
+        width: int,
+        *,
+        is_training: bool,
+        random: np.random.Generator | None = None,
+    ) -> np.ndarray:
+        """Crop and resize one decoded image.
+
+        Arguments:
+          image: `[H, W, C]` uint8, RGB or, where the preprocessing takes it, gray.
+          random: decides the crop in training; evaluation needs none.
+
+        Returns:
+          `[height, width, C]` uint8 or float32, in 0..255.
+
+        Raises:
+          PreprocessingError: another kind of image, one that is too small, or no `random`.
+
+        >>> from penstock import preprocessing
+        >>> photo = np.zeros((375, 500, 3), np.uint8)
+        >>> preprocessing.get("inception").host(photo, 224, 224, is_training=False).shape
+        (224, 224, 3)
+        """
+        self._check_image(image)
+        if is_training and random is None:
+            raise self.error(
+                "no random numbers",
+                "a numpy Generator",
+                "In training every image is cropped by chance",
+                "Pass random=numpy.random.default_rng(seed); in a reader give `for_training(...)` "
+                "as augment=, not as decode=",
+            )
+        taken = self.crop(image, height, width, random if is_training else None)
+        if taken.shape != (height, width, image.shape[2]):
+            raise self.error(
+                f"an image of shape {list(taken.shape)} from crop",
+                f"{[height, width, image.shape[2]]}",
+                "A network takes images of one size",
+                "Let crop return the size it is asked for",
+            )
+        return _as_dtype(taken, self.dtype)
+
+    def device(self, images: jax.Array) -> jax.Array:
+        """Flip, colour and normalise a batch; called in a program function.
+
+        In the train program each row draws from the seed, the step and its place in the global
+        batch: the same on any number of devices and after a resume. Test and infer only normalise.
+
+        Arguments:
+          images: `[B, H, W, C]` of any dtype, in 0..255.
+
+        Returns:
+          `[B, H, W, C]` float32.
+
+        Raises:
+          LayerContextError: not in a program function.
+          ProgramError: no batch of images.
+
+        >>> import penstock as ps
+        >>> from penstock import layers, preprocessing
+        >>> def program():
+        ...     return preprocessing.get("lenet").device(layers.data("image", [1, 2, 1]))
+        >>> builder = ps.ProgramBuilder(infer_func=program)
+        >>> builder.infer(builder.init(), {"image": [[[[0.0], [192.0]]]]}).ravel().tolist()
+        [-1.0, 0.5]
+        """
+        frame = self._frame()
+        if images.ndim != 4 or images.shape[-1] not in self.channels:
+            raise ProgramError(
+                f"{self._owner}.device got an array of shape [B, "
+                f"{', '.join(map(str, images.shape[1:]))}], expected [B, H, W, C] with C "
+                f"{_alternatives(self.channels)}. Its operations are on whole images. Declare e.g. "
+                f"layers.data('image', shape=[224, 224, {self.channels[-1]}])."
+            )
+        # Asked for in every mode, so that automatic names agree between the programs.
+        key = frame.layer_key(frame.layer("preprocessing", None))
+        images = images.astype(jnp.float32)
+        if not frame.is_training:
+            return jax.vmap(lambda image: self.finish(image, None))(images)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, frame.row_ids(images.shape[0]))
+        return jax.vmap(lambda image, key: self.finish(image, self.draw(key)))(images, keys)
+
+    def for_training(
+        self, height: int, width: int | None = None, *, entry: str | int = "image"
+    ) -> SamplePreprocessing:
+        """Return the host part as the `augment=` of a reader.
+
+        Arguments:
+          height: of the images in pixels; `width` is the same without it.
+          entry: where a sample holds its image: a name, or the index in a tuple.
+
+        Raises:
+          PreprocessingError: a size that cannot be made.
+
+        >>> from penstock import preprocessing
+        >>> augment = preprocessing.get("vgg").for_training(224)
+        >>> sample = {"image": np.zeros((375, 500, 3), np.uint8), "label": 7}
+        >>> augment(sample, np.random.default_rng(0))["image"].shape
+        (224, 224, 3)
+        """
+        return self._of_samples(height, width, entry, is_training=True)
+
+    def for_evaluation(
+        self, height: int, width: int | None = None, *, entry: str | int = "image"
+    ) -> SamplePreprocessing:
+        """Return the host part as the `decode=` (or `augment=`) of a reader; draws nothing.
+
+        Arguments: as of `for_training`.
+
+        Raises:
+          PreprocessingError: a size that cannot be made.
+
+        >>> from penstock import preprocessing
+        >>> decode = preprocessing.get("lenet").for_evaluation(28, entry=0)
+        >>> image, label = decode((np.zeros((32, 32, 1), np.uint8), 7))
+        >>> image.shape, label
+        ((28, 28, 1), 7)
+        """
+        return self._of_samples(height, width, entry, is_training=False)
+
+    def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
+        """Return the error that names this preprocessing."""
+        return PreprocessingError(message(self._owner, got, expected, why, remedy))
+
+    @property
+    def _owner(self) -> str:
+        return f"preprocessing.{type(self).__name__}"
+
+    def _of_samples(
+        self, height: int, width: int | None, entry: str | int, *, is_training: bool
+    ) -> SamplePreprocessing:
+        width = height if width is None else width
+        self.check_size(height, width)
+        return SamplePreprocessing(
+            preprocessing=self, height=height, width=width, is_training=is_training, entry=entry
+        )
+
+    def _check_image(self, image: Any) -> None:
+        is_array = isinstance(image, np.ndarray)
+        shape = list(image.shape) if is_array else None
+        if is_array and image.ndim == 3 and image.dtype == np.uint8 and image.size:
+            if image.shape[-1] in self.channels:
+                return
+            remedy = "Read RGB: channels=3 of image_folder, ImageFeature((None, None, 3))"
+        elif is_array and image.ndim == 2:
+            remedy = "Add the channel axis: image[..., None]"
+        elif is_array and image.ndim == 4:
+            remedy = "Give it single images: a reader's augment= or decode=, not its transform="
+        elif is_array and image.ndim == 3 and image.size:
+            remedy = "Scale to 0..255 and convert: image.round().astype(numpy.uint8)"
+        else:
+            remedy = "Decode it first, e.g. with readers.image_folder"
+        raise self.error(
+            f"an image of shape {shape} and dtype {image.dtype}"
+            if is_array
+            else f"a {type(image).__name__}",
+            f"[H, W, C] uint8 with C {_alternatives(self.channels)}",
+            "It takes decoded images, RGB or gray, in 0..255",
+            remedy,
+        )
+
+    def _frame(self) -> _frame.Frame:
+        try:
+            return _frame.current("preprocessing")
+        except LayerContextError:
+            raise LayerContextError(
+                f"{self._owner}.device got called outside a program, expected a call inside a "
+                "program function. It reads the mode and the randomness of a program. Call it "
+                "where the images are declared; `host` is the part for readers."
+            ) from None
+
+
+def _alternatives(channels: tuple[int, ...]) -> str:
+    return " or ".join(map(str, channels))
+
+
+def _as_dtype(image: np.ndarray, dtype: HostDtype | None) -> np.ndarray:
+    if dtype == "uint8" and image.dtype != np.uint8:
+        return np.clip(np.rint(image), 0, 255).astype(np.uint8)  # bicubic leaves the range
+    return image if dtype is None else image.astype(dtype, copy=False)

@@ -1,0 +1,91 @@
+"""The host part of a preprocessing as a function of a reader's sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock._errors import listed, nearest
+from penstock.preprocessing._errors import PreprocessingError, message
+
+
+class Host(Protocol):
+    """What has the host part of a preprocessing."""
+
+    def host(
+        self,
+        image: np.ndarray,
+        height: int,
+        width: int,
+        *,
+        is_training: bool,
+        random: np.random.Generator | None = None,
+    ) -> np.ndarray:
+        """Crop and resize one decoded image."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplePreprocessing:
+    """A function of a sample for a reader's `augment=` or, in evaluation, `decode=`.
+
+    Made by `Preprocessing.for_training` and `for_evaluation`. It can be pickled, so that worker
+    processes can run it.
+
+    Arguments:
+      preprocessing: whose host part it is.
+      height: of the images that leave, in pixels, as `width`.
+      is_training: which form.
+      entry: where a sample holds its image.
+    """
+
+    preprocessing: Host
+    height: int
+    width: int
+    is_training: bool
+    entry: str | int = "image"
+
+    def __call__(self, sample: Any, random: np.random.Generator | None = None) -> Any:
+        """Return the sample with its image `[height, width, C]` and the rest as it was.
+
+        Arguments:
+          sample: a dict or a tuple.
+          random: what a reader passes to `augment`, of this record and epoch.
+
+        Raises:
+          PreprocessingError: no such entry, another kind of image, or no `random` in training.
+        """
+        image = self.preprocessing.host(
+            self._image_of(sample),
+            self.height,
+            self.width,
+            is_training=self.is_training,
+            random=random,
+        )
+        if isinstance(sample, Mapping):
+            return {**sample, self.entry: image}
+        return tuple(image if i == self.entry else leaf for i, leaf in enumerate(sample))
+
+    def _image_of(self, sample: Any) -> np.ndarray:
+        if isinstance(sample, Mapping):
+            if self.entry in sample:
+                return sample[self.entry]
+            got, hint = f"a sample of {listed(map(str, sample))}", nearest(str(self.entry), sample)
+        elif isinstance(sample, tuple):
+            if isinstance(self.entry, int) and 0 <= self.entry < len(sample):
+                return sample[self.entry]
+            got, hint = f"a tuple of {len(sample)}", ""
+        else:
+            got, hint = f"a sample of type {type(sample).__name__}", ""
+        raise PreprocessingError(
+            message(
+                "preprocessing",
+                got,
+                f"a dict or tuple with the entry {self.entry!r}",
+                f"Its image is what is cropped.{hint}",
+                "Pass entry= to for_training and for_evaluation: a name, or an index in a tuple",
+            )
+        )

@@ -1,0 +1,160 @@
+"""Which part of an image is kept: TensorFlow's crop sampler, central crops, crop or pad."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+_f32 = np.float32
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def of(self, image: np.ndarray) -> np.ndarray:
+        """Return the part of `image` `[H, W, C]`, a view.
+
+        >>> Box(1, 0, 2, 3).of(np.zeros((4, 4, 1))).shape
+        (2, 3, 1)
+        """
+        return image[self.top : self.top + self.height, self.left : self.left + self.width]
+
+
+def sample_box(
+    random: np.random.Generator,
+    height: int,
+    width: int,
+    *,
+    aspect_ratio_range: tuple[float, float] = (0.75, 1.33),
+    area_range: tuple[float, float] = (0.05, 1.0),
+    min_object_covered: float = 0.1,
+    max_attempts: int = 100,
+) -> Box:
+    """Draw a crop as TensorFlow's `sample_distorted_bounding_box` does around the whole image.
+
+    An attempt draws the aspect ratio, then the height, then where the crop lies; it counts when
+    the crop's area is in range. Since the object is the whole image, `min_object_covered` is a
+    second bound on the area: with the defaults no crop is below a tenth of the image. After
+    `max_attempts` the whole image is taken. In float32 as TensorFlow's kernel, from whose random
+    numbers it gives TensorFlow's crops; like it, it never touches the last row or column when it
+    could.
+
+    Arguments:
+      random: gives `random()` and `integers(n)`.
+      height: of the image in pixels, as `width`.
+      aspect_ratio_range: of width / height.
+      area_range: as a share of the image's area.
+      min_object_covered: the share of the image that a crop holds at least.
+
+    >>> sample_box(np.random.default_rng(0), 375, 500)
+    Box(top=37, left=72, height=237, width=265)
+    """
+    low, high = (_f32(ratio) for ratio in aspect_ratio_range)
+    for _ in range(max_attempts):
+        aspect_ratio = _f32(random.random()) * (high - low) + low
+        box = _box_of_aspect(random, height, width, aspect_ratio, area_range)
+        if box is None:
+            continue
+        if _f32(box.height * box.width) / _f32(height * width) >= _f32(min_object_covered):
+            return box
+    return Box(0, 0, height, width)
+
+
+def _box_of_aspect(
+    random: np.random.Generator,
+    height: int,
+    width: int,
+    aspect_ratio: np.float32,
+    area_range: tuple[float, float],
+) -> Box | None:
+    """Draw size and place of a crop; `None` where none of the aspect ratio has an area in range."""
+    smallest, largest = (_f32(share) * _f32(width) * _f32(height) for share in area_range)
+    lowest = _rounded(np.sqrt(smallest / aspect_ratio))
+    highest = _rounded(np.sqrt(largest / aspect_ratio))
+    if _rounded(_f32(highest) * aspect_ratio) > width:
+        # The highest whose rounded width still fits; truncation may leave it one too high.
+        highest = int((width + 0.5 - 1e-7) / float(aspect_ratio))
+        highest -= _rounded(_f32(highest) * aspect_ratio) > width
+    highest = min(highest, height)
+    rows = min(lowest, highest)
+    if rows < highest:
+        rows += int(random.integers(highest - rows + 1))
+    # Rounding may have left the range: one row more, or one less, comes back to it.
+    if rows * _rounded(_f32(rows) * aspect_ratio) < smallest:
+        rows += 1
+    if rows * _rounded(_f32(rows) * aspect_ratio) > largest:
+        rows -= 1
+    columns = _rounded(_f32(rows) * aspect_ratio)
+    is_in_range = smallest <= rows * columns <= largest
+    if not is_in_range or not 0 < rows <= height or not 0 < columns <= width:
+        return None
+    top = int(random.integers(height - rows)) if rows < height else 0
+    left = int(random.integers(width - columns)) if columns < width else 0
+    return Box(top, left, rows, columns)
+
+
+def _rounded(value: np.floating) -> int:
+    return int(np.rint(value))
+
+
+def central_box(height: int, width: int, fraction: float) -> Box:
+    """Return the centre of an image, `fraction` of each side, as `tf.image.central_crop` does.
+
+    >>> central_box(299, 375, 0.875)
+    Box(top=18, left=23, height=263, width=329)
+    """
+    top, left = (int((size - size * fraction) / 2) for size in (height, width))
+    return Box(top, left, height - 2 * top, width - 2 * left)
+
+
+def crop_or_pad(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Cut an image's centre, or put zeros around it, along each axis as its size asks.
+
+    Arguments:
+      image: `[H, W, C]`.
+
+    Returns:
+      `[height, width, C]` of the image's dtype.
+
+    Source: TensorFlow's `resize_image_with_crop_or_pad`.
+
+    >>> crop_or_pad(np.ones((3, 1, 1), np.uint8), 2, 4)[..., 0].tolist()
+    [[0, 1, 0, 0], [0, 1, 0, 0]]
+    """
+    rows, columns = image.shape[:2]
+    top, left = max((rows - height) // 2, 0), max((columns - width) // 2, 0)
+    image = image[top : top + height, left : left + width]
+    missing = [(size - have) for size, have in zip((height, width), image.shape[:2], strict=True)]
+    if not any(missing):
+        return image
+    return np.pad(image, [*((n // 2, n - n // 2) for n in missing), (0, 0)])
+
+
+def pad(image: np.ndarray, size: int) -> np.ndarray:
+    """Put `size` rows and columns of zeros around `image` `[H, W, C]`.
+
+    >>> pad(np.ones((2, 2, 1), np.uint8), 4).shape
+    (10, 10, 1)
+    """
+    return np.pad(image, [(size, size), (size, size), (0, 0)])
+
+
+def random_box(
+    random: np.random.Generator, height: int, width: int, rows: int, columns: int
+) -> Box:
+    """Draw where a crop of `rows` x `columns` lies in an image of `height` x `width`.
+
+    Every place that fits is as likely. Source: TensorFlow's `random_crop`.
+
+    >>> random_box(np.random.default_rng(0), 40, 40, 32, 32)
+    Box(top=7, left=5, height=32, width=32)
+    """
+    top = int(random.integers(height - rows + 1))
+    left = int(random.integers(width - columns + 1))
+    return Box(top, left, rows, columns)

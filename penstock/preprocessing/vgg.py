@@ -1,0 +1,103 @@
+"""VGG's preprocessing: a crop of a random scale, the mean colour subtracted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock.preprocessing import colour
+from penstock.preprocessing._base import Preprocessing
+from penstock.preprocessing._registry import register
+from penstock.preprocessing.crops import Box, random_box
+from penstock.preprocessing.resizing import resize
+
+
+@register("vgg")
+@dataclass(frozen=True, kw_only=True)
+class Vgg(Preprocessing):
+    """VGG's preprocessing, of resnet_v1 and resnet_v2 too.
+
+    Training: the shorter side is resized to a random 256 to 512 pixels with the proportions kept,
+    a random part of that taken, and flipped at random. Evaluation: the shorter side is resized to
+    256, the centre taken. Both: the mean of each colour subtracted, nothing scaled. Source:
+    TF-Slim's `vgg_preprocessing`.
+
+    Arguments:
+      resize_side_min: the shorter side in pixels, at least; in evaluation always.
+      resize_side_max: the same, at most.
+      means: of red, green and blue, in 0..255.
+
+    >>> Vgg(resize_side_min=320).for_evaluation(299).height
+    299
+    """
+
+    resize_side_min: int = 256
+    resize_side_max: int = 512
+    means: tuple[float, float, float] = (123.68, 116.78, 103.94)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if not 1 <= self.resize_side_min <= self.resize_side_max:
+            raise self.error(
+                f"resize_side_min={self.resize_side_min} and "
+                f"resize_side_max={self.resize_side_max}",
+                "1 <= resize_side_min <= resize_side_max",
+                "The shorter side is drawn from between them",
+                "Raise resize_side_max",
+            )
+
+    def check_size(self, height: int, width: int) -> None:
+        """Raise where the shorter side of a crop is above that of the smallest resized image.
+
+        Raises:
+          PreprocessingError: it is, or a size is below 1.
+        """
+        super().check_size(height, width)
+        if min(height, width) > self.resize_side_min:
+            raise self.error(
+                f"the size {height} x {width}",
+                f"a shorter side of at most resize_side_min={self.resize_side_min}",
+                "It is cut from images whose shorter side may be that small",
+                f"Pass resize_side_min={min(height, width) * 8 // 7}, or more",
+            )
+
+    def crop(
+        self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
+    ) -> np.ndarray:
+        """Return a part of the resized image: `[height, width, 3]` float32."""
+        side = self.resize_side_min
+        if random is not None:
+            side += int(random.integers(self.resize_side_max - side + 1))
+        rows, columns = _with_shorter_side(image.shape[0], image.shape[1], side)
+        if height > rows or width > columns:
+            raise self.error(
+                f"an image of {image.shape[0]} x {image.shape[1]}, resized to {rows} x {columns}",
+                f"at least {height} x {width}",
+                "The crop must lie within the image",
+                "Ask for a smaller size, or raise resize_side_min",
+            )
+        if random is None:
+            box = Box((rows - height) // 2, (columns - width) // 2, height, width)
+        else:
+            box = random_box(random, rows, columns, height, width)
+        return resize(image, rows, columns, window=box)
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """Return whether one image is flipped."""
+        return jax.random.bernoulli(key)
+
+    def finish(self, image: jax.Array, draws: jax.Array | None) -> jax.Array:
+        """Return the image around 0, some -124 to 151."""
+        image = image if draws is None else colour.flip(image, draws)
+        return image - jnp.asarray(self.means, jnp.float32).reshape(1, 1, 3)
+
+
+def _with_shorter_side(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return the size with the shorter side `side`, rounded in float32 as TensorFlow does."""
+    scale = np.float32(side) / np.float32(min(height, width))
+    rows, columns = (int(np.rint(np.float32(size) * scale)) for size in (height, width))
+    return rows, columns

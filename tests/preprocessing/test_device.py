@@ -1,0 +1,184 @@
+"""The device part: modes, draws by row, precision, errors."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import LayerContextError, ProgramError
+from penstock.preprocessing import Cifarnet, Inception, Lenet, Plain, Preprocessing, Vgg
+from tests.layers.programs import infer
+from tests.networks import counted_compiles
+from tests.preprocessing.goldens import Seen, declared, evaluated, finished, photo, trained
+
+ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain()]
+EACH = pytest.mark.parametrize("each", ALL, ids=lambda each: repr(each)[:28])
+RANDOM = pytest.mark.parametrize("each", ALL[:4], ids=lambda each: repr(each)[:28])
+IMAGES = np.stack([photo(6, 8, seed=seed) for seed in range(8)])
+SAME = np.repeat(IMAGES[:1], 24, axis=0)
+
+
+@EACH
+def test_evaluation_finishes_each_image_without_draws(each):
+    actual = evaluated(each, IMAGES)
+    expected = np.stack([finished(each, image, None) for image in IMAGES])
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@EACH
+def test_bytes_and_floats_give_the_same(each):
+    def program():
+        return each.device(layers.data("image", [6, 8, 3], dtype="uint8"))
+
+    as_bytes = infer(program, {"image": IMAGES})
+    np.testing.assert_array_equal(as_bytes, evaluated(each, IMAGES.astype(np.float32)))
+
+
+@pytest.fixture(scope="module", params=ALL[:4], ids=lambda each: repr(each)[:28])
+def runs(request):
+    """Train on eight images, the first three times over, on one and on eight devices."""
+    images = np.concatenate([IMAGES[:1], IMAGES[:1], IMAGES, IMAGES[1:7]])
+    seen = Seen(inner=request.param)
+    return request.param, images, [trained(seen, images, devices) for devices in (1, 8)]
+
+
+def test_rows_of_equal_images_draw_apart(runs):
+    each, _, (one, _) = runs
+    rows = {row.tobytes() for row in one["image"][:3]}
+    assert len(rows) == 3 or (isinstance(each, Vgg) and len(set(one["draws"].tolist())) == 2)
+
+
+def test_draws_do_not_depend_on_the_number_of_devices(runs):
+    _, _, (one, eight) = runs
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(eight), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_training_batch_is_finished_with_what_its_rows_drew(runs):
+    each, images, (one, _) = runs
+    for row, image in enumerate(images):
+        draws = jax.tree.map(lambda leaf, row=row: leaf[row], one["draws"])
+        as_drawn = jax.tree.map(_as_drawn, draws, each.draw(jax.random.key(0)))
+        expected = finished(each, image, as_drawn)
+        np.testing.assert_allclose(one["image"][row], expected, rtol=1e-5, atol=1e-5)
+
+
+def _as_drawn(value: np.ndarray, like: jax.Array) -> np.ndarray:
+    return np.asarray(value).astype(like.dtype)
+
+
+def drawn_by(each: Preprocessing) -> Any:
+    """Return what 1200 images draw."""
+    keys = jax.random.split(jax.random.key(0), 1200)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(each.draw))(keys))
+
+
+def test_draws_fill_their_ranges():
+    drawn = drawn_by(Inception())
+    ranges = {
+        "brightness": (-32 / 255, 32 / 255),
+        "saturation": (0.5, 1.5),
+        "hue": (-0.2, 0.2),
+        "contrast": (0.5, 1.5),
+    }
+    for name, (low, high) in ranges.items():
+        values, width = getattr(drawn, name), high - low
+        assert low <= values.min() < low + 0.01 * width
+        assert high - 0.01 * width < values.max() < high + 1e-6
+    assert np.mean(drawn.is_flipped) == pytest.approx(0.5, abs=0.06)
+    assert np.bincount(drawn.order).min() > 250
+    # Independent: 1200 draws, so that a correlation of 0.12 is four deviations.
+    every = np.stack([np.asarray(leaf, float) for leaf in drawn])
+    assert np.abs(np.corrcoef(every) - np.eye(len(every))).max() < 0.12
+
+
+def test_draws_of_cifarnet_fill_their_ranges():
+    drawn = drawn_by(Cifarnet())
+    assert -63 <= drawn.brightness.min() < -62
+    assert 62 < drawn.brightness.max() <= 63
+    assert 0.2 <= drawn.contrast.min() < 0.22
+    assert 1.78 < drawn.contrast.max() <= 1.8
+    assert np.mean(drawn.is_flipped) == pytest.approx(0.5, abs=0.06)
+
+
+def test_draws_differ_between_steps_and_seeds_and_not_between_runs():
+    def program():
+        result = Vgg().device(declared(SAME))
+        weight = layers.create_parameter([1], name="w")
+        return layers.mean(result) + jnp.sum(weight), result
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1])
+
+    def flips(seed):
+        state = builder.init(seed=seed)
+        found = []
+        for _ in range(2):
+            state, (_, result) = builder.train(state, {"image": SAME})
+            found.append(np.asarray(result).tobytes())
+        return found
+
+    first = flips(0)
+    assert len({*first, *flips(1)}) == 4
+    assert flips(0) == first
+
+
+def test_two_preprocessings_of_one_program_draw_apart():
+    def program():
+        images = declared(SAME)
+        return layers.mean(images), Vgg().device(images), Vgg().device(images)
+
+    builder = ps.ProgramBuilder(
+        lambda: (program()[0] + jnp.sum(layers.create_parameter([1], name="w")), *program()[1:]),
+        optax.sgd(0.1),
+        place=jax.devices()[:1],
+    )
+    _, (_, first, second) = builder.train(builder.init(), {"image": SAME})
+    assert not np.array_equal(first, second)
+
+
+def test_short_batch_compiles_nothing_and_keeps_its_draws():
+    def program():
+        result = Inception().device(declared(IMAGES))
+        weight = layers.create_parameter([1], name="w")
+        return layers.mean(result) + jnp.sum(weight), result
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.0), place=jax.devices()[:8])
+    full, short = builder.init(), builder.init()
+    _, (_, whole) = builder.train(full, {"image": IMAGES})
+    with counted_compiles() as compiles:
+        _, (_, part) = builder.train(short, {"image": IMAGES[:3]})
+    assert not [name for name in compiles if "train" in name]
+    np.testing.assert_array_equal(np.asarray(part)[:3], np.asarray(whole)[:3])
+
+
+@RANDOM
+def test_constant_image_stays_finite_in_training(each):
+    draws = each.draw(jax.random.key(0))
+    for value in (0, 128, 255):
+        assert np.isfinite(finished(each, np.full((6, 8, 3), value), draws)).all()
+
+
+def test_call_outside_a_program_says_where_it_belongs():
+    text = "preprocessing.Vgg.device got called outside a program, expected a call inside a program"
+    with pytest.raises(LayerContextError, match=re.escape(text)):
+        Vgg().device(jnp.zeros((2, 8, 8, 3)))
+
+
+@pytest.mark.parametrize(
+    ("each", "shape", "text"),
+    [
+        (Inception(), [8, 8, 1], "Inception.device got an array of shape [B, 8, 8, 1], expected"),
+        (Vgg(), [192], "[B, 192], expected [B, H, W, C] with C 3. Its operations are on whole"),
+        (Lenet(), [8, 8, 4], "with C 1 or 3. "),
+    ],
+)
+def test_array_that_is_no_batch_of_images_is_refused(each, shape, text):
+    with pytest.raises(ProgramError, match=re.escape(text)):
+        ps.ProgramBuilder(infer_func=lambda: each.device(layers.data("image", shape)))
