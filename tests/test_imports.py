@@ -24,18 +24,20 @@ ALLOWED: dict[str, set[str]] = {
     "_parameters": {"_errors"},
     "_selection": {"_errors"},
     "_version": set(),
+    "_weight_files": {"_errors"},
     "readers": {"_errors"},
-    "preprocessing": {"_errors"},
+    "preprocessing": {"_errors", "layers"},
     "handlers": {"_errors", "events"},
     "layers": {"_errors", "_mesh"},
-    "models": {"_errors", "layers"},
+    "models": {"_errors", "_weight_files", "layers", "program_builder"},
+    "optimizers": {"_errors"},
     "_batches": {"_errors", "layers"},
     "_feeding": {"_errors", "_mesh", "layers"},
     "program_builder": {"_errors", "_feeding", "_mesh", "_metrics", "_parameters", "layers"},
     "inferencer": {"_errors", "_feeding", "_mesh", "_parameters", "program_builder"},
 }
 ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
-ALLOWED["fluid"] = {"events", "inferencer", "layers", "trainer"}
+ALLOWED["fluid"] = {"events", "inferencer", "layers", "optimizers", "trainer"}
 ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}

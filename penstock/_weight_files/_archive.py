@@ -1,0 +1,75 @@
+"""Zip archives whose entries are as large as they say and no larger than the archive."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock._weight_files._file import Refusal
+
+# What zipfile raises for damaged and for encrypted archives.
+ZIP_ERRORS = (
+    zipfile.BadZipFile, EOFError, IndexError, OSError, OverflowError, RuntimeError, ValueError,
+    struct.error,
+)  # fmt: skip
+
+
+class Archive:
+    """A zip archive of stored entries, as torch and Keras write them.
+
+    Compressed entries are refused, and the entries read may not be larger together than the
+    archive, so that no archive of a few bytes unpacks to gigabytes, overlapping entries included.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._size = self._left = path.stat().st_size
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except ZIP_ERRORS as error:
+            raise Refusal(
+                f"got a zip archive of {self._size} bytes without its table of entries ({error}), "
+                "expected the table at the end. It is cut off or damaged: download it again."
+            ) from error
+        self.names = tuple(self._zip.namelist())
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of an entry, its checksum checked."""
+        if name not in self.names:
+            raise Refusal(
+                f"got no entry {name!r}, expected one. It is cut off or damaged: download it again."
+            )
+        entry = self._zip.getinfo(name)
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise Refusal(
+                f"got a compressed entry {name!r}, expected stored ones, as torch and Keras write "
+                "them. A small archive could fill the memory. Pack it again without compression."
+            )
+        self._left -= entry.file_size
+        if self._left < 0:
+            raise Refusal(
+                f"got entries larger than the archive of {self._size} bytes, expected them to fit. "
+                "Entries overlap or are damaged: download it again."
+            )
+        try:
+            return self._zip.read(name)
+        except ZIP_ERRORS as error:
+            raise Refusal(
+                f"got a damaged entry {name!r} ({error}), expected {entry.file_size} bytes with "
+                "their checksum. Download it again."
+            ) from error

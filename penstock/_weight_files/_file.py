@@ -1,0 +1,53 @@
+"""What a reader of a weight file gives back, and what it raises when it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+Format = Literal["tf_slim", "keras", "torch"]
+
+
+class Refusal(ValueError):
+    """A weight file cannot be read: the message without the file, which `read_weights` adds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFile:
+    """The arrays of a weight file, under the names that its writer gave them.
+
+    Arguments:
+      path: the file, or the prefix of a TensorFlow checkpoint.
+      format: whose names and layouts the arrays have. A `.safetensors` file is `"torch"`.
+      arrays: name -> array, in the file's order. An array may be read-only, or strided.
+      notes: what was chosen or left out on the way, a sentence each.
+    """
+
+    path: Path
+    format: Format
+    arrays: Mapping[str, np.ndarray]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Keep a view that cannot be written to."""
+        object.__setattr__(self, "arrays", MappingProxyType(dict(self.arrays)))
+
+
+def require(package: str, extra: str, owner: str) -> None:
+    """Raise unless an optional package is installed; it is not imported.
+
+    Raises:
+      ModuleNotFoundError: it is not there; says what to install.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"{owner} got no {package}, expected the package to be installed. It is optional, as "
+            f'only such files need it. Run pip install "penstock[{extra}]".',
+            name=package,
+        )

@@ -1,0 +1,46 @@
+"""TensorFlow checkpoints, as TF-Slim wrote them: in one file (V1) or several with a prefix (V2)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from penstock._weight_files._file import Refusal, WeightFile, require
+
+INDEX_SUFFIX = ".index"
+PART = re.compile(r"\.data-\d{5}-of-\d{5}$")
+TABLE_MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")  # ends V1 files and V2 indices
+
+
+def read(path: Path) -> WeightFile:
+    """Read a checkpoint with TensorFlow, which must be installed.
+
+    Slot variables and counters (Momentum, ExponentialMovingAverage, global_step) are among the
+    arrays. Which of them are weights is for a name map to say.
+
+    Arguments:
+      path: the prefix, the file ending in `.index`, or the one file of a V1 checkpoint.
+    """
+    require("tensorflow", "tensorflow", f"weights file {str(path)!r}")
+    import tensorflow as tf
+
+    prefix = path.with_suffix("") if path.suffix == INDEX_SUFFIX else path
+    # Its own errors are of tf.errors; a damaged index may also be a ValueError or RuntimeError.
+    failures = (tf.errors.OpError, ValueError, RuntimeError, TypeError, LookupError)
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes = reader.get_variable_to_shape_map()
+        values = {name: np.asarray(reader.get_tensor(name)) for name in sorted(shapes)}
+    except failures as error:
+        raise Refusal(
+            f"got a damaged or incomplete checkpoint ({error}), expected one that TensorFlow "
+            f"reads. Put all files {prefix.name}.index and {prefix.name}.data-... into one folder, "
+            "or download it again."
+        ) from error
+    # Strings: the object graph of a TF 2 checkpoint.
+    arrays = {name: value for name, value in values.items() if value.dtype.kind not in "OSU"}
+    left = [name for name in values if name not in arrays]
+    notes = (f"left out {', '.join(left)}, which hold strings",) if left else ()
+    return WeightFile(path=path, format="tf_slim", arrays=arrays, notes=notes)
