@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import optax
 
-LearningRate = float | Callable[[Any], Any]
+from penstock.optimizers._learning_rate import LearningRate
+from penstock.optimizers._rules import scale_by_adam
+
 Regularizer = Callable[[jax.Array], jax.Array]
 
 
@@ -69,12 +71,13 @@ def Adam(
 ) -> optax.GradientTransformation:
     """Return Adam (Kingma and Ba 2015).
 
-    Fluid adds `epsilon` before the correction of the bias, the paper and optax after it.
-
     >>> _one_step(Adam(0.1), parameter=1.0, gradient=2.0)
     0.9
     """
-    return _with(regularization, optax.adam(learning_rate, beta1, beta2, epsilon))
+    transformation = optax.chain(
+        scale_by_adam(beta1, beta2, epsilon), optax.scale_by_learning_rate(learning_rate)
+    )
+    return _with(regularization, transformation)
 
 
 def Adamax(

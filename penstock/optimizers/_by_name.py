@@ -1,0 +1,175 @@
+"""Optimizers by name: TensorFlow 1's rules under FastNN's names, and optax's under its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+import optax
+
+from penstock._errors import UnknownNameError, listed, nearest
+from penstock.optimizers import _rules
+from penstock.optimizers._learning_rate import LearningRate, with_learning_rate
+from penstock.optimizers._moving_average import with_moving_average
+from penstock.optimizers._options import OptimizerOptions
+
+Rule = Callable[[Any, OptimizerOptions], optax.GradientTransformation]
+
+_DEFAULTS = OptimizerOptions()
+
+_RULES: Mapping[str, Rule] = {
+    "adadelta": lambda rate, o: optax.adadelta(rate, o.adadelta_rho, o.opt_epsilon),
+    # TensorFlow 1 adds nothing to the sum of squares; its initial value keeps it above 0.
+    "adagrad": lambda rate, o: optax.adagrad(rate, o.adagrad_initial_accumulator_value, eps=0.0),
+    "adam": lambda rate, o: optax.chain(
+        _rules.scale_by_adam(o.adam_beta1, o.adam_beta2, o.opt_epsilon),
+        optax.scale_by_learning_rate(rate),
+    ),
+    "adamweightdecay": lambda rate, o: _rules.adam_weight_decay(
+        rate,
+        o.adam_beta1,
+        o.adam_beta2,
+        o.opt_epsilon,
+        o.weight_decay_rate,
+        o.exclude_from_weight_decay,
+    ),
+    "ftrl": lambda rate, o: _rules.ftrl(
+        rate,
+        o.ftrl_learning_rate_power,
+        o.ftrl_initial_accumulator_value,
+        o.ftrl_l1,
+        o.ftrl_l2,
+    ),
+    "momentum": lambda rate, o: optax.sgd(rate, o.momentum),
+    # TensorFlow 1's mean of squares begins at 1, which keeps the first steps small.
+    "rmsprop": lambda rate, o: optax.rmsprop(
+        rate, o.rmsprop_decay, o.opt_epsilon, initial_scale=1.0, momentum=o.rmsprop_momentum
+    ),
+    "sgd": lambda rate, o: optax.sgd(rate),
+}
+
+_UNFIT: Mapping[str, str] = {
+    "lbfgs": "Its line search evaluates the loss several times a step.",
+    "dpsgd": "It needs the gradient of every example.",
+    "noisy_sgd": "Its state holds a random key, which no checkpoint takes.",
+    "sophia": "It evaluates the loss once more a step.",
+    "schedule_free_adamw": "The parameters it trains are not those to evaluate.",
+    "schedule_free_sgd": "The parameters it trains are not those to evaluate.",
+}
+"""Optimizers of optax that no train program can run as it should, and why."""
+
+
+def get(
+    name: str,
+    learning_rate: LearningRate,
+    *,
+    options: OptimizerOptions = _DEFAULTS,
+    max_gradient_norm: float | None = None,
+    moving_average_decay: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer called `name`, as an optax transformation.
+
+    `adadelta`, `adagrad`, `adam`, `adamweightdecay`, `ftrl`, `momentum`, `rmsprop` and `sgd` follow
+    TensorFlow 1 (`adamweightdecay`: BERT) and read FastNN's options. Every other name is an
+    optimizer of optax, such as `lamb` or `muon`, which takes `options.optax_options`; `optax.adam`
+    and `optax.contrib.muon` say so, and reach optax's where the short name is ours.
+
+    Arguments:
+      learning_rate: a number, or a schedule such as `optimizers.schedule(...)`; the rate of the
+        last update is in the state, see `optimizers.learning_rate`.
+      options: each optimizer reads its own.
+      max_gradient_norm: gradients are scaled down together so that the root of the sum of all
+        their squares is at most this; None leaves them.
+      moving_average_decay: keep an average of the parameters, see
+        `optimizers.with_moving_average`; None keeps none.
+
+    Raises:
+      UnknownNameError: there is no such optimizer, or it has no such option.
+      ValueError: a number is outside its range, or an option of optax was given to one of
+        TensorFlow's.
+
+    Source: FastNN's `--optimizer` and what its flags mean to `tf.train`.
+
+    >>> import jax.numpy as jnp
+    >>> optimizer = get("rmsprop", 0.01, max_gradient_norm=5.0)
+    >>> params = {"w": jnp.ones(2)}
+    >>> update, _ = optimizer.update({"w": jnp.ones(2)}, optimizer.init(params), params)
+    >>> (params["w"] + update["w"]).round(6).tolist()
+    [0.9929289817810059, 0.9929289817810059]
+    """
+    make = _maker(name, options)
+    optimizer = with_learning_rate(make, learning_rate)
+    if max_gradient_norm is not None:
+        if not max_gradient_norm > 0:
+            raise ValueError(
+                f"max_gradient_norm got {max_gradient_norm!r}, expected a number above 0, or None "
+                "to leave gradients as they are."
+            )
+        optimizer = optax.chain(optax.clip_by_global_norm(max_gradient_norm), optimizer)
+    if moving_average_decay is not None:
+        optimizer = with_moving_average(optimizer, moving_average_decay)
+    return optax.with_extra_args_support(optimizer)
+
+
+def names() -> list[str]:
+    """Return the names of the optimizers: TensorFlow 1's rules first, then optax's.
+
+    >>> names()[:8]
+    ['adadelta', 'adagrad', 'adam', 'adamweightdecay', 'ftrl', 'momentum', 'rmsprop', 'sgd']
+    >>> "lamb" in names()
+    True
+    """
+    return [*_RULES, *(name for name in _of_optax() if name not in _RULES)]
+
+
+def _maker(name: str, options: OptimizerOptions) -> Callable[[Any], optax.GradientTransformation]:
+    """Return the function of a learning rate that makes the optimizer."""
+    if name in _RULES:
+        if options.optax_options:
+            raise ValueError(
+                f"optimizers.get got optax_options={dict(options.optax_options)!r} for {name!r}, "
+                f"expected none. It is TensorFlow's. 'optax.{name}' is the one of optax, where it "
+                "has one."
+            )
+        return lambda rate: _RULES[name](rate, options)
+    short = name.removeprefix("optax.").removeprefix("contrib.")
+    if short in _UNFIT:
+        raise UnknownNameError(
+            f"optimizers.get got {name!r}, expected an optimizer that a train program can run. "
+            f"{_UNFIT[short]} Choose one of optimizers.names()."
+        )
+    function = _of_optax().get(short)
+    if function is None:
+        raise UnknownNameError(
+            f"optimizers.get got {name!r}, expected one of {listed(_RULES)}, or the name of an "
+            "optimizer of optax; optimizers.names() has them all." + nearest(short, names())
+        )
+    first, *known = inspect.signature(function).parameters
+    for option in options.optax_options:
+        if option not in known:
+            raise UnknownNameError(
+                f"optimizers.get got the option {option!r} for optax's {short!r}, expected one of "
+                f"{listed(known)}." + nearest(option, known)
+            )
+    return lambda rate: function(**{first: rate}, **options.optax_options)
+
+
+@functools.cache
+def _of_optax() -> dict[str, Callable[..., Any]]:
+    """Return the optimizers of the optax that is installed, by name.
+
+    They are its functions whose first argument is a learning rate.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for module in (optax, optax.contrib):
+        for name, value in sorted(vars(module).items()):
+            is_function = isinstance(value, FunctionType | functools.partial)
+            if not is_function or name.startswith(("_", "scale_by_")) or name in _UNFIT:
+                continue
+            first = next(iter(inspect.signature(value).parameters), "")
+            if first in ("learning_rate", "max_learning_rate"):
+                found.setdefault(name, value)
+    return found

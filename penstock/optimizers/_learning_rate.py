@@ -1,0 +1,76 @@
+"""The learning rate inside the optimizer's state, where a step leaves it to be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+LearningRate = float | optax.Schedule
+"""A number, or an optax schedule: a traceable function of the number of updates done."""
+
+
+def with_learning_rate(
+    make: Callable[[Any], optax.GradientTransformation], learning_rate: LearningRate
+) -> optax.GradientTransformationExtraArgs:
+    """Return `make(learning_rate)`, its state holding the rate of the last update.
+
+    A number travels as a schedule that is constant: a run may then be resumed with another
+    schedule, because the state's structure is the same. Against optax's own scheduling that is one
+    scalar more in the state, or three where the rate never changes.
+
+    Raises:
+      ValueError: the number is negative or not finite.
+    """
+    if not callable(learning_rate):
+        is_number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
+        if not is_number or not 0 <= learning_rate < math.inf:
+            raise ValueError(
+                f"learning_rate got {learning_rate!r}, expected a finite number of 0 or more, or a "
+                "schedule such as optimizers.schedule(...)."
+            )
+        learning_rate = optax.constant_schedule(float(learning_rate))
+
+    def made(learning_rate: Any) -> optax.GradientTransformation:
+        return make(learning_rate)
+
+    injected = optax.inject_hyperparams(made, hyperparam_dtype=jnp.float32)(learning_rate)  # pyright: ignore
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        updates, new_state = injected.update(updates, state, params, **extra_args)
+        # The rate is float32 and would turn bfloat16 moments into that: a second compile.
+        return updates, optax.tree.cast_like(new_state, state)
+
+    return optax.GradientTransformationExtraArgs(injected.init, update)
+
+
+def learning_rate(opt_state: Any) -> jax.Array | None:
+    """Return the learning rate of the last update; before the first, that of the first.
+
+    It is an array of the optimizer's state, so a step that returns it is not held up. What
+    `State.update_scale` and a parameter's own `learning_rate` multiply comes on top.
+
+    Arguments:
+      opt_state: one objective's optimizer state, such as `state.opt_state["train"]`.
+
+    Returns:
+      A float32 scalar; None where the state holds none, or several. Optimizers of
+      `optimizers.get` hold one, and so do those made by `optax.inject_hyperparams`.
+
+    >>> from penstock import optimizers
+    >>> optimizer = optimizers.get("sgd", optax.linear_schedule(0.5, 0.0, transition_steps=2))
+    >>> params = {"w": jnp.ones(2)}
+    >>> _, opt_state = optimizer.update(params, optimizer.init(params), params)
+    >>> _, opt_state = optimizer.update(params, opt_state, params)
+    >>> float(learning_rate(opt_state))
+    0.25
+    """
+    kind = optax.InjectStatefulHyperparamsState
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
+    held = [node.hyperparams for node in nodes if isinstance(node, kind)]
+    rates: list[Any] = [each["learning_rate"] for each in held if "learning_rate" in each]
+    return rates[0] if len(rates) == 1 else None

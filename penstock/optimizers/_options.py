@@ -1,0 +1,100 @@
+"""The options of optimizers, under FastNN's flag names."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+
+NO_DECAY = ("LayerNorm", "layer_norm", "bias", r"(^|/)b$")
+"""What BERT leaves out of weight decay, and `b`, the name of most biases here."""
+
+_SHARES = ("adadelta_rho", "adam_beta1", "adam_beta2", "momentum", "rmsprop_momentum")
+_NOT_NEGATIVE = (
+    "adagrad_initial_accumulator_value",
+    "opt_epsilon",
+    "ftrl_initial_accumulator_value",
+    "ftrl_l1",
+    "ftrl_l2",
+    "weight_decay_rate",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """What an optimizer by name takes beside its learning rate; each reads its own.
+
+    Names and defaults are those of FastNN's flags. Its `opt_epsilon` of 1 suits rmsprop on
+    Inception; adam behaves as in its paper from 1e-8 on.
+
+    Arguments:
+      adadelta_rho: the share of the running means that a step keeps.
+      adagrad_initial_accumulator_value: what the sums of squares begin at.
+      adam_beta1: the share of the first moment that a step keeps; of adamweightdecay too.
+      adam_beta2: the same of the second moment.
+      opt_epsilon: the epsilon of adadelta, adam, rmsprop and adamweightdecay.
+      ftrl_learning_rate_power: the power that sums of squares scale the learning rate by, 0 or
+        less.
+      ftrl_initial_accumulator_value: what the sums of squares begin at.
+      ftrl_l1: the coefficient of the sum of absolute values; exact zeros come from it.
+      ftrl_l2: the coefficient of the sum of squares.
+      momentum: the share of its velocity that `momentum` keeps.
+      rmsprop_momentum: the share of the last step that rmsprop adds to the next.
+      rmsprop_decay: the share of the running mean of squares that a step keeps.
+      weight_decay_rate: the decoupled decay of adamweightdecay.
+      exclude_from_weight_decay: regular expressions; adamweightdecay leaves a parameter alone in
+        whose path, such as `encoder/fc_0/b`, one of them is found.
+      optax_options: the arguments of an optimizer of optax, by optax's names.
+
+    Raises:
+      ValueError: an option is outside its range.
+
+    >>> OptimizerOptions(rmsprop_decay=0.95).opt_epsilon
+    1.0
+    """
+
+    adadelta_rho: float = 0.95
+    adagrad_initial_accumulator_value: float = 0.1
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    opt_epsilon: float = 1.0
+    ftrl_learning_rate_power: float = -0.5
+    ftrl_initial_accumulator_value: float = 0.1
+    ftrl_l1: float = 0.0
+    ftrl_l2: float = 0.0
+    momentum: float = 0.9
+    rmsprop_momentum: float = 0.9
+    rmsprop_decay: float = 0.9
+    weight_decay_rate: float = 0.01
+    exclude_from_weight_decay: tuple[str, ...] = NO_DECAY
+    optax_options: Mapping[str, float | bool | str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranges = {name: (0 <= getattr(self, name) < 1, "from 0 to below 1") for name in _SHARES}
+        # 1 as well: TensorFlow's mean of squares begins at 1, and may stay there.
+        ranges["rmsprop_decay"] = (0 <= self.rmsprop_decay <= 1, "from 0 to 1")
+        for name in _NOT_NEGATIVE:
+            ranges[name] = (0 <= getattr(self, name) < math.inf, "of 0 or more")
+        is_falling = -math.inf < self.ftrl_learning_rate_power <= 0
+        ranges["ftrl_learning_rate_power"] = (is_falling, "of 0 or less")
+        problems = [
+            f"{name}={getattr(self, name)!r}, expected a number {wanted}"
+            for name, (is_right, wanted) in ranges.items()
+            if not is_right
+        ]
+        problems += [
+            f"exclude_from_weight_decay={pattern!r}, expected a regular expression"
+            for pattern in self.exclude_from_weight_decay
+            if not _is_pattern(pattern)
+        ]
+        if problems:
+            raise ValueError(f"OptimizerOptions got {'; '.join(problems)}.")
+
+
+def _is_pattern(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True

@@ -1,0 +1,182 @@
+"""Learning rate schedules: FastNN's, with its decay mended, and what is usual today."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from penstock.optimizers._schedule_options import ScheduleOptions
+
+_LUONG = {"luong234": (2, 3, 4), "luong5": (1, 2, 5), "luong10": (1, 2, 10)}
+"""The share of the run before the first decay, as a fraction, and the decays in the rest."""
+
+_ONE_CYCLE_RISE = 0.3
+_ONE_CYCLE_FACTOR = 25.0
+
+
+class _Window(NamedTuple):
+    """Decay begins after `start` steps; one period of it takes `num_steps`."""
+
+    start: int
+    num_steps: int
+
+
+def schedule(
+    options: ScheduleOptions,
+    *,
+    num_steps: int,
+    steps_per_epoch: float | None = None,
+    fastnn_compat: bool = False,
+) -> optax.Schedule:
+    """Return the learning rate as a function of the number of updates done, for any optimizer.
+
+    Arguments:
+      num_steps: how many steps the run has; beyond them the rate stays where it is, or goes on
+        decaying exponentially.
+      steps_per_epoch: examples in an epoch over those in a global batch; needed by exponential
+        with an empty `decay_scheme`.
+      fastnn_compat: with an empty `decay_scheme` never decay exponentially or polynomially, as
+        FastNN does.
+
+    Returns:
+      A traceable function, from an int32 scalar to a float32 scalar.
+
+    Source: FastNN (warmup of tensor2tensor, schemes of Luong's nmt); TF-Slim for the empty scheme.
+
+    Raises:
+      ValueError: the schedule does not fit into the run, or `steps_per_epoch` is missing.
+
+    >>> luong = ScheduleOptions(
+    ...     warmup_steps=100, decay_scheme="luong5", learning_rate_decay_factor=0.5
+    ... )
+    >>> rate = schedule(luong, num_steps=1000)
+    >>> [round(float(rate(step)), 6) for step in (0, 50, 100, 599, 600, 999)]
+    [0.0001, 0.001, 0.01, 0.01, 0.005, 0.000625]
+    """
+    decay_type, top = options.learning_rate_decay_type, options.learning_rate
+    window = _window(options, num_steps, steps_per_epoch, fastnn_compat)
+    if decay_type == "fixed":
+        return optax.constant_schedule(top)
+    if window is None:
+        return lambda step: top * _warmup(options, step)
+    if decay_type == "one_cycle":
+        scales = {window.start: _ONE_CYCLE_FACTOR, num_steps: options.end_learning_rate / top}
+        return optax.piecewise_interpolate_schedule("cosine", top / _ONE_CYCLE_FACTOR, scales)
+    share, floor = _share(options, window), options.end_learning_rate
+    if decay_type == "exponential":
+        floor = 0.0
+    # Where a window of Luong's begins within the warmup both apply, as FastNN has it.
+    return lambda step: (top * _warmup(options, step) - floor) * share(step) + floor
+
+
+def describe_schedule(
+    options: ScheduleOptions,
+    *,
+    num_steps: int,
+    steps_per_epoch: float | None = None,
+    fastnn_compat: bool = False,
+) -> str:
+    """Return a schedule in one line, for the first lines of a run; arguments as of `schedule`.
+
+    >>> describe_schedule(ScheduleOptions(warmup_steps=50), num_steps=1000, steps_per_epoch=45)
+    '0.01 after 50 steps of t2t warmup; x 0.94 every 90 steps from step 50 on'
+    """
+    window = _window(options, num_steps, steps_per_epoch, fastnn_compat)
+    top, end = f"{options.learning_rate:g}", f"{options.end_learning_rate:g}"
+    decay_type = options.learning_rate_decay_type
+    if decay_type == "fixed":
+        return f"{top} throughout"
+    if decay_type == "one_cycle":
+        first = options.learning_rate / _ONE_CYCLE_FACTOR
+        peak = window.start if window else 0
+        return f"{first:g} rising to {top} at step {peak}, falling to {end} at step {num_steps}"
+    warmup = f"{top} after {options.warmup_steps} steps of {options.warmup_scheme} warmup"
+    begin = warmup if options.warmup_steps else top
+    if window is None:
+        return f"{begin}; never decays"
+    start, period = window
+    if decay_type == "exponential":
+        factor = f"{options.learning_rate_decay_factor:g}"
+        return f"{begin}; x {factor} every {period} steps from step {start} on"
+    return f"{begin}; {decay_type} to {end} from step {start} to step {start + period}"
+
+
+def _share(options: ScheduleOptions, window: _Window) -> optax.Schedule:
+    """Return what decay leaves of the rate above its floor."""
+    start, period = window
+    if options.learning_rate_decay_type == "cosine":
+        cosine = optax.cosine_decay_schedule(1.0, period)
+        return lambda step: cosine(jnp.maximum(jnp.asarray(step) - start, 0))
+    # Integers, where optax divides floats: compiled, XLA multiplies by 1 / 83 instead, and of 83
+    # steps the floor is then 0.
+    if options.learning_rate_decay_type == "exponential":
+        factor = options.learning_rate_decay_factor
+        return lambda step: factor ** (jnp.maximum(jnp.asarray(step) - start, 0) // period)
+    return lambda step: (period - jnp.clip(jnp.asarray(step) - start, 0, period)) / period
+
+
+def _warmup(options: ScheduleOptions, step: Any) -> jax.Array:
+    """Return the share of the full rate that the warmup gives a step; 1 after it."""
+    num_steps = options.warmup_steps
+    if not num_steps:
+        return jnp.ones((), jnp.float32)
+    left = jnp.maximum(num_steps - jnp.asarray(step), 0) / num_steps
+    return 0.01**left if options.warmup_scheme == "t2t" else 1 - left
+
+
+def _window(
+    options: ScheduleOptions,
+    num_steps: int,
+    steps_per_epoch: float | None,
+    fastnn_compat: bool,
+) -> _Window | None:
+    """Return when the rate decays; None where it never does."""
+    if num_steps < 1:
+        raise ValueError(
+            f"schedule got num_steps={num_steps!r}, expected at least 1. It is the number of steps "
+            "of the whole run."
+        )
+    decay_type, warmup_steps = options.learning_rate_decay_type, options.warmup_steps
+    if decay_type == "fixed":
+        return None
+    if options.decay_scheme:
+        return _luong(options.decay_scheme, num_steps)
+    if decay_type in ("exponential", "polynomial") and fastnn_compat:
+        return None
+    if decay_type == "exponential":
+        return _Window(warmup_steps, _epochs(options.num_epochs_per_decay, steps_per_epoch))
+    if decay_type == "one_cycle" and not warmup_steps:
+        warmup_steps = max(1, int(_ONE_CYCLE_RISE * num_steps))
+    if warmup_steps >= num_steps:
+        raise ValueError(
+            f"schedule got warmup_steps={options.warmup_steps} and num_steps={num_steps}, expected "
+            f"fewer steps of warmup than steps: {decay_type} decays in the rest of the run. Lower "
+            "warmup_steps or train longer."
+        )
+    return _Window(warmup_steps, num_steps - warmup_steps)
+
+
+def _luong(decay_scheme: str, num_steps: int) -> _Window:
+    numerator, denominator, times = _LUONG[decay_scheme]
+    start = num_steps * numerator // denominator
+    if num_steps - start < times:
+        raise ValueError(
+            f"schedule got num_steps={num_steps} with decay_scheme={decay_scheme!r}, expected at "
+            f"least {times} steps after step {start}: so often it decays. Train longer, or leave "
+            "decay_scheme empty."
+        )
+    return _Window(start, (num_steps - start) // times)
+
+
+def _epochs(num_epochs: float, steps_per_epoch: float | None) -> int:
+    if steps_per_epoch is None or steps_per_epoch * num_epochs < 1:
+        raise ValueError(
+            f"schedule got steps_per_epoch={steps_per_epoch!r}, expected a number that times "
+            f"num_epochs_per_decay={num_epochs:g} is at least 1. An exponential decay with an "
+            "empty decay_scheme counts epochs. Pass examples per epoch over examples per step, or "
+            "choose a decay_scheme."
+        )
+    return int(steps_per_epoch * num_epochs)
