@@ -15,6 +15,7 @@ from penstock._errors import nearest
 
 _COMMANDS = {
     "train": "train a network on handwritten digits, save it, and show what it makes of a few",
+    "import-weights": "make parameters of weights that others published",
     "convert": "make record files from datasets' archives, image folders or other record files",
     "plot": "draw the curves of runs against each other, from their logs",
 }
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, words: list[str]) -> int:
     try:
-        return importlib.import_module(f"penstock.commands.{name}").run(words)
+        return importlib.import_module(f"penstock.commands.{name.replace('-', '_')}").run(words)
     except KeyboardInterrupt:
         print(f"\npenstock {name}: interrupted", file=sys.stderr)
         return 130
@@ -69,7 +70,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:9} {what}" for name, what in _COMMANDS.items())
+    commands = "\n".join(f"  {name:14} {what}" for name, what in _COMMANDS.items())
     return f"""usage: penstock COMMAND [ARGUMENTS]
 
 {commands}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from penstock.layers import _arguments
+from penstock.layers import _arguments, _taps
 from penstock.layers._arguments import DataFormat, Pair, Pairs
+
+# Each tap is a term of one compiled sum, which a few hundred would make slow to compile.
+_MOST_TAPS = 121
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,9 +27,24 @@ class Geometry:
     pads: Pairs
     groups: int
 
+    @property
+    def steps(self) -> tuple[Pair, Pair, Pairs]:
+        """Strides, dilations and padding."""
+        return self.strides, self.dilations, self.pads
+
 
 def convolve(x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat) -> jax.Array:
-    """Return the convolution of operands of one dtype."""
+    """Return the convolution of operands of one dtype.
+
+    Where each channel has filters of its own it is computed by taps on CPU, see `_taps`.
+    """
+    is_depthwise = geometry.groups > 1 and w.shape[2] == 1 and geometry.spread == (1, 1)
+    if is_depthwise and math.prod(w.shape[:2]) <= _MOST_TAPS:
+        return _depthwise(x, w, geometry, data_format)
+    return _general(x, w, geometry, data_format)
+
+
+def _general(x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat) -> jax.Array:
     return lax.conv_general_dilated(
         x,
         w,
@@ -35,6 +55,60 @@ def convolve(x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFo
         dimension_numbers=(data_format, "HWIO", data_format),
         feature_group_count=geometry.groups,
     )
+
+
+def _by_platform(
+    x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
+) -> jax.Array:
+    """Return the convolution of each channel, by taps on CPU."""
+
+    def by_taps(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = _taps.convolved(_channels_last(x, data_format), w, *geometry.steps)
+        return _channels_back(y, data_format)
+
+    def in_groups(x: jax.Array, w: jax.Array) -> jax.Array:
+        return _general(x, w, geometry, data_format)
+
+    return lax.platform_dependent(x, w, cpu=by_taps, default=in_groups)
+
+
+# Its gradients by taps are not what differentiating the sum would give: that takes 10 times longer.
+_depthwise = jax.custom_vjp(_by_platform, nondiff_argnums=(2, 3))
+
+
+def _depthwise_forward(
+    x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _by_platform(x, w, geometry, data_format), (x, w)
+
+
+def _depthwise_backward(
+    geometry: Geometry,
+    data_format: DataFormat,
+    operands: tuple[jax.Array, jax.Array],
+    dy: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    def by_taps(dy: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        dy, x = (_channels_last(each, data_format) for each in (dy, x))
+        dx = _taps.image_gradient(dy, x, w, *geometry.steps)
+        return _channels_back(dx, data_format), _taps.kernel_gradient(dy, x, w, *geometry.steps)
+
+    def in_groups(dy: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        _, transposed = jax.vjp(lambda x, w: _general(x, w, geometry, data_format), x, w)
+        return transposed(dy)
+
+    return lax.platform_dependent(dy, *operands, cpu=by_taps, default=in_groups)
+
+
+_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
+
+
+def _channels_last(x: jax.Array, data_format: DataFormat) -> jax.Array:
+    return x if data_format == "NHWC" else jnp.moveaxis(x, 1, 3)
+
+
+def _channels_back(x: jax.Array, data_format: DataFormat) -> jax.Array:
+    return x if data_format == "NHWC" else jnp.moveaxis(x, 3, 1)
 
 
 def as_steps(

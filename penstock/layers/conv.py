@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
 from penstock.layers._arguments import DataFormat, Padding, Pair, Pairs
 from penstock.layers._convolution import Geometry, as_steps, convolve, reach_of
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, parameter, shifted
+from penstock.layers.parameters import XAVIER, Attr, normal, parameter, shifted
 
 
 def conv2d(
@@ -70,7 +69,7 @@ def conv2d(
     _arguments.check_fits("conv2d", x, sizes, reach, pads)
     path = frame.layer("conv2d", name)
     shape = (*kernel, channels // groups, num_filters)
-    default = initializers.normal(math.sqrt(2.0 / math.prod(shape[:3])))
+    default = normal(math.sqrt(2.0 / math.prod(shape[:3])))
     w = parameter(path, "w", shape, default, param_attr, layer="conv2d")
     geometry = Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
     y = convolve(*frame.promoted(x, w), geometry, data_format)
@@ -130,8 +129,7 @@ def conv2d_transpose(
     kernel, edges = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
     path = frame.layer("conv2d_transpose", name)
     shape = (*kernel, channels // groups, num_filters)
-    default = initializers.glorot_uniform()
-    w = parameter(path, "w", shape, default, param_attr, layer="conv2d_transpose")
+    w = parameter(path, "w", shape, XAVIER, param_attr, layer="conv2d_transpose")
     geometry = Geometry(spread=strides, dilations=dilations, pads=edges, groups=groups)
     y = convolve(*frame.promoted(x, jnp.flip(w, (0, 1))), geometry, data_format)
     axis = _arguments.channel_axis(y, data_format)

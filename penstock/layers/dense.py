@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 
 from penstock._errors import ProgramError
 from penstock.layers import _frame
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, parameter, shifted
+from penstock.layers.parameters import XAVIER, Attr, parameter, shifted
 
 
 def fc(
@@ -64,7 +63,7 @@ def fc(
             )
         leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
         leaf = f"w_{number}" if len(inputs) > 1 else "w"
-        w = parameter(path, leaf, [features, size], initializers.glorot_uniform(), attr, layer="fc")
+        w = parameter(path, leaf, [features, size], XAVIER, attr, layer="fc")
         x, w = frame.promoted(x.reshape(*leading, features), w)
         product = x @ w
         total = product if total is None else total + product
@@ -126,7 +125,7 @@ def embedding(
     if ids.ndim > 1 and ids.shape[-1] == 1:
         ids = ids[..., 0]
     path = frame.layer("embedding", name)
-    table = parameter(path, "w", size, initializers.glorot_uniform(), param_attr, layer="embedding")
+    table = parameter(path, "w", size, XAVIER, param_attr, layer="embedding")
     # A negative id would count from the end; one behind the end reads as nan.
     ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
     rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)

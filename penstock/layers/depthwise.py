@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
 from penstock.layers._arguments import DataFormat, Padding
 from penstock.layers._convolution import Geometry, as_steps, convolve, reach_of
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, parameter, shifted
+from penstock.layers.parameters import Attr, normal, parameter, shifted
 
 
 def depthwise_conv2d(
@@ -118,15 +117,11 @@ def separable_conv2d(
     x = jnp.asarray(input)
     path = frame.layer(layer, name)
     geometry, kernel = _geometry(layer, x, filter_size, stride, padding, dilation, data_format)
-    if num_filters < 1:
-        raise ProgramError(
-            f"layers.{layer} got num_filters={num_filters}, expected a positive number. It is the "
-            "number of channels that come out. Give at least 1."
-        )
+    _check_filters(num_filters)
     shape = (*kernel, geometry.groups, depth_multiplier)
     depthwise = _depthwise_kernel(layer, path, "depthwise", shape, depthwise_attr)
     features = depthwise.shape[-1]
-    default = initializers.normal(math.sqrt(2.0 / features))
+    default = normal(math.sqrt(2.0 / features))
     w = parameter(path, "w", (1, 1, features, num_filters), default, param_attr, layer=layer)
     y = convolve(*frame.promoted(x, depthwise), geometry, data_format)
     pointwise = Geometry(dilations=(1, 1), pads=((0, 0), (0, 0)), groups=1)
@@ -134,6 +129,14 @@ def separable_conv2d(
     axis = _arguments.channel_axis(y, data_format)
     y = shifted(y, path, bias_attr, axis=axis, layer=layer, leaf="b")
     return activate(y, act, layer)
+
+
+def _check_filters(num_filters: int) -> None:
+    if num_filters < 1:
+        raise ProgramError(
+            f"layers.separable_conv2d got num_filters={num_filters}, expected a positive number. "
+            "It is the number of channels that come out. Give at least 1."
+        )
 
 
 def _geometry(
@@ -168,6 +171,6 @@ def _depthwise_kernel(
             f"layers.{layer} got depth_multiplier={multiplier}, expected a positive number. It is "
             "how many filters each channel gets. 1 is usual."
         )
-    default = initializers.normal(math.sqrt(2.0 / (height * width)))
+    default = normal(math.sqrt(2.0 / (height * width)))
     w = parameter(path, leaf, shape, default, attr, layer=layer)
     return w.reshape(height, width, 1, channels * multiplier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -93,6 +94,16 @@ class ParamAttr:
             )
 
 
+# One object each: what is drawn alike, from equal initialisers at equal shapes, compiles once.
+XAVIER: _frame.Initializer = initializers.glorot_uniform()
+
+
+@functools.cache
+def normal(stddev: float) -> _frame.Initializer:
+    """Return the initialiser of normally distributed parameters."""
+    return initializers.normal(stddev)
+
+
 Attr = ParamAttr | _frame.Initializer | str | bool | None
 """What `param_attr` and `bias_attr` accept; see `ParamAttr`."""
 
@@ -130,9 +141,7 @@ def create_parameter(
     resolved = resolve("create_parameter", "attr", attr)
     name = name or resolved.name
     path = frame.layer("parameter", name)
-    fallback = default_initializer or (
-        initializers.zeros if is_bias or len(shape) < 2 else initializers.glorot_uniform()
-    )
+    fallback = default_initializer or (initializers.zeros if is_bias or len(shape) < 2 else XAVIER)
     return _request(frame, path, shape, dtype, resolved, fallback)
 
 

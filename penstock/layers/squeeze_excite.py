@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 
 from penstock.layers import _arguments, _frame
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, parameter, shifted
+from penstock.layers.parameters import XAVIER, Attr, parameter, shifted
 
 
 def squeeze_excite(
@@ -51,8 +50,8 @@ def squeeze_excite(
     path = frame.layer(layer, name)
 
     def affine(y: jax.Array, part: str, size: int) -> jax.Array:
-        own, default = (*path, part), initializers.glorot_uniform()
-        w = parameter(own, "w", [y.shape[1], size], default, param_attr, layer=layer)
+        own = (*path, part)
+        w = parameter(own, "w", [y.shape[1], size], XAVIER, param_attr, layer=layer)
         y, w = frame.promoted(y, w)
         return shifted(y @ w, own, bias_attr, axis=-1, layer=layer, leaf="b")
 

@@ -5,16 +5,19 @@ makes the programs that train it, `@models.register` adds one's own.
 """
 
 from penstock.models._classifier import Classifier, classifier
+from penstock.models._foreign_weights import ForeignWeights, load_weights
 from penstock.models._registry import EndPoints, Model, get, names, register
 from penstock.models._settings import Settings
 
 __all__ = [
     "Classifier",
     "EndPoints",
+    "ForeignWeights",
     "Model",
     "Settings",
     "classifier",
     "get",
+    "load_weights",
     "names",
     "register",
 ]

@@ -81,7 +81,7 @@ def classifier(
         logits, end_points = network()
         label = layers.data("label", shape=[1], dtype="int32")
         loss = layers.mean(_cross_entropy(logits, label, label_smoothing))
-        if "AuxLogits" in end_points:
+        if auxiliary_weight and "AuxLogits" in end_points:
             auxiliary = _cross_entropy(end_points["AuxLogits"], label, label_smoothing)
             loss = loss + auxiliary_weight * layers.mean(auxiliary)
         loss = loss + _weight_decay(chosen)

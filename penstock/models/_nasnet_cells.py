@@ -68,10 +68,13 @@ class Cells:
 
     Arguments:
       num_cells: of the network, stem and reductions included; drop path grows along them.
+      has_zero_borders: frame with zeros what is pooled with a stride, and let them count, as Keras
+        does; TF-Slim leaves the border out.
     """
 
     settings: Settings
     num_cells: int
+    has_zero_borders: bool = False
 
     @property
     def style(self) -> Style:
@@ -186,7 +189,12 @@ class Cells:
                 x = self._separable_twice(x, num_filters, window, stride)
             else:
                 pool = {"avg_pool": avg_pool, "max_pool": max_pool}[kind]
-                x = pool(x, window, stride, "SAME")
+                is_framed = self.has_zero_borders and stride > 1
+                x = (
+                    pool(_framed(x), window, stride)
+                    if is_framed
+                    else pool(x, window, stride, "SAME")
+                )
                 if x.shape[3] != num_filters:
                     x = self.conv(x, num_filters, 1, ("1x1", "bn_1"))
             return self._drop_path(x, number)
@@ -249,7 +257,8 @@ class Cells:
     def auxiliary_head(self, net: jax.Array, num_classes: int, *, name: str) -> jax.Array:
         """Return logits `[B, num_classes]` of the features in the middle of the network."""
         with scope(name), scope("aux_logits"):
-            net = avg_pool(layers.relu(net), 5, 3)
+            # TF-Slim's window; smaller images than it takes are pooled whole.
+            net = avg_pool(layers.relu(net), min(5, *net.shape[1:3]), 3)
             net = layers.relu(self.conv(net, 128, 1, ("proj", "aux_bn0")))
             # As large as the features: the convolution is a fully connected layer.
             size = (net.shape[1], net.shape[2])
@@ -269,3 +278,9 @@ class Cells:
             logits = points["Logits"] = self.style.logits(net, num_classes, name="FC")
         points["Predictions"] = layers.softmax(logits)
         return logits, points
+
+
+def _framed(x: jax.Array) -> jax.Array:
+    """Return images in a frame of zeros, where windows of 3 with a stride of 2 need one."""
+    edges = [(size % 2, 1) for size in x.shape[1:3]]
+    return jnp.pad(x, ((0, 0), *edges, (0, 0)))

@@ -21,10 +21,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING_SET = Settings()
 _FAMILIES = (
+    "alexnet",
     "cifarnet",
+    "inception_resnet_v2",
+    "inception_v1",
+    "inception_v2",
+    "inception_v3",
+    "inception_v4",
     "lenet",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "mobilenet_v3",
     "nasnet",
+    "overfeat",
     "pnasnet",
+    "resnet_cifar10",
+    "resnet_v1",
+    "resnet_v1_5",
+    "resnet_v2",
+    "vgg",
 )
 
 
@@ -170,6 +185,13 @@ def get(name: str, settings: Settings | None = None) -> Model:
     return model if settings is None else model.having(settings)
 
 
+def family_of(name: str) -> str:
+    """Return the module of this package that a network comes from; its own for one's own."""
+    _load_families()
+    families = {model.name: family for family in _FAMILIES for model in _models_of(family)}
+    return families.get(name, _MODELS[name].function.__module__.rpartition(".")[2])
+
+
 def names(pattern: str = "*") -> list[str]:
     """Return the names of the networks that match a glob, sorted.
 
@@ -184,5 +206,9 @@ def names(pattern: str = "*") -> list[str]:
 def _load_families() -> None:
     # At the first question, not at import: two dozen files, of which a run needs one.
     for family in _FAMILIES:
-        for model in importlib.import_module(f"penstock.models.{family}").MODELS:
+        for model in _models_of(family):
             add_model(model)
+
+
+def _models_of(family: str) -> tuple[Model, ...]:
+    return importlib.import_module(f"penstock.models.{family}").MODELS

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +29,13 @@ def scope(name: str) -> contextlib.AbstractContextManager[None]:
     return _frame.current("scope").inside(name)
 
 
+@functools.cache
 def truncated_normal(stddev: float) -> Initializer:
     """Return TensorFlow's truncated normal: cut at two deviations, the deviation that before it."""
     return initializers.truncated_normal(stddev)
 
 
+@functools.cache
 def variance_scaling(factor: float = 2.0) -> Initializer:
     """Return TF-Slim's `variance_scaling_initializer`: deviation `sqrt(1.3 * factor / fan_in)`.
 
@@ -58,7 +61,9 @@ class Style:
       weights: initialises kernels.
       biases: initialises biases, where there is no batch norm.
       is_normalized: batch norm in place of the bias.
+      has_bias: of convolutions and dense layers; None gives one where there is no batch norm.
       has_scale: whether batch norm has one.
+      scales: initialises it.
       padding: of convolutions.
     """
 
@@ -67,7 +72,9 @@ class Style:
     weights: Initializer = initializers.glorot_uniform()
     biases: Initializer = initializers.zeros
     is_normalized: bool = True
+    has_bias: bool | None = None
     has_scale: bool = False
+    scales: Initializer = initializers.ones
     padding: Padding = "SAME"
 
     def replace(self, **changes: Any) -> Style:
@@ -97,7 +104,7 @@ class Style:
                 dilation=dilation,
                 groups=groups,
                 param_attr=self.weights,
-                bias_attr=False if self.is_normalized else self.biases,
+                bias_attr=self._bias_attr,
                 name="conv",
             )
             return self.finished(y)
@@ -125,7 +132,7 @@ class Style:
                 padding=self.padding if padding is None else padding,
                 dilation=dilation,
                 param_attr=self.weights,
-                bias_attr=False if self.is_normalized else self.biases,
+                bias_attr=self._bias_attr,
                 name="conv",
             )
             return self.finished(y)
@@ -137,7 +144,7 @@ class Style:
                 x,
                 size,
                 param_attr=self.weights,
-                bias_attr=False if self.is_normalized else self.biases,
+                bias_attr=self._bias_attr,
                 name="fc",
             )
             return self.finished(y)
@@ -146,6 +153,11 @@ class Style:
         """Return the last layer: with a bias, without batch norm and activation, in float32."""
         plain = self.replace(act=None, is_normalized=False)
         return plain.fc(x, num_classes, name=name).astype(jnp.float32)
+
+    @property
+    def _bias_attr(self) -> Initializer | Literal[False]:
+        has_bias = not self.is_normalized if self.has_bias is None else self.has_bias
+        return self.biases if has_bias else False
 
     def finished(self, y: jax.Array) -> jax.Array:
         """Return batch norm, if any, and the activation of what a layer computed."""
@@ -163,7 +175,7 @@ class Style:
             act=act,
             momentum=settings.batch_norm_decay,
             epsilon=settings.batch_norm_epsilon,
-            param_attr=None if self.has_scale else False,
+            param_attr=self.scales if self.has_scale else False,
             unbiased_running_variance=bool(settings.unbiased_running_variance),
             name=name,
         )

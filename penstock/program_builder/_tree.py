@@ -39,19 +39,42 @@ def merge(tree: Mapping[str, Any], others: Mapping[Path, Any]) -> dict[str, Any]
 def initial(
     specs: Iterable[_frame.ParameterSpec], key: jax.Array
 ) -> dict[str, dict[Path, jax.Array]]:
-    """Return initial values by collection and path; each depends on the key and its path alone."""
-    values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
+    """Return initial values by collection and path; each depends on the key and its path alone.
+
+    Parameters of one initialiser and shape are drawn together: the program is as long as there are
+    such groups. That of NASNet-CIFAR, with 1500 entries in NUM_GROUPS groups, compiles in SECONDS.
+    """
+    alike: dict[Any, list[_frame.ParameterSpec]] = {}
     for spec in specs:
-        own_key = jax.random.fold_in(key, _frame.path_hash(spec.path))
-        value = jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
-        if value.shape != spec.shape or value.dtype != spec.dtype:
-            raise ValueError(
-                f"the initializer of {spec.name!r} returned shape {value.shape} and dtype "
-                f"{value.dtype}, expected {spec.shape} and {spec.dtype}. An initializer is called "
-                "as initializer(key, shape, dtype)."
-            )
-        values[spec.collection][spec.path] = value
+        alike.setdefault((spec.initializer, spec.shape, spec.dtype), []).append(spec)
+    drawn = {spec.path: value for group in alike.values() for spec, value in _drawn(group, key)}
+    values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
+    for group in alike.values():
+        for spec in group:
+            values[spec.collection][spec.path] = drawn[spec.path]
     return values
+
+
+def _drawn(
+    group: Sequence[_frame.ParameterSpec], key: jax.Array
+) -> list[tuple[_frame.ParameterSpec, jax.Array]]:
+    """Return initial values of parameters that have the initialiser, shape and dtype in common."""
+    spec = group[0]
+
+    def draw(path_hash: jax.Array) -> jax.Array:
+        own_key = jax.random.fold_in(key, path_hash)
+        return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
+
+    hashes = jnp.asarray([_frame.path_hash(each.path) for each in group], jnp.uint32)
+    values = [draw(hashes[0])] if len(group) == 1 else jax.vmap(draw)(hashes)
+    value = values[0]
+    if value.shape != spec.shape or value.dtype != spec.dtype:
+        raise ValueError(
+            f"the initializer of {spec.name!r} returned shape {value.shape} and dtype "
+            f"{value.dtype}, expected {spec.shape} and {spec.dtype}. An initializer is called "
+            "as initializer(key, shape, dtype)."
+        )
+    return [(each, values[number]) for number, each in enumerate(group)]
 
 
 def top_levels(paths: Iterable[Sequence[str]]) -> list[str]:

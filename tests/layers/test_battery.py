@@ -57,6 +57,9 @@ CASES = {
     ),
     "cross_entropy": Case(lambda x, y: layers.cross_entropy(layers.softmax(x), y)),
     "data": Case(lambda x, y: layers.data("x", x.shape[1:])),
+    "depthwise_conv2d": Case(
+        lambda x, y, **k: layers.depthwise_conv2d(x, 3, padding="SAME", **k), **IMAGE
+    ),
     "drop_path": Case(lambda x, y: layers.drop_path(x, 0.5)),
     "dropout": Case(lambda x, y: layers.dropout(x, 0.5)),
     "embedding": Case(lambda x, y, **k: layers.embedding(y, [10, x.shape[1]], **k), other=(5,)),
@@ -87,6 +90,12 @@ CASES = {
         other=(3, 6),
     ),
     "scope": Case(lambda x, y: layers.scope("part")(lambda: 2 * x)()),
+    "separable_conv2d": Case(
+        lambda x, y, param_attr=None, **k: layers.separable_conv2d(
+            x, 3, 3, param_attr=param_attr, depthwise_attr=param_attr, **k
+        ),
+        **IMAGE,
+    ),
     "sigmoid_cross_entropy_with_logits": pure(
         lambda x, y: layers.sigmoid_cross_entropy_with_logits(x, jax.nn.sigmoid(x))
     ),

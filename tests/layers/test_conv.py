@@ -201,3 +201,14 @@ def test_conv2d_of_flat_images_says_what_shape_it_expects():
 def test_conv2d_transpose_with_an_impossible_size_says_so(arguments, message):
     with pytest.raises(ProgramError, match=message):
         initial(lambda: layers.conv2d_transpose(layers.data("x", [4, 4, 1]), 1, **arguments))
+
+
+def test_conv2d_whose_kernel_covers_the_image_sums_over_all_of_it():
+    x, w = normal(2, 3, 5, 4), normal(3, 5, 4, 6, seed=1)
+
+    def program():
+        return layers.conv2d(layers.data("x", [3, 5, 4]), 6, (3, 5), bias_attr=False, name="conv")
+
+    y = infer(program, {"x": x}, {"params": {"conv": {"w": w}}, "batch_stats": {}})
+    assert y.shape == (2, 1, 1, 6)
+    np.testing.assert_allclose(y, convolve(x, w), rtol=1e-4, atol=1e-5)

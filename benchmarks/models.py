@@ -1,0 +1,174 @@
+"""Networks of the model library: a forward pass and a training step, against keras.applications.
+
+    python -m benchmarks models
+    python -m benchmarks models --batch_size 16 --model mobilenet_v1_025
+
+Both run on JAX, in float32, on the same images, alternately in one process. Keras gets `predict`'s
+and `fit`'s own compiled steps over as many batches as penstock's `infer` and `train`. Networks that
+keras.applications lacks are measured alone. `resnet_v1_50` is set against Keras's ResNet50, which
+strides elsewhere and computes 1.11 times as much; `resnet_v2_50` and the others are the same
+networks. The time to the first step has everything from building the network on, imports aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import numpy as np
+import optax
+
+import penstock as ps
+from benchmarks import _timing
+from penstock import models
+
+NUM_CLASSES = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A network here, and how keras.applications makes its own; `size` is that of its images."""
+
+    name: str
+    size: int
+    keras: Callable[[Any, int], Any] | None = None
+
+
+PAIRS = (
+    Pair(name="lenet", size=28),
+    Pair(name="cifarnet", size=32),
+    Pair(
+        name="mobilenet_v1_025",
+        size=224,
+        keras=lambda apps, size: apps.MobileNet((size, size, 3), alpha=0.25, weights=None),
+    ),
+    Pair(
+        name="resnet_v1_50",
+        size=224,
+        keras=lambda apps, size: apps.ResNet50(input_shape=(size, size, 3), weights=None),
+    ),
+    Pair(
+        name="resnet_v2_50",
+        size=224,
+        keras=lambda apps, size: apps.ResNet50V2(input_shape=(size, size, 3), weights=None),
+    ),
+    Pair(
+        name="inception_v3",
+        size=299,
+        keras=lambda apps, size: apps.InceptionV3(input_shape=(size, size, 3), weights=None),
+    ),
+)
+
+
+def _batch(pair: Pair, batch_size: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    channels = models.get(pair.name).num_channels
+    image = rng.uniform(-1, 1, [batch_size, pair.size, pair.size, channels]).astype(np.float32)
+    return {"image": image, "label": rng.integers(0, 1000, [batch_size, 1]).astype(np.int32)}
+
+
+def _ours(pair: Pair, batch: dict[str, np.ndarray], repeats: int) -> dict[str, Any]:
+    # Without what Keras's networks lack: dropout, weight decay, the auxiliary head.
+    settings = models.Settings(dropout=0.0, weight_decay=0.0)
+    network = models.classifier(
+        pair.name, NUM_CLASSES, image_size=pair.size, settings=settings, auxiliary_weight=0.0
+    )
+    builder = ps.ProgramBuilder(
+        network.train_program,
+        optax.sgd(1e-3),
+        infer_func=network.infer_program,
+        place=jax.devices()[:1],
+    )
+    holder = [builder.init()]
+
+    def forward() -> None:
+        for _ in range(repeats):
+            builder.infer(holder[0], {"image": batch["image"]})
+
+    def train() -> None:
+        state, metrics = holder[0], None
+        for _ in range(repeats):
+            state, metrics = builder.train(state, batch)
+        holder[0] = state
+        jax.block_until_ready((state, metrics))
+
+    return {"forward": forward, "train": train}
+
+
+def _theirs(pair: Pair, batch: dict[str, np.ndarray], repeats: int) -> dict[str, Any]:
+    import keras
+
+    assert pair.keras is not None
+    model = pair.keras(keras.applications, pair.size)
+    model.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", ["accuracy"])
+    images = np.concatenate([batch["image"]] * repeats)
+    labels = np.concatenate([batch["label"]] * repeats)
+    size = len(batch["image"])
+
+    def forward() -> None:
+        model.predict(images, batch_size=size, verbose=0)
+
+    def train() -> None:
+        model.fit(images, labels, batch_size=size, epochs=1, shuffle=False, verbose=0)
+
+    return {"forward": forward, "train": train}
+
+
+def _first_step(make: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float]:
+    start = time.perf_counter()
+    made = make()
+    made["train"]()
+    return made, time.perf_counter() - start
+
+
+def measure(pair: Pair, *, batch_size: int, rounds: int, repeats: int) -> list[list[str]]:
+    """Return the rows of one network: time per image, and the ratio to Keras's."""
+    batch = _batch(pair, batch_size)
+    sides = {"penstock": lambda: _ours(pair, batch, repeats)}
+    if pair.keras is not None:
+        sides["Keras"] = lambda: _theirs(pair, batch, repeats)
+    made, first = {}, {}
+    for side, make in sides.items():
+        made[side], first[side] = _first_step(make)
+    rows = []
+    for kind in ("forward", "train"):
+        contenders = {side: each[kind] for side, each in made.items()}
+        seconds = _timing.alternate(contenders, rounds=rounds, units=repeats * batch_size)
+        times = [f"{statistics.median(each) * 1e3:.3g}" for each in seconds.values()]
+        ratio = f"{_timing.ratio(seconds, 'penstock', 'Keras'):.2f}" if len(times) == 2 else "-"
+        cold = " / ".join(f"{each:.1f}" for each in first.values()) if kind == "train" else ""
+        rows.append([pair.name, kind, *times, *["-"] * (2 - len(times)), ratio, cold])
+        print("  ".join(rows[-1]), flush=True)
+    return rows
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks models")
+    parser.add_argument("--model", default="", help="one of the networks; all of them without")
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=2, help="batches a round")
+    flags = parser.parse_args(list(arguments))
+    print(f"{_timing.environment()}\n")
+    rows = []
+    for pair in PAIRS:
+        if flags.model in ("", pair.name):
+            rows += measure(
+                pair, batch_size=flags.batch_size, rounds=flags.rounds, repeats=flags.repeats
+            )
+    header = ["network", "what", "penstock, ms an image", "Keras", "ratio", "s to the first step"]
+    print(f"\nbatch {flags.batch_size}; medians, ratios by round\n")
+    print(_timing.table(header, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""`penstock import-weights`: weights that others published, as parameters of a network here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from penstock import _parameters, models
+from penstock._errors import UnknownNameError
+from penstock.models._foreign_weights import ForeignWeights, program_of
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock import-weights` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0 when the parameters were written, 1 when the file could not be read or
+      written, 2 when an argument was wrong: no such network, a file of another one.
+    """
+    flags = _parser().parse_args(argv)
+    try:
+        weights = models.load_weights(flags.model, flags.file, image_size=flags.image_size)
+    except (ValueError, UnknownNameError) as error:
+        print(f"penstock import-weights: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ModuleNotFoundError) as error:
+        print(f"penstock import-weights: {error}", file=sys.stderr)
+        return 1
+    model = models.get(flags.model)
+    builder = program_of(model, weights.num_classes, flags.image_size)
+    entries = _parameters.flatten(builder.init().variables)
+    entries = {key: weights.get("/".join(key[1]), value) for key, value in entries.items()}
+    try:
+        _parameters.save(flags.output, _parameters.nested(entries))
+    except OSError as error:
+        print(f"penstock import-weights: {error}", file=sys.stderr)
+        return 1
+    print(_summary(weights, flags.output))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock import-weights",
+        description="Read weights of TF-Slim, keras.applications, torchvision or timm, and write "
+        "them as parameters that an Inferencer and a Trainer load.",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="the name of the network, see `penstock models`")
+    add("file", metavar="FILE", help="a TensorFlow checkpoint, .h5, .keras, .safetensors or .pth")
+    add("--output", required=True, help="the folder to write")
+    add("--image_size", type=int, help="where parameters depend on it; the network's by default")
+    return parser
+
+
+def _summary(weights: ForeignWeights, output: str) -> str:
+    lines = [
+        f"{weights.model_name}: {len(weights)} arrays of {weights.source}, "
+        f"{weights.num_classes} classes",
+        *weights.notes,
+    ]
+    if weights.left_initial:
+        lines.append(f"not in the file, left initial: {', '.join(weights.left_initial)}")
+    if weights.ignored:
+        lines.append(f"in the file and not weights, ignored: {', '.join(weights.ignored)}")
+    return "\n".join([*lines, f"written to {output}"])

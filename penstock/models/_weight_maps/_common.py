@@ -1,0 +1,127 @@
+"""What the name maps share: the names of the parameters of one layer, and how they are laid out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+_SLIM: Mapping[str, str] = MappingProxyType(
+    {
+        "conv/w": "weights",
+        "conv/b": "biases",
+        "conv/depthwise": "depthwise_weights",
+        "fc/w": "weights",
+        "fc/b": "biases",
+        "norm/scale": "BatchNorm/gamma",
+        "norm/bias": "BatchNorm/beta",
+        "norm/mean": "BatchNorm/moving_mean",
+        "norm/variance": "BatchNorm/moving_variance",
+    }
+)
+
+
+_KERAS_NORM: Mapping[str, str] = MappingProxyType(
+    {
+        "scale": "gamma",
+        "bias": "beta",
+        "mean": "moving_mean",
+        "variance": "moving_variance",
+    }
+)
+_TORCH_NORM: Mapping[str, str] = MappingProxyType(
+    {"scale": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
+)
+
+
+def slim_name(network: str, path: str) -> str:
+    """Return TF-Slim's name of a parameter or statistic.
+
+    Arguments:
+      network: the scope of the network, e.g. `"InceptionV3"`.
+      path: ours, e.g. `"Mixed_5b/Branch_0/Conv2d_0a_1x1/conv/w"`.
+    """
+    *layer, kind, leaf = path.split("/")
+    # A batch norm of its own, as before a unit of ResNet v2, has no scope inside its scope.
+    own = _SLIM.get(f"{kind}/{leaf}") or f"{kind}/{_KERAS_NORM[leaf]}"
+    return "/".join([network, *layer, own])
+
+
+def keras_conv(path: str, conv: str, norm: str) -> dict[str, str]:
+    """Return Keras's names of a convolution without a bias and its batch norm without a scale."""
+    return {
+        f"{path}/conv/w": f"{conv}/kernel",
+        f"{path}/norm/bias": f"{norm}/beta",
+        f"{path}/norm/mean": f"{norm}/moving_mean",
+        f"{path}/norm/variance": f"{norm}/moving_variance",
+    }
+
+
+def torch_conv(path: str, conv: str, norm: str) -> dict[str, str]:
+    """Return torch's names of a convolution without a bias and its batch norm without a scale."""
+    return {
+        f"{path}/conv/w": f"{conv}.weight",
+        f"{path}/norm/bias": f"{norm}.bias",
+        f"{path}/norm/mean": f"{norm}.running_mean",
+        f"{path}/norm/variance": f"{norm}.running_var",
+    }
+
+
+def keras_layer(path: str, layer: str) -> dict[str, str]:
+    """Return Keras's names of a kernel and a bias."""
+    return {f"{path}/w": f"{layer}/kernel", f"{path}/b": f"{layer}/bias"}
+
+
+def keras_norm(path: str, layer: str) -> dict[str, str]:
+    """Return Keras's names of a batch norm with a scale."""
+    return {f"{path}/{leaf}": f"{layer}/{name}" for leaf, name in _KERAS_NORM.items()}
+
+
+def torch_layer(path: str, layer: str) -> dict[str, str]:
+    """Return torch's names of a kernel and a bias."""
+    return {f"{path}/w": f"{layer}.weight", f"{path}/b": f"{layer}.bias"}
+
+
+def torch_norm(path: str, layer: str) -> dict[str, str]:
+    """Return torch's names of a batch norm with a scale."""
+    return {f"{path}/{leaf}": f"{layer}.{name}" for leaf, name in _TORCH_NORM.items()}
+
+
+def from_torch(path: str, array: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Return an array of torch's laid out as the parameter at `path` is.
+
+    Kernels `[out, in, height, width]` become `[height, width, in, out]`, depthwise ones `[C * M, 1,
+    height, width]` become `[height, width, C, M]` for M of 1, and dense weights are transposed.
+    Dense weights over a flattened image, `[out, in * height * width]`, become the kernel
+    `[height, width, in, out]` if the parameter, by its `shape`, is one; kernels of 1x1 become dense
+    weights likewise.
+    """
+    if shape is not None and len(shape) == 4 and array.ndim == 2:
+        height, width, num_in, num_out = shape
+        if array.shape == (num_out, num_in * height * width):
+            array = array.reshape(num_out, num_in, height, width)
+    if shape is not None and len(shape) == 2 and array.ndim == 4 and array.shape[2:] == (1, 1):
+        array = array[:, :, 0, 0]
+    if array.ndim == 4:
+        return (
+            array.transpose(2, 3, 0, 1)
+            if path.endswith("/depthwise")
+            else array.transpose(2, 3, 1, 0)
+        )
+    return array.T if array.ndim == 2 else array
+
+
+def from_tensorflow(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array of TF-Slim's or Keras's laid out as a parameter of `shape` is.
+
+    Both have our layout, but that TF-Slim makes some dense layers of convolutions of 1x1, whose
+    kernels `[1, 1, in, out]` lose their first two axes, and that Keras has dense layers where we
+    have convolutions, whose weights `[height * width * in, out]` get three axes for their first.
+    """
+    if array.ndim == 4 and len(shape) == 2 and array.shape[:2] == (1, 1):
+        return array.reshape(array.shape[2:])
+    if array.ndim == 2 and len(shape) == 4 and array.shape == (math.prod(shape[:3]), shape[3]):
+        return array.reshape(shape)
+    return array

@@ -1,0 +1,76 @@
+"""Inception v1: GoogLeNet (Szegedy et al. 2014) with batch norm, from TF-Slim's inception_v1.py."""
+
+from __future__ import annotations
+
+import jax
+
+from penstock.models._inception import SETTINGS, Branches, Conv, Pool, finished, mixed
+from penstock.models._registry import EndPoints, Model
+from penstock.models._settings import Settings
+from penstock.models._style import Style, max_pool, truncated_normal, variance_scaling
+
+
+def _module(
+    single: int, threes: tuple[int, int], fives: tuple[int, int], pooled: int, place: str = "0b"
+) -> Branches:
+    """Return a module; what the paper calls 5x5 is 3x3 here.
+
+    Arguments:
+      single: filters of 1x1.
+      threes: filters of 1x1, and of the 3x3 that follows; so are `fives`.
+      pooled: filters of 1x1 after the pooling.
+      place: of the last convolution of the third branch.
+    """
+    return (
+        (Conv("0a", single, 1),),
+        (Conv("0a", threes[0], 1), Conv("0b", threes[1], 3)),
+        (Conv("0a", fives[0], 1), Conv(place, fives[1], 3)),
+        (Pool("max"), Conv("0b", pooled, 1)),
+    )
+
+
+MODULES = (
+    ("Mixed_3b", _module(64, (96, 128), (16, 32), 32)),
+    ("Mixed_3c", _module(128, (128, 192), (32, 96), 64)),
+    ("Mixed_4b", _module(192, (96, 208), (16, 48), 64)),
+    ("Mixed_4c", _module(160, (112, 224), (24, 64), 64)),
+    ("Mixed_4d", _module(128, (128, 256), (24, 64), 64)),
+    ("Mixed_4e", _module(112, (144, 288), (32, 64), 64)),
+    ("Mixed_4f", _module(256, (160, 320), (32, 128), 128)),
+    ("Mixed_5b", _module(256, (160, 320), (32, 128), 128, place="0a")),
+    ("Mixed_5c", _module(384, (192, 384), (48, 128), 128)),
+)
+
+
+def inception_v1(
+    images: jax.Array, num_classes: int | None, *, settings: Settings
+) -> tuple[jax.Array, EndPoints]:
+    """Build Inception v1: a stem of stride 8, nine modules, logits; no auxiliary heads."""
+    style = Style(settings=settings, weights=truncated_normal(0.01))
+    points: EndPoints = {}
+    net = points["Conv2d_1a_7x7"] = style.conv(images, 64, 7, stride=2, name="Conv2d_1a_7x7")
+    net = points["MaxPool_2a_3x3"] = max_pool(net, 3, 2, "SAME")
+    net = points["Conv2d_2b_1x1"] = style.conv(net, 64, 1, name="Conv2d_2b_1x1")
+    net = points["Conv2d_2c_3x3"] = style.conv(net, 192, 3, name="Conv2d_2c_3x3")
+    net = points["MaxPool_3a_3x3"] = max_pool(net, 3, 2, "SAME")
+    for name, branches in MODULES:
+        if name == "Mixed_4b":
+            net = points["MaxPool_4a_3x3"] = max_pool(net, 3, 2, "SAME")
+        if name == "Mixed_5b":
+            net = points["MaxPool_5a_2x2"] = max_pool(net, 2, 2, "SAME")
+        net = points[name] = mixed(net, branches, style, name=name)
+    last = style.replace(weights=variance_scaling())
+    return finished(net, num_classes, last, points, name="Conv2d_0c_1x1")
+
+
+MODELS = (
+    Model(
+        name="inception_v1",
+        function=inception_v1,
+        default_image_size=224,
+        preprocessing="inception",
+        num_classes=1001,
+        settings=SETTINGS,
+        source="TF-Slim's inception_v1",
+    ),
+)

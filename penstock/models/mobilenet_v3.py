@@ -1,0 +1,141 @@
+"""MobileNet v3 (Howard et al. 2019), from TF-Slim's mobilenet_v3.py."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+
+from penstock import layers
+from penstock.models._mobilenet import (
+    Bottleneck,
+    Step,
+    bottleneck,
+    finished,
+    rounded,
+    style_of,
+)
+from penstock.models._registry import EndPoints, Model
+from penstock.models._settings import Settings
+from penstock.models._style import Style
+
+
+class Row(NamedTuple):
+    """A row of table 1 or 2 of the paper; `act` is "relu" or "hard_swish"."""
+
+    size: int
+    width: int
+    depth: int
+    has_squeeze: bool
+    act: str
+    stride: int
+
+
+class Variant(NamedTuple):
+    """One network: its bottlenecks, and the widths of the two 1x1 convolutions behind them."""
+
+    rows: tuple[Row, ...]
+    last_widths: tuple[int, int]
+    act: str = "hard_swish"
+
+
+LARGE = Variant(
+    (
+        Row(3, 16, 16, False, "relu", 1),
+        Row(3, 64, 24, False, "relu", 2),
+        Row(3, 72, 24, False, "relu", 1),
+        Row(5, 72, 40, True, "relu", 2),
+        *[Row(5, 120, 40, True, "relu", 1)] * 2,
+        Row(3, 240, 80, False, "hard_swish", 2),
+        Row(3, 200, 80, False, "hard_swish", 1),
+        *[Row(3, 184, 80, False, "hard_swish", 1)] * 2,
+        Row(3, 480, 112, True, "hard_swish", 1),
+        Row(3, 672, 112, True, "hard_swish", 1),
+        Row(5, 672, 160, True, "hard_swish", 2),
+        *[Row(5, 960, 160, True, "hard_swish", 1)] * 2,
+    ),
+    (960, 1280),
+)
+SMALL = Variant(
+    (
+        Row(3, 16, 16, True, "relu", 2),
+        Row(3, 72, 24, False, "relu", 2),
+        Row(3, 88, 24, False, "relu", 1),
+        Row(5, 96, 40, True, "hard_swish", 2),
+        *[Row(5, 240, 40, True, "hard_swish", 1)] * 2,
+        Row(5, 120, 48, True, "hard_swish", 1),
+        Row(5, 144, 48, True, "hard_swish", 1),
+        Row(5, 288, 96, True, "hard_swish", 2),
+        *[Row(5, 576, 96, True, "hard_swish", 1)] * 2,
+    ),
+    (576, 1024),
+)
+
+
+def minimalistic(variant: Variant) -> Variant:
+    """Return a variant without squeeze-and-excite, hard swish and kernels of 5x5."""
+    rows = tuple(row._replace(size=3, has_squeeze=False, act="relu") for row in variant.rows)
+    return variant._replace(rows=rows, act="relu")
+
+
+VARIANTS = {
+    "mobilenet_v3_large": LARGE,
+    "mobilenet_v3_small": SMALL,
+    "mobilenet_v3_large_minimalistic": minimalistic(LARGE),
+    "mobilenet_v3_small_minimalistic": minimalistic(SMALL),
+}
+
+
+def mobilenet_v3(
+    images: jax.Array, num_classes: int | None, *, settings: Settings, variant: Variant
+) -> tuple[jax.Array, EndPoints]:
+    """Build MobileNet v3: a convolution, inverted residual bottlenecks, a 1x1, a dense end."""
+    style = style_of(settings, variant.act)
+    points: EndPoints = {}
+    net = points["layer_1"] = style.conv(images, 16, 3, stride=2, name="Conv")
+    for number, row in enumerate(variant.rows):
+        shape = Bottleneck(
+            width=row.width,
+            depth=row.depth,
+            step=Step(row.stride, 1),
+            size=row.size,
+            squeeze_width=rounded(row.width / 4) if row.has_squeeze else None,
+        )
+        name = f"expanded_conv_{number}" if number else "expanded_conv"
+        inner = style.replace(act=row.act)
+        net = bottleneck(net, shape, inner, points, name=name, point=f"layer_{number + 2}")
+    return _end(net, num_classes, variant, style, points)
+
+
+def _end(
+    x: jax.Array, num_classes: int | None, variant: Variant, style: Style, points: EndPoints
+) -> tuple[jax.Array, EndPoints]:
+    """Return the layers behind the bottlenecks; the last 1x1 sees pooled features, without norm."""
+    number = len(variant.rows) + 2
+    wide, wider = variant.last_widths
+    net = points[f"layer_{number}"] = style.conv(x, wide, 1, name="Conv_1")
+    net = points[f"layer_{number + 1}"] = layers.pool2d(net, pool_type="avg", global_pooling=True)
+    plain = style.replace(is_normalized=False)
+    net = points[f"layer_{number + 2}"] = plain.conv(net, wider, 1, name="Conv_2")
+    return finished(net, num_classes, style, points, pooled="global_pool")
+
+
+MODELS = tuple(
+    Model(
+        name=name,
+        function=functools.partial(mobilenet_v3, variant=variant),
+        default_image_size=224,
+        preprocessing="inception",
+        num_classes=1001,
+        settings=Settings(
+            batch_norm_decay=0.997,
+            batch_norm_epsilon=1e-3,
+            unbiased_running_variance=True,
+            dropout=0.2,
+            weight_decay=4e-5,
+        ),
+        source="TF-Slim's mobilenet_v3." + name.removeprefix("mobilenet_v3_"),
+    )
+    for name, variant in VARIANTS.items()
+)

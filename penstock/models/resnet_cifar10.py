@@ -1,0 +1,76 @@
+"""The residual network for CIFAR-10 of Fluid's book (He et al. 2015, section 4.2)."""
+
+from __future__ import annotations
+
+import jax
+from jax.nn import initializers
+
+from penstock.models._registry import EndPoints, Model
+from penstock.models._residual import classify
+from penstock.models._settings import Settings
+from penstock.models._style import Style, scope
+
+
+def resnet_cifar10(
+    images: jax.Array, num_classes: int | None, *, settings: Settings, depth: int = 32
+) -> tuple[jax.Array, EndPoints]:
+    """Build three stages of two-layer units, of 16, 32 and 64 channels.
+
+    Arguments:
+      depth: the number of layers with weights, shortcuts aside: 6 times a number, plus 2.
+
+    Raises:
+      ValueError: there is no network of this depth.
+    """
+    if depth < 8 or depth % 6 != 2:
+        raise ValueError(
+            f"resnet_cifar10 got depth={depth}, expected 8, 14, 20 and so on in steps of 6. Each "
+            f"of its three stages has as many units of two layers. {_nearest_depth(depth)} is near."
+        )
+    # As Fluid's layers start: dense ones Xavier uniform.
+    he = initializers.variance_scaling(2.0, "fan_in", "normal")
+    style = Style(settings=settings, weights=he, has_scale=True)
+    points: EndPoints = {}
+    net = points["conv1"] = style.conv(images, 16, 3, name="conv1")
+    for stage, num_filters in enumerate((16, 32, 64), 1):
+        with scope(f"res{stage}"):
+            for unit in range(1, (depth - 2) // 6 + 1):
+                stride = 2 if stage > 1 and unit == 1 else 1
+                with scope(f"unit_{unit}"):
+                    net = _unit(style, net, num_filters, stride)
+        points[f"res{stage}"] = net
+    dense = style.replace(weights=initializers.glorot_uniform())
+    return classify(net, num_classes, style=dense, points=points)
+
+
+def _unit(style: Style, x: jax.Array, num_filters: int, stride: int) -> jax.Array:
+    linear = style.replace(act=None)
+    net = style.conv(x, num_filters, 3, stride=stride, padding=1, name="conv1")
+    # The book gives this convolution a bias, which its batch norm takes out again.
+    net = linear.replace(has_bias=True).conv(net, num_filters, 3, name="conv2")
+    shortcut = x
+    if x.shape[-1] != num_filters:
+        shortcut = linear.conv(x, num_filters, 1, stride=stride, name="shortcut")
+    return jax.nn.relu(net + shortcut)
+
+
+def _nearest_depth(depth: int) -> int:
+    return max(8, 6 * round((depth - 2) / 6) + 2)
+
+
+MODELS = (
+    Model(
+        name="resnet_cifar10",
+        function=resnet_cifar10,
+        default_image_size=32,
+        preprocessing="cifarnet",
+        num_classes=10,
+        settings=Settings(
+            batch_norm_decay=0.9,
+            batch_norm_epsilon=1e-5,
+            unbiased_running_variance=False,
+            weight_decay=0.0,
+        ),
+        source="Fluid's book, image classification",
+    ),
+)

@@ -1,0 +1,148 @@
+"""VGG (Simonyan and Zisserman 2014): TF-Slim's, OneFlow's with batch norm, Fluid's for CIFAR-10."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+from jax.nn import initializers
+
+from penstock import layers
+from penstock.models._dense_head import dense_head
+from penstock.models._registry import EndPoints, Model
+from penstock.models._settings import Settings
+from penstock.models._style import Style, max_pool, scope
+
+NUM_FILTERS = (64, 128, 256, 512, 512)
+VGG_A = (1, 1, 2, 2, 2)
+VGG_16 = (2, 2, 3, 3, 3)
+VGG_19 = (2, 2, 4, 4, 4)
+
+# Dropout after each convolution of vgg_bn_drop, as a share of the rate of its dense layers: the
+# book's 0.3 and 0.4 to its 0.5.
+_DROPOUT_SHARES = ((0.6, 0.0), (0.8, 0.0), (0.8, 0.8, 0.0), (0.8, 0.8, 0.0), (0.8, 0.8, 0.0))
+
+
+def vgg(
+    images: jax.Array, num_classes: int | None, *, settings: Settings, depths: Sequence[int]
+) -> tuple[jax.Array, EndPoints]:
+    """Build VGG without batch norm: images of 32 pixels at least.
+
+    Arguments:
+      depths: how many convolutions each of the five stages has.
+    """
+    style = Style(settings=settings, is_normalized=False)
+    points: EndPoints = {}
+    net = _stages(style, images, depths, points)
+    return dense_head(net, num_classes, window=7, widths=(4096, 4096), style=style, points=points)
+
+
+def vgg_bn(
+    images: jax.Array, num_classes: int | None, *, settings: Settings, depths: Sequence[int]
+) -> tuple[jax.Array, EndPoints]:
+    """Build VGG with batch norm after each convolution, whose bias stays: OneFlow's, torchvision's.
+
+    Arguments:
+      depths: how many convolutions each of the five stages has.
+    """
+    he = initializers.variance_scaling(2.0, "fan_out", "normal")
+    style = Style(settings=settings, weights=he, has_bias=True, has_scale=True)
+    dense = style.replace(is_normalized=False, weights=initializers.normal(0.01))
+    points: EndPoints = {}
+    net = _stages(style, images, depths, points)
+    return dense_head(net, num_classes, window=7, widths=(4096, 4096), style=dense, points=points)
+
+
+def vgg_bn_drop(
+    images: jax.Array, num_classes: int | None, *, settings: Settings
+) -> tuple[jax.Array, EndPoints]:
+    """Build the VGG-16 of Fluid's book: batch norm, dropout between convolutions, 512 features.
+
+    `Settings.dropout` is the rate of the dense layers; those of the convolutions follow it.
+    """
+    rate = settings.dropout or 0.0
+    # As Fluid's layers start: dense ones Xavier uniform.
+    he = initializers.variance_scaling(2.0, "fan_in", "normal")
+    style = Style(settings=settings, weights=he, has_bias=True, has_scale=True)
+    dense = style.replace(weights=initializers.glorot_uniform())
+    points: EndPoints = {}
+    rates = [[share * rate for share in shares] for shares in _DROPOUT_SHARES]
+    net = _stages(style, images, VGG_16, points, rates)
+    net = layers.dropout(layers.flatten(net), rate, name="dropout1")
+    net = points["fc1"] = dense.fc(net, 512, name="fc1")
+    net = layers.dropout(net, rate, name="dropout2")
+    net = points["fc2"] = dense.replace(act=None, is_normalized=False).fc(net, 512, name="fc2")
+    if num_classes is None:
+        return net, points
+    logits = points["Logits"] = dense.logits(net, num_classes, name="fc3")
+    points["Predictions"] = layers.softmax(logits)
+    return logits, points
+
+
+def _stages(
+    style: Style,
+    x: jax.Array,
+    depths: Sequence[int],
+    points: EndPoints,
+    rates: Sequence[Sequence[float]] | None = None,
+) -> jax.Array:
+    """Build five stages of convolutions and pooling; `rates` of dropout after each convolution."""
+    for stage, (num_filters, depth) in enumerate(zip(NUM_FILTERS, depths, strict=True), 1):
+        with scope(f"conv{stage}"):
+            for layer in range(1, depth + 1):
+                name = f"conv{stage}_{layer}"
+                x = points[f"conv{stage}/{name}"] = style.conv(x, num_filters, 3, name=name)
+                if rates is not None:
+                    x = layers.dropout(x, rates[stage - 1][layer - 1], name=f"dropout{layer}")
+        x = points[f"pool{stage}"] = max_pool(x, 2, 2)
+    return x
+
+
+def _slim(name: str, depths: Sequence[int]) -> Model:
+    return Model(
+        name=name,
+        function=functools.partial(vgg, depths=depths),
+        default_image_size=224,
+        preprocessing="vgg",
+        num_classes=1000,
+        settings=Settings(dropout=0.5, weight_decay=5e-4),
+        source=f"TF-Slim's {name}",
+    )
+
+
+MODELS = (
+    _slim("vgg_a", VGG_A),
+    _slim("vgg_16", VGG_16),
+    _slim("vgg_19", VGG_19),
+    Model(
+        name="vgg_16_bn",
+        function=functools.partial(vgg_bn, depths=VGG_16),
+        default_image_size=224,
+        preprocessing="vgg",
+        num_classes=1000,
+        settings=Settings(
+            batch_norm_decay=0.997,
+            batch_norm_epsilon=1.001e-5,
+            unbiased_running_variance=True,
+            dropout=0.5,
+            weight_decay=5e-5,
+        ),
+        source="OneFlow-Benchmark's vgg16bn",
+    ),
+    Model(
+        name="vgg_bn_drop",
+        function=vgg_bn_drop,
+        default_image_size=32,
+        preprocessing="cifarnet",
+        num_classes=10,
+        settings=Settings(
+            batch_norm_decay=0.9,
+            batch_norm_epsilon=1e-5,
+            unbiased_running_variance=False,
+            dropout=0.5,
+            weight_decay=0.0,
+        ),
+        source="Fluid's book, image classification",
+    ),
+)

@@ -1,0 +1,51 @@
+"""The shapes of what a network computes and of what it learns, found without computing anything."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock import layers, models
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """Shapes by name: end points without their batch axis, parameters and statistics by path."""
+
+    points: dict[str, tuple[int, ...]]
+    parameters: dict[str, tuple[int, ...]]
+    trained: dict[str, tuple[int, ...]]
+
+
+def shapes_of(model, image_size, num_classes=10):
+    """Return the shapes of a network, given by its name or as a function of images and classes."""
+    network = models.get(model) if isinstance(model, str) else model
+    points = {}
+
+    def program():
+        output, made = network(layers.data("image", [image_size, image_size, 3]), num_classes)
+        points.update({name: point.shape[1:] for name, point in made.items()})
+        return output
+
+    table = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1]).parameter_table()
+    parameters = {row.name: row.shape for row in table}
+    trained = {row.name: row.shape for row in table if row.is_trainable}
+    return Shapes(points, parameters, trained)
+
+
+def changed(model, **settings):
+    """Return a network with some of its settings changed."""
+    return models.get(model, models.Settings(**settings))
+
+
+def ones_for(builder):
+    """Return variables that are 1 throughout, as numpy arrays: drawing them takes its time."""
+    variables = {"params": {}, "batch_stats": {}}
+    for row in builder.parameter_table():
+        *scopes, leaf = row.name.split("/")
+        node = variables[row.collection]
+        for scope in scopes:
+            node = node.setdefault(scope, {})
+        node[leaf] = np.ones(row.shape, np.float32)
+    return variables

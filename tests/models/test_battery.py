@@ -1,0 +1,209 @@
+"""What every network of the library keeps to, whatever it computes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, models
+from tests.models.reference import FASTNN, PUBLISHED, Published
+
+# One of each family, at the smallest size at which it works and its cells mean something.
+SMALL = {
+    "alexnet_v2": 128,
+    "cifarnet": 32,
+    "inception_resnet_v2": 75,
+    "inception_v1": 32,
+    "inception_v2": 32,
+    "inception_v3": 75,
+    "inception_v4": 75,
+    "lenet": 28,
+    "mobilenet_v1_025": 32,
+    "mobilenet_v2_035": 32,
+    "mobilenet_v3_small": 32,
+    "nasnet_cifar": 32,
+    "pnasnet_mobile": 32,
+    "resnet_v1_50": 32,
+    "resnet_v2_50": 32,
+}
+SIZES = {"overfeat": 231, "vgg": 224, "alexnet": 128, "inception": 75}
+NAMES = models.names()
+
+
+def size_of(name):
+    """Return a small image size for a network."""
+    sizes = [size for prefix, size in SIZES.items() if name.startswith(prefix)]
+    return SMALL.get(name) or min([*sizes, models.get(name).default_image_size])
+
+
+def program(name, num_classes, image_size=None, settings=None):
+    """Return a program function that gives logits and end points."""
+    model = models.get(name, settings)
+    size = image_size or model.default_image_size
+
+    def function():
+        return model(layers.data("image", [size, size, model.num_channels]), num_classes)
+
+    return function
+
+
+@functools.cache
+def table(name, num_classes):
+    """Return the parameter table at the network's own size; nothing is computed."""
+    builder = ps.ProgramBuilder(
+        infer_func=lambda: program(name, num_classes)()[0], place=jax.devices()[:1]
+    )
+    return builder.parameter_table()
+
+
+def count(rows):
+    return sum(int(np.prod(row.shape)) for row in rows)
+
+
+def images_for(name, num_images=2, seed=0):
+    model, size = models.get(name), size_of(name)
+    shape = [num_images, size, size, model.num_channels]
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def test_every_network_of_fastnn_is_there_and_in_the_table():
+    assert len(FASTNN) == 32
+    assert set(FASTNN) <= set(NAMES)
+    assert set(PUBLISHED) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_network_has_the_published_parameters_and_tensors(name):
+    published: Published = PUBLISHED[name]
+    model, rows = models.get(name), table(name, published.num_classes)
+    trained = [row for row in rows if row.is_trainable]
+    assert model.default_image_size == published.image_size
+    assert model.num_channels == published.num_channels
+    assert (count(trained), len(trained)) == (published.num_params, published.num_tensors)
+    assert count(rows) == published.with_statistics
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_network_has_a_source_and_settings_within_reason(name):
+    model = models.get(name)
+    assert model.source
+    assert model.num_classes in (10, 100, 1000, 1001)
+    assert model.settings.weight_decay is not None
+    rows = [row for row in table(name, 10) if row.is_trainable]
+    decayed = [row.name for row in rows if model.decays(row.name)]
+    assert decayed or not model.settings.weight_decay
+    assert not any(name.endswith(("/scale", "norm/bias")) for name in decayed)
+
+
+def check_class_counts(name, counts):
+    base = {row.name: row.shape for row in table(name, 10)}
+    for num_classes in counts:
+        shapes = {row.name: row.shape for row in table(name, num_classes)}
+        changed = [path for path in base if shapes.get(path) != base[path]]
+        assert set(shapes) == set(base)
+        assert 1 <= len(changed) <= 4  # the last layer's kernel and bias; the auxiliary head's too
+        assert all(base[path][-1] == 10 and shapes[path][-1] == num_classes for path in changed)
+    features = {row.name for row in table(name, None)}
+    assert features < set(base)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_class_count_changes_the_last_layers_alone_in_each_family(name):
+    check_class_counts(name, [1001])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_class_count_changes_the_last_layers_alone(name):
+    check_class_counts(name, [1000, 1001])
+
+
+def check_forward(name):
+    """Logits, end points and features; infer equals test; bfloat16 is finite and near."""
+    images, size = images_for(name), size_of(name)
+    forward = program(name, 10, size)
+
+    def train_program():
+        logits, end_points = forward()
+        label = layers.data("label", [1], "int32")
+        loss = layers.mean(layers.softmax_with_cross_entropy(logits, label))
+        return loss, logits, end_points
+
+    place = jax.devices()[:1]
+    builder = ps.ProgramBuilder(train_program, optax.sgd(0.0), infer_func=forward, place=place)
+    state = builder.init()
+    logits, end_points = builder.infer(state, {"image": images})
+    assert logits.shape == (2, 10)
+    assert np.isfinite(logits).all()
+    assert np.ptp(logits) > 0
+    assert end_points
+    assert all(point.shape[0] == 2 and np.isfinite(point).all() for point in end_points.values())
+    if "Predictions" in end_points:
+        np.testing.assert_allclose(end_points["Predictions"].sum(-1), 1, rtol=1e-5)
+    label = np.zeros([2, 1], np.int32)
+    _, tested, _ = builder.test(state, {"image": images, "label": label})
+    np.testing.assert_allclose(tested, logits, rtol=1e-4, atol=1e-5)
+    half = ps.ProgramBuilder(
+        infer_func=lambda: forward()[0], place=place, precision="bfloat16"
+    ).infer(state, {"image": images})
+    assert half.dtype == np.float32
+    assert np.isfinite(half).all()
+    features = ps.ProgramBuilder(infer_func=lambda: program(name, None, size)()[0], place=place)
+    kept = {row.name for row in features.parameter_table()}
+    assert features.infer(_part(state, kept), {"image": images}).ndim == 2
+
+
+def _part(state, names):
+    """Return the state with those of its variables alone whose paths are in `names`."""
+
+    def kept(tree, path=()):
+        below = {
+            key: kept(value, (*path, key)) if isinstance(value, dict) else value
+            for key, value in tree.items()
+            if isinstance(value, dict) or "/".join((*path, key)) in names
+        }
+        return {key: value for key, value in below.items() if not isinstance(value, dict) or value}
+
+    return {name: kept(tree) for name, tree in state.variables.items()}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_forward_pass_of_each_family(name):
+    check_forward(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SMALL])
+def test_forward_pass(name):
+    check_forward(name)
+
+
+def check_training(name):
+    """Train a few steps on one batch: its loss falls, and everything stays finite."""
+    settings = models.Settings(dropout=0.0, drop_path=0.0, batch_norm_decay=0.5)
+    chosen = models.classifier(name, 4, image_size=size_of(name), settings=settings)
+    builder = ps.ProgramBuilder(chosen.train_program, optax.adam(1e-3), place=jax.devices()[:1])
+    state = builder.init()
+    batch = {"image": images_for(name, 4), "label": np.arange(4)[:, None] % 4}
+    losses = []
+    for _ in range(4):
+        state, metrics = builder.train(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert np.isfinite(losses).all()
+    assert min(losses[1:]) < losses[0]
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.variables))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_step_of_training_lowers_the_loss_in_each_family(name):
+    check_training(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SMALL])
+def test_a_step_of_training_lowers_the_loss(name):
+    check_training(name)

@@ -1,0 +1,287 @@
+"""NASNet and PNASNet: their cells, how paths are dropped, what their parameters are called."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, models
+from penstock.models._nasnet_cells import Cells, decays_all_kernels, he_fan_out
+from penstock.models._weight_maps import nasnet as nasnet_names
+from penstock.models._weight_maps import pnasnet as pnasnet_names
+from penstock.models.nasnet import nasnet
+from penstock.models.pnasnet import pnasnet
+from tests.models.shapes import changed, shapes_of
+
+SETTINGS = models.get("nasnet_mobile").settings
+
+
+def small(network=nasnet, settings=SETTINGS, **options):
+    """Return a network of three cells and few filters."""
+    widths = {"num_cells": 3, "num_filters": 8, "num_stem_filters": 6, **options}
+    return functools.partial(network, settings=settings, **widths)
+
+
+@functools.cache
+def shapes(name):
+    """Return the shapes of a network of the library; tracing one takes seconds."""
+    return shapes_of(name, 32 if name == "nasnet_cifar" else 96)
+
+
+def test_imagenet_networks_divide_the_image_by_32_and_double_their_filters():
+    points = shapes_of("nasnet_mobile", 224).points
+    assert points["Stem"] == (28, 28, 88)
+    assert points["Cell_0"] == (28, 28, 264)
+    assert points["Reduction_Cell_0"] == (14, 14, 352)
+    assert points["Cell_11"] == (7, 7, 1056)
+    assert points["global_pool"] == (1056,)
+    assert points["AuxLogits"] == points["Logits"] == points["Predictions"] == (10,)
+
+
+def test_cifar_network_keeps_the_image_and_brings_its_first_input_to_width():
+    of_cifar = shapes("nasnet_cifar")
+    assert of_cifar.points["Stem"] == (32, 32, 96)
+    assert of_cifar.points["Cell_17"] == (8, 8, 768)
+    # The first cell has no cell before it: its second input is its first, 96 wide and not fitted.
+    unfitted = "cell_0/cell_output/reduction_1/path_conv/w"
+    assert of_cifar.parameters[unfitted] == (1, 1, 96, 32)
+    assert of_cifar.parameters["cell_0/comb_iter_2/right/1x1/w"] == (1, 1, 96, 32)
+    assert not any(path.startswith("cell_0/prev") for path in of_cifar.parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), [("nasnet_cifar", 11), ("nasnet_mobile", 7), ("pnasnet_mobile", 5)]
+)
+def test_auxiliary_head_stands_before_the_last_reduction(name, cell):
+    heads = {path.split("/")[0] for path in shapes(name).parameters if path.startswith("aux")}
+    assert heads == {f"aux_{cell}"}
+
+
+def test_features_come_without_an_auxiliary_head():
+    features = shapes_of(small(), 64, num_classes=None)
+    assert features.points["global_pool"] == (192,)
+    assert not {"AuxLogits", "Logits"} & set(features.points)
+    assert not any(path.startswith("aux") for path in features.parameters)
+
+
+@pytest.mark.parametrize(("skips", "channels"), [(False, 48), (True, 16)])
+def test_second_input_after_a_reduction_is_its_input_or_the_one_before(skips, channels):
+    parameters = shapes_of(small(reduction_skips_a_cell=skips), 64).parameters
+    assert parameters["cell_1/path1_conv/w"] == (1, 1, channels, 8)
+
+
+def test_pnasnet_halves_an_odd_number_of_filters_with_one_more_in_the_second_path():
+    parameters = shapes("pnasnet_mobile").parameters
+    assert parameters["cell_stem_1/path1_conv/w"] == (1, 1, 32, 13)
+    assert parameters["cell_stem_1/path2_conv/w"] == (1, 1, 32, 14)
+
+
+def test_pnasnet_strides_with_its_one_kind_of_cell():
+    points = shapes_of(small(pnasnet), 64).points
+    assert [points[f"Cell_{index}"] for index in range(3)] == [
+        (8, 8, 40),
+        (4, 4, 80),
+        (2, 2, 160),
+    ]
+
+
+def test_image_too_small_for_the_auxiliary_heads_window_is_pooled_whole():
+    points = shapes_of(small(), 17).points
+    assert points["Cell_2"] == (1, 1, 192)
+    assert points["AuxLogits"] == (10,)
+
+
+def run_in_program(function, x, mode="infer", step=0):
+    """Return what a function of Cells makes of an array, in training at a step or in infer mode."""
+
+    def program():
+        return layers.data("x", list(x.shape[1:]))
+
+    def trained():
+        weight = layers.create_parameter([1], name="spare")
+        y = function(program())
+        return layers.mean(weight), y
+
+    place = jax.devices()[:1]
+    if mode == "infer":
+        builder = ps.ProgramBuilder(infer_func=lambda: function(program()), place=place)
+        return np.asarray(builder.infer(builder.init(), {"x": x}))
+    builder = ps.ProgramBuilder(trained, optax.sgd(0.0), place=place)
+    state = builder.init()._replace(step=jnp.int32(step))
+    if mode == "test":
+        return np.asarray(builder.test(state, {"x": x})[1])
+    return np.asarray(builder.train(state, {"x": x})[1][1])
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "share"),
+    [(0, 3, 0.0), (50, 3, 0.25), (100, 3, 0.5), (1000, 3, 0.5), (100, 0, 0.125), (50, 1, 0.125)],
+)
+def test_paths_are_dropped_more_in_later_cells_and_at_later_steps(step, number, share):
+    settings = models.Settings(drop_path=0.5, drop_path_steps=100).over(SETTINGS)
+    cells = Cells(settings, num_cells=4)
+    ones = np.ones([256, 2, 2, 1], np.float32)
+    y = run_in_program(lambda x: cells._drop_path(x, number), ones, "train", step)
+    kept = y[y != 0]
+    np.testing.assert_allclose(kept, 1 / (1 - share), rtol=1e-6)
+    assert abs(1 - kept.size / y.size - share) <= 0.1
+    assert (y.reshape(256, -1) == y[:, 0, :1, 0]).all()  # of an example all or nothing
+
+
+@pytest.mark.parametrize(("steps", "share"), [(0, 0.5), (None, 0.5)])
+def test_paths_are_dropped_in_full_from_the_start_without_a_number_of_steps(steps, share):
+    settings = models.Settings(drop_path=0.5, drop_path_steps=steps)
+    cells = Cells(settings, num_cells=1)
+    y = run_in_program(lambda x: cells._drop_path(x, 0), np.ones([64, 1], np.float32), "train")
+    np.testing.assert_allclose(y[y != 0], 1 / (1 - share), rtol=1e-6)
+    assert (y == 0).any()
+
+
+def test_no_path_is_dropped_in_test_mode():
+    settings = models.Settings(drop_path=0.5, drop_path_steps=0)
+    ones = np.ones([64, 1], np.float32)
+    cells = Cells(settings, num_cells=1)
+    y = run_in_program(lambda x: cells._drop_path(x, 0), ones, "test", step=7)
+    np.testing.assert_array_equal(y, ones)
+
+
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize(("pool", "corner"), [("max_pool", 0.0), ("avg_pool", -4 / 9)])
+def test_keras_pools_over_borders_of_zeros_and_slim_leaves_them_out(size, pool, corner):
+    image = -np.ones([1, size, size, 1], np.float32)
+
+    def pooled(has_zero_borders, stride):
+        cells = Cells(SETTINGS, 1, has_zero_borders)
+        return run_in_program(
+            lambda x: cells._term("left", [x], ((pool, 3), 0), 1, stride, 0), image
+        )
+
+    slim, keras = pooled(False, 2), pooled(True, 2)
+    assert keras.shape == slim.shape == (1, (size + 1) // 2, (size + 1) // 2, 1)
+    np.testing.assert_array_equal(slim, -1)
+    np.testing.assert_allclose(keras[0, -1, -1, 0], corner, rtol=1e-6)
+    # Images of an even size have their border below and on the right alone.
+    np.testing.assert_allclose(keras[0, 0, 0, 0], corner if size % 2 else -1, rtol=1e-6)
+    np.testing.assert_array_equal(pooled(True, 1), -1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fan_out"), [((3, 3, 64, 32), 288), ((7, 7, 512, 1), 49), ((100, 80), 80)]
+)
+def test_kernels_begin_with_the_deviation_of_their_fan_out(shape, fan_out):
+    drawn = np.asarray(he_fan_out(jax.random.key(0), shape))
+    deviation = (2.6 / fan_out) ** 0.5
+    assert abs(drawn).max() <= 2 * deviation + 1e-6
+    # What is left of a normal distribution that is cut at two deviations has 0.8796 of one.
+    np.testing.assert_allclose(drawn.std(), 0.8796 * deviation, rtol=0.03)
+
+
+def test_weight_decay_touches_depthwise_kernels_too():
+    decayed = {path for path in shapes_of(small(), 64).trained if decays_all_kernels(path)}
+    assert "cell_0/comb_iter_0/left/separable_5x5_1/depthwise" in decayed
+    assert "aux_1/aux_logits/FC/fc/w" in decayed
+    left = set(shapes_of(small(), 64).trained) - decayed
+    assert {path.rsplit("/", 1)[1] for path in left} == {"scale", "bias", "b"}
+
+
+def test_settings_reach_every_batch_norm_and_the_dropout():
+    chosen = changed("nasnet_mobile", batch_norm_decay=0.5, dropout=0.1, drop_path=0.2)
+    assert chosen.settings.batch_norm_decay == 0.5
+    assert (chosen.settings.drop_path, chosen.settings.drop_path_steps) == (0.2, 250_000)
+
+
+@pytest.mark.slow
+def test_small_network_trains_with_dropped_paths():
+    settings = models.Settings(drop_path=0.3, drop_path_steps=0, dropout=0.1).over(SETTINGS)
+    network = small(settings=settings)
+
+    def program():
+        logits, end_points = network(layers.data("image", [32, 32, 3]), 4)
+        label = layers.data("label", [1], "int32")
+        losses = [
+            layers.mean(layers.softmax_with_cross_entropy(each, label))
+            for each in (logits, end_points["AuxLogits"])
+        ]
+        return losses[0] + 0.4 * losses[1]
+
+    builder = ps.ProgramBuilder(program, optax.adam(1e-2), place=jax.devices()[:1])
+    image = np.random.default_rng(0).uniform(-1, 1, [8, 32, 32, 3]).astype(np.float32)
+    batch = {"image": image, "label": np.arange(8)[:, None] % 4}
+    state, first = builder.train(builder.init(), batch)
+    for _ in range(4):
+        state, loss = builder.train(state, batch)
+    assert np.isfinite(float(loss))
+    assert float(loss) < float(first)
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "examples"),
+    [
+        (
+            nasnet_names,
+            "nasnet_mobile",
+            [
+                "cell_0/beginning_bn/moving_variance",
+                "cell_stem_1/comb_iter_1/right/separable_7x7_2/depthwise_weights",
+                "cell_3/comb_iter_4/left/separable_3x3_1/pointwise_weights",
+                "aux_7/aux_logits/FC/biases",
+                "final_layer/FC/weights",
+            ],
+        ),
+        (
+            pnasnet_names,
+            "pnasnet_mobile",
+            ["cell_stem_0/comb_iter_0/right/bn_1/gamma", "aux_5/aux_logits/Conv/weights"],
+        ),
+    ],
+)
+def test_names_are_those_of_tf_slim(names, name, examples):
+    slim = [names.tf_slim(name, path) for path in shapes(name).parameters]
+    assert len(slim) == len(set(slim))
+    assert set(examples) <= set(slim)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "example"),
+    [
+        (
+            nasnet_names.keras,
+            "keras_nasnet_mobile",
+            "separable_conv_2_bn_reduction_left4_reduce_8/moving_mean",
+        ),
+        pytest.param(
+            nasnet_names.keras,
+            "keras_nasnet_large",
+            "separable_conv_1_normal_right2_18/pointwise_kernel",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            nasnet_names.torch,
+            "nasnet_large",
+            "cell_6.comb_iter_4_left.separable_2.depthwise_conv2d.weight",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            pnasnet_names.torch,
+            "pnasnet_large",
+            "cell_5.conv_prev_1x1.path_2.conv.weight",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_name_map_has_every_path_but_the_auxiliary_heads_once(source, name, example):
+    theirs = source(name)
+    ours = {path for path in shapes(name).parameters if not path.startswith("aux_")}
+    assert set(theirs) == ours
+    assert len(set(theirs.values())) == len(theirs)
+    assert example in theirs.values()
+
+
+@pytest.mark.parametrize("source", [nasnet_names.keras, nasnet_names.torch, pnasnet_names.torch])
+def test_network_that_is_not_there_has_no_names(source):
+    with pytest.raises(KeyError, match="elsewhere"):
+        source("elsewhere")

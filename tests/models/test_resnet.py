@@ -1,0 +1,201 @@
+"""The residual networks: where they stride, what they pad, what their parameters are called."""
+
+import jax
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import layers, models
+from penstock.models._residual import blocks_of
+from penstock.models._weight_maps import resnet_v1 as v1_names
+from penstock.models._weight_maps import resnet_v1_5 as v1_5_names
+from penstock.models._weight_maps import resnet_v2 as v2_names
+from penstock.models.resnet_cifar10 import resnet_cifar10
+from penstock.models.resnet_v1 import resnet_v1
+from penstock.models.resnet_v1_5 import resnet_v1_5
+from penstock.models.resnet_v2 import resnet_v2
+from tests.models.shapes import ones_for, shapes_of
+
+SETTINGS = models.get("resnet_v1_50").settings
+
+
+def count(shapes):
+    return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+def sizes(name, image_size=224):
+    points = shapes_of(name, image_size).points
+    return [points[f"block{number}"][0] for number in range(1, 5)]
+
+
+def test_blocks_stride_in_the_unit_that_is_asked_for():
+    assert [strides for *_, strides in blocks_of((2, 2, 2, 3), "last")] == [
+        [1, 2],
+        [1, 2],
+        [1, 2],
+        [1, 1, 1],
+    ]
+    assert [strides for *_, strides in blocks_of((2, 2, 2, 3), "first")] == [
+        [1, 1],
+        [2, 1],
+        [2, 1],
+        [2, 1, 1],
+    ]
+    assert [width for _, width, _ in blocks_of((1, 1, 1, 1), "last")] == [64, 128, 256, 512]
+
+
+@pytest.mark.parametrize("name", ["resnet_v1_50", "resnet_v2_50", "keras_resnet_v2_50"])
+def test_slim_resnets_stride_in_the_last_unit_of_a_block(name):
+    assert sizes(name) == [28, 14, 7, 7]
+    points = shapes_of(name, 224).points
+    bottleneck = "bottleneck_v1" if "v1" in name else "bottleneck_v2"
+    assert points[f"block1/unit_2/{bottleneck}"] == (56, 56, 256)
+    assert points[f"block1/unit_3/{bottleneck}"] == (28, 28, 256)
+    assert points["global_pool"] == (2048,)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnext50"])
+def test_resnet_v1_5_strides_in_the_first_unit_of_a_block(name):
+    assert sizes(name) == [56, 28, 14, 7]
+    assert shapes_of(name, 224).points["block2/unit_1"] == (28, 28, 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "tensors"),
+    [("resnet50", 25_557_032, 161), ("resnext50", 25_028_904, 161)],
+)
+def test_resnet_v1_5_has_the_parameters_torchvision_counts(name, params, tensors):
+    trained = shapes_of(name, 224, num_classes=1000).trained
+    assert (count(trained), len(trained)) == (params, tensors)
+
+
+def test_resnext50_has_32_groups():
+    parameters = shapes_of("resnext50", 224).parameters
+    assert parameters["block1/unit_1/conv2/conv/w"] == (3, 3, 4, 128)
+    assert parameters["block4/unit_3/conv2/conv/w"] == (3, 3, 32, 1024)
+
+
+def test_units_of_resnet_v1_5_start_as_the_identity():
+    def program():
+        image, settings = layers.data("image", [32, 32, 3]), models.get("resnet50").settings
+        few = {"num_units": (2, 1, 1, 1), "group_width": 8}
+        points = resnet_v1_5(image, None, settings=settings, **few)[1]
+        return points["block1/unit_1"], points["block1/unit_2"]
+
+    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
+    image = np.random.default_rng(0).uniform(-1, 1, [1, 32, 32, 3]).astype(np.float32)
+    first, second = builder.infer(builder.init(seed=0), {"image": image})
+    np.testing.assert_array_equal(first, second)
+    assert np.ptp(first) > 0
+
+
+def run_with_ones(network, point, image, **options):
+    """Return an end point of a residual network all of whose variables are 1."""
+
+    def program():
+        images = layers.data("image", image.shape[1:])
+        four = {"settings": SETTINGS, "num_units": (1, 1, 1, 1)}
+        return network(images, None, **four, **options)[1][point]
+
+    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
+    return np.asarray(builder.infer(ones_for(builder), {"image": image}))
+
+
+@pytest.mark.parametrize("network", [resnet_v1, resnet_v2])
+def test_strided_convolutions_pad_both_sides_alike(network):
+    def lit_rows(row):
+        image = np.zeros([1, 32, 32, 3], np.float32)
+        image[:, row] = 1
+        made = run_with_ones(network, "conv1", image)[0, :, 8, 0]
+        return np.flatnonzero(made > made.min()).tolist()
+
+    # Output i sees rows 2i - 3 to 2i + 3. With "SAME" padding it would be 2i - 2 to 2i + 4.
+    assert lit_rows(3) == [0, 1, 2, 3]
+    assert lit_rows(31) == [14, 15]
+
+
+def test_keras_frames_the_first_pooling_with_zeros_and_slim_does_not():
+    image = -np.ones([1, 32, 32, 3], np.float32)
+    keras, slim = (
+        run_with_ones(resnet_v2, "pool1", image, is_pool_padded=is_padded)[0, :, :, 0]
+        for is_padded in (True, False)
+    )
+    assert keras.shape == slim.shape == (8, 8)
+    assert (keras[0] == 0).all()
+    assert (keras[1:, 1:] < 0).all()
+    assert (slim < 0).all()
+
+
+def test_resnet_v2_normalises_before_a_unit_and_has_biases_where_no_norm_follows():
+    parameters = shapes_of("resnet_v2_50", 224).parameters
+    unit = {path for path in parameters if path.startswith("block2/unit_1/")}
+    norms = ("preact", "conv1/norm", "conv2/norm")
+    leaves = {f"{norm}/{leaf}" for norm in norms for leaf in ("scale", "bias", "mean", "variance")}
+    leaves |= {f"{conv}/conv/w" for conv in ("conv1", "conv2", "conv3", "shortcut")}
+    leaves |= {"conv3/conv/b", "shortcut/conv/b"}
+    assert unit == {f"block2/unit_1/bottleneck_v2/{leaf}" for leaf in leaves}
+    assert parameters["conv1/conv/b"] == (64,)
+    assert parameters["postnorm/variance"] == (2048,)
+
+
+@pytest.mark.parametrize("depth", [20, 32])
+def test_resnet_cifar10_has_the_parameters_of_the_book(depth):
+    def network(images, num_classes):
+        settings = models.get("resnet_cifar10").settings
+        return resnet_cifar10(images, num_classes, settings=settings, depth=depth)
+
+    shapes = shapes_of(network, 32)
+    units = (depth - 2) // 6
+    kernels = 27 * 16 + sum(
+        9 * (before * width + (2 * units - 1) * width**2) + before * width * (before != width)
+        for before, width in ((16, 16), (16, 32), (32, 64))
+    )
+    norms = 2 * 16 + sum(4 * units * w + 2 * w * (w > 16) for w in (16, 32, 64))
+    biases = units * (16 + 32 + 64)
+    assert count(shapes.trained) == kernels + norms + biases + 64 * 10 + 10
+    assert shapes.points["res1"] == (32, 32, 16)
+    assert shapes.points["res2"] == (16, 16, 32)
+    assert shapes.points["res3"] == (8, 8, 64)
+
+
+@pytest.mark.parametrize(("depth", "near"), [(30, 32), (2, 8)])
+def test_resnet_cifar10_of_a_depth_that_does_not_exist_is_an_error(depth, near):
+    def network(images, num_classes):
+        settings = models.get("resnet_cifar10").settings
+        return resnet_cifar10(images, num_classes, settings=settings, depth=depth)
+
+    expected = f"got depth={depth}, expected 8, 14, 20 and so on .* {near} is near"
+    with pytest.raises(ValueError, match=expected):
+        shapes_of(network, 32)
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "example"),
+    [
+        (v1_names, "resnet_v1_50", "block4/unit_3/bottleneck_v1/conv3/BatchNorm/moving_variance"),
+        (v1_names, "resnet_v1_101", "block3/unit_23/bottleneck_v1/conv1/weights"),
+        (v2_names, "resnet_v2_50", "block1/unit_1/bottleneck_v2/preact/gamma"),
+        (v2_names, "resnet_v2_152", "postnorm/moving_mean"),
+    ],
+)
+def test_resnet_names_are_those_of_tf_slim(names, name, example):
+    slim = [names.tf_slim(name, path) for path in shapes_of(name, 64).parameters]
+    assert len(slim) == len(set(slim))
+    assert f"{name}/{example}" in slim
+    assert f"{name}/logits/biases" in slim
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "example"),
+    [
+        (v2_names.keras, "keras_resnet_v2_50", "conv5_block3_3_conv/bias"),
+        (v2_names.keras, "keras_resnet_v2_152", "conv4_block36_preact_bn/moving_mean"),
+        (v1_5_names.torch, "resnet50", "layer4.0.downsample.1.running_mean"),
+        (v1_5_names.torch, "resnext50", "layer3.5.conv2.weight"),
+    ],
+)
+def test_resnet_name_map_has_every_path_once(source, name, example):
+    theirs = source(name)
+    assert set(theirs) == set(shapes_of(name, 64).parameters)
+    assert len(set(theirs.values())) == len(theirs)
+    assert example in theirs.values()
