@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,7 +167,9 @@ def _names_in(model: Model, file: WeightFile) -> tuple[dict[str, str], tuple[str
     Raises:
       ParameterError: nobody published weights of the network in the file's format.
     """
-    family = importlib.import_module(f"penstock.models._weight_maps.{family_of(model.name)}")
+    module = f"penstock.models._weight_maps.{family_of(model.name)}"
+    # One's own networks, and those nobody published, have none.
+    family: Any = importlib.import_module(module) if importlib.util.find_spec(module) else None
     if file.format == "tf_slim" and hasattr(family, "tf_slim"):
         own = _shapes(model, model.num_classes, None)
         return {path: family.tf_slim(model.name, path) for path in own}, ()
