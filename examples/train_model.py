@@ -5,7 +5,7 @@ to `--image_size` by bilinear interpolation, a border included. Batch norm's dec
 the published 0.9997 a run of some hundred steps is tested with the statistics of its first steps,
 and looks broken.
 
-Run it with `python examples/train_model.py --model mobilenet_v1_025 --image_size 64`.
+Run it with `python examples/train_model.py --model lenet`.
 """
 
 import argparse

@@ -70,6 +70,11 @@ def test_custom_loop_learns_and_compiles_once(tmp_path):
     assert "compiled: {'reset': 1, 'train': 1, 'test': 1, 'infer': 1}" in text
 
 
+def test_network_of_the_library_reads_enlarged_digits(tmp_path):
+    text = run("train_model", tmp_path, "--num_epochs", "1")
+    assert percent(r"lenet at 28 x 28: ([\d.]+)% of 359 digits", text) > 90
+
+
 def test_fluids_script_learns_and_loads_what_it_saved(tmp_path):
     text = run("fluid_latest_syntax", tmp_path)
     assert percent(r"([\d.]+)% of 259 digits read right", text) > 80

@@ -16,6 +16,7 @@ from penstock._errors import nearest
 _COMMANDS = {
     "train": "train a network on handwritten digits, save it, and show what it makes of a few",
     "import-weights": "make parameters of weights that others published",
+    "models": "list the networks of the model library, or show the layers of one",
     "convert": "make record files from datasets' archives, image folders or other record files",
     "plot": "draw the curves of runs against each other, from their logs",
 }

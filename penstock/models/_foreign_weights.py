@@ -16,7 +16,7 @@ from penstock import layers
 from penstock._errors import ParameterError
 from penstock._weight_files import WeightFile, read_weights
 from penstock.models._registry import Model, family_of, get
-from penstock.models._weight_maps._common import from_tensorflow, from_torch
+from penstock.models._weight_maps._common import from_tensorflow, from_torch, keras_renumbered
 from penstock.program_builder import ProgramBuilder
 
 SOURCES = {"tf_slim": "TF-Slim", "keras": "keras.applications", "torch": "torchvision or timm"}
@@ -176,6 +176,8 @@ def _names_in(model: Model, file: WeightFile) -> tuple[dict[str, str], tuple[str
     kinds = {"keras": ("keras", "keras_2"), "torch": ("torch", "timm")}.get(file.format, ())
     makers: list[Callable[[str], Any]] = [getattr(family, k) for k in kinds if hasattr(family, k)]
     maps = [dict(found) for found in (make(model.name) for make in makers) if found]
+    if file.format == "keras":
+        maps = [keras_renumbered(names, file.arrays) for names in maps]
     if not maps:
         raise ParameterError(
             f"weights file {str(file.path)!r} got names of {SOURCES[file.format]}, which has no "

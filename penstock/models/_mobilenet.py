@@ -12,6 +12,9 @@ from penstock.models._registry import EndPoints
 from penstock.models._settings import Settings
 from penstock.models._style import Style, global_pool, scope, truncated_normal
 
+GATE_SLOPE = 0.16667
+"""TF-Slim's sixth; with 1/6 in its place, which Keras and timm have, logits differ by 2e-4."""
+
 
 class Step(NamedTuple):
     """How a layer moves over its image."""
@@ -64,6 +67,7 @@ class Bottleneck(NamedTuple):
       depth: the number of channels that come out.
       size: of the depthwise kernel.
       squeeze_width: of the squeeze-and-excite after it; None for none.
+      gate_slope: of its gate, `relu6(x + 3)` times it.
     """
 
     width: int
@@ -71,6 +75,7 @@ class Bottleneck(NamedTuple):
     step: Step
     size: int = 3
     squeeze_width: int | None = None
+    gate_slope: float = GATE_SLOPE
 
 
 def bottleneck(
@@ -93,7 +98,7 @@ def bottleneck(
             net = layers.squeeze_excite(
                 net,
                 shape.squeeze_width,
-                gate_act=_gate,
+                gate_act=lambda gate: layers.relu6(gate + 3) * shape.gate_slope,
                 param_attr=style.weights,
                 name="squeeze_excite",
             )
@@ -102,10 +107,6 @@ def bottleneck(
         net = net + x
     points[point] = points[f"{point}/output"] = net
     return net
-
-
-def _gate(x: jax.Array) -> jax.Array:
-    return layers.relu6(x + 3) * 0.16667  # TF-Slim's sixth
 
 
 def finished(

@@ -9,6 +9,7 @@ import jax
 
 from penstock import layers
 from penstock.models._mobilenet import (
+    GATE_SLOPE,
     Bottleneck,
     Step,
     bottleneck,
@@ -88,9 +89,18 @@ VARIANTS = {
 
 
 def mobilenet_v3(
-    images: jax.Array, num_classes: int | None, *, settings: Settings, variant: Variant
+    images: jax.Array,
+    num_classes: int | None,
+    *,
+    settings: Settings,
+    variant: Variant,
+    gate_slope: float = GATE_SLOPE,
 ) -> tuple[jax.Array, EndPoints]:
-    """Build MobileNet v3: a convolution, inverted residual bottlenecks, a 1x1, a dense end."""
+    """Build MobileNet v3: a convolution, inverted residual bottlenecks, two 1x1, logits.
+
+    Arguments:
+      gate_slope: of the gates of squeeze-and-excite, `relu6(x + 3)` times it.
+    """
     style = style_of(settings, variant.act)
     points: EndPoints = {}
     net = points["layer_1"] = style.conv(images, 16, 3, stride=2, name="Conv")
@@ -101,6 +111,7 @@ def mobilenet_v3(
             step=Step(row.stride, 1),
             size=row.size,
             squeeze_width=rounded(row.width / 4) if row.has_squeeze else None,
+            gate_slope=gate_slope,
         )
         name = f"expanded_conv_{number}" if number else "expanded_conv"
         inner = style.replace(act=row.act)

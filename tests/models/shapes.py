@@ -18,7 +18,7 @@ class Shapes:
     trained: dict[str, tuple[int, ...]]
 
 
-def shapes_of(model, image_size, num_classes=10):
+def shapes_of(model, image_size, num_classes: int | None = 10):
     """Return the shapes of a network, given by its name or as a function of images and classes."""
     network = models.get(model) if isinstance(model, str) else model
     points = {}

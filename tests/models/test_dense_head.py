@@ -25,7 +25,7 @@ def head(size, num_classes, dropout=0.0):
     return program
 
 
-def run(size, image, variables, num_classes=5):
+def run(size, image, variables, num_classes: int | None = 5):
     program = head(size, num_classes)
     builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
     return builder.infer(variables, {"image": image})

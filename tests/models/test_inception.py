@@ -15,6 +15,7 @@ from penstock.models._weight_maps import inception_v1 as v1_names
 from penstock.models._weight_maps import inception_v2 as v2_names
 from penstock.models._weight_maps import inception_v3 as v3_names
 from penstock.models._weight_maps import inception_v4 as v4_names
+from penstock.models._weight_maps._common import keras_renumbered
 from tests.models import shapes
 
 NAMES = ("inception_v1", "inception_v2", "inception_v3", "inception_v4", "inception_resnet_v2")
@@ -295,3 +296,14 @@ def test_inception_name_map_has_every_path_but_the_auxiliary_heads_once(source, 
 def test_every_batch_norm_of_timm_has_a_scale_to_be_checked(names, model):
     norms = [name for name in names.torch(model).values() if name.endswith(".bn.bias")]
     assert {name.replace(".bias", ".weight") for name in norms} == set(names.torch_ones(model))
+
+
+@pytest.mark.parametrize(("first", "suffix"), [(0, ""), (1, "_1"), (94, "_94")])
+def test_keras_numbers_count_from_the_first_layer_of_a_file(first, suffix):
+    ours = {"a": "conv2d/kernel", "b": "conv2d_1/kernel", "c": "block8_10_conv/bias"}
+    file = [f"conv2d_{first + 1}/kernel", f"conv2d{suffix}/kernel", "block8_10_conv/bias"]
+    assert keras_renumbered(ours, file) == {
+        "a": f"conv2d{suffix}/kernel",
+        "b": f"conv2d_{first + 1}/kernel",
+        "c": "block8_10_conv/bias",
+    }

@@ -15,7 +15,7 @@ from penstock.models._weight_maps import nasnet as nasnet_names
 from penstock.models._weight_maps import pnasnet as pnasnet_names
 from penstock.models.nasnet import nasnet
 from penstock.models.pnasnet import pnasnet
-from tests.models.shapes import changed, shapes_of
+from tests.models.shapes import shapes_of
 
 SETTINGS = models.get("nasnet_mobile").settings
 
@@ -29,11 +29,11 @@ def small(network=nasnet, settings=SETTINGS, **options):
 @functools.cache
 def shapes(name):
     """Return the shapes of a network of the library; tracing one takes seconds."""
-    return shapes_of(name, 32 if name == "nasnet_cifar" else 96)
+    return shapes_of(name, models.get(name).default_image_size)
 
 
 def test_imagenet_networks_divide_the_image_by_32_and_double_their_filters():
-    points = shapes_of("nasnet_mobile", 224).points
+    points = shapes("nasnet_mobile").points
     assert points["Stem"] == (28, 28, 88)
     assert points["Cell_0"] == (28, 28, 264)
     assert points["Reduction_Cell_0"] == (14, 14, 352)
@@ -186,12 +186,6 @@ def test_weight_decay_touches_depthwise_kernels_too():
     assert "aux_1/aux_logits/FC/fc/w" in decayed
     left = set(shapes_of(small(), 64).trained) - decayed
     assert {path.rsplit("/", 1)[1] for path in left} == {"scale", "bias", "b"}
-
-
-def test_settings_reach_every_batch_norm_and_the_dropout():
-    chosen = changed("nasnet_mobile", batch_norm_decay=0.5, dropout=0.1, drop_path=0.2)
-    assert chosen.settings.batch_norm_decay == 0.5
-    assert (chosen.settings.drop_path, chosen.settings.drop_path_steps) == (0.2, 250_000)
 
 
 @pytest.mark.slow

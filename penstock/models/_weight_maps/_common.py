@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -87,6 +88,38 @@ def torch_layer(path: str, layer: str) -> dict[str, str]:
 def torch_norm(path: str, layer: str) -> dict[str, str]:
     """Return torch's names of a batch norm with a scale."""
     return {f"{path}/{leaf}": f"{layer}.{name}" for leaf, name in _TORCH_NORM.items()}
+
+
+def keras_renumbered(names: Mapping[str, str], found: Iterable[str]) -> dict[str, str]:
+    """Return Keras's names with the automatic numbers that a file has.
+
+    Keras numbers the layers of a process: the first `Conv2D` is `conv2d` in its first model, may be
+    `conv2d_94` in its second, and was `conv2d_1` in Keras 2. So numbers count from the least one.
+
+    Arguments:
+      names: path -> name, where each kind of numbered layer begins with the one without a number.
+      found: the names in the file.
+    """
+    numbers: dict[str, list[int]] = {}
+    for name in found:
+        kind, number = _numbered(name)
+        numbers.setdefault(kind, []).append(number)
+    kinds = {name.partition("/")[0] for name in names.values()}
+    first = {kind: min(numbers[kind]) for kind in kinds if kind in numbers}
+    renamed = {}
+    for path, name in names.items():
+        kind, number = _numbered(name)
+        layer, _, variable = name.partition("/")
+        layer = f"{kind}_{number + first[kind]}" if first.get(kind) else layer
+        renamed[path] = f"{layer}/{variable}"
+    return renamed
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Return the kind and number of a layer: `("conv2d", 3)` for `conv2d_3/kernel`."""
+    layer = name.partition("/")[0]
+    found = re.fullmatch(r"(.*?)_(\d+)", layer)
+    return (found[1], int(found[2])) if found else (layer, 0)
 
 
 def from_torch(path: str, array: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:

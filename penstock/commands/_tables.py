@@ -1,0 +1,48 @@
+"""Tables for a person at a terminal, and for whatever reads the output elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int]
+) -> None:
+    """Print a table: drawn in a terminal, else as aligned text that `grep` and `awk` take.
+
+    Arguments:
+      right: the numbers of the columns that stand right.
+    """
+    # It takes 0.1 s to import, which a command without a table has no need of.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        print("\n".join(aligned([head, *rows], right=right)))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", row_styles=("", "dim"))
+    for number, name in enumerate(head):
+        table.add_column(
+            name,
+            justify="right" if number in right else "left",
+            no_wrap=number in right,
+            overflow="fold",
+            style="bold" if number == 0 else None,
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list[str]:
+    """Return lines of columns with two spaces between."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if number in right else f"{cell:<{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,163 @@
+"""`penstock models`: what networks there are, and the layers of one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import sys
+from typing import Any
+
+from penstock import models
+from penstock._errors import UnknownNameError, nearest
+from penstock.commands._tables import print_table
+from penstock.models._report import LayerRow, Report, describe, report_of
+
+_HEAD = ("name", "image", "parameters", "GMAC", "preprocessing", "classes")
+_LAYER_HEAD = ("layer", "output", "shapes", "parameters", "MMAC")
+_LEGEND = """Image: height and width in pixels. Parameters: what is trained, auxiliary
+heads too. GMAC: billions of multiply-adds for one image. Classes: of the published weights;
+1001 have one for the background, which the counts leave out."""
+_EXAMPLES = """examples:
+  penstock models
+  penstock models 'resnet*'
+  penstock models inception_v3
+  penstock models --module=my_networks my_resnet --image_size=64
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock models` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0 when there was something to show, 2 when an argument was wrong: no such
+      network or module, a size or number of classes that the network does not take.
+    """
+    flags = _parser().parse_args(argv)
+    try:
+        if flags.module:
+            _import(flags.module)
+        if flags.name is None or any(letter in flags.name for letter in "*?["):
+            _show_list(flags)
+        else:
+            _show_one(flags)
+    except (ValueError, UnknownNameError) as error:
+        print(f"penstock models: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock models",
+        description="List the networks of the model library, or show the layers of one.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="a network, or a pattern such as 'resnet*'")
+    add("--json", action="store_true", help="print it for programs to read")
+    add("--module", metavar="MODULE", help="import this one first, which registers networks")
+    add("--num_classes", type=_positive, metavar="N", help="of one network's last layer")
+    add("--image_size", type=_positive, metavar="N", help="of one network, in pixels")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a positive integer")
+    return int(text)
+
+
+def _import(module: str) -> None:
+    sys.path.insert(0, "")  # as `python -m` has it: modules of the current folder
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--module got {module!r}, expected a module that can be imported: {error}. Give its "
+            "name without .py, and run in its folder or set PYTHONPATH."
+        ) from error
+
+
+def _show_list(flags: argparse.Namespace) -> None:
+    if flags.num_classes or flags.image_size:
+        raise ValueError(
+            "--num_classes and --image_size got no network, expected the name of one. The list has "
+            "the networks as they were published. Name one: penstock models lenet --image_size=32"
+        )
+    names = models.names(flags.name or "*")
+    if not names:
+        raise UnknownNameError(
+            f"got the pattern {flags.name!r}, expected one that names a network."
+            + nearest(flags.name.strip("*?"), models.names())
+        )
+    chosen = [models.get(name) for name in names]
+    reports = [report_of(model) for model in chosen]
+    if flags.json:
+        pairs = zip(chosen, reports, strict=True)
+        print(json.dumps([_facts(model, report) for model, report in pairs], indent=2))
+        return
+    rows = [
+        (
+            model.name,
+            str(model.default_image_size),
+            f"{report.num_params:,}",
+            f"{report.gmacs:.3f}",
+            model.preprocessing,
+            str(model.num_classes),
+        )
+        for model, report in zip(chosen, reports, strict=True)
+    ]
+    print_table(_HEAD, rows, right={1, 2, 3, 5})
+    count = "1 network" if len(rows) == 1 else f"{len(rows)} networks"
+    print(f"\n{count}. {_LEGEND}")
+
+
+def _show_one(flags: argparse.Namespace) -> None:
+    model = models.get(flags.name)
+    report, layers = describe(model, num_classes=flags.num_classes, image_size=flags.image_size)
+    size = flags.image_size or model.default_image_size
+    if flags.json:
+        facts = _facts(model, report) | {"image_size": size}
+        print(json.dumps(facts | {"layers": [dataclasses.asdict(row) for row in layers]}, indent=2))
+        return
+    print(
+        f"{model.name}: {model.source or 'registered'}. Images {size} x {size} x "
+        f"{model.num_channels}, {report.num_classes} classes, preprocessing {model.preprocessing}."
+    )
+    settings = dataclasses.asdict(model.settings).items()
+    print("Settings: " + ", ".join(f"{key} {v}" for key, v in settings if v is not None) + ".\n")
+    print_table(_LAYER_HEAD, [_layer(row) for row in layers], right={3, 4})
+    print(
+        f"\n{report.num_params:,} trained in {report.num_tensors:,} arrays, "
+        f"{report.num_statistics:,} in running statistics, {report.gmacs:.3f} GMAC for one image"
+    )
+
+
+def _facts(model: models.Model, report: Report) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "source": model.source,
+        "image_size": model.default_image_size,
+        "num_channels": model.num_channels,
+        "preprocessing": model.preprocessing,
+        "num_classes_published": model.num_classes,
+        "settings": dataclasses.asdict(model.settings),
+        **dataclasses.asdict(report),
+        "gmacs": report.gmacs,
+    }
+
+
+def _layer(row: LayerRow) -> tuple[str, ...]:
+    shapes = ", ".join(f"{name} {list(shape)}" for name, shape in row.shapes.items())
+    if row.num_statistics and row.num_params:  # a batch norm: its four vectors have one shape
+        shapes = f"{', '.join(row.shapes)} {list(next(iter(row.shapes.values())))}"
+    return (
+        row.path,
+        str(list(row.output_shape)) if row.output_shape else "",
+        shapes,
+        f"{row.num_params:,}",
+        f"{row.num_macs / 1e6:,.2f}" if row.num_macs else "",
+    )

@@ -1,0 +1,134 @@
+"""`penstock models`: the list, the layers of one network, and what it says of mistakes."""
+
+import json
+import re
+import sys
+
+import pytest
+from rich.console import Console
+
+from penstock import commands
+from penstock.commands import _tables
+from penstock.models import _registry
+
+
+def lines_of(capsys, *words):
+    """Return what the command prints, line by line."""
+    assert commands.main(["models", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_list_has_every_network_with_its_size(capsys):
+    head, *rows = lines_of(capsys)
+    assert head.split() == ["name", "image", "parameters", "GMAC", "preprocessing", "classes"]
+    found = {row.split()[0]: row.split()[1:] for row in rows[: rows.index("")]}
+    assert found["lenet"] == ["28", "3,274,634", "0.014", "lenet", "10"]
+    assert found["nasnet_large"] == ["331", "93,320,934", "23.783", "inception", "1001"]
+    assert list(found) == sorted(found)
+
+
+def test_columns_are_aligned_and_numbers_stand_right():
+    rows = [["name", "count"], ["a", "1"], ["bcdef", "20"]]
+    assert _tables.aligned(rows, right={1}) == ["name   count", "a          1", "bcdef     20"]
+
+
+def test_pattern_chooses(capsys):
+    rows = lines_of(capsys, "le*")
+    assert [row.split()[0] for row in rows[1:2]] == ["lenet"]
+    assert "1 network. " in " ".join(rows)
+
+
+def test_layers_of_a_network_have_outputs_shapes_and_counts(capsys):
+    rows = lines_of(capsys, "lenet")
+    assert rows[0].startswith("lenet: TF-Slim's lenet. Images 28 x 28 x 1, 10 classes")
+    assert rows[1] == "Settings: dropout 0.5, weight_decay 0.0."
+    assert "conv1/conv  [28, 28, 32]  w [5, 5, 1, 32], b [32]          832   0.63" in rows
+    assert rows[-1] == (
+        "3,274,634 trained in 8 arrays, 0 in running statistics, 0.014 GMAC for one image"
+    )
+
+
+def test_layers_are_those_of_another_size_and_number_of_classes(capsys):
+    text = "\n".join(lines_of(capsys, "lenet", "--image_size=32", "--num_classes=5"))
+    assert "Images 32 x 32 x 1, 5 classes" in text
+    assert "[16, 16, 64]" in text
+    assert "w [1024, 5], b [5]" in text
+
+
+def test_batch_norm_shows_its_vectors_together(capsys):
+    rows = lines_of(capsys, "mobilenet_v1_025", "--image_size=32")
+    norms = [row for row in rows if "/norm" in row]
+    assert norms[0].split(None, 1)[1] == "scale, bias, mean, variance [8]          16"
+
+
+def test_json_of_the_list(capsys):
+    networks = json.loads("\n".join(lines_of(capsys, "--json")))
+    lenet = next(network for network in networks if network["name"] == "lenet")
+    assert lenet["num_params"] == 3_274_634
+    assert lenet["gmacs"] == lenet["num_macs"] / 1e9
+    assert (lenet["image_size"], lenet["num_classes_published"]) == (28, 10)
+    assert lenet["settings"]["dropout"] == 0.5
+
+
+def test_json_of_one_network_has_its_layers(capsys):
+    lenet = json.loads("\n".join(lines_of(capsys, "lenet", "--json", "--image_size=32")))
+    assert lenet["image_size"] == 32
+    assert [layer["path"] for layer in lenet["layers"]] == [
+        "conv1/conv",
+        "conv2/conv",
+        "fc3/fc",
+        "fc4/fc",
+    ]
+    assert lenet["layers"][0]["shapes"] == {"w": [5, 5, 1, 32], "b": [32]}
+    assert sum(layer["num_macs"] for layer in lenet["layers"]) == lenet["num_macs"]
+
+
+def test_networks_of_a_module_of_ones_own_are_counted(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "networks_of_my_own.py").write_text(
+        "from penstock import layers, models\n"
+        "@models.register('of_my_own', default_image_size=4, num_classes=3)\n"
+        "def of_my_own(images, num_classes):\n"
+        "    return layers.fc(layers.flatten(images), num_classes or 2), {}\n"
+    )
+    monkeypatch.setattr(_registry, "_MODELS", dict(_registry._MODELS))
+    rows = lines_of(capsys, "of_my*", "--module=networks_of_my_own")
+    assert rows[1].split() == ["of_my_own", "4", "147", "0.000", "inception", "3"]
+    shown = lines_of(capsys, "of_my_own")
+    assert shown[0].startswith("of_my_own: registered. Images 4 x 4 x 3, 3 classes")
+    assert shown[-3].split()[:2] == ["fc_0", "[3]"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lenat"], "got 'lenat', expected the name of a network.*Did you mean 'lenet'"),
+        (["lenat*"], r"got the pattern 'lenat\*', expected one that names.*Did you mean 'lenet'"),
+        (["--module=not_there"], "--module got 'not_there', expected a module that can be"),
+        (["--image_size=8"], "--num_classes and --image_size got no network"),
+        (["inception_v3", "--image_size=8"], "layers.pool2d got an input of shape"),
+    ],
+)
+def test_wrong_arguments_are_explained(words, message, capsys):
+    assert commands.main(["models", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(message, captured.err)
+    assert captured.err.startswith("penstock models: ")
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "x"])
+def test_size_that_is_not_positive_is_refused(size, capsys):
+    assert commands.main(["models", "lenet", f"--image_size={size}"]) == 2
+    assert f"got '{size}', expected a positive integer" in capsys.readouterr().err
+
+
+def test_terminal_gets_a_drawn_table(capsys, monkeypatch):
+    monkeypatch.setattr(
+        "rich.console.Console", lambda: Console(force_terminal=True, width=60, color_system="256")
+    )
+    _tables.print_table(["name", "count"], [["a", "1"], ["[b]", "20"]], right={1})
+    out = capsys.readouterr().out
+    assert "\x1b[1m" in out
+    assert "[b]" in out  # not taken for markup
