@@ -10,6 +10,7 @@ change.
 import dataclasses
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -122,7 +123,7 @@ def _settings(name: str) -> tuple[str, ...]:
     return (f"`{name}`", *("" if value is None else f"{value:g}" for value in values))
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: range | tuple[int]) -> str:
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: Collection[int]) -> str:
     rule = ["--:" if number in right else "---" for number in range(len(head))]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, tuple(rule), *rows])
 

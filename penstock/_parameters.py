@@ -17,7 +17,10 @@ from penstock._errors import ParameterError, UnknownNameError, nearest
 DATA_FILE = "params.safetensors"
 DESCRIPTION_FILE = "description.json"
 
-Table = Mapping[tuple[str, tuple[str, ...]], tuple[tuple[int, ...], Any]]
+Key = tuple[str, tuple[str, ...]]
+"""The collection of an entry, and its path in it."""
+
+Table = Mapping[Key, tuple[tuple[int, ...], Any]]
 """Shape and dtype of every entry, by collection and path."""
 
 
@@ -33,22 +36,10 @@ class Parameters(MutableMapping[str, np.ndarray]):
     ) -> None:
         self._get, self._put = get, put
 
-    def _entries(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        return {"/".join(path): (c, path) for c, path in flatten(self._get())}
-
-    def _locate(self, name: str) -> tuple[str, tuple[str, ...]]:
-        entries = self._entries()
-        if name not in entries:
-            raise UnknownNameError(
-                f"parameters got the name {name!r}, expected one of {sorted(entries)}."
-                + nearest(str(name), entries)
-            )
-        return entries[name]
-
     def __getitem__(self, name: str) -> np.ndarray:
         """Return a copy of an entry; waits for the device."""
-        key = self._locate(name)
-        return np.array(jax.device_get(flatten(self._get())[key]))
+        entries = flatten(self._get())
+        return np.array(jax.device_get(entries[_located(name, _by_name(entries))]))
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""
@@ -58,8 +49,9 @@ class Parameters(MutableMapping[str, np.ndarray]):
         """Replace several entries at once, all or none: one copy to the devices for all of them."""
         replaced = {}
         entries = flatten(self._get())
+        keys = _by_name(entries)
         for name, value in dict(other).items():
-            key = self._locate(name)
+            key = _located(name, keys)
             old, new = entries[key], np.asarray(value)
             if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
                 raise ParameterError(
@@ -76,11 +68,11 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(self._entries())
+        return iter(_by_name(flatten(self._get())))
 
     def __len__(self) -> int:
         """Return the number of entries."""
-        return len(self._entries())
+        return len(flatten(self._get()))
 
     def __repr__(self) -> str:
         """Return names and shapes."""
@@ -88,7 +80,20 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return f"Parameters({shapes})"
 
 
-def flatten(variables: Mapping[str, Any]) -> dict[tuple[str, tuple[str, ...]], Any]:
+def _by_name(entries: Mapping[Key, Any]) -> dict[str, Key]:
+    return {"/".join(path): (collection, path) for collection, path in entries}
+
+
+def _located(name: str, keys: Mapping[str, Key]) -> Key:
+    if name not in keys:
+        raise UnknownNameError(
+            f"parameters got the name {name!r}, expected one of {sorted(keys)}."
+            + nearest(str(name), keys)
+        )
+    return keys[name]
+
+
+def flatten(variables: Mapping[str, Any]) -> dict[Key, Any]:
     """Return variables as a flat dict by collection and path."""
     return {
         (collection, path): value
@@ -97,7 +102,7 @@ def flatten(variables: Mapping[str, Any]) -> dict[tuple[str, tuple[str, ...]], A
     }
 
 
-def nested(entries: Mapping[tuple[str, tuple[str, ...]], Any]) -> dict[str, Any]:
+def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
     """Return what `flatten` was given."""
     trees: dict[str, dict[tuple[str, ...], Any]] = {"params": {}, "batch_stats": {}}
     for (collection, path), value in entries.items():
@@ -140,7 +145,7 @@ def save(path: str | os.PathLike[str], variables: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike[str]) -> dict[tuple[str, tuple[str, ...]], np.ndarray]:
+def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     """Return the entries saved in the folder `path`, by collection and path.
 
     Raises:

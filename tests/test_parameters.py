@@ -387,3 +387,12 @@ def test_several_parameters_are_replaced_at_once_or_not_at_all(trainer):
         trainer.parameters.update({"fc_0/b": before["fc_0/b"], "fc_0/w": np.zeros(2)})
     assert_same_bits(dict(trainer.parameters), changed_all)
     trainer.parameters.update(before)
+
+
+def test_several_parameters_are_looked_up_in_one_look_at_the_network():
+    looks, kept = [], {}
+    tree = {"params": {"a": {str(n): np.zeros(2) for n in range(9)}}, "batch_stats": {}}
+    parameters = _parameters.Parameters(lambda: looks.append(1) or tree, kept.update)
+    parameters.update({f"a/{n}": np.ones(2) for n in range(9)})
+    assert len(looks) == 1
+    assert np.all(np.stack(list(kept["params"]["a"].values())) == 1)

@@ -71,8 +71,22 @@ def test_two_processes_reach_what_one_process_reaches(one_process, devices_each)
 
 def test_two_processes_end_together_on_a_signal_to_one_and_go_on_bit_for_bit(tmp_path):
     never = "-1"
-    whole = results(2, 1, str(tmp_path / "whole"), never)
+    whole = results(2, 1, "checkpoints", str(tmp_path / "whole"), never)
     directory = str(tmp_path / "interrupted")
-    for process, (_, errors) in finished(2, 1, directory, "10"):
+    for process, (_, errors) in finished(2, 1, "checkpoints", directory, "10"):
         assert process.returncode == 128 + signal.SIGTERM, errors
-    assert results(2, 1, directory, never) == whole
+    assert results(2, 1, "checkpoints", directory, never) == whole
+
+
+def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(tmp_path):
+    first, second = results(2, 1, "roll_back", str(tmp_path))
+    assert first["said"] == ["to the state of global step 4; "]
+    assert first == second
+
+
+def test_two_processes_both_refuse_a_folder_with_nothing_but_damaged_checkpoints(tmp_path):
+    (tmp_path / "3").mkdir()
+    first, second = finished(2, 1, "checkpoints", str(tmp_path), "-1")
+    assert first[0].returncode == second[0].returncode == 1
+    assert "no checkpoint can be read" in first[1][1]
+    assert "another process cannot read" in second[1][1]

@@ -1,14 +1,21 @@
 """What each process of `test_processes` runs: train on its part, print what it has as JSON.
 
-python -m tests.two_processes PORT INDEX COUNT [DIRECTORY SIGTERM_STEP]
+python -m tests.two_processes PORT INDEX COUNT [checkpoints DIRECTORY SIGTERM_STEP]
 
 With a directory: 12 epochs with checkpoints there; process 0 sends itself SIGTERM at that step.
+
+python -m tests.two_processes PORT INDEX COUNT roll_back DIRECTORY
+
+Three epochs of which the second has a batch of nan; the disk of process 0 takes its time.
 """
 
+import itertools
 import json
+import logging
 import os
 import signal
 import sys
+import time
 
 import jax
 import numpy as np
@@ -16,6 +23,7 @@ import optax
 
 import penstock as ps
 from penstock import layers, readers
+from penstock.trainer._saver import CheckpointSaver
 
 NUM_EXAMPLES, BATCH_SIZE = 70, 32  # the last batch has 6 examples, fewer than there are devices
 
@@ -29,12 +37,13 @@ def program():
     return loss, layers.accuracy(logits, label), logits
 
 
-def data_and_reader(part):
+def data_and_reader(part, transform=None):
     """Return the data, and a reader of one process's part of it."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_EXAMPLES, 5)).astype(np.float32)
     data = {"x": x, "label": np.argmax(x[:, :3], axis=1).astype(np.int32)}
-    return data, readers.arrays(data, batch_size=BATCH_SIZE, shuffle=True, seed=1, shard=part)
+    options = {"shuffle": True, "seed": 1, "shard": part, "transform": transform}
+    return data, readers.arrays(data, batch_size=BATCH_SIZE, **options)
 
 
 def run_with_checkpoints(shard, num_shards, directory, sigterm_step):
@@ -50,6 +59,45 @@ def run_with_checkpoints(shard, num_shards, directory, sigterm_step):
 
     trainer.train(reader, on_event, num_epochs=12)
     return {name: value.tolist() for name, value in trainer.parameters.items()}
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        """Keep a line."""
+        self.lines.append(record.getMessage())
+
+
+def run_with_a_roll_back(shard, num_shards, directory):
+    """Return the parameters after three epochs, as lists, and what was said of rolling back."""
+    numbers = itertools.count()
+
+    def poisoned(batch):
+        is_bad = next(numbers) == 4
+        return {**batch, "x": batch["x"] * np.float32("nan")} if is_bad else batch
+
+    _, reader = data_and_reader(readers.Shard(shard, num_shards), poisoned)
+    config = ps.CheckpointConfig(directory=directory, save_interval_steps=4)
+    trainer = ps.Trainer(program, optax.adam(0.05), checkpoint=config, on_non_finite="roll_back")
+    assert isinstance(trainer._saver, CheckpointSaver)
+    store, messages = trainer._saver.store, Messages()
+    logging.getLogger("penstock").addHandler(messages)
+    write = store.write
+
+    def write_slowly(contents):
+        time.sleep(1)
+        write(contents)
+
+    store.write = write_slowly
+    trainer.train(reader, num_epochs=3)
+    parameters = {name: value.tolist() for name, value in trainer.parameters.items()}
+    said = [line.partition("rolled back ")[2][:31] for line in messages.lines]
+    return {"parameters": parameters, "said": [line for line in said if line]}
 
 
 def run(shard, num_shards):
@@ -75,8 +123,11 @@ if __name__ == "__main__":
     port, index, count = map(int, sys.argv[1:4])
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
     assert len(jax.devices()) == count * len(jax.local_devices())
-    if len(sys.argv) > 4:
-        result = run_with_checkpoints(index, count, sys.argv[4], int(sys.argv[5]))
+    what = sys.argv[4:5]
+    if what == ["checkpoints"]:
+        result = run_with_checkpoints(index, count, sys.argv[5], int(sys.argv[6]))
+    elif what == ["roll_back"]:
+        result = run_with_a_roll_back(index, count, sys.argv[5])
     else:
         result = run(index, count)
     print("RESULT " + json.dumps(result))

@@ -30,7 +30,8 @@ class CheckpointConfig:
         function without arguments that is asked at each save, e.g. for a test accuracy.
       mode: whether the lowest or the highest is best.
       is_asynchronous: write in a thread while training goes on, from a copy of the state on the
-        device; `False` waits for the disk and saves that copy's memory.
+        device, whose memory is kept for the next on CPU; `False` waits for the disk, without a
+        copy.
 
     Raises:
       ValueError: a number is not positive, or `mode` is neither of the two.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from penstock._checkpoint._position import Position
 from penstock._errors import CheckpointError
 
 FORMAT = 1
+
+_CRC_BYTES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,18 +52,6 @@ class Contents:
         return {"body": body, "crc32c": checksum(np.frombuffer(body.encode(), np.uint8))}
 
 
-def leaf_names(tree: Any) -> list[str]:
-    """Return a name for each leaf of a pytree, in the order of its leaves; each name is once."""
-    names: dict[str, None] = {}
-    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
-        plain = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = plain = re.sub(r"[^\w.\-]", "_", plain)
-        while name in names:
-            name = f"{plain}_{len(names)}"
-        names[name] = None
-    return list(names)
-
-
 def host_leaves(names: Sequence[str], leaves: Sequence[Any]) -> dict[str, np.ndarray]:
     """Return arrays on the host by name; waits for the device."""
     fetched = [np.asarray(leaf) for leaf in jax.device_get(list(leaves))]
@@ -70,10 +59,15 @@ def host_leaves(names: Sequence[str], leaves: Sequence[Any]) -> dict[str, np.nda
 
 
 def checksum(array: np.ndarray) -> int:
-    """Return the CRC-32C of an array's bytes."""
+    """Return the CRC-32C of an array's bytes; copies none of one that is contiguous."""
     import google_crc32c
 
-    return google_crc32c.value(np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes())
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    crc = 0
+    # In pieces: the library keeps Python's other threads waiting while it computes.
+    for start in range(0, data.size, _CRC_BYTES):
+        crc = google_crc32c.extend(crc, data[start : start + _CRC_BYTES])
+    return crc
 
 
 def read(description: Mapping[str, Any], leaves: Mapping[str, Any], where: str) -> Contents:

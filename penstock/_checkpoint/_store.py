@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from penstock._checkpoint import _contents
+from penstock._checkpoint import _contents, _orbax
 from penstock._checkpoint._config import CheckpointConfig
 from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError
@@ -21,7 +18,8 @@ from penstock._errors import CheckpointError
 _LOGGER = logging.getLogger("penstock")
 
 _ASIDE = ".deleted"
-"""The folder that checkpoints are moved to before they are deleted."""
+"""The folder that checkpoints are moved to before they are deleted: that takes many steps, a rename
+one."""
 
 
 class Store:
@@ -43,11 +41,16 @@ class Store:
                 f"checkpoint got directory={str(config.directory)!r}, which is a file, expected a "
                 "folder or a new name."
             )
-        self._manager: Any = None
+        self._checkpointer: Any = None
         self._metrics: dict[int, float | None] = {}  # by step, of those that this one has met
 
+    def prepare(self) -> None:
+        """Import what writing needs: 0.25 s of a core that no step should miss."""
+        import google_crc32c  # noqa: F401
+        import orbax.checkpoint  # noqa: F401
+
     def tidy(self) -> None:
-        """Finish what a killed process began to delete; only who writes may call it.
+        """Finish what a killed process began to write or to delete; only who writes may call it.
 
         A checkpoint that was about to be replaced comes back, unless the new one is there.
         """
@@ -57,7 +60,8 @@ class Store:
             for path in aside.iterdir():
                 if path.name.isdigit() and int(path.name) > newest:
                     path.rename(self.directory / path.name)
-        shutil.rmtree(aside, ignore_errors=True)
+        for path in [aside, *self.directory.glob(_orbax.TEMPORARY)]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def steps(self) -> list[int]:
         """Return the global steps of the complete checkpoints, oldest first."""
@@ -73,7 +77,7 @@ class Store:
           OSError, ValueError: it could not be written; the others are as they were.
         """
         step = contents.position.global_step
-        with _quiet():
+        with _orbax.quiet():
             try:
                 self._replace(step, contents)
             except BaseException:
@@ -84,21 +88,27 @@ class Store:
     def _replace(self, step: int, contents: Contents) -> None:
         import orbax.checkpoint as ocp
 
-        manager = self._opened()
-        if step in manager.all_steps():
-            manager.delete(step)
-        manager.save(
-            step,
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if step in self.steps():
+            self._set_aside(step)
+        self._opened().save(
+            self.directory / str(step),
             args=ocp.args.Composite(
                 state=ocp.args.PyTreeSave(dict(contents.leaves)),
                 description=ocp.args.JsonSave(contents.description()),
             ),
-            force=True,
         )
         self._metrics[step] = contents.metric
-        for other in set(manager.all_steps()) - self._kept(manager.all_steps(), step):
-            manager.delete(other)
+        steps = self.steps()
+        for other in set(steps) - self._kept(steps, step):
+            self._set_aside(other)
         shutil.rmtree(self.directory / _ASIDE, ignore_errors=True)
+
+    def _set_aside(self, step: int) -> None:
+        aside = self.directory / _ASIDE
+        aside.mkdir(exist_ok=True)
+        shutil.rmtree(aside / str(step), ignore_errors=True)
+        (self.directory / str(step)).rename(aside / str(step))
 
     def _kept(self, steps: Sequence[int], written: int) -> set[int]:
         """Return the newest and the best of some steps, and the one written last."""
@@ -124,9 +134,9 @@ class Store:
 
         where = str(self.directory / str(step))
         try:
-            with _quiet():
+            with _orbax.quiet():
                 restored = self._opened().restore(
-                    step,
+                    self.directory / str(step),
                     args=ocp.args.Composite(
                         state=ocp.args.PyTreeRestore(), description=ocp.args.JsonRestore()
                     ),
@@ -166,52 +176,17 @@ class Store:
 
     def close(self) -> None:
         """Release what Orbax holds; the store may be used again."""
-        if self._manager is not None:
-            with _quiet():
-                self._manager.close()
-            self._manager = None
+        if self._checkpointer is not None:
+            with _orbax.quiet():
+                self._checkpointer.close()
+            self._checkpointer = None
 
     def _opened(self) -> Any:
-        if self._manager is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager = _manager(self.directory)
-        return self._manager
-
-
-def _manager(directory: Path) -> Any:
-    import orbax.checkpoint as ocp
-
-    only_this = jax.process_index()
-    return ocp.CheckpointManager(
-        directory,
-        options=ocp.CheckpointManagerOptions(
-            todelete_subdir=_ASIDE,  # deleting takes many steps, a rename one
-            enable_async_checkpointing=False,  # the writer has a thread of its own
-            cleanup_tmp_directories=only_this == 0,
-            create=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=only_this,
-                active_processes={only_this},
-                barrier_sync_key_prefix=f"penstock_{only_this}",
-            ),
-        ),
-    )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Orbax's own log below errors: it tells of every file."""
-    loggers = [logging.getLogger("absl"), logging.getLogger("orbax")]
-    levels: Sequence[int] = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        if self._checkpointer is None:
+            self._checkpointer = _orbax.checkpointer()
+        return self._checkpointer
 
 
 def _first_line(error: BaseException) -> str:
     text = (str(error) or type(error).__name__).strip().splitlines()[0]
-    return text if len(text) <= 200 else text[:200] + os.linesep.strip() + "..."
+    return text if len(text) <= 200 else text[:200] + "..."

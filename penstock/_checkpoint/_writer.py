@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -10,6 +12,8 @@ from penstock._checkpoint._contents import Contents
 from penstock._checkpoint._store import Store
 
 _LOGGER = logging.getLogger("penstock")
+
+_NICENESS = 10
 
 
 class Writer:
@@ -34,6 +38,10 @@ class Writer:
         """Whether a checkpoint is being written."""
         return not self._is_done.is_set()
 
+    def waits(self, *, is_last: bool) -> bool:
+        """Return whether `write` returns only when the checkpoint is written."""
+        return is_last or not self._is_asynchronous
+
     def write(self, make: Callable[[], Contents | None], *, step: int, is_last: bool) -> None:
         """Write what `make` returns; it is called in the thread, and may fetch from the device.
 
@@ -43,13 +51,13 @@ class Writer:
         is_done = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
-            args=(make, step, is_done),
+            args=(make, step, is_done, self.waits(is_last=is_last)),
             name=f"penstock checkpoint {step}",
             daemon=True,  # a second interrupt ends the process without it
         )
         self._thread.start()
         self._is_done = is_done
-        if is_last or not self._is_asynchronous:
+        if self.waits(is_last=is_last):
             self.wait()
 
     def wait(self) -> None:
@@ -67,8 +75,14 @@ class Writer:
             self._thread = None
 
     def _run(
-        self, make: Callable[[], Contents | None], step: int, is_done: threading.Event
+        self,
+        make: Callable[[], Contents | None],
+        step: int,
+        is_done: threading.Event,
+        is_waited_for: bool,
     ) -> None:
+        if not is_waited_for:
+            _let_others_go_first()
         try:
             contents = make()
             if contents is not None:
@@ -78,4 +92,14 @@ class Writer:
             self.failures.append(line)
             _LOGGER.error("NOT SAVED, training goes on: %s", line)
         finally:
+            contents = None  # its arrays may be the memory of the next snapshot
             is_done.set()
+
+
+def _let_others_go_first() -> None:
+    """Lower the priority of this thread and of those it starts: the steps wait for nothing here.
+
+    On Linux only: elsewhere a process has one niceness for all its threads.
+    """
+    if sys.platform == "linux":
+        os.nice(_NICENESS)

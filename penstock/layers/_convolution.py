@@ -45,6 +45,7 @@ def convolve(x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFo
 
 
 def _general(x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat) -> jax.Array:
+    x, geometry = _within_reach(x, w, geometry, data_format)
     return lax.conv_general_dilated(
         x,
         w,
@@ -55,6 +56,31 @@ def _general(x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFo
         dimension_numbers=(data_format, "HWIO", data_format),
         feature_group_count=geometry.groups,
     )
+
+
+def _within_reach(
+    x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
+) -> tuple[jax.Array, Geometry]:
+    """Return the same convolution without negative padding, in it and in its gradients.
+
+    With that XLA's CPU backend reads beyond the image (openxla/xla#48713). The gradient of a
+    convolution has it where padding is wider than the kernel reaches.
+    """
+    reach = reach_of(w.shape[:2], geometry.dilations)
+    (top, bottom), (left, right) = (
+        (min(max(before, 0), r - 1), min(max(after, 0), r - 1))
+        for (before, after), r in zip(geometry.pads, reach, strict=True)
+    )
+    inner = ((top, bottom), (left, right))
+    if inner == geometry.pads:
+        return x, geometry
+    edges = [(0, 0, 0)] * 4
+    first = data_format.index("H")
+    for axis, (pad, left_to_xla) in enumerate(zip(geometry.pads, inner, strict=True)):
+        before, after = (p - q for p, q in zip(pad, left_to_xla, strict=True))
+        edges[first + axis] = (before, after, geometry.spread[axis] - 1)
+    x = lax.pad(x, jnp.zeros((), x.dtype), edges)
+    return x, dataclasses.replace(geometry, spread=(1, 1), pads=inner)
 
 
 def _by_platform(

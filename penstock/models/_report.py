@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -118,7 +118,7 @@ def describe(
 def products_of(traced: Any) -> list[Product]:
     """Return the products of a traced infer program that its outputs need."""
     jaxpr, _ = dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals), instantiate=True)
-    return list(_products(jaxpr, [_name_of(path) for path, _ in _arguments(traced)]))
+    return _walk(jaxpr, [_name_of(path) for path, _ in _arguments(traced)])[0]
 
 
 def _arguments(traced: Any) -> list[tuple[Any, Any]]:
@@ -131,30 +131,48 @@ def _name_of(path: Sequence[Any]) -> str | None:
     return "/".join(keys) if collection == "params" else None
 
 
-def _products(jaxpr: Any, origins: Sequence[str | None]) -> Iterator[Product]:
-    """Yield the products in a trace, nested ones too; `origins` are the inputs' paths."""
+def _walk(jaxpr: Any, origins: Sequence[str | None]) -> tuple[list[Product], list[str | None]]:
+    """Return the products in a trace, nested ones too, and of which parameter each output is.
+
+    Arguments:
+      origins: of which parameter each input is, None where it is of none.
+    """
     known = dict(zip(jaxpr.invars, origins, strict=True))
+    products: list[Product] = []
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        inputs = [None if hasattr(v, "val") else known.get(v) for v in equation.invars]
+        inputs = _origins(equation.invars, known)
         if name in ("conv_general_dilated", "dot_general"):
             shape = equation.outvars[0].aval.shape
-            yield Product(inputs[1] or inputs[0], shape[1:], _num_macs(name, equation))
+            kernel = inputs[1] or inputs[0]
+            products.append(Product(kernel, shape[1:], _num_macs(name, equation)))
         elif name in _PASSING:
             known[equation.outvars[0]] = inputs[0]
         else:
-            yield from _nested(name, equation, inputs)
+            inner, outputs = _nested(name, equation, inputs)
+            products += inner
+            known.update(zip(equation.outvars, outputs, strict=False))
+    return products, _origins(jaxpr.outvars, known)
 
 
-def _nested(name: str, equation: Any, inputs: list[str | None]) -> Iterator[Product]:
-    inner = jaxprs_in_params(equation.params)
+def _origins(variables: Sequence[Any], known: dict[Any, str | None]) -> list[str | None]:
+    return [None if hasattr(v, "val") else known.get(v) for v in variables]  # literals have a val
+
+
+def _nested(
+    name: str, equation: Any, inputs: list[str | None]
+) -> tuple[list[Product], list[str | None]]:
+    """Return what `_walk` finds in the traces that an equation has among its parameters."""
     # What a branch or a body takes is what comes last; the branch's number comes before it.
-    each = [list(_products(one, inputs[len(inputs) - len(one.invars) :])) for one in inner]
-    if name == "cond" and each:  # one of its branches runs, such as the one for the platform
-        each = [max(each, key=lambda products: sum(p.num_macs for p in products))]
+    each = [
+        _walk(inner, inputs[len(inputs) - len(inner.invars) :])
+        for inner in jaxprs_in_params(equation.params)
+    ]
+    if name == "cond":  # one of its branches runs, such as the one for the platform
+        return max(each, key=lambda one: sum(product.num_macs for product in one[0]))
     times = equation.params["length"] if name == "scan" else 1
-    for product in (product for products in each for product in products):
-        yield product._replace(num_macs=product.num_macs * times)
+    products = [p._replace(num_macs=p.num_macs * times) for found, _ in each for p in found]
+    return products, each[0][1] if len(each) == 1 and times == 1 else []
 
 
 def _num_macs(name: str, equation: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from penstock import _mesh
 from penstock.program_builder._objective import State
 from penstock.program_builder._programs import compiled, owned
 
@@ -35,6 +37,18 @@ class Packing:
         """Shape and dtype of each array of a packed state."""
         return jax.tree.leaves(self._abstract_state)
 
+    @functools.cached_property
+    def leaf_names(self) -> list[str]:
+        """A name of its own for each array of a packed state, such as `variables.params.fc_0.w`."""
+        names: dict[str, None] = {}
+        for path, _ in jax.tree_util.tree_leaves_with_path(self._abstract_state):
+            plain = jax.tree_util.keystr(path, simple=True, separator=".")
+            name = plain = re.sub(r"[^\w.\-]", "_", plain)
+            while name in names:
+                name = f"{plain}_{len(names)}"
+            names[name] = None
+        return list(names)
+
     def pack(self, state: State) -> list[jax.Array]:
         """Return the state as the flat list that `launch` takes."""
         return jax.tree.leaves(state)
@@ -51,15 +65,52 @@ class Packing:
         """Return the state with other variables, copied into buffers that may be donated."""
         return state._replace(variables=self.own(dict(variables)))
 
-    def snapshot(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return a copy of a packed state on the devices, which later launches leave alone.
+    def copy(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return a copy of a packed state, which launches take as well; does not wait."""
+        return self._copy(list(leaves))
 
-        Does not wait, but for several CPU devices: two programs at a time may deadlock there.
+    @property
+    def reuses_snapshots(self) -> bool:
+        """Whether a `snapshot` is made in the memory of one before it: on CPU.
+
+        There fresh memory costs more than the copy: 50 ms of a core for 96 MB, on top of 12. On an
+        accelerator it costs nothing, and is dear.
         """
-        copied = self.own(list(leaves))
-        if self.mesh.size > 1 and self.mesh.devices.flat[0].platform == "cpu":
+        return self.mesh.devices.flat[0].platform == "cpu"
+
+    def snapshot(
+        self, leaves: Sequence[jax.Array], spare: Sequence[jax.Array] = ()
+    ) -> list[jax.Array]:
+        """Return a copy of a packed state on one device, which later launches leave alone.
+
+        One is enough, since each holds the whole state; and it takes nothing of other processes, so
+        that one of them may make it alone. Does not wait, but for several CPU devices: two programs
+        at a time may deadlock there.
+
+        Arguments:
+          spare: a snapshot that nobody reads any more, to be overwritten where that pays.
+        """
+        own = [leaf.addressable_data(0) for leaf in leaves]
+        if spare and self.reuses_snapshots:
+            copied = self._copy_over(list(spare), own)
+        else:
+            copied = self._copy_one(own)
+        if self.mesh.size > 1 and self.reuses_snapshots:
             jax.block_until_ready(copied)
         return copied
+
+    @functools.cached_property
+    def _copy(self) -> Callable[..., list[jax.Array]]:
+        return compiled(_copied, self.mesh)
+
+    @functools.cached_property
+    def _copy_one(self) -> Callable[..., list[jax.Array]]:
+        return compiled(_copied, _mesh.mesh_of(self.mesh.local_devices[:1]))
+
+    @functools.cached_property
+    def _copy_over(self) -> Callable[..., list[jax.Array]]:
+        mesh = _mesh.mesh_of(self.mesh.local_devices[:1])
+        return compiled(lambda _, leaves: _copied(leaves), mesh, donated=(0,))
 
     def with_health(self, leaves: Sequence[jax.Array], flag: jax.Array) -> jax.Array:
         """Return a launch's flag and whether every variable after it is finite, `[2]`.
@@ -72,6 +123,10 @@ class Packing:
     @functools.cached_property
     def _with_health(self) -> Callable[..., jax.Array]:
         return compiled(_with_health, self.mesh)
+
+
+def _copied(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _with_health(flag: jax.Array, variables: Any) -> jax.Array:

@@ -1,7 +1,8 @@
-"""What several processes must do at the same step: end on a signal, save on a clock."""
+"""What several processes must do alike: end on a signal, save on a clock, read one checkpoint."""
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 AGREE_EVERY = 16
@@ -25,8 +26,29 @@ class Agreement:
         self._num_launches += 1
         if self._num_launches % AGREE_EVERY:
             return None, False
-        from jax.experimental import multihost_utils
-
-        wishes = np.array([signal or 0, int(is_due)], np.int32)
-        rows = np.asarray(multihost_utils.process_allgather(wishes)).reshape(-1, 2)
+        rows = gathered(signal or 0, int(is_due))
         return int(rows[:, 0].max()) or None, bool(rows[0, 1])
+
+
+def gathered(*numbers: int) -> np.ndarray:
+    """Return the numbers of all processes, `[P, N]`, each an int32. Collective.
+
+    The rows are in the order of the processes.
+    """
+    row = np.array(numbers, np.int32)
+    if jax.process_count() == 1:
+        return row[None]
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(row)).reshape(-1, len(numbers))
+
+
+def of_the_first(number: int) -> int:
+    """Return the first process's number on every process. Collective."""
+    high, low = gathered(*divmod(number, 1 << 30))[0].tolist()
+    return (high << 30) + low
+
+
+def is_any(is_so: bool) -> bool:
+    """Return whether it is so on any process. Collective."""
+    return bool(gathered(int(is_so)).any())

@@ -84,8 +84,12 @@ class Guard:
             self._react(f"an update that is not finite {where}", first, last)
 
     def check_read(self, launched: _metrics.LaunchValues, first_step: int) -> None:
-        """Look at the losses of a launch that a handler has just read; costs no waiting."""
-        if self._action == "skip":
+        """Look at the losses of a launch that a handler has just read; costs no waiting.
+
+        Not on several processes: where only some of them read, only those would react. The flags
+        are looked at by all of them after the same launch.
+        """
+        if self._action == "skip" or jax.process_count() > 1:
             return
         for k in range(launched.num_steps):
             for name, loss in launched.losses(k).items():

@@ -17,7 +17,8 @@ from penstock import _batches
 from penstock._checkpoint import Contents, Position
 from penstock._errors import ReaderError, listed
 from penstock.program_builder import ProgramBuilder
-from penstock.trainer._saver import decoded, restored
+from penstock.trainer._reader_states import decoded
+from penstock.trainer._restoring import restored
 
 _MOST_STEPS = 100_000
 
@@ -54,7 +55,7 @@ def replayed(
             if batch is None:  # an epoch begins
                 leaves = builder.pack(builder.reset_metrics(builder.unpack(leaves)))
                 continue
-            before = builder.snapshot(leaves)
+            before = builder.copy(leaves)
             leaves, values, _ = builder.launch(leaves, builder.place("train", [batch]), rounds)
             losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
             if number == step or (step is None and _is_bad(builder, before, leaves, losses)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import copy
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -20,15 +18,17 @@ from penstock._checkpoint import (
     Position,
     Store,
     Writer,
-    check_fits,
     host_leaves,
-    leaf_names,
 )
 from penstock._errors import UnknownNameError, listed
 from penstock.program_builder import ProgramBuilder
+from penstock.trainer import _restoring
+from penstock.trainer._reader_states import encoded
 from penstock.trainer._status import Status
 
 _LOGGER = logging.getLogger("penstock")
+
+_PIECE = 1 << 16
 
 
 class Saver:
@@ -60,15 +60,16 @@ class Saver:
     def after_epoch(self, status: Status) -> None:
         """Write a checkpoint if one is due at the end of an epoch."""
 
-    def at_end(self, status: Status) -> None:
-        """Write a last checkpoint, and wait for it."""
-
-    def wait(self) -> None:
-        """Wait until nothing is being written."""
+    def at_end(self, status: Status, *, is_good: bool) -> None:
+        """Write a last checkpoint of a good state, and wait for what is being written."""
 
     def failures(self) -> list[str]:
         """Return a line for each checkpoint that could not be written since the last asking."""
         return []
+
+    def newest(self, *, before: int | None = None) -> Contents | None:
+        """Return the newest checkpoint up to a global step. Collective."""
+        return None
 
     def good_state(self, last_step: int) -> tuple[list[jax.Array], int] | None:
         """Return the state of the newest checkpoint up to a global step, and its step."""
@@ -96,11 +97,10 @@ class CheckpointSaver(Saver):
     ) -> None:
         super().__init__()
         self.store = store
-        if not jax.process_index():
-            store.tidy()
         self._builder, self._config, self._extra = builder, store.config, extra
         self._writer = Writer(store, is_asynchronous=store.config.is_asynchronous)
-        self._clock, self._names = clock, leaf_names(builder.unpack(builder.abstract_leaves))
+        self._clock = clock
+        self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
         self._saves_first = saves_first
         self._refused: list[str] = []
         self._saved: Position | None = None
@@ -113,6 +113,8 @@ class CheckpointSaver(Saver):
 
     def begin(self, status: Status) -> None:
         """Note that a call of `train` begins: the seconds count from here."""
+        if not jax.process_index():
+            self.store.prepare()
         self._saved_secs = self._clock()
         if self._saved is None and self._saves_first:
             self.save(status)
@@ -140,18 +142,17 @@ class CheckpointSaver(Saver):
         if every is not None and status.epoch % every == 0:
             self.save(status)
 
-    def at_end(self, status: Status) -> None:
-        """Write a last checkpoint, unless the state was lost, and wait for it."""
-        if any(leaf.is_deleted() for leaf in status.packed):
+    def at_end(self, status: Status, *, is_good: bool) -> None:
+        """Write a last checkpoint of a good state, unless it was lost, and wait for the writer."""
+        if is_good and any(leaf.is_deleted() for leaf in status.packed):
             self._writer.failures.append("the state was lost in a launch that failed")
-        elif self._saved != self._position(status):
-            self.save(status, is_last=True)
+        elif is_good:
+            position = self._position(status)
+            if self._saved != position:
+                self._save(status, position, is_last=True)
         self._writer.wait()
         self.store.close()
-
-    def wait(self) -> None:
-        """Wait until nothing is being written."""
-        self._writer.wait()
+        self._spare = []
 
     def failures(self) -> list[str]:
         """Return a line for each checkpoint that could not be written since the last asking."""
@@ -161,18 +162,22 @@ class CheckpointSaver(Saver):
 
     def save(self, status: Status, *, is_last: bool = False) -> None:
         """Write a checkpoint of where training stands; returns when a copy of the state is made."""
+        self._save(status, self._position(status), is_last=is_last)
+
+    def _save(self, status: Status, position: Position, *, is_last: bool) -> None:
         builder = self._builder
-        position = self._position(status)
         extra = copy.deepcopy(dict(self._extra()))  # handlers go on while it is written
         monitor = self._config.monitor
         asked = float(monitor()) if callable(monitor) else None
+        self._writer.wait()  # then nobody reads the last snapshot any more
         self._saved, self._saved_secs = position, self._clock()
         if jax.process_index():
             return
-        copied = builder.snapshot(status.packed)
+        copied = self._copied(status, is_last=is_last)
 
         def make() -> Contents | None:
-            leaves = host_leaves(self._names, copied)
+            leaves = host_leaves(builder.leaf_names, copied)
+            copied.clear()  # on an accelerator the memory is free while the disk is waited for
             bad = _not_finite(leaves, builder)
             if bad:
                 line = f"checkpoint of global step {position.global_step}: {bad}"
@@ -184,24 +189,40 @@ class CheckpointSaver(Saver):
 
         self._writer.write(make, step=status.global_step, is_last=is_last)
 
+    def _copied(self, status: Status, *, is_last: bool) -> list[jax.Array]:
+        """Return arrays that no launch takes while they are written, in a list of its own."""
+        if self._writer.waits(is_last=is_last):
+            return list(status.packed)
+        copied = self._builder.snapshot(status.packed, self._spare)
+        self._spare = list(copied) if self._builder.reuses_snapshots else []
+        return copied
+
+    def newest(self, *, before: int | None = None) -> Contents | None:
+        """Return the newest checkpoint up to a global step, the same on all processes. Collective.
+
+        Raises:
+          CheckpointError: there are checkpoints, and none can be read.
+        """
+        self._writer.wait()
+        return _restoring.newest(self.store, before=before)
+
     def good_state(self, last_step: int) -> tuple[list[jax.Array], int] | None:
         """Return the state of the newest checkpoint up to a global step, and its step.
 
         A state that is not finite, or has met such a loss in its epoch, was never written. That it
         was not is no failure any more.
         """
-        self._writer.wait()
-        contents = self.store.read_newest(before=last_step)
+        contents = self.newest(before=last_step)
         if contents is None:
             return None
         self._saved, self._refused = contents.position, []
         builder = self._builder
-        leaves = restored(builder, contents, str(self.store.directory))
+        leaves = _restoring.restored(builder, contents, str(self.store.directory))
         state = builder.reset_metrics(builder.unpack(leaves))
         return builder.pack(state), contents.position.global_step
 
     def _position(self, status: Status) -> Position:
-        return status.position(self._builder.batch_sizes, _encoded(status.reader_state))
+        return status.position(self._builder.batch_sizes, encoded(status.reader_state))
 
     def _mean(self, leaves: list[Any], monitor: str) -> float | None:
         if not self._config.num_best:
@@ -211,17 +232,6 @@ class CheckpointSaver(Saver):
         except ValueError:  # no example since the epoch began
             return None
         return monitored(means, monitor, self._builder.structures)
-
-
-def restored(builder: ProgramBuilder, contents: Contents, where: str) -> list[jax.Array]:
-    """Return the packed state of a checkpoint, in buffers of its own that may be donated.
-
-    Raises:
-      CheckpointError: it is of another network.
-    """
-    names = leaf_names(builder.unpack(builder.abstract_leaves))
-    check_fits(contents, names, builder.abstract_leaves, where)
-    return builder.own([contents.leaves[name] for name in names])
 
 
 def monitored(
@@ -266,12 +276,20 @@ def _check_monitor(config: CheckpointConfig, builder: ProgramBuilder) -> None:
     monitored(single if len(means) == 1 else means, config.monitor, builder.structures)
 
 
+def _is_finite(array: np.ndarray) -> bool:
+    """Return whether every number is; in pieces, whose answers stay in the cache."""
+    flat = array.reshape(-1)
+    return all(
+        np.all(np.isfinite(flat[start : start + _PIECE])) for start in range(0, flat.size, _PIECE)
+    )
+
+
 def _not_finite(leaves: Mapping[str, np.ndarray], builder: ProgramBuilder) -> str:
     """Return what of a state is not finite, an empty string where all is."""
     bad = [
         name
         for name, value in leaves.items()
-        if name.startswith("variables.") and not np.all(np.isfinite(value))
+        if name.startswith("variables.") and not _is_finite(value)
     ]
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
@@ -281,35 +299,3 @@ def _not_finite(leaves: Mapping[str, np.ndarray], builder: ProgramBuilder) -> st
     if all(np.isfinite(each.loss_sum(structures[name])) for name, each in sums.items()):
         return ""
     return "a state of an epoch with a loss that is not finite is not saved"
-
-
-def _encoded(state: Any) -> Any:
-    """Return a reader's state for JSON, one for each process; bytes as base64."""
-    if isinstance(state, bytes):
-        state = {"__base64__": base64.b64encode(state).decode()}
-    try:
-        text = json.dumps(state)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
-            "expected dicts, lists, strings and Python's own numbers, or bytes. Convert it there."
-        ) from error
-    if jax.process_count() == 1:
-        return [json.loads(text)]
-    from jax.experimental import multihost_utils
-
-    size = int(np.max(multihost_utils.process_allgather(np.int32(len(text)))))
-    padded = np.frombuffer(text.encode().ljust(size), np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(padded))
-    return [json.loads(bytes(row)) for row in rows]
-
-
-def decoded(states: Any) -> Any:
-    """Return this process's state out of what a checkpoint holds; None where it holds none."""
-    if not states or len(states) != jax.process_count():
-        # Our readers' states do not depend on the process that took them.
-        states = (states or [None])[:1] * jax.process_count()
-    state = states[jax.process_index()]
-    if isinstance(state, Mapping) and set(state) == {"__base64__"}:
-        return base64.b64decode(state["__base64__"])
-    return state

@@ -27,8 +27,10 @@ from penstock.trainer._guard import Guard, OnNonFinite
 from penstock.trainer._handler_states import HandlerStates
 from penstock.trainer._loop import Loop
 from penstock.trainer._parameter_access import ParameterAccess
+from penstock.trainer._reader_states import decoded
 from penstock.trainer._replay import replayed
-from penstock.trainer._saver import CheckpointSaver, Saver, decoded, restored
+from penstock.trainer._restoring import restored
+from penstock.trainer._saver import CheckpointSaver, Saver
 from penstock.trainer._status import Status
 from penstock.trainer._testing import tested
 
@@ -142,8 +144,7 @@ class Trainer(ParameterAccess):
             )
 
     def _resume(self, saver: CheckpointSaver) -> None:
-        store = saver.store
-        contents = store.read_newest()
+        store, contents = saver.store, saver.newest()
         if contents is None:
             return
         self._status.packed = restored(self.builder, contents, str(store.directory))
@@ -237,14 +238,13 @@ class Trainer(ParameterAccess):
 
     def _end(self, reason: Reason, error: BaseException | None) -> None:
         """Save, and make ready for another call."""
-        # Alone in failing, a process must not wait for the others in a save.
-        is_common = jax.process_count() == 1 or reason != "failed"
-        is_good = is_common and not isinstance(error, NonFiniteError)
+        is_good = not isinstance(error, NonFiniteError)
         status, is_over = self._status, self._is_over()
         self._interrupts.is_open = False  # a first interrupt does not end the save
         try:
-            if is_good and not is_over:
-                self._saver.at_end(status)
+            # Alone in failing, a process must not wait for the others in a save.
+            if jax.process_count() == 1 or reason != "failed":
+                self._saver.at_end(status, is_good=is_good and not is_over)
         finally:
             if not is_over:
                 status.leave_epoch()
@@ -358,7 +358,7 @@ class Trainer(ParameterAccess):
         order = feed_order or self._feed_order
         fields = _batches.Fields(builder.inputs("train"), order, builder.feed_specs)
         before = step if step is not None else bad[0] if bad else None
-        contents = None if self._config is None else Store(self._config).read_newest(before=before)
+        contents = self._saver.newest(before=before)
         replayed(builder, contents, self.seed, reader, fields, self._rounds, step)
 
     def _extra(self) -> dict[str, Any]:

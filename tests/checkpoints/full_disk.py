@@ -20,7 +20,7 @@ def main(directory: str, report: str) -> None:
 
     def limit(event: object) -> None:
         if isinstance(event, ps.BeginEpoch) and event.epoch == 1:
-            trainer._saver.wait()
+            trainer._saver._writer.wait()
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
         elif isinstance(event, ps.EndTraining):
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)

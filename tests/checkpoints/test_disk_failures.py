@@ -62,7 +62,7 @@ def test_full_disk_lets_training_go_on_and_is_raised_at_the_end(expected, caplog
 
         def fill(event):
             if isinstance(event, ps.EndEpoch) and event.epoch == 1:
-                trainer._saver.wait()
+                trainer._saver._writer.wait()
                 with contextlib.suppress(OSError):
                     filler.write_bytes(bytes(400_000))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock._checkpoint import Store, leaf_names
+from penstock._checkpoint import Store
 from tests.checkpoints.runs import (
     EPOCH,
     RUNS,
@@ -229,7 +229,7 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
             alive.append([leaf.is_deleted() for leaf in restored])
 
     trainer.train(shuffled(), look, num_epochs=2)
-    names = leaf_names(trainer.builder.unpack(restored))
+    names = trainer.builder.leaf_names
     kept = [name for name, is_deleted in zip(names, alive[0], strict=True) if not is_deleted]
     # The sums of the epoch before are replaced, not donated.
     assert all(name.startswith("metrics.") for name in kept)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from penstock.trainer._saver import _encoded, decoded
+from penstock.trainer._reader_states import decoded, encoded
 
 
 @pytest.mark.parametrize("state", [None, {"position": 3, "files": ["a", "b"]}, b"\x00grain"])
 def test_states_of_readers_come_back_as_they_were(state):
-    assert decoded(_encoded(state)) == state
+    assert decoded(encoded(state)) == state
 
 
 def test_state_that_json_cannot_hold_is_refused_with_its_reason():
     with pytest.raises(TypeError, match=r"get_state\(\) got dict that JSON cannot hold"):
-        _encoded({"position": np.int64(3)})
+        encoded({"position": np.int64(3)})

@@ -25,7 +25,7 @@ class Written:
     def __call__(self, event):
         if isinstance(event, ps.BeginTraining):
             self._trainer = event.trainer
-        self._trainer._saver.wait()
+        self._trainer._saver._writer.wait()
         newest = self._store.steps()[-1:]
         if newest and newest != self.steps[-1:]:
             self.steps += newest

@@ -8,6 +8,9 @@ import pytest
 from penstock import __version__, commands
 from penstock.commands import train
 
+NAMES = ("train", "import-weights", "models", "convert", "plot")
+LISTED = ", ".join(NAMES)
+
 
 def test_version(capsys):
     assert commands.main(["--version"]) == 0
@@ -18,7 +21,7 @@ def test_version(capsys):
 def test_help_lists_the_commands(argv, capsys):
     assert commands.main(argv) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name} " in out for name in ("train", "convert", "plot"))
+    assert all(f"  {name} " in out for name in NAMES)
 
 
 @pytest.mark.parametrize(
@@ -26,15 +29,15 @@ def test_help_lists_the_commands(argv, capsys):
     [
         (
             "trian",
-            "the command 'trian', expected one of: train, convert, plot. Did you mean 'train'?",
+            f"the command 'trian', expected one of: {LISTED}. Did you mean 'train'?",
         ),
         (
             "frobnicate",
-            "the command 'frobnicate', expected one of: train, convert, plot. `penstock",
+            f"the command 'frobnicate', expected one of: {LISTED}. `penstock",
         ),
         (
             "--vresion",
-            "the option '--vresion', expected one of: train, convert, plot. Did you mean '--v",
+            f"the option '--vresion', expected one of: {LISTED}. Did you mean '--v",
         ),
     ],
 )
@@ -45,13 +48,13 @@ def test_unknown_word_is_a_usage_error_with_the_nearest(word, message, capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize("name", ["train", "convert", "plot"])
+@pytest.mark.parametrize("name", NAMES)
 def test_help_of_a_command_is_no_failure(name, capsys):
     assert commands.main([name, "--help"]) == 0
     assert f"usage: penstock {name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["train", "convert", "plot"])
+@pytest.mark.parametrize("name", NAMES)
 def test_wrong_argument_of_a_command_is_a_usage_error(name, capsys):
     assert commands.main([name, "--no_such_flag"]) == 2
     assert f"penstock {name}" in capsys.readouterr().err

@@ -1,10 +1,16 @@
 """Convolutions against sums written out in numpy."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from penstock import layers
 from penstock._errors import ProgramError
+from penstock.layers import _convolution
+from penstock.layers._convolution import Geometry
 from tests.layers.programs import infer, initial, normal
 
 
@@ -212,3 +218,17 @@ def test_conv2d_whose_kernel_covers_the_image_sums_over_all_of_it():
     y = infer(program, {"x": x}, {"params": {"conv": {"w": w}}, "batch_stats": {}})
     assert y.shape == (2, 1, 1, 6)
     np.testing.assert_allclose(y, convolve(x, w), rtol=1e-4, atol=1e-5)
+
+
+def test_conv2d_padded_beyond_its_kernel_has_the_gradient_of_a_padded_image():
+    # XLA's CPU backend reads beyond the image here, see _convolution._within_reach.
+    x, w = (jnp.asarray(normal(*shape, seed=4)) for shape in ((2, 9, 8, 3), (3, 2, 3, 6)))
+    geometry = Geometry(dilations=(1, 1), pads=((4, 0), (1, 1)), groups=1)
+    unpadded = dataclasses.replace(geometry, pads=((0, 0), (0, 0)))
+
+    def loss(x, geometry):
+        return jnp.sum(_convolution.convolve(x, w, geometry, "NHWC") ** 2)
+
+    padded = jnp.pad(x, ((0, 0), *geometry.pads, (0, 0)))
+    expected = jax.grad(loss)(padded, unpadded)[:, 4:, 1:-1]
+    np.testing.assert_allclose(jax.grad(loss)(x, geometry), expected, rtol=1e-4, atol=1e-4)

@@ -1,6 +1,6 @@
 """What is counted of a network, and whether what is written down of it is still true."""
 
-import importlib.util
+import types
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,10 @@ def described(function, *, image_size=8, num_classes=5):
 @pytest.fixture(scope="module")
 def script():
     """Return `docs/make_models_page.py` as a module."""
-    spec = importlib.util.spec_from_file_location("page", ROOT / "docs" / "make_models_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    path = ROOT / "docs" / "make_models_page.py"
+    module = types.ModuleType("page")
+    module.__file__ = str(path)
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
     return module
 
 

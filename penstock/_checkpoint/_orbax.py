@@ -1,0 +1,68 @@
+"""How Orbax is set up: for one process, without copies or compression, and quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+TEMPORARY = "*.orbax-checkpoint-tmp*"
+"""How the folders are called that Orbax writes into before it renames them."""
+
+
+def checkpointer() -> Any:
+    """Return what writes and reads a checkpoint for this process alone.
+
+    By its own settings Orbax compresses with zstd and copies each array first. That takes 120 ms of
+    a core for a state of 96 MB, against 60 without; trained float32 shrink by 7 %.
+    """
+    import orbax.checkpoint as ocp
+
+    only_this = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=only_this,
+        active_processes={only_this},
+        barrier_sync_key_prefix=f"penstock_{only_this}",
+    )
+    arrays = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # nobody writes into them
+    state = ocp.PyTreeCheckpointHandler(
+        use_compression=False,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, arrays)),
+        multiprocessing_options=alone,
+    )
+    both = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+        state=state,
+        description=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+    )
+    return ocp.Checkpointer(both, multiprocessing_options=alone)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Orbax from telling the log of every file; what others log is left alone."""
+    import orbax.checkpoint as ocp
+
+    logger = logging.getLogger("absl")  # which Orbax shares with everything else of Google's
+    of_orbax = _ButOf(str(Path(str(ocp.__file__)).parent))
+    logger.addFilter(of_orbax)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_orbax)
+
+
+class _ButOf(logging.Filter):
+    """Drops what the files in a folder log."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.pathname.startswith(self._folder)

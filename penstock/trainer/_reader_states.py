@@ -1,0 +1,47 @@
+"""What a checkpoint holds of readers' positions: JSON, one for each process."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def encoded(state: Any) -> Any:
+    """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
+
+    Raises:
+      TypeError: JSON cannot hold it.
+    """
+    if isinstance(state, bytes):
+        state = {"__base64__": base64.b64encode(state).decode()}
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
+            "expected dicts, lists, strings and Python's own numbers, or bytes. Convert it there."
+        ) from error
+    if jax.process_count() == 1:
+        return [json.loads(text)]
+    from jax.experimental import multihost_utils
+
+    size = int(np.max(multihost_utils.process_allgather(np.int32(len(text)))))
+    padded = np.frombuffer(text.encode().ljust(size), np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(padded))
+    return [json.loads(bytes(row)) for row in rows]
+
+
+def decoded(states: Any) -> Any:
+    """Return this process's state out of what a checkpoint holds; None where it holds none."""
+    if not states or len(states) != jax.process_count():
+        # Our readers' states do not depend on the process that took them.
+        states = (states or [None])[:1] * jax.process_count()
+    state = states[jax.process_index()]
+    if isinstance(state, Mapping) and set(state) == {"__base64__"}:
+        return base64.b64decode(state["__base64__"])
+    return state

@@ -1,0 +1,59 @@
+"""Reading checkpoints: the same one on every process, into a state that may be donated."""
+
+from __future__ import annotations
+
+import jax
+
+from penstock._checkpoint import Contents, Store, check_fits
+from penstock._errors import CheckpointError
+from penstock.program_builder import ProgramBuilder
+from penstock.trainer._agreement import is_any, of_the_first
+
+_NONE, _FAILED = -1, -2
+
+
+def newest(store: Store, *, before: int | None = None) -> Contents | None:
+    """Return the newest checkpoint that can be read, None where there is none. Collective.
+
+    Only the first process writes and deletes, so only it knows what is there to stay: it looks, and
+    the others read what it has found. Nothing may be being written.
+
+    Arguments:
+      before: a global step; only checkpoints up to it count.
+
+    Raises:
+      CheckpointError: there are checkpoints, and none can be read; or a process cannot read the one
+        that the first has read. Then it is raised on all of them.
+    """
+    contents, error, step = None, None, _NONE
+    if not jax.process_index():
+        store.tidy()
+        try:
+            contents = store.read_newest(before=before)
+            step = contents.position.global_step if contents is not None else _NONE
+        except Exception as raised:  # kept until the others know of it: they wait for the step
+            error, step = raised, _FAILED
+    step = of_the_first(step)
+    if jax.process_index() and step >= 0:
+        try:
+            contents = store.read(step)
+        except CheckpointError as raised:
+            error = raised
+    if not is_any(error is not None):
+        return contents
+    raise error or CheckpointError(
+        f"{store.directory} got a checkpoint that another process cannot read, expected one that "
+        "all of them can. They must restore the same one. Its log says what is wrong; see that "
+        "every process sees the same folder."
+    )
+
+
+def restored(builder: ProgramBuilder, contents: Contents, where: str) -> list[jax.Array]:
+    """Return the packed state of a checkpoint, in buffers of its own that may be donated.
+
+    Raises:
+      CheckpointError: it is of another network.
+    """
+    names = builder.leaf_names
+    check_fits(contents, names, builder.abstract_leaves, where)
+    return builder.own([contents.leaves[name] for name in names])

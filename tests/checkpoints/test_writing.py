@@ -1,0 +1,120 @@
+"""Writing beside training: the snapshot, the thread, and who waits for it."""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock._checkpoint import Store, Writer
+from penstock.trainer._saver import CheckpointSaver
+from tests.checkpoints.runs import every_step, train_classifier, train_line
+from tests.networks import (
+    PLACES,
+    assert_same_bits,
+    counted_compiles,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
+
+
+def pointers(arrays):
+    return [array.unsafe_buffer_pointer() for array in arrays]
+
+
+@PLACES
+def test_snapshot_is_made_on_one_device_in_the_memory_of_the_one_before_it(place):
+    trainer = train_classifier(place=place())
+    builder, leaves = trainer.builder, trainer._status.packed
+    first = builder.snapshot(leaves)
+    assert {device for array in first for device in array.devices()} == set(place()[:1])
+    where = pointers(first)
+    assert not set(where) & set(pointers(leaf.addressable_data(0) for leaf in leaves))
+    second = builder.snapshot(leaves, first)
+    assert pointers(second) == where
+    assert_same_bits(second, leaves)
+
+
+@PLACES
+def test_snapshot_leaves_memory_alone_that_is_still_read(place):
+    trainer = train_classifier(place=place())
+    builder, leaves = trainer.builder, trainer._status.packed
+    first = builder.snapshot(leaves)
+    read = [np.asarray(array) for array in first]
+    expected = [array.copy() for array in read]
+    others = builder.own([np.asarray(leaf) + np.ones((), leaf.dtype) for leaf in leaves])
+    assert_same_bits(builder.snapshot(others, first), others)
+    assert_same_bits(read, expected)
+
+
+def test_snapshots_compile_once_each_way(tmp_path):
+    trainer = train_classifier(every_step(tmp_path))
+    for _ in range(2):
+        trainer._saver.save(trainer._status)
+    with counted_compiles() as names:
+        for _ in range(3):
+            trainer._saver.save(trainer._status)
+    trainer._saver._writer.wait()
+    assert names == []
+
+
+def test_no_snapshot_is_kept_where_saves_are_waited_for(tmp_path):
+    trainer = train_classifier(every_step(tmp_path, is_asynchronous=False))
+    trainer._saver.save(trainer._status)
+    assert trainer._saver._spare == []
+    assert trainer._saver._builder.__dict__.keys().isdisjoint({"_copy_one", "_copy_over"})
+    assert_same_bits(
+        list(Store(every_step(tmp_path)).read(0).leaves.values()), trainer._status.packed
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
+@pytest.mark.parametrize(("is_last", "lowered_by"), [(False, 10), (True, 0)])
+def test_thread_that_nobody_waits_for_lets_the_steps_go_first(tmp_path, is_last, lowered_by):
+    found = []
+
+    def make():
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    writer = Writer(Store(every_step(tmp_path)), is_asynchronous=True)
+    writer.write(make, step=1, is_last=is_last)
+    writer.wait()
+    assert writer.failures == []
+    assert found == [min(mine + lowered_by, 19)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
+def test_training_that_a_bad_loss_ends_waits_for_the_checkpoint_being_written(tmp_path):
+    data = linear_data(12)
+    data["y"][8:] = np.nan
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2)
+    trainer = ps.Trainer(linear_program, optax.adam(0.05), place=one_device(), checkpoint=config)
+    assert isinstance(trainer._saver, CheckpointSaver)
+    store = trainer._saver.store
+    write = store.write
+
+    def write_slowly(contents):
+        time.sleep(0.5)
+        write(contents)
+
+    store.write = write_slowly
+    with pytest.raises(ps.NonFiniteError):
+        trainer.train(ps.readers.arrays(data, 4))
+    assert not [t for t in threading.enumerate() if t.name.startswith("penstock checkpoint")]
+    assert store.steps() == [2]
+
+
+def test_last_checkpoint_is_not_written_twice(tmp_path):
+    trainer = train_line(every_step(tmp_path))
+    positions = []
+    position = trainer._saver._position
+    trainer._saver._position = lambda status: positions.append(1) or position(status)
+    trainer.train(linear_reader())
+    assert len(positions) == 4  # three steps, and the end of training, which gathers once
