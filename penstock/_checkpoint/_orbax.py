@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import numpy as np
 
 TEMPORARY = "*.orbax-checkpoint-tmp*"
 """How the folders are called that Orbax writes into before it renames them."""
+
+
+_PATIENCE_SECS = 10.0
 
 
 def checkpointer() -> Any:
@@ -41,6 +45,17 @@ def checkpointer() -> Any:
         description=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
     )
     return ocp.Checkpointer(both, multiprocessing_options=alone)
+
+
+def wait_for_threads() -> None:
+    """Wait for what Orbax has begun: of a save that failed it leaves the rest on its way.
+
+    Its threads are daemons as ours is; where the process ends next, on a full disk for one, they
+    would abort it.
+    """
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax."):
+            threading.Thread.join(thread, _PATIENCE_SECS)  # its own `join` raises what failed
 
 
 @contextlib.contextmanager

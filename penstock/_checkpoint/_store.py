@@ -81,6 +81,7 @@ class Store:
             try:
                 self._replace(step, contents)
             except BaseException:
+                _orbax.wait_for_threads()
                 self.close()
                 self.tidy()
                 raise

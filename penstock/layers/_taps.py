@@ -77,7 +77,7 @@ def kernel_gradient(
         total = lax.fori_loop(0, dy.shape[0], add, jnp.zeros(dy.shape[1:], dy.dtype), unroll=4)
         return jnp.sum(total, (0, 1))
 
-    corners = np.stack(np.indices(w.shape[:2]), axis=-1).reshape(-1, 2) * np.array(dilations)
+    corners = np.array(list(np.ndindex(*w.shape[:2]))) * np.array(dilations)
     dw = lax.map(of_tap, jnp.asarray(corners, jnp.int32))
     return dw.reshape(w.shape).astype(w.dtype)
 
