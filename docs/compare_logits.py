@@ -53,8 +53,8 @@ KERAS = {
         {"dropout_rate": 0.0, "include_preprocessing": False},
         96,
     ),
-    "nasnet_mobile": ("NASNetMobile", {}, 224),
-    "nasnet_large": ("NASNetLarge", {}, 331),
+    "keras_nasnet_mobile": ("NASNetMobile", {}, 224),
+    "keras_nasnet_large": ("NASNetLarge", {}, 331),
 }
 TF_SLIM = {
     "alexnet_v2": ("alexnet", "alexnet_v2", 224),

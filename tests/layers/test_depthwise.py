@@ -25,8 +25,8 @@ GEOMETRIES = {
 
 
 def operands(multiplier=1, data_format="NHWC", kernel=(3, 2)):
-    """Return an image of odd sizes and the kernel of a convolution in as many groups."""
-    x = normal(5, 9, 8, NUM_CHANNELS)
+    """Return images and the kernel of a convolution in as many groups as they have channels."""
+    x = normal(5, 11, 10, NUM_CHANNELS)
     w = normal(*kernel, 1, NUM_CHANNELS * multiplier, seed=1)
     return jnp.asarray(x if data_format == "NHWC" else np.moveaxis(x, 3, 1)), jnp.asarray(w)
 
@@ -66,56 +66,50 @@ def test_taps_give_the_same_whatever_the_batch_size(batch_size):
 
 def test_taps_give_the_same_second_derivatives():
     x, w = operands()
+    chosen = geometry("strided")
 
-    def penalty(function):
-        def of_gradient(x, w):
-            gradient = jax.grad(lambda x: jnp.sum(function(x, w, geometry("strided"), "NHWC") ** 3))
-            return jnp.sum(gradient(x) ** 2)
+    def penalties(function):
+        def penalty(x, w):
+            value = lambda x: jnp.sum(function(x, w, chosen, "NHWC") ** 3)  # noqa: E731
+            return jnp.sum(jax.grad(value)(x) ** 2)
 
-        return jax.grad(of_gradient, (0, 1))(x, w)
+        return jax.grad(penalty, (0, 1))(x, w)
 
-    check_close(penalty(_convolution.convolve), penalty(_convolution._general), 1e-5)
+    check_close(penalties(_convolution.convolve), penalties(_convolution._general), 1e-5)
 
 
 def test_taps_are_summed_in_float32():
     x, w = (each.astype(jnp.bfloat16) for each in operands(2))
-    exact = both(*(each.astype(jnp.float32) for each in (x, w)), geometry("plain"))[1]
-    for found, expected in zip(both(x, w, geometry("plain"))[0][:1], exact, strict=False):
-        assert found.dtype == jnp.bfloat16
-        # One rounding of the sum, at 8 bits, and none on the way.
-        np.testing.assert_array_equal(found, expected.astype(jnp.bfloat16))
+    exact = both(*(each.astype(jnp.float32) for each in (x, w)), geometry("plain"))[1][0]
+    found = both(x, w, geometry("plain"))[0][0]
+    assert found.dtype == jnp.bfloat16
+    # One rounding of the sum, to 8 bits, and none on the way.
+    np.testing.assert_array_equal(found, exact.astype(jnp.bfloat16))
 
 
-def lowered(platform, w, groups=NUM_CHANNELS):
+def lowered(platform, x, w):
     """Return the program of a convolution and its gradients, as it goes to XLA."""
-    chosen = Geometry(**PLAIN, groups=groups)
+    chosen = Geometry(**PLAIN, groups=x.shape[-1])
 
-    def gradients(x, w):
-        return jax.grad(lambda x, w: jnp.sum(_convolution.convolve(x, w, chosen, "NHWC")), (0, 1))(
-            x, w
-        )
+    def loss(x, w):
+        return jnp.sum(_convolution.convolve(x, w, chosen, "NHWC") ** 2)
 
-    x = operands()[0]
-    return jax.jit(gradients).trace(x, w).lower(lowering_platforms=(platform,)).as_text()
+    traced = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(x, w)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
 def test_accelerators_convolve_in_groups(platform):
-    text = lowered(platform, operands()[1])
-    assert text.count("stablehlo.convolution") == 2  # the two gradients of a sum
+    text = lowered(platform, *operands())
+    assert text.count("stablehlo.convolution") == 3  # forward, and one for each gradient
     assert "stablehlo.while" not in text
 
 
-def test_cpu_convolves_by_taps_up_to_kernels_of_11():
-    assert "stablehlo.convolution" not in lowered("cpu", operands()[1])
-    large = operands(kernel=(3, 41))[1]
-    assert "stablehlo.convolution" in lowered("cpu", large[:, :, :, :])
-
-
-def test_convolution_of_one_channel_is_an_ordinary_one():
-    text = jax.jit(lambda x, w: _convolution.convolve(x, w, Geometry(**PLAIN, groups=1), "NHWC"))
-    lowered = text.lower(operands()[0][..., :1], operands()[1][..., :1]).as_text()
-    assert "stablehlo.convolution" in lowered
+def test_cpu_convolves_by_taps_but_for_large_kernels_and_single_channels():
+    x, w = operands()
+    assert "stablehlo.convolution" not in lowered("cpu", x, w)
+    assert "stablehlo.convolution" in lowered("cpu", *operands(kernel=(11, 12)))
+    assert "stablehlo.convolution" in lowered("cpu", x[..., :1], w[..., :1])
 
 
 def depthwise(x, w, stride, pads):
