@@ -66,7 +66,7 @@ def _within_reach(
     With that XLA's CPU backend reads beyond the image (openxla/xla#48713). The gradient of a
     convolution has it where padding is wider than the kernel reaches.
     """
-    reach = reach_of(w.shape[:2], geometry.dilations)
+    reach = reach_of((w.shape[0], w.shape[1]), geometry.dilations)
     (top, bottom), (left, right) = (
         (min(max(before, 0), r - 1), min(max(after, 0), r - 1))
         for (before, after), r in zip(geometry.pads, reach, strict=True)

@@ -80,7 +80,7 @@ def test_taps_give_the_same_second_derivatives():
 
 def test_taps_are_summed_in_float32():
     x, w = (each.astype(jnp.bfloat16) for each in operands(2))
-    exact = both(*(each.astype(jnp.float32) for each in (x, w)), geometry("plain"))[1][0]
+    exact = both(x.astype(jnp.float32), w.astype(jnp.float32), geometry("plain"))[1][0]
     found = both(x, w, geometry("plain"))[0][0]
     assert found.dtype == jnp.bfloat16
     # One rounding of the sum, to 8 bits, and none on the way.

@@ -1,0 +1,306 @@
+"""The MobileNets: widths, strides, what a bottleneck computes, what their parameters are called."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from penstock import layers, models
+from penstock.models._mobilenet import Bottleneck, Step, bottleneck, rounded, steps_of, style_of
+from penstock.models._weight_maps import mobilenet_v1 as v1_names
+from penstock.models._weight_maps import mobilenet_v2 as v2_names
+from penstock.models._weight_maps import mobilenet_v3 as v3_names
+from penstock.models.mobilenet_v1 import mobilenet_v1
+from penstock.models.mobilenet_v2 import mobilenet_v2
+from penstock.models.mobilenet_v3 import VARIANTS, mobilenet_v3
+from tests.layers.programs import infer, initial, normal
+from tests.models.shapes import shapes_of
+
+NAME_MAPS = {"v1": v1_names, "v2": v2_names, "v3": v3_names}
+NAMES = models.names("mobilenet*")
+
+
+def names_of(name):
+    return NAME_MAPS[name.split("_")[1]]
+
+
+@pytest.mark.parametrize(
+    ("size", "divisor", "expected"),
+    [(33.6, 8, 32), (44.8, 8, 48), (11.2, 8, 16), (5.6, 8, 8), (12, 8, 16), (16, 1, 16)],
+)
+def test_widths_are_multiples_of_8_and_not_10_percent_less(size, divisor, expected):
+    assert rounded(size, divisor) == expected
+
+
+def test_strides_give_way_to_dilation_where_the_output_stride_is_reached():
+    strides = [2, 2, 1, 2, 2, 1]
+    assert list(steps_of(strides)) == [(stride, 1) for stride in strides]
+    dilated = [(2, 1), (2, 1), (1, 1), (1, 1), (1, 2), (1, 4)]
+    assert list(steps_of(strides, output_stride=4)) == dilated
+
+
+def test_mobilenet_v1_halves_the_image_five_times():
+    points = shapes_of("mobilenet_v1", 224).points
+    sizes = [points["Conv2d_0"], *[points[f"Conv2d_{n}_pointwise"] for n in range(1, 14)]]
+    assert [size[0] for size in sizes] == [112, 112, 56, 56, 28, 28, *[14] * 6, 7, 7]
+    assert [size[2] for size in sizes] == [32, 64, 128, 128, 256, 256, *[512] * 6, 1024, 1024]
+    assert points["Conv2d_12_depthwise"] == (7, 7, 512)
+    assert points["AvgPool_1a"] == (1024,)
+    assert points["Logits"] == points["Predictions"] == (10,)
+
+
+def test_mobilenet_v1_has_no_layer_of_less_than_8_channels():
+    settings = models.get("mobilenet_v1").settings
+    thin = functools.partial(mobilenet_v1, settings=settings, depth_multiplier=0.125)
+    points = shapes_of(thin, 32).points
+    assert points["Conv2d_0"] == (16, 16, 8)
+    assert points["Conv2d_1_pointwise"] == (16, 16, 8)
+    assert points["Conv2d_2_pointwise"] == (8, 8, 16)
+
+
+def test_mobilenet_v2_follows_the_table_of_the_paper():
+    points = shapes_of("mobilenet_v2", 224).points
+    sizes = [points[f"layer_{number}"] for number in range(1, 20)]
+    assert [size[0] for size in sizes] == [112, 112, 56, 56, *[28] * 3, *[14] * 7, *[7] * 5]
+    widths = [32, 16, 24, 24, *[32] * 3, *[64] * 4, *[96] * 3, *[160] * 3, 320, 1280]
+    assert [size[2] for size in sizes] == widths
+    assert "layer_2/expansion_output" not in points
+    assert points["layer_3/expansion_output"] == (112, 112, 96)
+    assert points["layer_3/depthwise_output"] == (56, 56, 96)
+    assert points["global_pool"] == (1280,)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "last"),
+    [("mobilenet_v2_140", 48, 24, 1792), ("mobilenet_v2_035", 16, 8, 1280)],
+)
+def test_mobilenet_v2_keeps_its_last_layer_where_the_others_are_thinner(name, first, second, last):
+    points = shapes_of(name, 32).points
+    assert [points[f"layer_{number}"][2] for number in (1, 2, 19)] == [first, second, last]
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+def test_output_stride_dilates_the_last_layers_and_keeps_the_parameters(name):
+    network = {"mobilenet_v1": mobilenet_v1, "mobilenet_v2": mobilenet_v2}[name]
+    settings, last = models.get(name).settings, {"mobilenet_v1": "Conv2d_13_pointwise"}
+    dense = shapes_of(functools.partial(network, settings=settings, output_stride=8), 64)
+    usual = shapes_of(name, 64)
+    point = last.get(name, "layer_19")
+    assert (usual.points[point][0], dense.points[point][0]) == (2, 8)
+    assert usual.parameters == dense.parameters
+
+
+def test_networks_take_odd_sizes():
+    for name in NAMES:
+        assert shapes_of(name, 75).points["Logits"] == (10,)
+    assert shapes_of("mobilenet_v1", 75).points["Conv2d_13_pointwise"][:2] == (3, 3)
+
+
+def test_mobilenet_v3_large_follows_the_table_of_the_paper():
+    shapes = shapes_of("mobilenet_v3_large", 224)
+    sizes = [shapes.points[f"layer_{number}"] for number in range(1, 20)]
+    assert [s[0] for s in sizes] == [112, 112, 56, 56, *[28] * 3, *[14] * 6, *[7] * 4, 1, 1]
+    widths = [16, 16, 24, 24, *[40] * 3, *[80] * 4, 112, 112, *[160] * 3, 960, 960, 1280]
+    assert [s[2] for s in sizes] == widths
+    squeezed = {
+        path.split("/")[0]: shape
+        for path, shape in shapes.trained.items()
+        if path.endswith("/squeeze_excite/squeeze/w")
+    }
+    assert list(squeezed) == [f"expanded_conv_{number}" for number in (3, 4, 5, 10, 11, 12, 13, 14)]
+    assert squeezed["expanded_conv_3"] == (72, 24)
+    assert squeezed["expanded_conv_12"] == (672, 168)
+    assert shapes.trained["expanded_conv_3/depthwise/conv/depthwise"] == (5, 5, 72, 1)
+    # The last 1x1 sees pooled features: with a bias, and no batch norm.
+    assert shapes.trained["Conv_2/conv/b"] == (1280,)
+    assert "Conv_2/norm/scale" not in shapes.trained
+
+
+@pytest.mark.parametrize("size", ["large", "small"])
+def test_minimalistic_networks_have_the_same_widths_of_plainer_layers(size):
+    full = shapes_of(f"mobilenet_v3_{size}", 32)
+    plain = shapes_of(f"mobilenet_v3_{size}_minimalistic", 32)
+    assert plain.points == full.points
+    assert not [path for path in plain.trained if "squeeze_excite" in path]
+    kernels = [shape for path, shape in plain.trained.items() if path.endswith("/depthwise")]
+    assert {kernel[:2] for kernel in kernels} == {(3, 3)}
+
+
+def relu6(x):
+    return np.clip(x, 0, 6)
+
+
+@pytest.mark.parametrize(("depth", "slope", "is_residual"), [(8, None, True), (4, 0.2, False)])
+def test_bottleneck_equals_the_sum_written_out(depth, slope, is_residual):
+    settings = models.get("mobilenet_v3_small").settings
+    shape = Bottleneck(width=16, depth=depth, step=Step(1, 1), size=1, squeeze_width=4)
+    shape = shape._replace(gate_slope=slope) if slope else shape
+    points = {}
+
+    def program():
+        x = layers.data("x", [2, 3, 8])
+        return bottleneck(x, shape, style_of(settings, "relu6"), points, name="b", point="p")
+
+    variables, x = initial(program), normal(2, 2, 3, 8)
+    own = variables["params"]["b"]
+    for part in ("squeeze", "expand"):
+        biases = own["squeeze_excite"][part]
+        biases["b"] = normal(*biases["b"].shape)
+    norm = 1 / np.sqrt(1 + 1e-3)
+    net = relu6(x @ own["expand"]["conv"]["w"][0, 0] * norm)
+    net = relu6(net * own["depthwise"]["conv"]["depthwise"][0, 0, :, 0] * norm)
+    gates = net.mean((1, 2))
+    for part, act in (("squeeze", lambda y: np.maximum(y, 0)), ("expand", None)):
+        gates = gates @ own["squeeze_excite"][part]["w"] + own["squeeze_excite"][part]["b"]
+        gates = act(gates) if act else relu6(gates + 3) * (slope or 0.16667)
+    net = (net * gates[:, None, None]) @ own["project"]["conv"]["w"][0, 0] * norm
+    expected = net + x if is_residual else net
+    np.testing.assert_allclose(infer(program, {"x": x}, variables), expected, rtol=1e-4, atol=1e-6)
+    assert set(points) == {f"p{end}" for end in ("", "/expansion_output", "/depthwise_output")} | {
+        "p/output"
+    }
+
+
+def test_strided_bottleneck_of_one_width_has_no_residual():
+    settings = models.get("mobilenet_v2").settings
+    shape = Bottleneck(width=8, depth=8, step=Step(2, 1))
+
+    def program():
+        x = layers.data("x", [1, 1, 8])
+        return bottleneck(x, shape, style_of(settings, "relu6"), {}, name="b", point="p")
+
+    variables = initial(program)
+    assert "expand" not in variables["params"]["b"]
+    kernel = variables["params"]["b"]["project"]["conv"]
+    kernel["w"] = np.zeros_like(kernel["w"])
+    assert not infer(program, {"x": np.ones([1, 1, 1, 8], np.float32)}, variables).any()
+
+
+@pytest.mark.parametrize(("suffix", "has_negatives"), [("", True), ("_minimalistic", False)])
+def test_minimalistic_networks_end_in_relu_and_the_others_in_hard_swish(suffix, has_negatives):
+    variant = VARIANTS[f"mobilenet_v3_small{suffix}"]
+    short, settings = variant._replace(rows=variant.rows[:1]), models.get("mobilenet_v1").settings
+
+    def features():
+        x = layers.data("x", [8, 8, 3])
+        return mobilenet_v3(x, None, settings=settings, variant=short)[0]
+
+    assert (infer(features, {"x": normal(1, 8, 8, 3)}).min() < 0) == has_negatives
+
+
+def test_weight_decay_leaves_depthwise_kernels_and_biases():
+    model = models.get("mobilenet_v3_small")
+    trained = shapes_of("mobilenet_v3_small", 32).trained
+    decayed = [path for path in trained if model.decays(path)]
+    assert len(decayed) == 43  # as many as TF-Slim regularizes
+    assert "expanded_conv/squeeze_excite/expand/w" in decayed
+    assert "Logits/Conv2d_1c_1x1/fc/w" in decayed
+    assert not [path for path in decayed if "depthwise" in path or path.endswith("/b")]
+
+
+def test_settings_are_those_of_slim():
+    first, second = models.get("mobilenet_v1_025").settings, models.get("mobilenet_v2_140").settings
+    assert (first.batch_norm_decay, first.dropout) == (0.9997, 0.001)
+    assert (second.batch_norm_decay, second.dropout) == (0.997, 0.2)
+    assert models.get("mobilenet_v3_large").settings == second
+    for settings in (first, second):
+        assert settings.batch_norm_epsilon == 1e-3
+        assert settings.weight_decay == 4e-5
+        assert settings.unbiased_running_variance
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "expected"),
+    [
+        (
+            "mobilenet_v1_025",
+            "Conv2d_1_depthwise/conv/depthwise",
+            "MobilenetV1/Conv2d_1_depthwise/depthwise_weights",
+        ),
+        (
+            "mobilenet_v2",
+            "expanded_conv_16/project/norm/variance",
+            "MobilenetV2/expanded_conv_16/project/BatchNorm/moving_variance",
+        ),
+        (
+            "mobilenet_v3_small",
+            "expanded_conv/squeeze_excite/expand/w",
+            "MobilenetV3/expanded_conv/squeeze_excite/Conv_1/weights",
+        ),
+        ("mobilenet_v3_small", "Conv_2/conv/b", "MobilenetV3/Conv_2/biases"),
+        (
+            "mobilenet_v3_large",
+            "Logits/Conv2d_1c_1x1/fc/b",
+            "MobilenetV3/Logits/Conv2d_1c_1x1/biases",
+        ),
+    ],
+)
+def test_names_of_slim(name, path, expected):
+    assert names_of(name).tf_slim(name, path) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_parameter_has_a_name_of_its_own_everywhere(name):
+    paths = set(shapes_of(name, 32).parameters)
+    names = names_of(name)
+    assert len({names.tf_slim(name, path) for path in paths}) == len(paths)
+    for source in ("keras", "keras_2", "torch"):
+        if hasattr(names, source):
+            found = getattr(names, source)(name)
+            assert set(found) == paths
+            assert len(set(found.values())) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "path", "expected"),
+    [
+        ("keras", "mobilenet_v1", "Conv2d_13_pointwise/conv/w", "conv_pw_13/kernel"),
+        ("keras", "mobilenet_v1", "Conv2d_2_depthwise/norm/scale", "conv_dw_2_bn/gamma"),
+        (
+            "keras",
+            "mobilenet_v2",
+            "expanded_conv/depthwise/conv/depthwise",
+            "expanded_conv_depthwise/kernel",
+        ),
+        (
+            "keras",
+            "mobilenet_v2",
+            "expanded_conv_3/expand/norm/mean",
+            "block_3_expand_BN/moving_mean",
+        ),
+        ("keras_2", "mobilenet_v2", "Logits/Conv2d_1c_1x1/fc/w", "Logits/kernel"),
+        (
+            "keras",
+            "mobilenet_v3_large",
+            "expanded_conv_3/squeeze_excite/squeeze/w",
+            "expanded_conv_3_squeeze_excite_conv/kernel",
+        ),
+        (
+            "keras_2",
+            "mobilenet_v3_large",
+            "expanded_conv_3/squeeze_excite/expand/b",
+            "expanded_conv_3/squeeze_excite/Conv_1/bias",
+        ),
+        (
+            "keras_2",
+            "mobilenet_v3_small",
+            "Conv_1/norm/scale",
+            "Conv_1/BatchNorm/gamma",
+        ),
+        (
+            "torch",
+            "mobilenet_v3_small",
+            "expanded_conv/project/norm/variance",
+            "blocks.0.0.bn2.running_var",
+        ),
+        ("torch", "mobilenet_v3_small", "Conv_1/conv/w", "blocks.5.0.conv.weight"),
+        (
+            "torch",
+            "mobilenet_v3_large",
+            "expanded_conv_7/depthwise/conv/depthwise",
+            "blocks.3.1.conv_dw.weight",
+        ),
+    ],
+)
+def test_names_elsewhere(source, name, path, expected):
+    assert getattr(names_of(name), source)(name)[path] == expected
