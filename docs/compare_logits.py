@@ -28,7 +28,7 @@ from penstock import _parameters, layers, models
 NUM_CLASSES = 1000
 
 # MobileNet v3 is not among them: Keras's gate has a slope of 1/6, TF-Slim's one of 0.16667, and the
-# logits differ by 2e-4. Image sizes are the least at which every part of the network has more than one pixel to look at.
+# logits differ by 2e-4. Image sizes leave every part of a network more than one pixel to look at.
 KERAS = {
     "vgg_16": ("VGG16", {}, 224),
     "vgg_19": ("VGG19", {}, 224),
@@ -44,14 +44,6 @@ KERAS = {
     "mobilenet_v2": ("MobileNetV2", {}, 96),
     "mobilenet_v2_140": ("MobileNetV2", {"alpha": 1.4}, 96),
     "mobilenet_v2_035": ("MobileNetV2", {"alpha": 0.35}, 96),
-        "MobileNetV3Large",
-        {"dropout_rate": 0.0, "include_preprocessing": False},
-        96,
-    ),
-        "MobileNetV3Small",
-        {"dropout_rate": 0.0, "include_preprocessing": False},
-        96,
-    ),
     "keras_nasnet_mobile": ("NASNetMobile", {}, 224),
     "keras_nasnet_large": ("NASNetLarge", {}, 331),
 }
