@@ -112,7 +112,7 @@ def _medians(times: list[_Times]) -> str:
     return f"{clock:.0f} ms, {cores:.0f} ms of a core"
 
 
-def main(rounds: int = 10, num_saves: int = 2) -> None:
+def main(rounds: int = 10, num_saves: int = 4) -> None:
     """Print the time per step without and with saves, and what a save costs in steps."""
     rng = np.random.default_rng(0)
     batch = {
