@@ -8,6 +8,7 @@ a new file. On CPU the steps use every core, so what a save takes of one they lo
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import tempfile
@@ -23,7 +24,7 @@ import penstock as ps
 from benchmarks import _timing
 from penstock import layers
 
-STEPS_PER_SAVE = 20
+WINDOW = 20  # steps; every second window has a save in it
 BATCH_SIZE = 256
 
 
@@ -32,10 +33,6 @@ def _program() -> Any:
     hidden = layers.fc(layers.fc(x, size=4000, act="relu"), size=1000, act="relu")
     loss = layers.square_error_cost(layers.fc(hidden, size=1), layers.data("y", shape=[1]))
     return layers.mean(loss)
-
-
-def _trainer(checkpoint: ps.CheckpointConfig | None) -> ps.Trainer:
-    return ps.Trainer(_program, optax.adam(1e-4), place=jax.devices()[0], checkpoint=checkpoint)
 
 
 class _Times(NamedTuple):
@@ -52,18 +49,27 @@ class _Times(NamedTuple):
         return _Times(self.clock - start.clock, self.cores - start.cores)
 
 
-def _epoch(trainer: ps.Trainer, batches: list[Any]) -> _Times:
-    """Return the time of an epoch without the save at the end of training, which waits."""
-    ended: list[_Times] = []
+class _Windows:
+    """A handler that times windows of steps, alternately around a save and without one.
 
-    def on_event(event: Any) -> None:
-        if isinstance(event, ps.EndEpoch):
-            assert event.metrics > 0  # waits for the device
-            ended.append(_Times.now())
+    A window begins at a step whose loss is read, so that the device has nothing left to do.
+    """
 
-    start = _Times.now()
-    trainer.train(batches, on_event)
-    return ended[0].since(start)
+    def __init__(self) -> None:
+        self.with_save: list[_Times] = []
+        self.without: list[_Times] = []
+        self._start: _Times | None = None
+
+    def __call__(self, event: ps.Event) -> None:
+        if not isinstance(event, ps.EndStep) or (event.step - WINDOW // 2) % WINDOW:
+            return
+        assert event.metrics > 0  # waits for the device
+        if self._start is not None:
+            around_a_save = (event.step // WINDOW) % 2 == 0
+            (self.with_save if around_a_save else self.without).append(
+                _Times.now().since(self._start)
+            )
+        self._start = _Times.now()
 
 
 class _Floor:
@@ -92,60 +98,54 @@ class _Floor:
         return _Times.now().since(start)
 
 
-class _Cost(NamedTuple):
-    """What one save cost in a round, beside the floor and the step of that round, in seconds."""
-
-    step: float
-    save: _Times
-    floor: _Times
-
-
-def _round(plain: ps.Trainer, saving: ps.Trainer, floor: _Floor, batches: list[Any]) -> _Cost:
-    base, first = _epoch(plain, batches), saving.global_step
-    more = _epoch(saving, batches).since(base)
-    saves = saving.global_step // STEPS_PER_SAVE - first // STEPS_PER_SAVE
-    return _Cost(base.clock / len(batches), _Times(more.clock / saves, more.cores / saves), floor())
-
-
 def _medians(times: list[_Times]) -> str:
     clock, cores = (statistics.median(each) * 1e3 for each in zip(*times, strict=True))
     return f"{clock:.0f} ms, {cores:.0f} ms of a core"
 
 
-def main(rounds: int = 10, num_saves: int = 4) -> None:
-    """Print the time per step without and with saves, and what a save costs in steps."""
+def _measured(folder: Path, num_saves: int) -> tuple[int, _Windows]:
+    config = ps.CheckpointConfig(
+        directory=folder / "saved", save_interval_steps=2 * WINDOW, max_to_keep=2
+    )
+    trainer = ps.Trainer(_program, optax.adam(1e-4), place=jax.devices()[0], checkpoint=config)
     rng = np.random.default_rng(0)
     batch = {
         "x": rng.normal(size=(BATCH_SIZE, 1000)).astype(np.float32),
         "y": rng.normal(size=(BATCH_SIZE, 1)).astype(np.float32),
     }
-    # The last save of an epoch lies far enough before its end to be over by then.
-    batches = [batch] * (STEPS_PER_SAVE * (num_saves + 1) - 1)
+    trainer.train([batch] * (4 * WINDOW), lambda event: None)  # compiles, and takes the memory
+    windows = _Windows()
+    trainer.train([batch] * (2 * WINDOW * (num_saves + 1)), windows)
+    leaves = trainer.builder.abstract_leaves
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), windows
+
+
+def main(num_saves: int = 40) -> None:
+    """Print the time per step, and what a save costs in steps."""
     with tempfile.TemporaryDirectory() as folder:
-        config = ps.CheckpointConfig(
-            directory=Path(folder) / "saved", save_interval_steps=STEPS_PER_SAVE, max_to_keep=2
-        )
-        plain, saving = _trainer(None), _trainer(config)
-        leaves = plain.builder.abstract_leaves
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        size, windows = _measured(Path(folder), num_saves)
         floor = _Floor(Path(folder), size)
-        for _ in range(2):  # the second compiles nothing, and finds the memory of the first
-            _round(plain, saving, floor, batches)
-        costs = [_round(plain, saving, floor, batches) for _ in range(rounds)]
-    lost = [each.save.clock / each.step for each in costs]
+        floors = [floor() for _ in range(num_saves // 2)]
+    step = statistics.median(window.clock for window in windows.without) / WINDOW
+    # A window with a save lies between two without one: a machine that becomes slower cancels out.
+    sides = [
+        _Times((a.clock + b.clock) / 2, (a.cores + b.cores) / 2)
+        for a, b in itertools.pairwise(windows.without)
+    ]
+    saves = [window.since(side) for window, side in zip(windows.with_save, sides, strict=False)]
+    lost = sorted(save.clock / step for save in saves)
     print(_timing.environment(), "\n")
     print(
         _timing.table(
-            ["state", "step", "save every", "lost per save", "time per save", "copy and write"],
+            ["state", "step", "lost per save", "time per save", "copy and write"],
             [
                 [
                     f"{size / 1e6:.0f} MB",
-                    f"{statistics.median(each.step for each in costs) * 1e3:.0f} ms",
-                    f"{STEPS_PER_SAVE} steps",
-                    f"{statistics.median(lost):.2f} steps "
-                    f"({min(lost):.2f} to {max(lost):.2f} in {rounds} rounds)",
-                    _medians([each.save for each in costs]),
-                    _medians([each.floor for each in costs]),
+                    f"{step * 1e3:.0f} ms",
+                    f"{statistics.median(lost):.2f} steps (middle half of {len(lost)} saves: "
+                    f"{lost[len(lost) // 4]:.2f} to {lost[3 * len(lost) // 4]:.2f})",
+                    _medians(saves),
+                    _medians(floors),
                 ]
             ],
         )

@@ -19,6 +19,17 @@ def find_examples() -> list[doctest.DocTest]:
     return [docstring for docstring in found if docstring.examples]
 
 
+@pytest.fixture(autouse=True)
+def registries(monkeypatch):
+    """Let an example register what no other test sees."""
+    for module, name in [
+        ("penstock.models._registry", "_MODELS"),
+        ("penstock.preprocessing._registry", "_PREPROCESSINGS"),
+    ]:
+        registry = importlib.import_module(module)
+        monkeypatch.setattr(registry, name, dict(vars(registry)[name]))
+
+
 def run(docstring: doctest.DocTest) -> str:
     """Run the examples of one docstring; return what differed, nothing when all agreed."""
     report = io.StringIO()

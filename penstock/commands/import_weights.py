@@ -26,10 +26,13 @@ def run(argv: list[str]) -> int:
     except (OSError, ModuleNotFoundError) as error:
         print(f"penstock import-weights: {error}", file=sys.stderr)
         return 1
-    model = models.get(flags.model)
-    builder = program_of(model, weights.num_classes, flags.image_size)
-    entries = _parameters.flatten(builder.init().variables)
-    entries = {key: weights.get("/".join(key[1]), value) for key, value in entries.items()}
+    builder = program_of(models.get(flags.model), weights.num_classes, flags.image_size)
+    # Drawing the initial values of every layer would take longer than all the rest.
+    initial = _parameters.flatten(builder.init().variables) if weights.left_initial else {}
+    entries = {
+        key: initial[key] if (name := "/".join(key[1])) in weights.left_initial else weights[name]
+        for key in builder.parameter_shapes
+    }
     try:
         _parameters.save(flags.output, _parameters.nested(entries))
     except OSError as error:

@@ -237,6 +237,56 @@ def group_norm(
     )
 
 
+def lrn(
+    input: jax.Array,
+    n: int = 5,
+    k: float = 1.0,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    name: str | None = None,
+    data_format: Literal["NCHW", "NHWC"] = "NCHW",
+) -> jax.Array:
+    """Divide by the squares of neighbouring channels; see `penstock.layers.lrn`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+      name: changes nothing, as there are no parameters.
+
+    Returns:
+      The input's shape.
+
+    >>> import jax.numpy as jnp
+    >>> lrn(jnp.array([[[[3.0]], [[4.0]]]]), n=3, k=0.0, alpha=1.0, beta=0.5).round(2).tolist()
+    [[[[0.6000...]], [[0.8000...]]]]
+    """
+    return layers.lrn(input, n, k, alpha, beta, data_format=data_format)
+
+
+def pad2d(
+    input: jax.Array,
+    paddings: Sequence[int] = (0, 0, 0, 0),
+    mode: Literal["constant", "reflect", "edge"] = "constant",
+    pad_value: float = 0.0,
+    data_format: Literal["NCHW", "NHWC"] = "NCHW",
+    name: str | None = None,
+) -> jax.Array:
+    """Put a border around channels-first images; see `penstock.layers.pad2d`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+      paddings: `[top, bottom, left, right]` in pixels.
+      name: changes nothing, as there are no parameters.
+
+    Returns:
+      `[B, C, top + H + bottom, left + W + right]`.
+
+    >>> import jax.numpy as jnp
+    >>> pad2d(jnp.ones([1, 3, 2, 2]), [0, 1, 2, 0]).shape
+    (1, 3, 3, 4)
+    """
+    return layers.pad2d(input, paddings, mode, pad_value, data_format)
+
+
 def dropout(
     x: jax.Array,
     dropout_prob: float,

@@ -1,7 +1,7 @@
 """`fluid.layers`: penstock's layers with Fluid's defaults and argument names.
 
 Images are channels first and `dropout` scales in test and infer. Most layers are `penstock.layers`
-as they are.
+as they are. Those that Fluid never had, `separable_conv2d` for one, are in `penstock.layers` only.
 """
 
 from penstock.fluid._own import batch_norm as batch_norm
@@ -10,6 +10,8 @@ from penstock.fluid._own import conv2d_transpose as conv2d_transpose
 from penstock.fluid._own import dropout as dropout
 from penstock.fluid._own import embedding as embedding
 from penstock.fluid._own import group_norm as group_norm
+from penstock.fluid._own import lrn as lrn
+from penstock.fluid._own import pad2d as pad2d
 from penstock.fluid._own import pool2d as pool2d
 from penstock.fluid.nets import img_conv_group as img_conv_group
 from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool

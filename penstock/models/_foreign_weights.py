@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,9 +109,14 @@ def load_weights(
     """
     chosen = get(model) if isinstance(model, str) else model
     file = read_weights(path)
-    names, ones = _names_in(chosen, file)
-    num_classes = _num_classes(chosen, file, names, image_size)
-    table = _shapes(chosen, num_classes, image_size)
+    table = _shapes(chosen, 10, image_size)
+    wider = _shapes(chosen, 11, image_size)
+    names, ones = _names_in(chosen, file, table)
+    num_classes = _num_classes(chosen, file, names, table, wider)
+    table = {
+        name: tuple(a + (num_classes - 10) * (b - a) for a, b in zip(shape, wider[name], strict=True))
+        for name, shape in table.items()
+    }
     entries, problems = _matched(file, names, table)
     left = set(file.arrays) - set(names.values()) - set(ones)
     ignored = tuple(sorted(name for name in left if _BY_THE_WAY.search(name)))
@@ -161,8 +166,13 @@ def _misfit(file: WeightFile, model: Model, problems: Sequence[str]) -> Paramete
     )
 
 
-def _names_in(model: Model, file: WeightFile) -> tuple[dict[str, str], tuple[str, ...]]:
+def _names_in(
+    model: Model, file: WeightFile, own: Iterable[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the file's names by ours, and those of scales that must be ones.
+
+    Arguments:
+      own: our names.
 
     Raises:
       ParameterError: nobody published weights of the network in the file's format.
@@ -171,7 +181,6 @@ def _names_in(model: Model, file: WeightFile) -> tuple[dict[str, str], tuple[str
     # One's own networks, and those nobody published, have none.
     family: Any = importlib.import_module(module) if importlib.util.find_spec(module) else None
     if file.format == "tf_slim" and hasattr(family, "tf_slim"):
-        own = _shapes(model, model.num_classes, None)
         return {path: family.tf_slim(model.name, path) for path in own}, ()
     kinds = {"keras": ("keras", "keras_2"), "torch": ("torch", "timm")}.get(file.format, ())
     makers: list[Callable[[str], Any]] = [getattr(family, k) for k in kinds if hasattr(family, k)]
@@ -189,10 +198,14 @@ def _names_in(model: Model, file: WeightFile) -> tuple[dict[str, str], tuple[str
 
 
 def _num_classes(
-    model: Model, file: WeightFile, names: Mapping[str, str], image_size: int | None
+    model: Model,
+    file: WeightFile,
+    names: Mapping[str, str],
+    table: Mapping[str, tuple[int, ...]],
+    wider: Mapping[str, tuple[int, ...]],
 ) -> int:
-    few, more = (_shapes(model, number, image_size) for number in (10, 11))
-    biases = [name for name in few if len(few[name]) == 1 and few[name] != more[name]]
+    """Return the file's number of classes, which biases have where two tables differ."""
+    biases = [name for name, shape in table.items() if len(shape) == 1 and shape != wider[name]]
     found = [file.arrays[names[b]] for b in biases if names.get(b) in file.arrays]
     if not found:
         return model.num_classes

@@ -42,7 +42,7 @@ def initial(
     """Return initial values by collection and path; each depends on the key and its path alone.
 
     Parameters of one initialiser and shape are drawn together: the program is as long as there are
-    such groups. That of NASNet-CIFAR, with 1500 entries in NUM_GROUPS groups, compiles in SECONDS.
+    such groups, 35 for the 1,436 entries of NASNet-CIFAR.
     """
     alike: dict[Any, list[_frame.ParameterSpec]] = {}
     for spec in specs:

@@ -5,6 +5,7 @@ differ in where the records are (`Rows`) and in what decodes them; order, worker
 shards and positions are these.
 """
 
+import abc
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ _MAX_PIECE = 32  # records a worker decodes at a time: a task costs 20 us, a sma
 _PIECE_BYTES = 1 << 18  # of images some five: still many pieces a batch, so that none waits long
 
 
-class RowReader(ReaderBase):
+class RowReader(ReaderBase, abc.ABC):
     """A reader over records reached by number, the base of our random-access readers.
 
     Args:
@@ -45,14 +46,14 @@ class RowReader(ReaderBase):
         self._processes: WorkerProcesses | None = None
 
     @property
+    @abc.abstractmethod
     def rows(self) -> Rows:
         """Return the records."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def order(self) -> RecordOrder:
         """Return which records make which batch."""
-        raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the memory of batches, cached records and worker processes behind."""
