@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from penstock import models
 from tests.source_tree import PACKAGE, module_name, read_sources
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -22,6 +23,7 @@ def find_examples() -> list[doctest.DocTest]:
 @pytest.fixture(autouse=True)
 def registries(monkeypatch):
     """Let an example register what no other test sees."""
+    models.names()  # the networks of the library stay
     for module, name in [
         ("penstock.models._registry", "_MODELS"),
         ("penstock.preprocessing._registry", "_PREPROCESSINGS"),

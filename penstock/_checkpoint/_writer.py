@@ -13,7 +13,7 @@ from penstock._checkpoint._store import Store
 
 _LOGGER = logging.getLogger("penstock")
 
-_NICENESS = 10
+_NICENESS = 19
 
 
 class Writer:

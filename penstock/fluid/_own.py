@@ -256,8 +256,8 @@ def lrn(
       The input's shape.
 
     >>> import jax.numpy as jnp
-    >>> lrn(jnp.array([[[[3.0]], [[4.0]]]]), n=3, k=0.0, alpha=1.0, beta=0.5).round(2).tolist()
-    [[[[0.6000...]], [[0.8000...]]]]
+    >>> lrn(jnp.array([[[[3.0]], [[4.0]]]]), n=3, k=11.0, alpha=1.0, beta=0.5).tolist()
+    [[[[0.5]], [[0.66...]]]]
     """
     return layers.lrn(input, n, k, alpha, beta, data_format=data_format)
 

@@ -114,7 +114,9 @@ def load_weights(
     names, ones = _names_in(chosen, file, table)
     num_classes = _num_classes(chosen, file, names, table, wider)
     table = {
-        name: tuple(a + (num_classes - 10) * (b - a) for a, b in zip(shape, wider[name], strict=True))
+        name: tuple(
+            a + (num_classes - 10) * (b - a) for a, b in zip(shape, wider[name], strict=True)
+        )
         for name, shape in table.items()
     }
     entries, problems = _matched(file, names, table)
@@ -201,11 +203,11 @@ def _num_classes(
     model: Model,
     file: WeightFile,
     names: Mapping[str, str],
-    table: Mapping[str, tuple[int, ...]],
-    wider: Mapping[str, tuple[int, ...]],
+    ten: Mapping[str, tuple[int, ...]],
+    eleven: Mapping[str, tuple[int, ...]],
 ) -> int:
-    """Return the file's number of classes, which biases have where two tables differ."""
-    biases = [name for name, shape in table.items() if len(shape) == 1 and shape != wider[name]]
+    """Return the file's number of classes: of the biases that differ with ten and eleven."""
+    biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
     found = [file.arrays[names[b]] for b in biases if names.get(b) in file.arrays]
     if not found:
         return model.num_classes
