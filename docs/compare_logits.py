@@ -6,10 +6,15 @@
 Each network gets random weights and statistics over there, is saved to a file in the format of the
 place, read with `models.load_weights`, and run here on the same random images, in float32: in test
 mode, and in training mode without dropout, where the batch's statistics and the moving averages
-after the step count too. An error is the largest difference, relative to the largest value. Needed
-are `pip install keras h5py`, and `pip install tensorflow tf_slim`.
+after the step count too. An error is the largest difference, relative to the largest value. What
+rounding alone does is measured as well: how far the logits here move when every number of the
+images is replaced by the next float. Needed are `pip install keras h5py`, and
+`pip install tensorflow tf_slim tf_keras`.
 """
 
+import dataclasses
+import functools
+import importlib
 import os
 import sys
 import tempfile
@@ -17,6 +22,7 @@ from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import jax
 import numpy as np
@@ -26,45 +32,51 @@ import penstock as ps
 from penstock import _parameters, layers, models
 
 NUM_CLASSES = 1000
+LARGEST_ERROR = 1e-4
 
-# MobileNet v3 is not among them: Keras's gate has a slope of 1/6, TF-Slim's one of 0.16667, and the
-# logits differ by 2e-4. Image sizes leave every part of a network more than one pixel to look at.
+# Cheapest first. An image size leaves every part of a network more than one pixel to look at.
 KERAS = {
-    "vgg_16": ("VGG16", {}, 224),
-    "vgg_19": ("VGG19", {}, 224),
-    "keras_resnet_v2_50": ("ResNet50V2", {}, 96),
-    "keras_resnet_v2_101": ("ResNet101V2", {}, 96),
-    "keras_resnet_v2_152": ("ResNet152V2", {}, 96),
-    "inception_v3": ("InceptionV3", {}, 139),
-    "inception_resnet_v2": ("InceptionResNetV2", {}, 139),
-    "mobilenet_v1": ("MobileNet", {"dropout": 0.0}, 96),
-    "mobilenet_v1_075": ("MobileNet", {"alpha": 0.75, "dropout": 0.0}, 96),
-    "mobilenet_v1_050": ("MobileNet", {"alpha": 0.5, "dropout": 0.0}, 96),
     "mobilenet_v1_025": ("MobileNet", {"alpha": 0.25, "dropout": 0.0}, 96),
+    "mobilenet_v1_050": ("MobileNet", {"alpha": 0.5, "dropout": 0.0}, 96),
+    "mobilenet_v1_075": ("MobileNet", {"alpha": 0.75, "dropout": 0.0}, 96),
+    "mobilenet_v1": ("MobileNet", {"dropout": 0.0}, 96),
+    "mobilenet_v2_035": ("MobileNetV2", {"alpha": 0.35}, 96),
     "mobilenet_v2": ("MobileNetV2", {}, 96),
     "mobilenet_v2_140": ("MobileNetV2", {"alpha": 1.4}, 96),
-    "mobilenet_v2_035": ("MobileNetV2", {"alpha": 0.35}, 96),
+    "mobilenet_v3_small_minimalistic": ("MobileNetV3Small", {"minimalistic": True}, 96),
+    "mobilenet_v3_small": ("MobileNetV3Small", {}, 96),
+    "mobilenet_v3_large_minimalistic": ("MobileNetV3Large", {"minimalistic": True}, 96),
+    "mobilenet_v3_large": ("MobileNetV3Large", {}, 96),
+    "keras_resnet_v2_50": ("ResNet50V2", {}, 96),
+    "inception_v3": ("InceptionV3", {}, 139),
+    "vgg_16": ("VGG16", {}, 224),
+    "vgg_19": ("VGG19", {}, 224),
+    "keras_resnet_v2_101": ("ResNet101V2", {}, 96),
+    "keras_resnet_v2_152": ("ResNet152V2", {}, 96),
+    "inception_resnet_v2": ("InceptionResNetV2", {}, 139),
     "keras_nasnet_mobile": ("NASNetMobile", {}, 224),
     "keras_nasnet_large": ("NASNetLarge", {}, 331),
 }
 TF_SLIM = {
-    "alexnet_v2": ("alexnet", "alexnet_v2", 224),
-    "overfeat": ("overfeat", "overfeat", 231),
-    "vgg_a": ("vgg", "vgg_a", 224),
-    "vgg_16": ("vgg", "vgg_16", 224),
-    "vgg_19": ("vgg", "vgg_19", 224),
-    "inception_v1": ("inception_v1", "inception_v1", 224),
-    "inception_v2": ("inception_v2", "inception_v2", 224),
-    "inception_v3": ("inception_v3", "inception_v3", 299),
-    "resnet_v1_50": ("resnet_v1", "resnet_v1_50", 96),
-    "resnet_v1_101": ("resnet_v1", "resnet_v1_101", 96),
-    "resnet_v1_152": ("resnet_v1", "resnet_v1_152", 96),
-    "resnet_v1_200": ("resnet_v1", "resnet_v1_200", 96),
-    "resnet_v2_50": ("resnet_v2", "resnet_v2_50", 96),
-    "resnet_v2_101": ("resnet_v2", "resnet_v2_101", 96),
-    "resnet_v2_152": ("resnet_v2", "resnet_v2_152", 96),
-    "resnet_v2_200": ("resnet_v2", "resnet_v2_200", 96),
+    "alexnet_v2": ("alexnet", 224),
+    "inception_v1": ("inception_v1", 128),
+    "inception_v2": ("inception_v2", 128),
+    "resnet_v1_50": ("resnet_v1", 96),
+    "resnet_v2_50": ("resnet_v2", 96),
+    "inception_v3": ("inception_v3", 139),
+    "vgg_a": ("vgg", 224),
+    "vgg_16": ("vgg", 224),
+    "vgg_19": ("vgg", 224),
+    "overfeat": ("overfeat", 231),
+    "resnet_v1_101": ("resnet_v1", 96),
+    "resnet_v2_101": ("resnet_v2", 96),
+    "resnet_v1_152": ("resnet_v1", 96),
+    "resnet_v2_152": ("resnet_v2", 96),
+    "resnet_v1_200": ("resnet_v1", 96),
+    "resnet_v2_200": ("resnet_v2", 96),
 }
+# Keras's gate of squeeze-and-excite has a slope of 1/6, TF-Slim's one of 0.16667.
+KERAS_GATES = ("mobilenet_v3_small", "mobilenet_v3_large")
 
 
 class Run:
@@ -90,8 +102,9 @@ def drawn(name, shape, rng):
 
 
 def images_of(size):
-    """Return the images that both sides see."""
-    return np.random.default_rng(1).uniform(-1, 1, [4, size, size, 3]).astype(np.float32)
+    """Return the images that both sides see: more of them where they are small."""
+    shape = [4 if size > 200 else 16, size, size, 3]
+    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
 def by_keras(name, folder):
@@ -100,6 +113,8 @@ def by_keras(name, folder):
 
     class_name, options, size = KERAS[name]
     rng = np.random.default_rng(0)
+    if "V3" in class_name and "Mobile" in class_name:
+        options = options | {"include_preprocessing": False, "dropout_rate": 0.0}
     model = getattr(keras.applications, class_name)(
         input_shape=(size, size, 3),
         weights=None,
@@ -127,72 +142,92 @@ def by_keras(name, folder):
     return Run(path, images, test, np.asarray(train), after, settings)
 
 
+def tf_slim_function(name):
+    """Return a network of the tf_slim package, and its argument scope."""
+    # TensorFlow looks for this module where tf_keras had it before 2.17.
+    legacy = importlib.import_module("tf_keras.src.legacy_tf_layers.normalization")
+    sys.modules.setdefault("tf_keras.legacy_tf_layers.normalization", legacy)
+    module_name, _ = TF_SLIM[name]
+    module = importlib.import_module(f"tf_slim.nets.{module_name}")
+    owner, scope = module, module_name
+    if module_name.startswith("resnet"):
+        owner, scope = importlib.import_module("tf_slim.nets.resnet_utils"), "resnet"
+    scope = "alexnet_v2" if scope == "alexnet" else scope
+    return getattr(module, name), getattr(owner, f"{scope}_arg_scope")()
+
+
 def by_tf_slim(name, folder):
     """Run a network of the tf_slim package."""
-    import importlib
-
     import tensorflow.compat.v1 as tf
     import tf_slim
 
-    module_name, function, size = TF_SLIM[name]
-    module = importlib.import_module(f"tf_slim.nets.{module_name}")
-    scope = function.rsplit("_", 1)[0] if function.startswith(("vgg", "resnet")) else function
-    scope = {"resnet_v1": "resnet", "resnet_v2": "resnet"}.get(scope, scope)
-    scope = "inception_v3" if scope.startswith("inception") else scope
-    owner = importlib.import_module("tf_slim.nets.inception_v3") if "inc" in scope else module
-    if scope == "resnet":
-        owner = importlib.import_module("tf_slim.nets.resnet_utils")
-    arg_scope = getattr(owner, f"{scope}_arg_scope")
-    options = {} if "resnet" in function else {"dropout_keep_prob": 1.0}
-    results = {}
+    network, arg_scope = tf_slim_function(name)
+    images = images_of(TF_SLIM[name][1])
+    options = {} if "resnet" in name else {"dropout_keep_prob": 1.0}
+    path, after, results = folder / f"{name}.ckpt", folder / f"{name}_after.ckpt", []
     for is_training in (False, True):
         rng = np.random.default_rng(0)
-        images = images_of(size)
         with tf.Graph().as_default(), tf.Session() as session:
             fed = tf.placeholder(tf.float32, images.shape)
-            with tf_slim.arg_scope(arg_scope()):
-                logits, _ = getattr(module, function)(
-                    fed, NUM_CLASSES, is_training=is_training, **options
+            with tf_slim.arg_scope(arg_scope):
+                logits, _ = network(
+                    fed, num_classes=NUM_CLASSES, is_training=is_training, **options
                 )
             for variable in sorted(tf.global_variables(), key=lambda each: each.name):
-                name_of = variable.op.name
-                variable.load(drawn(name_of, variable.shape.as_list(), rng), session)
-            saver, path = tf.train.Saver(), folder / f"{name}.ckpt"
+                value = drawn(variable.op.name, variable.shape.as_list(), rng)
+                variable.load(value, session)
+            saver = tf.train.Saver()
             saver.save(session, str(path), write_meta_graph=False)
-            updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-            value, _ = session.run([logits, updates if is_training else []], {fed: images})
-            results[is_training] = value.reshape(len(images), -1)
-            after = folder / f"{name}_after.ckpt"
+            updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS) if is_training else []
+            value, _ = session.run([logits, updates], {fed: images})
+            results.append(value.reshape(len(images), -1))
             saver.save(session, str(after), write_meta_graph=False)
-    settings = {"dropout": 0.0, "drop_path": 0.0}
-    if "inception" in function:
-        settings |= {"batch_norm_decay": 0.9997, "batch_norm_epsilon": 0.001}
-    return Run(path, images, results[False], results[True], after, settings)
+    return Run(path, images, *results, after, {"dropout": 0.0, "drop_path": 0.0})
 
 
-def here(name, run):
-    """Return test logits, training logits and statistics after a step, of the network here."""
-    size = run.images.shape[1]
+def network_here(source, name, run):
+    """Return the network of the library, set as the one over there."""
     model = models.get(name, models.Settings(**run.settings))
+    if source == "keras" and name in KERAS_GATES:
+        gated = functools.partial(model.function, gate_slope=1 / 6)
+        return dataclasses.replace(model, function=gated)
+    return model
+
+
+def here(model, run):
+    """Return test logits, training logits, statistics after a step, and what rounding does.
+
+    The last is by how much the two logits differ for images of the next floats.
+    """
 
     def program():
-        images = layers.data("image", [size, size, 3])
+        images = layers.data("image", run.images.shape[1:])
         logits, _ = model(images, NUM_CLASSES)
         return layers.mean(logits), logits
 
     builder = ps.ProgramBuilder(
         program, optax.sgd(0.0), infer_func=lambda: program()[1], place=jax.devices()[:1]
     )
-    state = builder.init()
-    weights = models.load_weights(model, run.path, image_size=size)
-    entries = _parameters.flatten(state.variables)
-    entries = {key: weights.get("/".join(key[1]), value) for key, value in entries.items()}
-    state = builder.adopt(_parameters.nested(entries), state)
-    test = np.asarray(builder.infer(state, {"image": run.images}))
-    state, (_, train) = builder.train(state, {"image": run.images})
+    weights = models.load_weights(model, run.path, image_size=run.images.shape[1])
+
+    def loaded():
+        state = builder.init()
+        entries = _parameters.flatten(state.variables)
+        entries = {key: weights.get("/".join(key[1]), value) for key, value in entries.items()}
+        return builder.adopt(_parameters.nested(entries), state)
+
+    def logits_of(images):
+        state = loaded()
+        test = np.asarray(builder.infer(state, {"image": images}))
+        state, (_, train) = builder.train(state, {"image": images})
+        return test, np.asarray(train), state
+
+    test, train, state = logits_of(run.images)
+    test_moved, train_moved, _ = logits_of(np.nextafter(run.images, np.float32(2)))
+    rounding = error(test_moved, test), error(train_moved, train)
     statistics = _parameters.flatten(state.variables)
     moved = {"/".join(path): np.asarray(v) for (c, path), v in statistics.items() if c != "params"}
-    return test, np.asarray(train), moved
+    return test, train, moved, rounding
 
 
 def error(ours, theirs):
@@ -201,29 +236,35 @@ def error(ours, theirs):
 
 
 def compare(source, name, folder):
-    """Return the errors of one network: of test logits, training logits, moving averages."""
+    """Return the size of the images, the three errors of a network, and what rounding does."""
     run = {"keras": by_keras, "tf_slim": by_tf_slim}[source](name, Path(folder))
-    test, train, statistics = here(name, run)
-    after = models.load_weights(name, run.statistics, image_size=run.images.shape[1])
+    model = network_here(source, name, run)
+    test, train, statistics, rounding = here(model, run)
+    after = models.load_weights(model, run.statistics, image_size=run.images.shape[1])
     moved = [error(value, after[path]) for path, value in statistics.items() if path in after]
-    return error(test, run.test), error(train, run.train), max(moved, default=0.0)
+    errors = error(test, run.test), error(train, run.train), max(moved, default=0.0)
+    return run.images.shape, errors, rounding
 
 
 def main(arguments):
     """Print the table of a source; the exit status says whether all errors are below 1e-4."""
     source, *names = arguments or ["keras"]
     known = {"keras": KERAS, "tf_slim": TF_SLIM}[source]
-    print("| network | images | test logits | training logits | moving averages |")
-    print("|---|---|---|---|---|")
+    print("| network | images | test logits | training logits | moving averages | next float |")
+    print("|---|---|---|---|---|---|")
+    wide = []
     for name in names or known:
         with tempfile.TemporaryDirectory() as folder:
-            errors = compare(source, name, folder)
-        cells = " | ".join(f"{each:.1e}" for each in errors)
-        print(f"| {name} | {known[name][2]} x {known[name][2]} | {cells} |", flush=True)
-        if max(errors) > 1e-4:
-            print(f"{name}: an error of more than 1e-4", file=sys.stderr)
-            return 1
-    return 0
+            (count, height, width, _), errors, rounding = compare(source, name, folder)
+        cells = " | ".join(f"{each:.1e}" if each else "" for each in errors)
+        next_float = ", ".join(f"{each:.1e}" for each in rounding)
+        size = f"{count} of {height} x {width}"
+        print(f"| {name} | {size} | {cells} | {next_float} |", flush=True)
+        if max(errors) > LARGEST_ERROR:
+            wide.append(name)
+    if wide:
+        print(f"more than {LARGEST_ERROR:g}: {', '.join(wide)}", file=sys.stderr)
+    return int(bool(wide))
 
 
 if __name__ == "__main__":
