@@ -32,6 +32,7 @@ from penstock.events import EndStepEvent as EndStepEvent
 from penstock.events import EndTraining as EndTraining
 from penstock.inferencer import Inferencer as Inferencer
 from penstock.program_builder import Objective as Objective
+from penstock.program_builder import Precision as Precision
 from penstock.program_builder import ProgramBuilder as ProgramBuilder
 from penstock.program_builder import State as State
 from penstock.trainer import Trainer as Trainer

@@ -161,23 +161,28 @@ class Feeder:
     Arguments:
       specs: the inputs the program needs.
       known: the inputs of any program of the builder; other names are errors.
+      num_parts: what each device's share must be a multiple of.
     """
 
     def __init__(
-        self, mesh: Mesh, specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec]
+        self,
+        mesh: Mesh,
+        specs: Mapping[str, FeedSpec],
+        known: Mapping[str, FeedSpec],
+        num_parts: int = 1,
     ) -> None:
         self.mesh = mesh
         self.batch_size = 0
         self.is_single_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
         self._specs, self._known = specs, known
-        self._num_local = mesh.local_mesh.size
+        self._multiple = mesh.local_mesh.size * num_parts
         self._full_weights: dict[int, Any] = {}
         self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
 
     def fit(self, size: int) -> None:
-        """Make the batch size at least `size`, rounded up to a multiple of the device count."""
+        """Make the batch size at least `size`, rounded up so that each device gets whole parts."""
         if size > self.batch_size:
-            self.batch_size = -(-size // self._num_local) * self._num_local
+            self.batch_size = -(-size // self._multiple) * self._multiple
             self._full_weights = {}
             self._full = [
                 (spec.name, spec.dtype, (self.batch_size, *spec.shape))

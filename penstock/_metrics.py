@@ -194,15 +194,17 @@ def _plain(value: Any) -> Any:
 class LaunchValues:
     """The values of the steps of one launch; the first reading fetches them all, once."""
 
-    __slots__ = ("_counts", "_host", "_structures", "_values")
+    __slots__ = ("_counts", "_host", "_rates", "_structures", "_values")
 
     def __init__(
         self,
         values: Mapping[str, Sequence[jax.Array]],
         structures: Mapping[str, Structure],
         counts: Sequence[int],
+        rates: Mapping[str, jax.Array],
     ) -> None:
         self._values: Any = values
+        self._rates = rates
         self._structures = structures
         self._counts = counts
         self._host: Any = None
@@ -233,6 +235,15 @@ class LaunchValues:
             for name, values in self._host.items()
         }
         return next(iter(metrics.values())) if single else metrics
+
+    def rate_at(self, number: int) -> Any:
+        """Return the learning rate of step `number`; waits for the device."""
+        many = len(self._counts) > 1
+        rates = {
+            name: float(rate[number] if many else rate)
+            for name, rate in jax.device_get(dict(self._rates)).items()
+        }
+        return next(iter(rates.values())) if len(self._structures) == 1 else rates
 
     def losses(self, number: int) -> dict[str, float]:
         """Return each objective's loss at step `number`, from values that are read already."""

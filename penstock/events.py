@@ -166,6 +166,8 @@ class EndStep(_Lazy):
       metrics: what the program function returned, in its structure (tuple, list, dict or single
         value): Python numbers for scalars, numpy arrays for values with a batch axis; by
         objective, where there are several. `None` when `fetch_metrics` was set to `False`.
+      learning_rate: of the step, where the optimizer's state holds it, as those of `optimizers.get`
+        do; by objective, where there are several. Reading it waits for the device too.
 
     >>> event = EndStep(epoch=0, step=3, global_step=3, num_examples=64, read=lambda: (0.5, 0.9))
     >>> loss, accuracy = event.metrics
@@ -173,7 +175,7 @@ class EndStep(_Lazy):
     0.5
     """
 
-    __slots__ = ("epoch", "global_step", "num_examples", "step")
+    __slots__ = ("_rate", "epoch", "global_step", "num_examples", "step")
 
     def __init__(
         self,
@@ -182,13 +184,19 @@ class EndStep(_Lazy):
         global_step: int,
         num_examples: int = 0,
         read: Callable[[], Any] | None = None,
+        read_rate: Callable[[], Any] | None = None,
     ) -> None:
-        self._read = read
-        self._metrics: Any = None
+        super().__init__(read)
+        self._rate = read_rate
         self.epoch = epoch
         self.step = step
         self.global_step = global_step
         self.num_examples = num_examples
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate; the reading waits for the device, and nothing else does."""
+        return None if self._rate is None else self._rate()
 
     def __repr__(self) -> str:
         """Return the event without its metrics, which would have to be waited for."""

@@ -33,7 +33,16 @@ ALLOWED: dict[str, set[str]] = {
     "optimizers": {"_errors"},
     "_batches": {"_errors", "layers"},
     "_feeding": {"_errors", "_mesh", "layers"},
-    "program_builder": {"_errors", "_feeding", "_mesh", "_metrics", "_parameters", "layers"},
+    "program_builder": {
+        "_errors",
+        "_feeding",
+        "_mesh",
+        "_metrics",
+        "_parameters",
+        "_selection",
+        "layers",
+        "optimizers",
+    },
     "inferencer": {"_errors", "_feeding", "_mesh", "_parameters", "program_builder"},
 }
 ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}

@@ -19,7 +19,7 @@ import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,16 +28,16 @@ from flax.core import tracers
 
 from penstock import _mesh
 from penstock._errors import FeedError, LayerContextError, ProgramError, listed, nearest
+from penstock.layers._rows import PROBE_BATCH_SIZE as PROBE_BATCH_SIZE
+from penstock.layers._rows import along as along
+from penstock.layers._rows import probed_rows_per_example
+from penstock.layers._rows import rows_per_example as rows_per_example
 from penstock.layers._specs import FeedSpec as FeedSpec
 from penstock.layers._specs import Initializer as Initializer
 from penstock.layers._specs import ParameterSpec as ParameterSpec
 from penstock.layers._specs import user_stack as user_stack
 
 Mode = Literal["train", "test", "infer"]
-
-PROBE_BATCH_SIZE = 251
-
-# `fluid` holds wrappers of layers: a line in them is not the user's either.
 
 
 class _Scope:
@@ -47,6 +47,21 @@ class _Scope:
         self.path = path
         self.counters: dict[str, int] = {}
         self.owners: dict[str, tuple[str, bool]] = {}
+
+
+class MicroBatch(NamedTuple):
+    """Where a frame's batch lies that is one part of a device's share of a batch.
+
+    Means are those of the part alone; the builder weights them by the parts' examples, and adds
+    them up over parts and devices after the last.
+
+    Attributes:
+      first_row: the position of its first row in the global batch.
+      total_weight: the number of valid examples of the global batch.
+    """
+
+    first_row: jax.Array
+    total_weight: jax.Array
 
 
 class ScopeModule(nn.Module):
@@ -75,6 +90,8 @@ class Frame:
     anchor: jax.Array | None = None
     step: jax.Array | None = None
     compute_dtype: Any = None
+    micro_batch: MicroBatch | None = None
+    is_frozen: Callable[[tuple[str, ...]], bool] = lambda path: False
 
     feed_specs: dict[str, FeedSpec] = dataclasses.field(default_factory=dict)
     specs: dict[str, ParameterSpec] = dataclasses.field(default_factory=dict)
@@ -83,8 +100,12 @@ class Frame:
     def __post_init__(self) -> None:
         self.batch_size: int = self.weights.shape[0]
         # Made here, in the outermost trace: made lazily inside a scan body it would leak from it.
-        self.total_weight = _mesh.psum(jnp.sum(self.weights), self.num_devices)
+        self.total_weight = _mesh.psum(jnp.sum(self.weights), self.num_averaged)
         self.first_row = _mesh.device_index(self.num_devices) * self.batch_size
+        if self.micro_batch is not None:
+            self.first_row = self.micro_batch.first_row
+            # One of nothing but padding counts nothing: its means must only not be nan.
+            self.total_weight = jnp.where(self.total_weight > 0, self.total_weight, 1)
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
         # Likewise: the number of the step, 0 where nothing is trained.
         self.global_step = jnp.zeros((), jnp.int32) if self.step is None else self.step
@@ -100,6 +121,11 @@ class Frame:
     def is_probe(self) -> bool:
         """Whether this run only records what the program function asks for."""
         return self.feed is None
+
+    @property
+    def num_averaged(self) -> int:
+        """Over how many devices means are taken."""
+        return self.num_devices if self.micro_batch is None else 1
 
     @property
     def is_training(self) -> bool:
@@ -218,7 +244,7 @@ class Frame:
         number = self._num_row_queries
         self._num_row_queries += 1
         if self.is_probe:
-            self.rows.append(_probed_rows_per_example(shape))
+            self.rows.append(probed_rows_per_example(shape))
         if number < len(self.rows):
             return self.rows[number]
         return rows_per_example(shape, self.batch_size)
@@ -232,7 +258,10 @@ class Frame:
         if not self.rows_per_example(value):
             return jnp.sum(value)
         weights = along(self.row_weights(value.shape[0]), value.ndim, 0)
-        return _mesh.psum(jnp.sum(value * weights), self.num_devices)
+        total = _mesh.psum(jnp.sum(value * weights), self.num_averaged)
+        if self.micro_batch is None:
+            return total
+        return total * (self.micro_batch.total_weight / self.total_weight)
 
     def row_weights(self, num_rows: int) -> jax.Array:
         """Return the example weights repeated to `num_rows`, shape `[num_rows]`."""
@@ -245,10 +274,10 @@ class Frame:
         """
         value = jnp.asarray(value)
         if not self.rows_per_example(value):
-            return _mesh.pmean(jnp.mean(value), self.num_devices)
+            return _mesh.pmean(jnp.mean(value), self.num_averaged)
         weights = self.row_weights(value.shape[0])
         per_row = jnp.sum(value.reshape(value.shape[0], -1), axis=1)
-        total = _mesh.psum(jnp.sum(per_row * weights), self.num_devices)
+        total = _mesh.psum(jnp.sum(per_row * weights), self.num_averaged)
         return total / (self.total_weight * (value.size // self.batch_size))
 
     def run_scope(self, name: str, function: Callable[[], Any]) -> Any:
@@ -338,16 +367,6 @@ def logits_of(layer: str, probabilities: jax.Array) -> jax.Array | None:
     return None if entry is None else entry[1]
 
 
-def along(vector: jax.Array, num_axes: int, axis: int = -1) -> jax.Array:
-    """Return a vector shaped to meet axis `axis` of an array of `num_axes` axes.
-
-    Written out because users may run JAX with `jax_numpy_rank_promotion="raise"`.
-    """
-    shape = [1] * num_axes
-    shape[axis] = vector.shape[0]
-    return vector.reshape(shape)
-
-
 def find(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     """Return the entry of a nested dict at `path`, or None."""
     node: Any = tree
@@ -361,25 +380,6 @@ def find(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 def path_hash(path: tuple[str, ...]) -> int:
     """Return a number that depends on the path alone, the same in every process."""
     return zlib.crc32("/".join(path).encode())
-
-
-def rows_per_example(shape: tuple[int, ...], batch_size: int) -> int:
-    """Return how many rows of axis 0 belong to one example, 0 when there is no batch axis."""
-    if not shape or shape[0] == 0 or shape[0] % batch_size:
-        return 0
-    return shape[0] // batch_size
-
-
-def _probed_rows_per_example(shape: tuple[int, ...]) -> int:
-    rows = rows_per_example(shape, PROBE_BATCH_SIZE)
-    if not rows and any(size and size % PROBE_BATCH_SIZE == 0 for size in shape):
-        shown = ", ".join("B" if size == PROBE_BATCH_SIZE else str(size) for size in shape)
-        raise ProgramError(
-            f"a mean over examples got an array of shape [{shown}] with the batch axis B "
-            "elsewhere, expected it first. Padding rows of a short batch are left out along axis "
-            "0. Move the batch axis to the front, e.g. with jnp.moveaxis."
-        )
-    return rows
 
 
 def check_name(owner: str, name: str) -> None:

@@ -64,7 +64,7 @@ def batch_norm(
     path = frame.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
     mean, variance = (lax.stop_gradient(frame.parameter(spec)) for spec in specs)
-    if frame.is_training and not use_global_stats:
+    if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
         running = (mean, variance)
         how = (sync, unbiased_running_variance)
         mean, variance, steps = _batch_statistics(frame, x, axis, running, *how)
@@ -112,7 +112,7 @@ def _batch_statistics(
     estimate = variance * (count / jnp.maximum(count - 1, 1)) if is_unbiased else variance
     steps = lax.stop_gradient((total, (estimate - running[1]) * count, count))
     if not sync:
-        steps = _mesh.psum(steps, frame.num_devices)
+        steps = _mesh.psum(steps, frame.num_averaged)
     examples = jnp.maximum(steps[2], 1)
     return running[0] + offset, variance, (steps[0] / examples, steps[1] / examples)
 

@@ -109,16 +109,10 @@ def load_weights(
     """
     chosen = get(model) if isinstance(model, str) else model
     file = read_weights(path)
-    table = _shapes(chosen, 10, image_size)
-    wider = _shapes(chosen, 11, image_size)
-    names, ones = _names_in(chosen, file, table)
-    num_classes = _num_classes(chosen, file, names, table, wider)
-    table = {
-        name: tuple(
-            a + (num_classes - 10) * (b - a) for a, b in zip(shape, wider[name], strict=True)
-        )
-        for name, shape in table.items()
-    }
+    ten, eleven = (_shapes(chosen, number, image_size) for number in (10, 11))
+    names, ones = _names_in(chosen, file, ten)
+    num_classes = _num_classes(chosen, file, names, ten, eleven)
+    table = _for_classes(num_classes, ten, eleven)
     entries, problems = _matched(file, names, table)
     left = set(file.arrays) - set(names.values()) - set(ones)
     ignored = tuple(sorted(name for name in left if _BY_THE_WAY.search(name)))
@@ -212,6 +206,14 @@ def _num_classes(
     if not found:
         return model.num_classes
     return int(found[0].shape[-1])
+
+
+def _for_classes(
+    num_classes: int, ten: Mapping[str, tuple[int, ...]], eleven: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the table for a number of classes, of those for ten and for eleven."""
+    sides = ((name, zip(ten[name], eleven[name], strict=True)) for name in ten)
+    return {name: tuple(a + (num_classes - 10) * (b - a) for a, b in both) for name, both in sides}
 
 
 def _shapes(model: Model, num_classes: int, image_size: int | None) -> dict[str, tuple[int, ...]]:

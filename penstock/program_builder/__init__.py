@@ -6,5 +6,16 @@ from penstock.program_builder._inspect import ParameterRow as ParameterRow
 from penstock.program_builder._objective import Objective as Objective
 from penstock.program_builder._objective import Optimizer as Optimizer
 from penstock.program_builder._objective import State as State
+from penstock.program_builder._precision import Precision as Precision
+from penstock.program_builder._precision import PrecisionName as PrecisionName
 
-__all__ = ["Inspection", "Objective", "Optimizer", "ParameterRow", "ProgramBuilder", "State"]
+__all__ = [
+    "Inspection",
+    "Objective",
+    "Optimizer",
+    "ParameterRow",
+    "Precision",
+    "PrecisionName",
+    "ProgramBuilder",
+    "State",
+]

@@ -21,8 +21,9 @@ from penstock.program_builder._objective import (
     check_program_func,
     objectives_of,
 )
+from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._packing import Packing
-from penstock.program_builder._precision import Precision, compute_dtype_of
+from penstock.program_builder._precision import Precision, PrecisionName, precision_of
 from penstock.program_builder._probe import Probe
 from penstock.program_builder._programs import Program, compiled_call
 
@@ -42,7 +43,12 @@ class ProgramBuilder(Packing):
       infer_func: returns what `infer` gives.
       place: where programs run, see `penstock.Trainer`.
       skips_non_finite: leave out the updates whose loss or gradient is not finite.
-      precision: what layers compute products in; parameters, statistics and losses stay float32.
+      precision: what layers compute products in, a name or a `Precision`; parameters, statistics
+        and losses stay float32.
+      gradient_accumulation_steps: the parts that a batch is cut into; each counts by its examples,
+        and one after the other they take the memory of one.
+      freeze: parameters that stay as they are, `"backbone"` with all that lies under it, or globs
+        such as `"*/w"`. Batch norm whose running statistics match normalises by them.
 
     Raises:
       ProgramError: the functions do not make programs, or disagree about the parameter tree.
@@ -67,7 +73,9 @@ class ProgramBuilder(Packing):
         infer_func: Callable[[], Any] | None = None,
         place: _mesh.Place = None,
         skips_non_finite: bool = False,
-        precision: Precision = "float32",
+        precision: PrecisionName | Precision = "float32",
+        gradient_accumulation_steps: int = 1,
+        freeze: str | Sequence[str] = (),
     ) -> None:
         self.mesh = _mesh.mesh_of(place)
         self.objectives = objectives_of(program_func, optimizer)
@@ -77,8 +85,13 @@ class ProgramBuilder(Packing):
             raise TypeError(
                 "ProgramBuilder got neither program_func nor infer_func, expected at least one."
             )
-        how = {"skips_non_finite": skips_non_finite, "compute_dtype": compute_dtype_of(precision)}
-        self._network = Network(self.objectives, infer_func, self.mesh, **how)
+        self.options = ProgramOptions(
+            precision=precision_of(precision),
+            skips_non_finite=skips_non_finite,
+            freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
+            num_parts=gradient_accumulation_steps,
+        ).on(self.mesh)
+        self._network = Network(self.objectives, infer_func, self.mesh, self.options)
         self._programs: dict[Any, Program] = {}
         self._initial_state = self._network.initial_state
         self._test_zeros = {
@@ -86,8 +99,10 @@ class ProgramBuilder(Packing):
             for name, each in self._network.test.items()
         }
         self._feeders = {
-            mode: _feeding.Feeder(self.mesh, self._network.needed(mode), self._network.feed_specs)
-            for mode in ("train", "test")
+            mode: _feeding.Feeder(
+                self.mesh, self._network.needed(mode), self._network.feed_specs, num_parts
+            )
+            for mode, num_parts in (("train", self.options.num_parts), ("test", 1))
         }
         self._infer_feeders: dict[int, _feeding.Feeder] = {}
 
@@ -141,7 +156,7 @@ class ProgramBuilder(Packing):
         """
         name = self._objective_name(objective)
         placed = self.place("train", [batch])
-        leaves, values, _ = self.launch(self.pack(state), placed, (name,))
+        leaves, values, _, _ = self.launch(self.pack(state), placed, (name,))
         return self.unpack(leaves), _arranged(values[name], self._network.train[name], placed)
 
     def test(self, state: State, batch: Mapping[str, Any], objective: str | None = None) -> Any:
@@ -216,7 +231,7 @@ class ProgramBuilder(Packing):
 
     def launch(
         self, leaves: list[jax.Array], placed: _feeding.Placed, rounds: tuple[str, ...]
-    ) -> tuple[list[jax.Array], dict[str, tuple[jax.Array, ...]], jax.Array]:
+    ) -> tuple[list[jax.Array], dict[str, tuple[jax.Array, ...]], jax.Array, dict[str, jax.Array]]:
         """Run one round of updates on each placed batch, in one launch.
 
         The state travels flat: JAX takes a nested tree apart and puts it together in every launch,
@@ -227,8 +242,9 @@ class ProgramBuilder(Packing):
           rounds: names of objectives, one for each update of a batch.
 
         Returns:
-          The new packed state, the values of each objective's last update, and a flag that is
-          finite while every loss since the last reset was.
+          The new packed state, the values of each objective's last update, a flag that is finite
+          while every loss since the last reset was, and the learning rate of each objective whose
+          optimizer tells it; of each step, where there are several.
         """
         key = ("train", rounds, len(placed.counts))
         program = self._programs.get(key)
@@ -334,36 +350,8 @@ class ProgramBuilder(Packing):
           mode: `"train"`, `"test"` or `"infer"`.
           batch_size: the global batch size, a multiple of the device count.
         """
-        whole, cut = _mesh.replicated(self.mesh), _mesh.split(self.mesh)
-        specs = self._network.needed(mode)
-        state = _inspect.abstract(self._abstract_state, whole)
-        if mode == "infer" and self._network.infer is not None:
-            specs = self._network.infer.feed_specs
-            program, args = _derived.infer_program(self._network), [state.variables]
-        elif mode == "test":
-            name = self._objective_name(objective)
-            zeros = _inspect.abstract(
-                jax.eval_shape(lambda: self._network.zeros(self._network.test[name])), whole
-            )
-            program, args = (
-                _derived.test_program(self._network, name),
-                [state.variables, state.key, zeros],
-            )
-        elif mode == "train":
-            args = [self.pack(state)]
-            rounds = (self._objective_name(objective),)
-            program = _derived.train_program(self._network, rounds, 1, self._state_tree)
-        else:
-            raise UnknownNameError(
-                f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
-                "'infer'." + nearest(mode, ["train", "test", "infer"])
-            )
-        feed = {
-            name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype, sharding=cut)
-            for name, spec in specs.items()
-        }
-        weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=cut)
-        return _inspect.Inspection(program.jitted.trace(*args, feed, weights))
+        name = self._objective_name(objective) if mode in ("train", "test") else ""
+        return _derived.inspected(self._network, self._abstract_state, mode, name, batch_size)
 
     # How programs are made; each is made once.
 

@@ -6,11 +6,15 @@ import logging
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from penstock import _mesh
+from penstock._errors import UnknownNameError, nearest
 from penstock.program_builder import _steps
+from penstock.program_builder._inspect import Inspection, abstract
 from penstock.program_builder._network import Network
+from penstock.program_builder._objective import State
 from penstock.program_builder._probe import Probe
 from penstock.program_builder._programs import REPLICATED, Program
 
@@ -18,7 +22,7 @@ from penstock.program_builder._programs import REPLICATED, Program
 def train_program(
     network: Network, rounds: tuple[str, ...], steps: int, tree: Any, *, is_donated: bool = True
 ) -> Program:
-    """Return `(leaves, feed, weights) -> (leaves, values, flag)`.
+    """Return `(leaves, feed, weights) -> (leaves, values, flag, rates)`.
 
     Arguments:
       rounds: names of objectives, one for each update of a batch.
@@ -30,18 +34,17 @@ def train_program(
       ProgramError: an objective has no optimizer.
     """
     updates = network.updates_of(rounds)
-    is_cpu = network.mesh.devices.flat[0].platform == "cpu"
-    is_unrolled = is_cpu and any(update.probe.has_convolution for update in updates)
+    is_unrolled = any(update.is_unrolled for update in updates)
 
     def function(leaves: list[Any], feed: Any, weights: Any) -> Any:
         state = jax.tree.unflatten(tree, leaves)
         if steps == 1:
-            state, *rest = _steps.train_step(updates, state, feed, weights)
+            state, launched = _steps.train_step(updates, state, feed, weights)
         else:
-            state, *rest = _steps.train_steps(
+            state, launched = _steps.train_steps(
                 updates, state, feed, weights, is_unrolled=is_unrolled
             )
-        return jax.tree.leaves(state), *rest
+        return jax.tree.leaves(state), *launched
 
     cut = PartitionSpec(*([] if steps == 1 else [None]), _mesh.AXIS)
     values = {name: _value_specs(network.train[name], cut) for name in dict.fromkeys(rounds)}
@@ -51,7 +54,7 @@ def train_program(
         function,
         network.mesh,
         in_specs=(REPLICATED, cut, cut),
-        out_specs=(REPLICATED, values, REPLICATED),
+        out_specs=(REPLICATED, values, REPLICATED, REPLICATED),
         donated=(0,) if is_donated else (),
     )
 
@@ -102,6 +105,41 @@ def reset_program(network: Network) -> Program:
         in_specs=(),
         out_specs=REPLICATED,
     )
+
+
+def inspected(
+    network: Network, state: State, mode: str, objective: str, batch_size: int
+) -> Inspection:
+    """Return the trace of a program, for a state without values.
+
+    Raises:
+      UnknownNameError: there is no such mode, or no infer function.
+    """
+    whole, cut = _mesh.replicated(network.mesh), _mesh.split(network.mesh)
+    state = abstract(state, whole)
+    if mode == "infer" and network.infer is not None:
+        specs = network.infer.feed_specs
+        program, args = infer_program(network), [state.variables]
+    elif mode == "test":
+        specs = network.needed(mode)
+        zeros = jax.eval_shape(lambda: network.zeros(network.test[objective]))
+        program = test_program(network, objective)
+        args = [state.variables, state.key, abstract(zeros, whole)]
+    elif mode == "train":
+        specs = network.needed(mode)
+        program = train_program(network, (objective,), 1, jax.tree.structure(state))
+        args = [jax.tree.leaves(state)]
+    else:
+        raise UnknownNameError(
+            f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
+            "'infer'." + nearest(mode, ["train", "test", "infer"])
+        )
+    feed = {
+        name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype, sharding=cut)
+        for name, spec in specs.items()
+    }
+    weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=cut)
+    return Inspection(program.jitted.trace(*args, feed, weights))
 
 
 def _value_specs(each: Probe, cut: PartitionSpec) -> tuple[PartitionSpec, ...]:

@@ -16,7 +16,9 @@ from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock.layers._frame import PROBE_BATCH_SIZE, FeedSpec, Frame
 from penstock.program_builder import _sites, _steps, _tree
 from penstock.program_builder._inspect import ParameterRow
+from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
+from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._probe import Path, Probe, compare, evaluate, owner_of, probe
 
 
@@ -36,15 +38,13 @@ class Network:
         objectives: Mapping[str, Objective],
         infer_func: Callable[[], Any] | None,
         mesh: Mesh,
-        *,
-        skips_non_finite: bool = False,
-        compute_dtype: Any = None,
+        options: ProgramOptions,
     ) -> None:
-        self.objectives, self.mesh = objectives, mesh
+        self.objectives, self.mesh, self.options = objectives, mesh, options
         functions = {name: each.program_func for name, each in objectives.items()}
-        self.train = {n: probe(f, "train", mesh, compute_dtype) for n, f in functions.items()}
-        self.test = {n: probe(f, "test", mesh, compute_dtype) for n, f in functions.items()}
-        self.infer = probe(infer_func, "infer", mesh, compute_dtype) if infer_func else None
+        self.train = {n: probe(f, "train", mesh, options) for n, f in functions.items()}
+        self.test = {n: probe(f, "test", mesh, options) for n, f in functions.items()}
+        self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
         for name, each in self.test.items():
             compare(self.train[name], each)
         if self.infer and len(self.train) == 1:
@@ -57,7 +57,9 @@ class Network:
             _joined([*self.owners, self.infer])
             self._check_known(self.infer)
         self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
+        options.check(self.table)
         self._check_updates()
+        is_cpu = mesh.devices.flat[0].platform == "cpu"
         self.updates = {
             name: _steps.Update(
                 name=name,
@@ -65,7 +67,9 @@ class Network:
                 probe=self.train[name],
                 specs=self.specs,
                 num_devices=mesh.size,
-                skips_non_finite=skips_non_finite,
+                skips_non_finite=options.skips_non_finite,
+                num_parts=options.num_parts,
+                is_unrolled=is_cpu and self.train[name].has_convolution,
             )
             for name, objective in objectives.items()
         }
@@ -121,7 +125,7 @@ class Network:
             if objective.optimizer is not None and not trained:
                 raise ProgramError(
                     f"Objective {name!r} got nothing to train, expected at least one trainable "
-                    "parameter. Is everything it updates frozen by trainable=False?"
+                    "parameter. Is everything it updates frozen, by trainable=False or freeze=...?"
                 )
 
     def updates_of(self, rounds: Sequence[str]) -> list[_steps.Update]:
@@ -140,7 +144,7 @@ class Network:
 
     def _is_trainable(self, path: Path) -> bool:
         spec = self.specs.get(path)
-        return spec is None or spec.trainable
+        return (spec is None or spec.trainable) and not self.options.is_frozen(path)
 
     def rows(self) -> list[ParameterRow]:
         """Return the parameter table, parameters first, in the order of their creation."""
@@ -179,6 +183,9 @@ class Network:
             metrics=metrics,
             update_scale=jnp.ones((), jnp.float32),
             num_skipped=jnp.zeros((), jnp.int32),
+            loss_scale={
+                name: LossScale.initial() for name in opt_state if self.options.precision.is_dynamic
+            },
         )
 
     def _initial_modules(self, each: Probe, values: Any, key: jax.Array) -> dict[str, Any]:
@@ -196,6 +203,7 @@ class Network:
                 key=key,
                 num_devices=self.mesh.size,
                 rows=[],
+                is_frozen=self.options.is_frozen,
             )
             return evaluate(each.function, frame).module_updates
 

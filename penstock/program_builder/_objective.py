@@ -129,6 +129,7 @@ class State(NamedTuple):
       metrics: each objective's sums for the mean of its metrics since the last reset, by name.
       update_scale: what every update of the parameters is multiplied by; float32, no axes.
       num_skipped: updates that were skipped because a loss or gradient was not finite; int32.
+      loss_scale: the dynamic loss scale of each objective, by name; none in other precisions.
     """
 
     step: jax.Array
@@ -138,3 +139,4 @@ class State(NamedTuple):
     metrics: dict[str, Any]
     update_scale: jax.Array
     num_skipped: jax.Array
+    loss_scale: dict[str, Any]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from penstock import _mesh
+from penstock import _mesh, optimizers
 from penstock.program_builder._objective import State
 from penstock.program_builder._programs import compiled, owned
 
@@ -49,6 +49,17 @@ class Packing:
             names[name] = None
         return list(names)
 
+    @functools.cached_property
+    def variable_paths(self) -> dict[str, list[str]]:
+        """Collection and path of each parameter and running statistic, by its leaf's name."""
+        leaves = jax.tree_util.tree_leaves_with_path(self._abstract_state)
+        paths = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in leaves]
+        return {
+            name: path[1:]
+            for name, path in zip(self.leaf_names, paths, strict=True)
+            if path[0] == "variables"
+        }
+
     def pack(self, state: State) -> list[jax.Array]:
         """Return the state as the flat list that `launch` takes."""
         return jax.tree.leaves(state)
@@ -64,6 +75,21 @@ class Packing:
     def adopt(self, variables: Mapping[str, Any], state: State) -> State:
         """Return the state with other variables, copied into buffers that may be donated."""
         return state._replace(variables=self.own(dict(variables)))
+
+    def averaged(self, state: State) -> State:
+        """Return the state with the moving averages of its parameters in their place.
+
+        Its other arrays are those of the state that goes in, which a launch takes.
+
+        Raises:
+          ValueError: no optimizer keeps a moving average.
+        """
+        params = self._averaged(state.opt_state, state.variables["params"])
+        return state._replace(variables={**state.variables, "params": params})
+
+    @functools.cached_property
+    def _averaged(self) -> Callable[..., Any]:
+        return compiled(optimizers.averaged_params, self.mesh)
 
     def copy(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
         """Return a copy of a packed state, which launches take as well; does not wait."""

@@ -15,6 +15,7 @@ from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
 from penstock.layers import _frame
 from penstock.program_builder import _sites
+from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._tree import Path, flatten
 
 
@@ -33,7 +34,7 @@ class Probe:
       unweighted: labels of returned scalars that depend on the inputs but not on the example
         weights: they would count the padding of a short batch.
       has_convolution: whether there is one anywhere, nested functions included.
-      compute_dtype: what layers compute products in; None is the dtype of their operands.
+      options: of the builder; the precision is one of them.
     """
 
     function: Callable[[], Any]
@@ -47,7 +48,7 @@ class Probe:
     rows: list[int]
     unweighted: tuple[str, ...]
     has_convolution: bool
-    compute_dtype: Any
+    options: ProgramOptions
 
     def check_padding(self, mode: str, count: int, size: int) -> None:
         """Raise if a batch of `count` examples, padded to `size`, would be averaged with padding.
@@ -159,7 +160,7 @@ def _scalar_loss(loss: jax.Array, frame: _frame.Frame, owner: str) -> jax.Array:
 
 
 def probe(
-    function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh, compute_dtype: Any = None
+    function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh, options: ProgramOptions
 ) -> Probe:
     """Run a program function without values, with a batch size no layer is likely to have."""
     seen: dict[str, Any] = {}
@@ -174,7 +175,8 @@ def probe(
             num_devices=mesh.size,
             rows=[],
             anchor=anchor,
-            compute_dtype=compute_dtype,
+            compute_dtype=options.precision.compute_dtype,
+            is_frozen=options.is_frozen,
         )
         seen["frame"], seen["result"] = frame, evaluate(function, frame)
         return [jnp.mean(value) for value in seen["result"].values]
@@ -206,7 +208,7 @@ def probe(
         rows=frame.rows,
         unweighted=_unweighted(body_jaxpr, structure),
         has_convolution=_has_convolution(body_jaxpr),
-        compute_dtype=compute_dtype,
+        options=options,
     )
 
 

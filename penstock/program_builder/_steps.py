@@ -13,54 +13,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from penstock import _mesh, _metrics
+from penstock import _metrics, optimizers
 from penstock.layers import _frame
 from penstock.program_builder import _tree
+from penstock.program_builder._gradients import Batch
 from penstock.program_builder._objective import Objective, State
-from penstock.program_builder._probe import Evaluated, Path, Probe, evaluate
-
-
-def _run(
-    probe: Probe,
-    variables: Mapping[str, Any],
-    feed: Mapping[str, jax.Array],
-    weights: jax.Array,
-    key: jax.Array,
-    num_devices: int,
-    step: jax.Array | None = None,
-) -> tuple[Evaluated, _frame.Frame]:
-    frame = _frame.Frame(
-        mode=probe.mode,
-        variables=variables,
-        feed={name: feed[name] for name in probe.feed_specs},
-        weights=weights,
-        key=key,
-        num_devices=num_devices,
-        rows=list(probe.rows),
-        step=step,
-        compute_dtype=probe.compute_dtype,
-    )
-    result = evaluate(probe.function, frame)
-    result.values[:] = [
-        value if rows else _mesh.pmean(_as_number(value), num_devices)
-        for value, rows in zip(result.values, probe.structure.rows, strict=True)
-    ]
-    return result, frame
-
-
-def _as_number(value: jax.Array) -> jax.Array:
-    """Return the value in a floating dtype, in which devices may be averaged, on one device too."""
-    is_number = jnp.issubdtype(value.dtype, jnp.inexact)
-    return value if is_number else value.astype(jnp.float32)
+from penstock.program_builder._probe import Path, Probe
+from penstock.program_builder._running import run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
     """One objective's update of the state by one batch.
 
-    `specs` are the entries of penstock's layers; flax modules' parameters have none and train as
-    they are. With `skips_non_finite` an update whose loss or gradient is not finite changes nothing
-    but the counts.
+    Attributes:
+      specs: the entries of penstock's layers; flax modules' parameters have none.
+      skips_non_finite: an update whose loss or gradient is not finite changes nothing but counts.
+      num_parts: the micro-batches that a batch is cut into; they run one after the other.
+      is_unrolled: they are not a loop, in which XLA runs convolutions slowly on CPU.
     """
 
     name: str
@@ -69,11 +39,16 @@ class Update:
     specs: Mapping[Path, _frame.ParameterSpec]
     num_devices: int
     skips_non_finite: bool = False
+    num_parts: int = 1
+    is_unrolled: bool = False
 
     def trains(self, path: Path) -> bool:
         """Return whether this objective updates the parameter at `path`."""
         spec = self.specs.get(path)
-        return self.objective.covers(path) and (spec is None or spec.trainable)
+        is_trainable = spec is None or spec.trainable
+        return (
+            is_trainable and self.objective.covers(path) and not self.probe.options.is_frozen(path)
+        )
 
     def trained(self, params: Mapping[str, Any]) -> tuple[Any, dict[Path, Any]]:
         """Return the parameters this objective updates, nested, and the others, flat."""
@@ -85,44 +60,69 @@ class Update:
         """Return the state after the update and the values of the program function."""
         optimizer = self.objective.transformation
         trained, others = self.trained(state.variables["params"])
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-
-        def loss_of(trained: Any) -> tuple[jax.Array, Any]:
-            variables = {**state.variables, "params": _tree.merge(trained, others)}
-            result, frame = _run(
-                self.probe, variables, feed, weights, key, self.num_devices, state.step
-            )
-            aux = (result.values, result.module_updates, frame.updates, frame.total_weight)
-            return result.values[self.probe.structure.loss_index], aux
-
-        (loss, (values, module_updates, updates, total_weight)), gradients = jax.value_and_grad(
-            loss_of, has_aux=True
-        )(trained)
-        # Each device differentiated the global loss with respect to its own copy: the sum over
-        # devices counts it once per device, the mean is the gradient of the global mean.
-        gradients = self._regularized(_mesh.pmean(gradients, self.num_devices), trained)
+        batch = Batch(
+            probe=self.probe,
+            others=others,
+            batch_stats=state.variables["batch_stats"],
+            known=self.specs,
+            feed=feed,
+            weights=weights,
+            key=jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step),
+            step=state.step,
+            num_devices=self.num_devices,
+            scale=self._scale(state),
+        )
+        if self.num_parts == 1:
+            found = batch.gradients(trained)
+        else:
+            found = batch.accumulated(trained, self.num_parts, is_unrolled=self.is_unrolled)
+        gradients = self._regularized(found.gradients, trained)
+        loss = found.values[self.probe.structure.loss_index]
         steps, opt_state = optimizer.update(
             gradients, state.opt_state[self.name], trained, value=loss
         )
         trained: Any = optax.apply_updates(trained, self._scaled(steps, state.update_scale))
-        batch_stats = self._new_statistics(state, updates, module_updates)
         accumulator = _metrics.accumulate(
             state.metrics[self.name],
-            values,
+            found.values,
             self.probe.structure,
             weights,
-            total_weight,
+            found.total_weight,
             self.num_devices,
         )
+        batch_stats = self._new_statistics(state, found.statistics)
         after = state._replace(
             step=state.step + 1,
             variables={"params": _tree.merge(trained, others), "batch_stats": batch_stats},
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: accumulator},
         )
+        return self._checked(state, after, loss, gradients), tuple(found.values)
+
+    def learning_rate(self, state: State) -> jax.Array | None:
+        """Return the rate of the last update, None where the optimizer does not tell."""
+        rate = optimizers.learning_rate(state.opt_state.get(self.name))
+        return None if rate is None else rate * state.update_scale
+
+    def _scale(self, state: State) -> jax.Array | None:
+        if self.name in state.loss_scale:
+            return state.loss_scale[self.name].scale
+        scale = self.probe.options.precision.loss_scale
+        return None if scale == 1.0 else jnp.float32(scale)
+
+    def _checked(self, before: State, after: State, loss: jax.Array, gradients: Any) -> State:
+        """Return the state after an update, or the one before where it is to be left out."""
         if self.skips_non_finite:
-            after = _unless_finite(state, after, (loss, gradients))
-        return after, tuple(values)
+            is_finite = _are_finite((loss, gradients))
+            after = _if(is_finite, after, before)
+        if self.name not in after.loss_scale:
+            return after
+        is_finite = _are_finite(gradients)
+        if not self.skips_non_finite:
+            # The loss is counted all the same: one that is not finite itself ends training.
+            after = _if(is_finite, after, before)._replace(metrics=after.metrics)
+        scale = before.loss_scale[self.name].after(is_finite)
+        return after._replace(loss_scale={**before.loss_scale, self.name: scale})
 
     def _regularized(self, gradients: Any, params: Any) -> Any:
         flat, values = _tree.flatten(gradients), _tree.flatten(params)
@@ -141,39 +141,38 @@ class Update:
             flat[path] = flat[path] * scale.astype(flat[path].dtype)
         return _tree.nest(flat)
 
-    def _new_statistics(
-        self, state: State, updates: Mapping[Path, jax.Array], module_updates: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _new_statistics(self, state: State, statistics: Mapping[Path, jax.Array]) -> dict[str, Any]:
         flat = _tree.flatten(state.variables["batch_stats"])
-        # penstock's layers average over devices by their example counts; flax modules do not.
-        from_modules = _tree.flatten(module_updates.get("batch_stats", {}))
-        averaged = {
-            path: _mesh.pmean(value, self.num_devices)
-            for path, value in from_modules.items()
-            if path not in self.specs
-        }
-        for path, value in {**averaged, **updates}.items():
-            if self.objective.covers(path):
+        for path, value in statistics.items():
+            if self.objective.covers(path) and not self.probe.options.is_frozen(path):
                 flat[path] = value
         return _tree.nest(flat)
 
 
-def _unless_finite(before: State, after: State, watched: Any) -> State:
+def _are_finite(watched: Any) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(watched)]))
+
+
+def _if(is_finite: jax.Array, after: State, before: State) -> State:
     """Return `after` where all that is watched is finite; else `before`, one step and skip on."""
-    is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(watched)]))
     kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), after, before)
     return kept._replace(step=after.step, num_skipped=before.num_skipped + ~is_finite)
 
 
+Launched = tuple[dict[str, tuple[jax.Array, ...]], jax.Array, dict[str, jax.Array]]
+"""Values by objective, a flag, and learning rates by objective."""
+
+
 def train_step(
     rounds: Sequence[Update], state: State, feed: Mapping[str, jax.Array], weights: jax.Array
-) -> tuple[State, dict[str, tuple[jax.Array, ...]], jax.Array]:
+) -> tuple[State, Launched]:
     """Apply each update of a round to one batch.
 
     Returns:
-      The state, the values of each objective's last update, and a flag that is finite while every
-      loss since the last reset was; it is an output of its own because the state is donated. Where
-      updates are skipped, the flag is that and the number skipped so far.
+      The state, the values of each objective's last update, a flag that is finite while every
+      loss since the last reset was, and the learning rate of each objective whose optimizer tells.
+      They are outputs of their own because the state is donated. Where updates are skipped, the
+      flag is that and the number skipped so far.
     """
     values: dict[str, tuple[jax.Array, ...]] = {}
     for update in rounds:
@@ -182,7 +181,9 @@ def train_step(
     flag = jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
     if any(each.skips_non_finite for each in rounds):
         flag = jnp.stack([flag, state.num_skipped.astype(jnp.float32)])
-    return state, values, flag
+    rates = {each.name: each.learning_rate(state) for each in _distinct(rounds)}
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    return state, (values, flag, known)
 
 
 def _distinct(rounds: Sequence[Update]) -> list[Update]:
@@ -197,7 +198,7 @@ def train_steps(
     weights: jax.Array,
     *,
     is_unrolled: bool,
-) -> tuple[State, dict[str, tuple[jax.Array, ...]], jax.Array]:
+) -> tuple[State, Launched]:
     """Run `train_step` over batches stacked on a leading axis, in one launch.
 
     On CPU the steps of a network with convolutions are unrolled, because XLA runs a convolution
@@ -205,15 +206,14 @@ def train_steps(
     a 13->1 regression) and compiles in a third of the time.
     """
 
-    def body(state: State, batch: tuple[Any, jax.Array]) -> tuple[State, Any]:
-        state, values, flag = train_step(rounds, state, *batch)
-        return state, (values, flag)
+    def body(state: State, batch: tuple[Any, jax.Array]) -> tuple[State, Launched]:
+        return train_step(rounds, state, *batch)
 
     num_steps = weights.shape[0]
-    state, (values, flags) = jax.lax.scan(
+    state, (values, flags, rates) = jax.lax.scan(
         body, state, (dict(feeds), weights), unroll=num_steps if is_unrolled else 1
     )
-    return state, values, flags[-1]
+    return state, (values, flags[-1], rates)
 
 
 def test_step(
@@ -226,9 +226,7 @@ def test_step(
     num_devices: int,
 ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
     """Return the sums with this batch's values added, and the values."""
-    result, frame = _run(
-        probe, variables, feed, weights, jax.random.wrap_key_data(key), num_devices
-    )
+    result, frame = run(probe, variables, feed, weights, jax.random.wrap_key_data(key), num_devices)
     accumulator = _metrics.accumulate(
         accumulator,
         result.values,
@@ -248,4 +246,4 @@ def infer_step(
     num_devices: int,
 ) -> tuple[jax.Array, ...]:
     """Return the values of an infer program."""
-    return tuple(_run(probe, variables, feed, weights, jax.random.key(0), num_devices)[0].values)
+    return tuple(run(probe, variables, feed, weights, jax.random.key(0), num_devices)[0].values)

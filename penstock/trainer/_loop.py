@@ -92,18 +92,21 @@ class Loop:
                 # The launch takes the old state: no interrupt until the new one is stored.
                 interrupts.is_held = True
                 try:
-                    status.packed, values, flag = builder.launch(status.packed, placed, rounds)
+                    status.packed, values, flag, rates = builder.launch(
+                        status.packed, placed, rounds
+                    )
                     status.global_step, status.step = first + len(counts), step + len(counts)
                     status.num_examples += sum(counts)
                     status.reader_state = placed.reader_state
                 finally:
                     interrupts.release()
                 self.in_flight.push(flag, status.global_step)
-                launched = _metrics.LaunchValues(values, structures, counts)
+                launched = _metrics.LaunchValues(values, structures, counts, rates)
                 del values  # with fetch_metrics off nothing keeps them on the device
                 for k, count in enumerate(counts):
                     read = functools.partial(launched.at, k) if is_fetched[k] else None
-                    emit(EndStep(epoch, step + k, first + k, count, read))
+                    rate = functools.partial(launched.rate_at, k) if rates else None
+                    emit(EndStep(epoch, step + k, first + k, count, read, rate))
                 if launched.is_read:
                     self.check_read(launched, first)
                 saver.after_launch(status)

@@ -1,4 +1,4 @@
-"""The parameters of a live network: by name, to files and back, and for inference."""
+"""The parameters of a live network: by name, to files and back, for inference and tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from penstock import _parameters
+import jax
+
+from penstock import _batches, _parameters
+from penstock._batches import FeedOrder
+from penstock._interrupts import Interrupts
 from penstock._selection import Patterns, Rename, Selection
 from penstock.program_builder import ProgramBuilder, State
+from penstock.trainer._arguments import scale_of
+from penstock.trainer._sources import entries_at
+from penstock.trainer._testing import tested
 
 
 class ParameterAccess(ABC):
@@ -26,6 +33,9 @@ class ParameterAccess(ABC):
     @abstractmethod
     def _state(self, state: State) -> None: ...
 
+    _feed_order: FeedOrder | None
+    _interrupts: Interrupts
+
     def infer(self, feed: Mapping[str, Any]) -> Any:
         """Return what `infer_func` returns for a feed of any length, with the live parameters.
 
@@ -33,6 +43,65 @@ class ParameterAccess(ABC):
           ProgramError: the trainer was made without `infer_func`.
         """
         return self.builder.infer(self._state.variables, feed)
+
+    def test(
+        self, reader: Any, feed_order: FeedOrder | None = None, *, averaged: bool = False
+    ) -> Any:
+        """Return the mean of the metrics over every example of `reader`, in test mode.
+
+        Each example counts once, whatever the batch size and the number of devices. Waits for the
+        device once, at the end.
+
+        Arguments:
+          averaged: test the moving average of the parameters that the optimizer keeps.
+
+        Returns:
+          The program function's structure, with Python floats for scalars; by objective, where
+          there are several.
+
+        Raises:
+          FeedError: a batch does not fit the inputs the program declares.
+          ReaderError: the reader yields nothing.
+          ValueError: no optimizer keeps a moving average.
+        """
+        _batches.check_reader(reader, 1)
+        builder = self.builder
+        inputs = builder.inputs("test")
+        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
+            feed_order = self._feed_order
+        fields = _batches.Fields(inputs, feed_order, builder.feed_specs)
+        state = self._averaged if averaged else self._state
+        return tested(builder, state, reader, fields, self._interrupts)
+
+    @property
+    def update_scale(self) -> float:
+        """What every update of the parameters is multiplied by, 1 at first; may be set.
+
+        It scales the learning rate of any optimizer, and with it a decoupled weight decay.
+        Reading it waits for the device.
+        """
+        return float(jax.device_get(self._state.update_scale))
+
+    @update_scale.setter
+    def update_scale(self, scale: float) -> None:
+        self._state = self._state._replace(update_scale=self.builder.own(scale_of(scale)))
+
+    @property
+    def loss_scale(self) -> Any:
+        """What the loss is multiplied by for its gradients; by objective, where there are several.
+
+        A dynamic one is read from the state, which waits for the device.
+        """
+        builder = self.builder
+        fixed = builder.options.precision.loss_scale
+        live = {name: float(each.scale) for name, each in self._state.loss_scale.items()}
+        scales = {name: live.get(name, fixed) for name in builder.objectives}
+        return next(iter(scales.values())) if len(scales) == 1 else scales
+
+    @property
+    def _averaged(self) -> State:
+        """The state with the moving average of its parameters in their place."""
+        return self.builder.averaged(self._state)
 
     @property
     def parameters(self) -> _parameters.Parameters:
@@ -42,12 +111,19 @@ class ParameterAccess(ABC):
     def _adopt(self, variables: Mapping[str, Any]) -> None:
         self._state = self.builder.adopt(variables, self._state)
 
-    def save_params(self, param_path: str | os.PathLike[str]) -> None:
+    def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is made or overwritten.
 
         Optimizer state is not part of it. `Inferencer` and `load_params` read it.
+
+        Arguments:
+          averaged: write the moving average of the parameters that the optimizer keeps.
+
+        Raises:
+          ValueError: no optimizer keeps a moving average.
         """
-        _parameters.save(param_path, self._state.variables)
+        state = self._averaged if averaged else self._state
+        _parameters.save(param_path, state.variables)
 
     def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
         """Do what `save_params` does; Fluid's name for it.
@@ -72,6 +148,8 @@ class ParameterAccess(ABC):
         not is printed.
 
         Arguments:
+          param_path: a folder that `save_params` wrote, a folder of checkpoints, of which the
+            newest is read, or one checkpoint in it.
           partial: load what fits in name, shape and dtype, and leave the rest as it is.
           include: names of the program to load, `"backbone"` with all that lies under it, or globs
             such as `"*/w"`; the others stay as they are.
@@ -91,7 +169,7 @@ class ParameterAccess(ABC):
         """
         selection = Selection(include=include, exclude=exclude, rename=rename)
         selection.check(table := self.builder.parameter_shapes)
-        entries = selection.renamed(_parameters.read(param_path))
+        entries = selection.renamed(entries_at(param_path))
         chosen, wanted = selection.of(entries), selection.of(table)
         found = _parameters.differences(chosen, wanted)
         fitting = _parameters.fitting(chosen, wanted)

@@ -56,7 +56,7 @@ def replayed(
                 leaves = builder.pack(builder.reset_metrics(builder.unpack(leaves)))
                 continue
             before = builder.copy(leaves)
-            leaves, values, _ = builder.launch(leaves, builder.place("train", [batch]), rounds)
+            leaves, values, _, _ = builder.launch(leaves, builder.place("train", [batch]), rounds)
             losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
             if number == step or (step is None and _is_bad(builder, before, leaves, losses)):
                 is_infinite = any(np.isinf(loss) for loss in jax.device_get(losses))

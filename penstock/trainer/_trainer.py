@@ -19,9 +19,16 @@ from penstock._in_flight import InFlight
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock.events import BeginTraining, EndTraining, Handler, Reason, emitter
-from penstock.program_builder import Objective, Optimizer, ProgramBuilder, State
+from penstock.program_builder import (
+    Objective,
+    Optimizer,
+    Precision,
+    PrecisionName,
+    ProgramBuilder,
+    State,
+)
 from penstock.trainer._agreement import Agreement
-from penstock.trainer._arguments import check_action, check_count, rounds_of, scale_of
+from penstock.trainer._arguments import check_action, check_count, rounds_of
 from penstock.trainer._describe import described, versions
 from penstock.trainer._guard import Guard, OnNonFinite
 from penstock.trainer._handler_states import HandlerStates
@@ -31,8 +38,8 @@ from penstock.trainer._reader_states import decoded
 from penstock.trainer._replay import replayed
 from penstock.trainer._restoring import restored
 from penstock.trainer._saver import CheckpointSaver, Saver
+from penstock.trainer._sources import PARAMETER_NAMES
 from penstock.trainer._status import Status
-from penstock.trainer._testing import tested
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -59,6 +66,13 @@ class Trainer(ParameterAccess):
       on_non_finite: what a loss that is not finite does: `"stop"` raises; `"skip"` leaves out each
         update whose loss or gradient is not finite, inside the step; `"roll_back"` returns to the
         last checkpoint and goes on with the next batch.
+      precision: what layers compute products in: `"float32"`, `"bfloat16"`, `"float16"` (with a
+        dynamic loss scale), a `ps.Precision`, or `"auto"`: bfloat16 where the accelerator has it.
+        Parameters, optimizer state, statistics and losses are float32 in any case.
+      gradient_accumulation_steps: the parts that a device's share of a batch is cut into. They run
+        one after the other in the memory of one, with one reduction over the devices.
+      freeze: what is not trained: `"backbone"` with all that lies under it, or globs such as
+        `"*/w"`. Batch norm whose running statistics match normalises by them and keeps them.
 
     Raises:
       ProgramError: no programs can be derived; said before any data is read.
@@ -91,6 +105,9 @@ class Trainer(ParameterAccess):
         seed: int = 0,
         checkpoint: CheckpointConfig | str | os.PathLike[str] | None = None,
         on_non_finite: OnNonFinite = "stop",
+        precision: PrecisionName | Precision = "auto",
+        gradient_accumulation_steps: int = 1,
+        freeze: str | Sequence[str] = (),
     ) -> None:
         check_count("steps_per_call", steps_per_call, 1)
         check_action(on_non_finite, checkpoint)
@@ -100,12 +117,14 @@ class Trainer(ParameterAccess):
             infer_func=infer_func,
             place=place,
             skips_non_finite=on_non_finite == "skip",
+            precision=precision,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            freeze=freeze,
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self._on_non_finite, self._config = on_non_finite, config_of(checkpoint)
         self._rounds = rounds_of(self.builder.objectives, schedule)
-        self._feed_order: FeedOrder | None = None
-        self._interrupts = Interrupts()
+        self._feed_order, self._interrupts = None, Interrupts()
         self._handlers = HandlerStates()
         self._status = Status(self.builder.pack(self.builder.init(seed)))
         self._resumed: Position | None = None
@@ -294,19 +313,6 @@ class Trainer(ParameterAccess):
         """End training after the current step's `EndStep`; has no effect outside `train`."""
         self._status.is_stopping = True
 
-    @property
-    def update_scale(self) -> float:
-        """What every update of the parameters is multiplied by, 1 at first; may be set.
-
-        It scales the learning rate of any optimizer, and with it a decoupled weight decay.
-        Reading it waits for the device.
-        """
-        return float(jax.device_get(self._state.update_scale))
-
-    @update_scale.setter
-    def update_scale(self, scale: float) -> None:
-        self._state = self._state._replace(update_scale=self.builder.own(scale_of(scale)))
-
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait for it; handlers may call it too.
 
@@ -333,6 +339,9 @@ class Trainer(ParameterAccess):
             "steps_per_call": self.steps_per_call,
             "seed": int(self.seed),
             "on_non_finite": self._on_non_finite,
+            "precision": str(self.builder.options.precision),
+            "gradient_accumulation_steps": self.builder.options.num_parts,
+            "freeze": list(self.builder.options.freeze),
             "checkpoint": None if config is None else config.as_json(),
         }
         directory = None if config is None else Path(config.directory)
@@ -362,29 +371,8 @@ class Trainer(ParameterAccess):
         replayed(builder, contents, self.seed, reader, fields, self._rounds, step)
 
     def _extra(self) -> dict[str, Any]:
-        return {"handlers": self._handlers.as_json(), "versions": versions()}
-
-    def test(self, reader: Any, feed_order: FeedOrder | None = None) -> Any:
-        """Return the mean of the metrics over every example of `reader`, in test mode.
-
-        Each example counts once, whatever the batch size and the number of devices. Waits for the
-        device once, at the end.
-
-        Returns:
-          The program function's structure, with Python floats for scalars; by objective, where
-          there are several.
-
-        Raises:
-          FeedError: a batch does not fit the inputs the program declares.
-          ReaderError: the reader yields nothing.
-        """
-        _batches.check_reader(reader, 1)
-        builder = self.builder
-        inputs = builder.inputs("test")
-        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
-            feed_order = self._feed_order
-        fields = _batches.Fields(inputs, feed_order, builder.feed_specs)
-        return tested(builder, self._state, reader, fields, self._interrupts)
+        said = {"handlers": self._handlers.as_json(), "versions": versions()}
+        return {**said, PARAMETER_NAMES: self.builder.variable_paths}
 
     @property
     def _state(self) -> State:

@@ -290,7 +290,7 @@ def test_objective_with_everything_frozen_is_refused():
 
     assert error_of(program) == (
         "Objective 'train' got nothing to train, expected at least one trainable parameter. Is "
-        "everything it updates frozen by trainable=False?"
+        "everything it updates frozen, by trainable=False or freeze=...?"
     )
 
 

@@ -1,0 +1,187 @@
+"""The gradients of one batch: of the whole at once, or of its parts one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from penstock import _mesh
+from penstock.layers import _frame
+from penstock.program_builder import _tree
+from penstock.program_builder._probe import Evaluated, Path, Probe
+from penstock.program_builder._running import run
+
+
+class Gradients(NamedTuple):
+    """What a batch gives.
+
+    Attributes:
+      values: what the program function returned, in order; those without a batch axis are means
+        over the global batch.
+      gradients: of the mean loss over the global batch.
+      statistics: the new running statistics, by path.
+      total_weight: the number of valid examples of the global batch.
+    """
+
+    values: list[jax.Array]
+    gradients: Any
+    statistics: dict[Path, jax.Array]
+    total_weight: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One device's share of a batch, and all that its gradients depend on beside parameters.
+
+    Attributes:
+      others: the parameters that are not trained, by path.
+      batch_stats: the running statistics before the step.
+      known: the paths of penstock's own entries; statistics elsewhere are flax modules'.
+      key: the random key of the step.
+      scale: what the loss is multiplied by and its gradients are divided by; None is neither.
+    """
+
+    probe: Probe
+    others: Mapping[Path, Any]
+    batch_stats: Mapping[str, Any]
+    known: Mapping[Path, Any]
+    feed: Mapping[str, jax.Array]
+    weights: jax.Array
+    key: jax.Array
+    step: jax.Array
+    num_devices: int
+    scale: jax.Array | None
+
+    def gradients(self, trained: Any) -> Gradients:
+        """Return the gradients of the batch as a whole, by the parameters that are trained."""
+        values, gradients, updates, total_weight = self._differentiated(
+            trained, self.feed, self.weights, self.batch_stats, None
+        )
+        # Each device differentiated the global loss with respect to its own copy: the sum over
+        # devices counts it once per device, the mean is the gradient of the global mean.
+        gradients = self._unscaled(_mesh.pmean(gradients, self.num_devices))
+        statistics = {
+            path: value if path in self.known else _mesh.pmean(value, self.num_devices)
+            for path, value in updates.items()
+        }
+        return Gradients(values, gradients, statistics, total_weight)
+
+    def accumulated(self, trained: Any, num_parts: int, *, is_unrolled: bool) -> Gradients:
+        """Return the gradients of the batch in parts, added up in a scan.
+
+        Every part counts by its valid examples, so that their means are those of the whole batch.
+        Nothing is reduced over the devices before the last part is done. Running statistics move
+        with each part, as if each were a step.
+        """
+        size = self.weights.shape[0] // num_parts
+        first_row = _mesh.device_index(self.num_devices) * self.weights.shape[0]
+        total_weight = _mesh.psum(jnp.sum(self.weights), self.num_devices)
+        flat_stats = _tree.flatten(self.batch_stats)
+
+        def part(carry: Any, operands: Any) -> tuple[Any, Any]:
+            sums, statistics = carry
+            number, feed, weights = operands
+            micro_batch = _frame.MicroBatch(first_row + number * size, total_weight)
+            values, gradients, updates, _ = self._differentiated(
+                trained, feed, weights, _tree.nest(statistics), micro_batch
+            )
+            count = jnp.sum(weights)
+            # Chosen, not multiplied: a part of padding alone may well give nan.
+            sums = jax.tree.map(
+                lambda total, g: total + jnp.where(count > 0, g * count.astype(g.dtype), 0),
+                sums,
+                gradients,
+            )
+            statistics = {
+                path: jnp.where(count > 0, updates.get(path, old), old)
+                for path, old in statistics.items()
+            }
+            return (sums, statistics), values
+
+        def cut(x: jax.Array) -> jax.Array:
+            return x.reshape(num_parts, size, *x.shape[1:])
+
+        feed = {name: cut(self.feed[name]) for name in self.probe.feed_specs}
+        weights = cut(self.weights)
+        (sums, statistics), values = jax.lax.scan(
+            part,
+            (jax.tree.map(jnp.zeros_like, trained), flat_stats),
+            (jnp.arange(num_parts), feed, weights),
+            unroll=num_parts if is_unrolled else 1,
+        )
+        return self._combined(sums, statistics, values, weights)
+
+    def _combined(
+        self, sums: Any, statistics: Mapping[Path, Any], values: list[Any], weights: jax.Array
+    ) -> Gradients:
+        """Return means over the parts and the devices: the one reduction of the step."""
+        counts = jnp.sum(weights, axis=1)
+        count = jnp.sum(counts)
+        rows = self.probe.structure.rows
+        scalars = [
+            jnp.tensordot(counts, jnp.where(_along(counts, v) > 0, v, 0), axes=(0, 0))
+            for v, r in zip(values, rows, strict=True)
+            if not r
+        ]
+        changed = statistics if self.num_devices > 1 else {}
+        shares = {path: value * count for path, value in changed.items()}
+        total, sums, scalars, shares = _mesh.psum((count, sums, scalars, shares), self.num_devices)
+        of_scalars = iter(scalars)
+        return Gradients(
+            values=[
+                v.reshape(-1, *v.shape[2:]) if r else next(of_scalars) / total
+                for v, r in zip(values, rows, strict=True)
+            ],
+            gradients=self._unscaled(jax.tree.map(lambda g: g / total.astype(g.dtype), sums)),
+            statistics={**statistics, **{path: share / total for path, share in shares.items()}},
+            total_weight=total,
+        )
+
+    def _differentiated(
+        self,
+        trained: Any,
+        feed: Mapping[str, jax.Array],
+        weights: jax.Array,
+        batch_stats: Mapping[str, Any],
+        micro_batch: _frame.MicroBatch | None,
+    ) -> tuple[list[jax.Array], Any, dict[Path, jax.Array], jax.Array]:
+        """Return values, gradients, new statistics, and the number of valid examples."""
+
+        def loss_of(trained: Any) -> tuple[jax.Array, Any]:
+            params = _tree.merge(trained, self.others)
+            variables = {"params": params, "batch_stats": batch_stats}
+            result, frame = run(
+                self.probe,
+                variables,
+                feed,
+                weights,
+                self.key,
+                self.num_devices,
+                self.step,
+                micro_batch,
+            )
+            loss = result.values[self.probe.structure.loss_index]
+            scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
+            return scaled, (result.values, self._updates(result, frame), frame.total_weight)
+
+        gradients, (values, updates, total_weight) = jax.grad(loss_of, has_aux=True)(trained)
+        return values, gradients, updates, total_weight
+
+    def _updates(self, result: Evaluated, frame: _frame.Frame) -> dict[Path, jax.Array]:
+        """Return the new running statistics of flax modules and of penstock's layers."""
+        from_modules = _tree.flatten(result.module_updates.get("batch_stats", {}))
+        theirs = {path: value for path, value in from_modules.items() if path not in self.known}
+        return {**theirs, **frame.updates}
+
+    def _unscaled(self, gradients: Any) -> Any:
+        if self.scale is None:
+            return gradients
+        return jax.tree.map(lambda g: g / self.scale.astype(g.dtype), gradients)
+
+
+def _along(counts: jax.Array, value: jax.Array) -> jax.Array:
+    return _frame.along(counts, value.ndim, 0)

@@ -1,0 +1,150 @@
+"""Gradient accumulation: the same step as the whole batch, in parts."""
+
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, optimizers
+from penstock._errors import ProgramError
+
+ONE = jax.devices("cpu")[0]
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 6)).astype("float32")
+Y = RNG.integers(0, 3, size=(96, 1)).astype("int32")
+
+
+def program():
+    hidden = layers.fc(layers.data("x", [6]), 16, act="relu")
+    hidden = layers.dropout(hidden, 0.3)
+    prediction = layers.fc(hidden, 3, act="softmax")
+    label = layers.data("y", [1], dtype="int32")
+    loss = layers.cross_entropy(prediction, label)
+    return layers.mean(loss), layers.accuracy(prediction, label), prediction
+
+
+def run(parts, *, place=ONE, batch=32, num=96, function=program, **options):
+    """Return losses by step and parameters after three epochs of batches, the last one short."""
+    trainer = ps.Trainer(
+        function,
+        options.pop("optimizer", None) or optax.adam(0.01),
+        place=place,
+        gradient_accumulation_steps=parts,
+        **options,
+    )
+    reader = ps.readers.arrays({"x": X[:num], "y": Y[:num]}, batch_size=batch)
+    seen = []
+    handler = lambda e: seen.append(e.metrics) if isinstance(e, ps.EndStep) else None  # noqa: E731
+    trainer.train(reader, handler, num_epochs=3)
+    return seen, dict(trainer.parameters)
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("num", [96, 90, 67], ids=["full", "short", "parts of padding alone"])
+def test_parts_give_the_step_of_the_whole_batch(num_devices, num):
+    place = jax.devices()[:num_devices]
+    whole, expected = run(1, place=place, num=num)
+    parts, found = run(4, place=place, num=num)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    for (loss, accuracy, rows), (loss_whole, accuracy_whole, rows_whole) in zip(
+        parts, whole, strict=True
+    ):
+        assert loss == pytest.approx(loss_whole, abs=1e-6)
+        assert accuracy == pytest.approx(accuracy_whole, abs=1e-6)
+        np.testing.assert_allclose(rows, rows_whole, rtol=1e-5, atol=1e-6)
+
+
+def test_several_steps_in_a_launch_accumulate_too():
+    one, expected = run(2)
+    many, found = run(2, steps_per_call=3)
+    assert [loss for loss, *_ in many] == pytest.approx([loss for loss, *_ in one])
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_a_sum_over_the_batch_is_that_of_the_whole_batch():
+    def summed():
+        error = layers.square_error_cost(layers.fc(layers.data("x", [6]), 1), layers.data("y", [1]))
+        return layers.reduce_sum(error)
+
+    _, expected = run(1, function=summed, optimizer=optax.sgd(1e-3), num=67)
+    _, found = run(4, function=summed, optimizer=optax.sgd(1e-3), num=67)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def normalised():
+    hidden = layers.batch_norm(layers.fc(layers.data("x", [6]), 8))
+    prediction = layers.fc(hidden, 3, act="softmax")
+    return layers.mean(layers.cross_entropy(prediction, layers.data("y", [1], dtype="int32")))
+
+
+def test_running_statistics_move_with_each_part():
+    builder = ps.ProgramBuilder(
+        normalised, optax.sgd(0.0), place=ONE, gradient_accumulation_steps=2
+    )
+    single = ps.ProgramBuilder(normalised, optax.sgd(0.0), place=ONE)
+    state, _ = builder.train(builder.init(), {"x": X[:32], "y": Y[:32]})
+    expected = single.init()
+    for part in (slice(0, 16), slice(16, 32)):
+        expected, _ = single.train(expected, {"x": X[part], "y": Y[part]})
+    for leaf in ("mean", "variance"):
+        np.testing.assert_allclose(
+            state.variables["batch_stats"]["batch_norm_0"][leaf],
+            expected.variables["batch_stats"]["batch_norm_0"][leaf],
+            rtol=1e-6,
+        )
+
+
+def test_devices_are_reduced_over_once_a_step():
+    builder = ps.ProgramBuilder(
+        normalised, optax.sgd(0.1), place=jax.devices()[:4], gradient_accumulation_steps=4
+    )
+    text = builder.inspect("train", batch_size=64).compiled_text
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 1
+    body = re.findall(r"all-reduce.*while/body", text)
+    assert not body
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "2"])
+def test_number_of_parts_that_is_none_is_refused(steps):
+    with pytest.raises(ProgramError, match=r"gradient_accumulation_steps got .* expected a whole"):
+        ps.Trainer(program, optax.sgd(0.1), gradient_accumulation_steps=steps)
+
+
+def test_batch_is_padded_to_whole_parts():
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=ONE, gradient_accumulation_steps=4)
+    _, (loss, _, rows) = builder.train(builder.init(), {"x": X[:6], "y": Y[:6]})
+    assert builder.batch_sizes["train"] == 8
+    assert rows.shape == (6, 3)
+    assert np.isfinite(loss)
+
+
+def test_learning_rate_of_each_step_is_in_its_event():
+    schedule = optax.linear_schedule(1.0, 0.0, transition_steps=10)
+    trainer = ps.Trainer(program, optimizers.get("sgd", schedule), place=ONE, steps_per_call=2)
+    rates = []
+
+    def handler(event):
+        if isinstance(event, ps.EndStep):
+            rates.append(event.learning_rate)
+        if isinstance(event, ps.EndEpoch):
+            trainer.update_scale = 0.5
+
+    reader = ps.readers.arrays({"x": X, "y": Y}, batch_size=32)
+    trainer.train(reader, handler, num_epochs=2)
+    assert rates == pytest.approx([1.0, 0.9, 0.8, 0.35, 0.3, 0.25])
+
+
+def test_learning_rate_of_an_optimizer_that_does_not_tell_is_none():
+    seen = []
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)
+    trainer.train(
+        ps.readers.arrays({"x": X, "y": Y}, batch_size=96),
+        lambda e: seen.append(e.learning_rate) if isinstance(e, ps.EndStep) else None,
+    )
+    assert seen == [None]

@@ -1,0 +1,186 @@
+"""Precision: what a Trainer computes in, and the loss scale of float16."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import NonFiniteError, ProgramError
+from penstock.program_builder import _loss_scale
+
+ONE = jax.devices("cpu")[0]
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = (X @ RNG.normal(size=(6, 1))).astype("float32")
+READER = ps.readers.arrays({"x": X, "y": Y}, batch_size=16)
+SIZED = {"float32": None, "bfloat16": "bf16", "float16": "f16"}
+
+
+def program():
+    hidden = layers.batch_norm(layers.fc(layers.data("x", [6]), 8, act="relu"))
+    error = layers.square_error_cost(layers.fc(hidden, 1), layers.data("y", [1]))
+    return layers.mean(error)
+
+
+@pytest.mark.parametrize("precision", SIZED)
+def test_products_are_in_the_precision_and_the_state_is_float32(precision):
+    trainer = ps.Trainer(program, optax.adam(0.01), place=ONE, precision=precision)
+    trainer.train(READER, num_epochs=2)
+    text = trainer.builder.inspect("train").lowered_text
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    short = SIZED[precision]
+    assert products
+    assert all((f"x{short}>" in line) == (short is not None) for line in products)
+    for name, value in trainer.parameters.items():
+        assert value.dtype == np.float32, name
+    assert trainer.test(READER) < 60
+
+
+def test_auto_is_float32_on_cpu():
+    trainer = ps.Trainer(program, optax.adam(0.01), place=ONE)
+    assert trainer.builder.options.precision == ps.Precision("float32")
+    assert trainer.describe()["configuration"]["precision"] == "float32"
+
+
+class Device:
+    """As much of an accelerator as the choice looks at."""
+
+    def __init__(self, platform, **attributes):
+        self.platform = platform
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (Device("gpu", compute_capability="9.0"), "bfloat16"),
+        (Device("gpu", compute_capability="7.5"), "float32"),
+        (Device("gpu"), "bfloat16"),
+        (Device("tpu"), "bfloat16"),
+        (Device("cpu"), "float32"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_accelerator_has_it(device, expected):
+    class OneDevice:
+        devices = np.array([device])
+
+    assert ps.Precision("auto").on(OneDevice()).compute == expected  # pyright: ignore
+
+
+def overflowing():
+    """Return a loss whose gradient overflows float16 in the step with a large input."""
+    x = layers.data("x", [6])
+    return layers.mean(layers.square_error_cost(layers.fc(x, 1), layers.data("y", [1])))
+
+
+def test_dynamic_scale_recovers_from_an_overflow():
+    trainer = ps.Trainer(overflowing, optax.sgd(0.01), place=ONE, precision="float16")
+    assert trainer.loss_scale == _loss_scale.INITIAL
+    trainer.train(READER)
+    before, scale = dict(trainer.parameters), trainer.loss_scale
+    assert all(np.all(np.isfinite(value)) for value in before.values())
+    # The gradient by w is 2e4 times larger than a usual one: beyond float16 once it is scaled.
+    trainer.train(ps.readers.arrays({"x": X[:16] * 1e3, "y": Y[:16]}, batch_size=16))
+    for name, value in trainer.parameters.items():
+        np.testing.assert_array_equal(value, before[name])
+    assert trainer.loss_scale == scale / 2
+    trainer.train(READER, num_epochs=20)
+    assert trainer.test(READER) < 0.5
+    assert any(np.any(value != before[name]) for name, value in trainer.parameters.items())
+
+
+def test_dynamic_scale_grows_after_many_good_updates(monkeypatch):
+    monkeypatch.setattr(_loss_scale, "_STEPS_BEFORE_GROWTH", 3)
+    trainer = ps.Trainer(overflowing, optax.sgd(0.001), place=ONE, precision="float16")
+    small = ps.readers.arrays({"x": X * 1e-2, "y": Y * 1e-2}, batch_size=16)
+    trainer.train(small, num_epochs=2)  # 8 updates
+    assert trainer.loss_scale == _loss_scale.INITIAL * 4
+
+
+def test_dynamic_scale_is_in_the_checkpoint(tmp_path):
+    def made():
+        return ps.Trainer(
+            overflowing, optax.sgd(0.01), place=ONE, precision="float16", checkpoint=tmp_path
+        )
+
+    first = made()
+    first.train(ps.readers.arrays({"x": X * 1e3, "y": Y}, batch_size=16))
+    assert made().loss_scale == first.loss_scale < _loss_scale.INITIAL
+
+
+def test_static_scale_changes_no_step_in_float32():
+    plain = ps.Trainer(program, optax.sgd(0.01), place=ONE)
+    scaled = ps.Trainer(
+        program, optax.sgd(0.01), place=ONE, precision=ps.Precision("float32", loss_scale=1024.0)
+    )
+    for trainer in (plain, scaled):
+        trainer.train(READER)
+    assert scaled.loss_scale == 1024
+    for name, value in plain.parameters.items():
+        np.testing.assert_allclose(scaled.parameters[name], value, rtol=1e-6)
+
+
+def test_small_gradients_survive_float16_by_the_scale():
+    def tiny():
+        y = layers.fc(layers.data("x", [6]), 1, bias_attr=False)
+        return layers.mean(y.astype("float32")) * 3e-7
+
+    def moved(precision):
+        trainer = ps.Trainer(tiny, optax.sgd(1 / 3e-7), place=ONE, precision=precision)
+        before = trainer.parameters["fc_0/w"]
+        trainer.train(ps.readers.arrays({"x": X + 1}, batch_size=64))
+        return trainer.parameters["fc_0/w"] - before
+
+    expected = -(X + 1).mean(axis=0)[:, None]
+    unscaled = moved(ps.Precision("float16", loss_scale=1.0))
+    assert not np.any(unscaled)
+    np.testing.assert_allclose(moved("float16"), expected, rtol=2e-2, atol=1e-3)
+
+
+def test_loss_that_is_not_finite_ends_training_with_a_dynamic_scale_too():
+    trainer = ps.Trainer(overflowing, optax.sgd(0.01), place=ONE, precision="float16")
+    with pytest.raises(NonFiniteError, match="a loss that is not finite"):
+        trainer.train(ps.readers.arrays({"x": X * np.nan, "y": Y}, batch_size=16))
+
+
+def test_each_objective_has_a_scale_of_its_own():
+    trainer = ps.Trainer(
+        {
+            "big": ps.Objective(lambda: 1e4 * overflowing(), optax.sgd(0.0)),
+            "small": ps.Objective(overflowing, optax.sgd(0.0)),
+        },
+        place=ONE,
+        precision="float16",
+    )
+    trainer.train(ps.readers.arrays({"x": X * 0.1, "y": Y * 0.1}, batch_size=64))
+    assert trainer.loss_scale["big"] < trainer.loss_scale["small"] == _loss_scale.INITIAL
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ps.Precision("float61"), "precision got 'float61'.*Did you mean 'float16'"),
+        (lambda: ps.Precision("float16", loss_scale=0), "loss_scale got 0, expected a positive"),
+        (lambda: ps.Precision("float16", loss_scale="static"), "expected a positive number, or"),
+    ],
+)
+def test_wrong_precision_is_refused(make, message):
+    with pytest.raises(ProgramError, match=message):
+        make()
+
+
+def test_accumulation_scales_once():
+    def losses(parts):
+        trainer = ps.Trainer(
+            overflowing,
+            optax.sgd(0.01),
+            place=jax.devices()[:2],
+            precision=ps.Precision("float16", loss_scale=128.0),
+            gradient_accumulation_steps=parts,
+        )
+        trainer.train(READER, num_epochs=2)
+        return trainer.test(READER)
+
+    assert losses(4) == pytest.approx(losses(1), rel=1e-2)
