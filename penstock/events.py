@@ -72,11 +72,11 @@ class Training(Protocol):
         """End training after the current step's `EndStep`."""
         ...
 
-    def test(self, reader: Any, feed_order: Any = None) -> Any:
+    def test(self, reader: Any, feed_order: Any = None, *, averaged: bool = False) -> Any:
         """Return the mean of the metrics over every example of `reader`, in test mode."""
         ...
 
-    def save_params(self, param_path: Any) -> None:
+    def save_params(self, param_path: Any, *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder."""
         ...
 

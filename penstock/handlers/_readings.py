@@ -10,7 +10,11 @@ from penstock.handlers._interval import Interval
 
 
 class Reading(NamedTuple):
-    """A step's numbers and metrics; the counts are since training began, this step included."""
+    """A step's numbers and metrics; the counts are since training began, this step included.
+
+    Attributes:
+      rates: the learning rate by name, nothing where the optimizer does not tell it.
+    """
 
     epoch: int
     step: int
@@ -18,6 +22,7 @@ class Reading(NamedTuple):
     num_steps: int
     num_examples: int
     metrics: Any
+    rates: dict[str, float]
 
 
 class Readings:
@@ -66,13 +71,16 @@ class Readings:
 
     def _read(self, held: EndStep, *, may_fail: bool) -> Reading | None:
         try:
-            metrics = held.metrics
+            metrics, rate = held.metrics, held.learning_rate
         except Exception:
             if may_fail:
                 return None  # the step itself failed, and its error is on its way to the caller
             raise
         counts = self._counts.pop(held.global_step)
-        return Reading(held.epoch, held.step, held.global_step, *counts, metrics)
+        rates = {} if rate is None else {"learning_rate": rate}
+        if isinstance(rate, dict):
+            rates = {f"learning_rate/{name}": value for name, value in rate.items()}
+        return Reading(held.epoch, held.step, held.global_step, *counts, metrics, rates)
 
 
 def as_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -108,7 +108,8 @@ class Rows:
 
     def _step_row(self, reading: Any) -> Row:
         numbers = (reading.epoch, reading.step, reading.global_step)
-        return self._row("step", numbers, self._base[1] + reading.num_examples, reading.metrics)
+        row = self._row("step", numbers, self._base[1] + reading.num_examples, reading.metrics)
+        return {**reading.rates, **row}
 
     def _test_rows(self, event: Any) -> list[Row]:
         if isinstance(self._test, Evaluate):

@@ -34,6 +34,7 @@ class Evaluate:
       names: names for the values of a program function that returns a tuple, a list or a single
         value; those beyond are called `metric_1` by their position. A dict brings its own names.
       feed_order: as `Trainer.test` takes it.
+      averaged: test, and keep, the moving average of the parameters that the optimizer keeps.
       file: where to print; standard output by default.
 
     Attributes:
@@ -69,6 +70,7 @@ class Evaluate:
         best_path: str | os.PathLike[str] | None = None,
         names: Sequence[str] = ("loss",),
         feed_order: Any = None,
+        averaged: bool = False,
         file: TextIO | None = None,
     ) -> None:
         for argument, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
@@ -78,7 +80,7 @@ class Evaluate:
                     "many lie between two tests; with None there are none."
                 )
         self.results: list[tuple[int, dict[str, float]]] = []
-        self._reader, self._feed_order = reader, feed_order
+        self._reader, self._feed_order, self._averaged = reader, feed_order, averaged
         self._every_steps, self._every_epochs = every_steps, every_epochs
         self._names = as_names(names)
         self._monitor = Monitor("Evaluate", monitor, mode, 0.0, self._names)
@@ -156,7 +158,8 @@ class Evaluate:
         return self.last
 
     def _test(self, trainer: Training) -> None:
-        metrics = named(trainer.test(self._reader, self._feed_order), self._names)
+        tested = trainer.test(self._reader, self._feed_order, averaged=self._averaged)
+        metrics = named(tested, self._names)
         best = self.best
         step = trainer.global_step
         self.results = [*(result for result in self.results if result[0] < step), (step, metrics)]
@@ -164,7 +167,7 @@ class Evaluate:
             self._monitor.value(metrics), best and self._monitor.value(best[1])
         )
         if is_best and self._best_path is not None:
-            trainer.save_params(self._best_path)
+            trainer.save_params(self._best_path, averaged=self._averaged)
         shown = ", ".join(f"{name} = {value:.6g}" for name, value in metrics.items())
         line = f"test at step {step}: {shown}{' (best)' if is_best else ''}"
         print(line, file=self._file or sys.stdout, flush=True)

@@ -29,7 +29,8 @@ class Log:
     global_step = 100`. Times are those of the steps launched since the line before; the first
     launch, which compiles, is left out, and so is what happens between epochs. Without a step to
     time they are `-`. `global_step` counts the steps done, as TensorFlow does: 100 is event number
-    99. A metric called `lrate` or `learning_rate` comes after the others.
+    99. `lrate` is the learning rate of that step where the optimizer tells it, as those of
+    `optimizers.get` do, or a metric called `lrate` or `learning_rate`.
 
     A line is printed one launch late, so that reading its metrics does not hold up the device. At
     other steps nothing is read.
@@ -94,9 +95,10 @@ class Log:
 
     def _print(self, reading: Reading, now: _Mark) -> None:
         values = named(reading.metrics, self._names)
-        rates = {n: values.pop(n) for n in _LEARNING_RATE_NAMES if n in values}
+        own = [values.pop(name) for name in _LEARNING_RATE_NAMES if name in values]
+        told = {n.replace("learning_rate", "lrate"): rate for n, rate in reading.rates.items()}
+        values |= {"lrate": own[0]} if own else told
         parts = [f"{name} = {value:.6g}" for name, value in values.items()]
-        parts += [f"lrate = {value:.6g}" for value in rates.values()]
         parts.append(f"global_step = {reading.global_step + 1}")
         print(self._speed(now), ", ".join(parts), file=self._file or sys.stdout, flush=True)
 

@@ -120,7 +120,8 @@ class TensorBoard:
             self._files["train"].add(0, [table])
 
     def _write_step(self, reading: Reading) -> None:
-        values = _event_file.scalars("train", named(reading.metrics, self._names))
+        named_values = {**reading.rates, **named(reading.metrics, self._names)}
+        values = _event_file.scalars("train", named_values)
         speed = self._speed.lap(reading.num_examples)
         if speed is not None:
             values += _event_file.scalars("speed", {"examples_per_sec": speed})
