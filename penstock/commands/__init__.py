@@ -1,4 +1,4 @@
-"""The `penstock` command: `penstock train`, `penstock convert`, `penstock plot`.
+"""The `penstock` command: `penstock train`, `penstock eval`, `penstock predict`, and others.
 
 A command is a module of this package with `run(argv) -> int`, imported when it is asked for.
 """
@@ -14,7 +14,9 @@ from penstock import __version__
 from penstock._errors import nearest
 
 _COMMANDS = {
-    "train": "train a network on handwritten digits, save it, and show what it makes of a few",
+    "train": "train a network of the model library, on handwritten digits without further flags",
+    "eval": "say how well a trained network does, class by class",
+    "predict": "name what a trained network sees in images",
     "import-weights": "make parameters of weights that others published",
     "models": "list the networks of the model library, or show the layers of one",
     "convert": "make record files from datasets' archives, image folders or other record files",
@@ -54,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    return _run(name, words[1:])
+    return _dispatched(name, words[1:])
 
 
-def _run(name: str, words: list[str]) -> int:
+def _dispatched(name: str, words: list[str]) -> int:
     try:
         return importlib.import_module(f"penstock.commands.{name.replace('-', '_')}").run(words)
     except KeyboardInterrupt:

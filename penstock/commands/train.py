@@ -1,133 +1,194 @@
-"""`penstock train`: a conv network learns real handwritten digits, and shows what it has learnt."""
+"""`penstock train`: train a network of the model library, with FastNN's flags."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
-from pathlib import Path
+import dataclasses
+from typing import Any
 
 import jax
-import numpy as np
-import optax
 
 import penstock as ps
-from penstock import layers, readers
-from penstock.handlers import Progress
+from penstock import models, optimizers
+from penstock.commands._flags import TrainFlags, fastnn_defaults, parse
+from penstock.commands._flags._checks import words_of
+from penstock.commands._run import _folder, _weights
+from penstock.commands._run._announce import Plan, announce, conclude, plan_of
+from penstock.commands._run._benchmark import TimedReader
+from penstock.commands._run._data import Data, open_data, resolved
+from penstock.commands._run._failures import run_command
+from penstock.commands._run._folder import RunFolder
+from penstock.commands._run._handlers import handlers_of
+from penstock.commands._run._network import last_layers, network_of, precision_of
+from penstock.commands._run._pictures import show_digits
+from penstock.readers import Shard
 
-PARAM_PATH = Path("runs/digits.params")
-SPLITS = ("train", "test")
-BATCH_SIZE = 64
-NUM_EPOCHS = 15
-LEARNING_RATE = 2e-3
-SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
-NUM_SHOWN = 4
+PROG = "penstock train"
+_EXAMPLES = """examples:
+  penstock train
+  penstock train --model_name=resnet_v1_50 --dataset_name=cifar10 --dataset_dir=data/cifar10
+  penstock train --dataset_name=image_folder --dataset_dir=photos --model_name=mobilenet_v2 \\
+      --task_type=finetune --model_dir=weights --ckpt_file_name=mobilenet_v2_1.0_224.ckpt
+  penstock train --dataset_name=mock --model_name=resnet_v1_50        # how fast is it?
 
-
-def infer_program() -> jax.Array:
-    """Return the probability of each digit, `[B, 10]`."""
-    image = layers.data("image", shape=[8, 8, 1])
-    hidden = layers.simple_img_conv_pool(
-        image, num_filters=32, filter_size=3, pool_size=2, pool_stride=2, conv_padding=1, act="relu"
-    )
-    hidden = layers.batch_norm(hidden)
-    hidden = layers.simple_img_conv_pool(
-        hidden,
-        num_filters=64,
-        filter_size=3,
-        pool_size=2,
-        pool_stride=2,
-        conv_padding=1,
-        act="relu",
-    )
-    hidden = layers.dropout(hidden, 0.3)
-    return layers.fc(hidden, size=10, act="softmax")
-
-
-def train_program() -> tuple[jax.Array, jax.Array]:
-    """Return the loss and the accuracy."""
-    label = layers.data("label", shape=[1], dtype="int32")
-    prediction = infer_program()
-    loss = layers.mean(layers.cross_entropy(prediction, label))
-    return loss, layers.accuracy(prediction, label)
+docs/train_command.md says more."""
 
 
 def run(argv: list[str]) -> int:
-    """Run `penstock train` with the arguments after the command's name; there are none yet.
+    """Run `penstock train` with the arguments after the command's name.
 
     Returns:
-      The exit status, 0.
+      The exit status: 0 when the run is over, 1 when it failed, 2 when it was called wrongly; an
+      interrupt is raised.
     """
-    argparse.ArgumentParser(prog="penstock train", description=__doc__).parse_args(argv)
-    print("penstock trains a network to read handwritten digits.", flush=True)
-    train_reader = readers.dataset("digits", "train", BATCH_SIZE, shuffle=True)
-    test_reader = readers.dataset("digits", "test", BATCH_SIZE)
-    train_set, test_set = (next(iter(readers.dataset("digits", s, 10_000))) for s in SPLITS)
-    trainer = ps.Trainer(train_program, optax.adam(LEARNING_RATE))
-    _announce(trainer, len(train_set["label"]), len(test_set["label"]))
-    start = time.monotonic()
-    trainer.train(
-        train_reader,
-        Progress(("loss", "accuracy"), test=lambda: trainer.test(test_reader)),
-        num_epochs=NUM_EPOCHS,
+    return run_command("train", lambda: _train(flags_of(argv)))
+
+
+def flags_of(argv: list[str]) -> TrainFlags:
+    """Return the flags that words stand for.
+
+    Raises:
+      UsageError: an unknown flag or a wrong value.
+
+    >>> flags_of(["--model_name=vgg_16", "--use_fp16=False"]).model.model_name
+    'vgg_16'
+    """
+    defaults = {"": TrainFlags, "fastnn_compat": fastnn_defaults}
+    return parse(TrainFlags, argv, prog=PROG, defaults=defaults, epilog=_EXAMPLES)[0]
+
+
+def _train(flags: TrainFlags) -> None:
+    _join_processes(flags)
+    place = None if flags.performance.enable_paisoar else [jax.local_devices()[0]]
+    num_devices = jax.device_count() if place is None else len(place)
+    data = open_data(flags, batch_size=flags.model.batch_size * num_devices, shard=_shard(flags))
+    if flags.dataset.dataset_name == "mock":
+        data = dataclasses.replace(data, train=TimedReader(data.train))
+    flags = resolved(flags, data)
+    plan = plan_of(flags, data)
+    folder = _folder.folder_for(flags)
+    changed = _folder.differences(folder, flags)
+    facts = _folder.Facts(
+        image_shape=data.shape.image_shape,
+        stored_shape=data.stored_shape,
+        class_names=data.class_names,
     )
-    secs = time.monotonic() - start
-    _, accuracy = trainer.test(test_reader)
-    trainer.save_params(PARAM_PATH)
-    inferencer = ps.Inferencer(infer_program, PARAM_PATH)
-    _show(inferencer, test_set)
-    _conclude(accuracy, secs)
-    return 0
-
-
-def _announce(trainer: ps.Trainer, num_train: int, num_test: int) -> None:
-    rows = trainer.builder.parameter_table()
-    num_parameters = sum(row.size for row in rows if row.collection == "params")
-    devices = jax.devices()
-    print(
-        f"""
-  network   2 x (convolution, relu, max pool), batch norm, dropout, softmax
-            {num_parameters:,} parameters
-  data      scikit-learn's digits, 8 x 8 pixels: {num_train:,} to train on, {num_test} held out
-  training  {NUM_EPOCHS} epochs, batches of {BATCH_SIZE}, Adam with learning rate {LEARNING_RATE}
-  devices   {len(devices)} x {devices[0].device_kind}
-""",
-        flush=True,
+    _folder.prepare(folder, flags, facts)
+    network = network_of(flags, data.shape)
+    trainer = _trainer(flags, data, network, plan, folder, place)
+    handlers = handlers_of(flags, data, folder)
+    start = _start(flags, data, network, trainer, folder, changed)
+    announce(
+        flags,
+        data,
+        trainer,
+        plan,
+        folder=folder,
+        schedule=optimizers.describe_schedule(**_schedule(flags, data, plan)),
+        start=start,
+    )
+    if trainer.global_step >= plan.num_steps:
+        print("The run is over: these are its results. To go on raise what ends it; to begin anew")
+        print("add --overwrite=True.\n", flush=True)
+    trainer.train(data.train, handlers.all, num_epochs=flags.model.num_epochs)
+    if handlers.evaluate is not None:
+        handlers.evaluate()
+    trainer.save_params(folder.params, averaged=_is_averaged(flags))
+    if flags.dataset.dataset_name == "digits" and not jax.process_index():
+        show_digits(trainer.infer, data.test)
+    conclude(
+        folder, handlers.evaluate, step=trainer.global_step, is_saved=_saves_checkpoints(flags)
     )
 
 
-def _show(inferencer: ps.Inferencer, test_set: dict[str, np.ndarray]) -> None:
-    """Draw a few digits, a wrong prediction among them where there is one."""
-    probabilities = inferencer.infer({"image": test_set["image"]})
-    predicted, labels = probabilities.argmax(axis=1), test_set["label"]
-    is_right = predicted == labels
-    right, wrong = np.flatnonzero(is_right), np.flatnonzero(~is_right)
-    shown = [*right[: NUM_SHOWN - 1], *wrong[:1], *right[NUM_SHOWN - 1 :]][:NUM_SHOWN]
-    pictures = [_picture(test_set["image"][i, :, :, 0]) for i in shown]
-    captions = [f"{predicted[i]}: {probabilities[i].max():.1%}" for i in shown]
-    truths = ["" if is_right[i] else f"it is a {labels[i]}" for i in shown]
-    print("\nDigits it was not trained on, what it reads, and how sure it is:\n")
-    for line in [*zip(*pictures, strict=True), captions, truths]:
-        print("  " + "   ".join(f"{part:^16}" for part in line).rstrip())
+def _join_processes(flags: TrainFlags) -> None:
+    """Become one of the processes of `--worker_hosts`, where there are several."""
+    hosts = words_of(flags.performance.worker_hosts)
+    if len(hosts) > 1 and not jax.distributed.is_initialized():
+        jax.distributed.initialize(hosts[0], len(hosts), flags.performance.task_index)
 
 
-def _picture(image: np.ndarray) -> list[str]:
-    """Return an image `[8, 8]` in 0..1 as lines of text, two characters a pixel."""
-    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    shades = np.array(list(SHADES if is_unicode else ASCII_SHADES))
-    levels = np.rint(image * (len(shades) - 1)).astype(int)
-    return ["".join(shades[row].repeat(2)) for row in levels]
+def _shard(flags: TrainFlags) -> Shard:
+    """Return this process's part of the data; FastNN's is whole files."""
+    is_by_file = flags.fastnn_compat and jax.process_count() > 1
+    rule = "files_round_robin" if is_by_file and flags.dataset.dataset_name != "mock" else "records"
+    return Shard(jax.process_index(), jax.process_count(), rule)
 
 
-def _conclude(accuracy: float, secs: float) -> None:
-    print(f"""
-It reads {accuracy:.2%} of the held-out digits right, after {secs:.0f} s of training.
-The parameters are in {PARAM_PATH}. To use them:
+def _schedule(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]:
+    """Return the arguments of `optimizers.schedule`."""
+    # FastNN counts on --stop_at_step, also where its epochs are over earlier.
+    num_steps = flags.logging.stop_at_step or plan.num_steps
+    return {
+        "options": flags.learning_rate.options(),
+        "num_steps": num_steps if flags.fastnn_compat else plan.num_steps,
+        "steps_per_epoch": data.epochs_of_schedule,
+        "fastnn_compat": flags.fastnn_compat,
+    }
 
-  import penstock as ps
-  from penstock.commands.train import infer_program
-  inferencer = ps.Inferencer(infer_program, "{PARAM_PATH}")
-  probabilities = inferencer.infer({{"image": images}})
 
-images is [N, 8, 8, 1] in 0..1, probabilities is [N, 10].""")
+def _trainer(
+    flags: TrainFlags,
+    data: Data,
+    network: models.Classifier,
+    plan: Plan,
+    folder: RunFolder,
+    place: Any,
+) -> ps.Trainer:
+    optimizer = optimizers.get(
+        flags.optimizer.optimizer,
+        optimizers.schedule(**_schedule(flags, data, plan)),
+        options=flags.optimizer.options(),
+        max_gradient_norm=flags.model.max_gradient_norm,
+        moving_average_decay=flags.optimizer.moving_average_decay,
+    )
+    checkpoint = None
+    if _saves_checkpoints(flags):
+        checkpoint = ps.CheckpointConfig(
+            directory=folder.checkpoints,
+            save_interval_steps=flags.logging.save_checkpoints_steps,
+        )
+    return ps.Trainer(
+        network.train_program,
+        optimizer,
+        infer_func=network.infer_program,
+        place=place,
+        seed=flags.performance.seed,
+        checkpoint=checkpoint,
+        precision=precision_of(flags.performance),
+        gradient_accumulation_steps=flags.model.gradient_accumulation_steps,
+        freeze=words_of(flags.model.freeze),
+    )
+
+
+def _saves_checkpoints(flags: TrainFlags) -> bool:
+    return flags.logging.has_hook("CheckpointSaverHook")
+
+
+def _is_averaged(flags: TrainFlags) -> bool:
+    return flags.optimizer.moving_average_decay is not None
+
+
+def _start(
+    flags: TrainFlags,
+    data: Data,
+    network: models.Classifier,
+    trainer: ps.Trainer,
+    folder: RunFolder,
+    changed: dict[str, tuple[Any, Any]],
+) -> list[str]:
+    """Load the weights of a fine-tuning; return from what the run starts, a line each."""
+    if trainer.global_step:
+        lines = [f"again at step {trainer.global_step}, from {folder.checkpoints}"]
+        lines += [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
+        return lines
+    if flags.model.task_type == "pretrain":
+        return ["from initial values"]
+    path = _weights.weights_path(flags.model.model_dir, flags.model.ckpt_file_name)
+    return _weights.load_weights(
+        trainer,
+        path,
+        flags.model,
+        model=network.model,
+        image_size=data.shape.image_shape[0],
+        last_layers=lambda: last_layers(flags, data.shape, trainer),
+    )

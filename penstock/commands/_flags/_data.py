@@ -1,0 +1,96 @@
+"""Flags of the data set and of its way into the network: FastNN's tables 4.1 and 4.2."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock._errors import nearest
+from penstock.commands._flags._checks import UsageError, check_at_least, check_choice, words_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetFlags:
+    """Which images, and their labels.
+
+    Arguments:
+      dataset_name: a data set of readers.dataset, image_folder (a folder of images for each class
+        in --dataset_dir), mock (ones, to measure speed), or any name together with --train_files.
+      dataset_dir: the folder of its files.
+      num_sample_per_epoch: how many samples an epoch counts for the schedule of the learning rate;
+        the data's own number by default.
+      num_classes: how many classes the network tells apart; the data's own number by default, 100
+        where nothing tells it.
+      train_files: TFRecord files in --dataset_dir to train on, between commas.
+      eval_files: TFRecord files in --dataset_dir to evaluate on; the data set's own by default.
+      labels_offset: subtracted from each label.
+    """
+
+    dataset_name: str = "digits"
+    dataset_dir: str | None = None
+    num_sample_per_epoch: int | None = None
+    num_classes: int | None = None
+    train_files: str | None = None
+    eval_files: str | None = None
+    labels_offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
+        check_at_least(2, num_classes=self.num_classes)
+        known = known_datasets()
+        if self.dataset_name not in known and not words_of(self.train_files):
+            raise UsageError(
+                f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
+                f"or --train_files beside it.{nearest(self.dataset_name, known)}"
+            )
+        if (self.train_files or self.eval_files) and self.dataset_dir is None:
+            raise UsageError(
+                "--train_files and --eval_files got no folder, expected --dataset_dir beside them: "
+                "they are names of files there."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreprocessingFlags:
+    """How images are read and prepared.
+
+    Arguments:
+      preprocessing_name: the network's own by default.
+      train_image_size: height and width in pixels that the network gets; its own by default.
+      shuffle_buffer_size: above 1 every epoch has a new order of all records; 0 and 1 keep the
+        order of the files.
+      num_parallel_batches: times batch_size is how many images are prepared at a time, at most.
+      prefetch_buffer_size: how many batches are read ahead.
+      num_preprocessing_threads: threads that read and prepare images; 0 does it between the steps.
+      datasets_use_caching: keep the records in memory, compressed as they are.
+    """
+
+    preprocessing_name: str | None = None
+    train_image_size: int | None = None
+    shuffle_buffer_size: int = 1024
+    num_parallel_batches: int = 8
+    prefetch_buffer_size: int = 32
+    num_preprocessing_threads: int = 16
+    datasets_use_caching: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        from penstock import preprocessing
+
+        check_at_least(1, train_image_size=self.train_image_size)
+        check_at_least(1, num_parallel_batches=self.num_parallel_batches)
+        check_at_least(
+            0,
+            shuffle_buffer_size=self.shuffle_buffer_size,
+            prefetch_buffer_size=self.prefetch_buffer_size,
+            num_preprocessing_threads=self.num_preprocessing_threads,
+        )
+        if self.preprocessing_name is not None:
+            check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
+
+
+def known_datasets() -> list[str]:
+    """Return the names that --dataset_name takes without --train_files."""
+    from penstock import readers
+
+    return sorted({*readers.dataset_names(), "image_folder"})

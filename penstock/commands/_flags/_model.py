@@ -1,0 +1,86 @@
+"""Flags of the network and of how long it is trained: FastNN's table 4.3."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock._errors import nearest
+from penstock.commands._flags._checks import (
+    UsageError,
+    check_above_zero,
+    check_at_least,
+    check_choice,
+)
+
+TASK_TYPES = ("pretrain", "finetune")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which network, for how long, and what it starts from.
+
+    Arguments:
+      task_type: pretrain, from initial values; or finetune, from weights in --model_dir.
+      model_name: a network of `penstock models`.
+      num_epochs: passes over the data; --stop_at_step may come first.
+      weight_decay: coefficient of the weights' squares in the loss, in place of the network's own.
+      max_gradient_norm: scale all gradients together down to this norm; None leaves them.
+      batch_size: samples a step, on each device.
+      model_dir: the folder of the weights to fine-tune: parameters or checkpoints of penstock, a
+        run's folder, or files of others.
+      ckpt_file_name: the file or folder in --model_dir; --model_dir itself without it.
+      checkpoint_include_scopes: load only parameters of these names, between commas; a name stands
+        for all below it, and globs work.
+      checkpoint_exclude_scopes: do not load parameters of these names.
+      ignore_missing_vars: leave parameters initial that the weights do not have.
+      freeze: globs of parameters that are not trained, between commas, such as conv1,*/norm/*;
+        batch norm there uses and keeps its running statistics.
+      batch_norm_decay: the share of its running statistics that a step keeps; the network's own by
+        default, which for TF-Slim's needs ten thousand steps to settle.
+      label_smoothing: the share of a label's probability that all classes get.
+      gradient_accumulation_steps: cut each batch into so many parts, one after the other in memory.
+    """
+
+    task_type: str = "pretrain"
+    model_name: str = "lenet"
+    num_epochs: int = 100
+    weight_decay: float = 0.00004
+    max_gradient_norm: float | None = None
+    batch_size: int = 32
+    model_dir: str | None = None
+    ckpt_file_name: str | None = None
+    checkpoint_include_scopes: str | None = None
+    checkpoint_exclude_scopes: str | None = None
+    ignore_missing_vars: bool = False
+    freeze: str | None = None
+    batch_norm_decay: float | None = None
+    label_smoothing: float = 0.0
+    gradient_accumulation_steps: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        from penstock import models
+
+        check_choice("task_type", self.task_type, TASK_TYPES)
+        if self.model_name not in (known := models.names()):
+            raise UsageError(
+                f"--model_name got {self.model_name!r}, expected one of {len(known)} that "
+                f"`penstock models` lists.{nearest(self.model_name, known)}"
+            )
+        check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
+        check_at_least(1, num_epochs=self.num_epochs, batch_size=self.batch_size)
+        check_at_least(1, gradient_accumulation_steps=self.gradient_accumulation_steps)
+        check_above_zero(max_gradient_norm=self.max_gradient_norm)
+        if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
+            raise UsageError(
+                f"--batch_norm_decay got {self.batch_norm_decay!r}, expected a share from 0 to 1."
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(
+                f"--label_smoothing got {self.label_smoothing!r}, expected from 0 to below 1."
+            )
+        if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
+            raise UsageError(
+                "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
+                "--ckpt_file_name=NAME for a file in it."
+            )

@@ -1,0 +1,113 @@
+"""Flags of what a run shows and keeps, and of how it computes: FastNN's tables 4.6 and 4.7."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from penstock.commands._flags._checks import (
+    UsageError,
+    check_above_zero,
+    check_at_least,
+    check_choice,
+    words_of,
+)
+
+HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggingFlags:
+    """What a run shows, and where it writes.
+
+    Arguments:
+      stop_at_step: end after so many steps, where --num_epochs does not come first; 0 for no limit.
+      log_loss_every_n_iters: print a line every so many steps; 0 shows a progress line instead.
+      eval_every_n_epochs: evaluate after so many epochs, and at the end; 0 never.
+      profile_every_n_iters: trace every so many steps one of them; 0 never.
+      profile_at_task: which process traces.
+      log_device_placement: print the devices and what lies on them.
+      print_model_statistics: print the table of parameters.
+      log_trainable_vars_statistics: the same, by the name that FastNN's code has for it.
+      hooks: StopAtStepHook, ProfilerHook, LoggingTensorHook and CheckpointSaverHook, between
+        commas; what is left out does nothing.
+      checkpointDir: the run's folder: checkpoints, parameters, log and configuration; without it a
+        folder in OUTPUT_DIR/runs that is named after data set and network.
+      save_checkpoints_steps: a checkpoint every so many steps, and one at the end.
+      overwrite: begin the run anew where the folder holds one already.
+      output_dir: the folder for runs.
+      summaryDir: write curves for TensorBoard there.
+    """
+
+    stop_at_step: int = 100
+    log_loss_every_n_iters: int = 10
+    eval_every_n_epochs: int = 1
+    profile_every_n_iters: int = 0
+    profile_at_task: int = 0
+    log_device_placement: bool = False
+    print_model_statistics: bool = False
+    log_trainable_vars_statistics: bool = False
+    hooks: str = ",".join(HOOKS)
+    checkpointDir: str | None = None
+    save_checkpoints_steps: int = 1000
+    overwrite: bool = False
+    output_dir: str = "."
+    summaryDir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_at_least(0, stop_at_step=self.stop_at_step, profile_at_task=self.profile_at_task)
+        check_at_least(0, eval_every_n_epochs=self.eval_every_n_epochs)
+        check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
+        known = {name.lower(): name for name in HOOKS}
+        for name in words_of(self.hooks):
+            if name.lower() not in known:
+                check_choice("hooks", name, HOOKS)
+
+    def has_hook(self, name: str) -> bool:
+        """Return whether a hook of FastNN's is among those asked for; case does not matter."""
+        return name.lower() in {each.lower() for each in words_of(self.hooks)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerformanceFlags:
+    """How it computes.
+
+    Arguments:
+      use_fp16: 16 bits in products where the accelerator has bfloat16, as --precision=auto; False
+        is --precision=float32.
+      loss_scale: of float16 alone: a number, or dynamic, which finds one and leaves out updates
+        that overflow.
+      precision: auto, float32, bfloat16 or float16, in place of what --use_fp16 says.
+      enable_paisoar: all devices of all processes; False is one device, as FastNN's local runs.
+      worker_hosts: the processes of a run on several machines, HOST:PORT between commas.
+      task_index: which of them this process is, from 0.
+      seed: of initial values, orders and all randomness.
+    """
+
+    use_fp16: bool = True
+    loss_scale: float | Literal["dynamic"] = "dynamic"
+    precision: str | None = None
+    enable_paisoar: bool = True
+    worker_hosts: str | None = None
+    task_index: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.precision is not None:
+            check_choice("precision", self.precision, PRECISIONS)
+        if self.loss_scale != "dynamic":
+            check_above_zero(loss_scale=self.loss_scale)
+        num_hosts = max(1, len(words_of(self.worker_hosts)))
+        if not 0 <= self.task_index < num_hosts:
+            raise UsageError(
+                f"--task_index got {self.task_index!r}, expected from 0 to {num_hosts - 1}: it "
+                "counts the processes of --worker_hosts."
+            )
+
+    @property
+    def precision_name(self) -> str:
+        """The precision that the two flags ask for."""
+        return self.precision or ("auto" if self.use_fp16 else "float32")

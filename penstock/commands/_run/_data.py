@@ -1,0 +1,218 @@
+"""The data of a run: readers of batches that are ready for the network, and what is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from penstock import models, preprocessing, readers
+from penstock.commands._flags import TrainFlags
+from penstock.commands._run._network import Shape
+from penstock.commands._run._samples import HostPart, as_bytes, entries_of
+from penstock.commands._run._sources import Source, open_source
+
+FASTNN_NUM_CLASSES = 100
+_ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
+# What FastNN's page says, where mnist and flowers stand in each other's row.
+_FASTNN_SIZES = {"mnist": 3320, "cifar10": 50_000, "flowers": 60_000}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """What a run reads.
+
+    Arguments:
+      train: yields batches of `image` and `label`.
+      test: the same of the held-out part; None where there is none.
+      class_names: of those that the network tells apart.
+      shape: what the network is made for.
+      stored_shape: `[H, W, C]` of the stored images, where all have one.
+      notes: what a person should know about how it is read, a sentence each.
+    """
+
+    train: Any
+    test: Any
+    num_train: int
+    num_test: int | None
+    class_names: tuple[str, ...]
+    shape: Shape
+    stored_shape: tuple[int, ...] | None
+    batch_size: int
+    samples_per_epoch: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches an epoch has."""
+        return -(-self.num_train // self.batch_size)
+
+    @property
+    def epochs_of_schedule(self) -> float:
+        """How many steps an epoch counts for the schedule: samples over samples a step."""
+        return self.samples_per_epoch / self.batch_size
+
+
+def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Data:
+    """Open the data set of a run.
+
+    Arguments:
+      batch_size: of all devices together.
+
+    Raises:
+      DatasetNotFoundError, FileNotFoundError: its files are not there.
+      ValueError: what was asked for does not fit the data.
+    """
+    if flags.dataset.dataset_name == "mock":
+        return _mock(flags, batch_size, shard)
+    dataset = flags.dataset
+    if flags.fastnn_compat and dataset.dataset_name in _FASTNN_SIZES:
+        dataset = dataclasses.replace(dataset, train_files=None)  # FastNN has its own list
+    source = open_source(dataset, "train")
+    try:
+        test = open_source(dataset, "test")
+    except readers.DatasetNotFoundError:
+        test = None
+    return _of_sources(flags, source, test, batch_size, shard)
+
+
+def open_split(flags: TrainFlags, split: str, *, batch_size: int) -> tuple[Data, Any, int]:
+    """Open one split for evaluation; return the data, its reader and how many samples it has.
+
+    Raises: as `open_data`.
+    """
+    source = open_source(flags.dataset, split)
+    data = _of_sources(flags, source, source, batch_size, readers.Shard())
+    return data, data.test, source.num_samples
+
+
+def _of_sources(
+    flags: TrainFlags, source: Source, test: Source | None, batch_size: int, shard: readers.Shard
+) -> Data:
+    model = models.get(flags.model.model_name)
+    chosen = preprocessing_of(flags)
+    width, notes = _width(flags, source)
+    image = as_bytes(entries_of(source.first)[0])
+    is_mnist_of_fastnn = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
+    channels = 3 if is_mnist_of_fastnn else _channels(model, chosen, image.shape[-1])
+    size = flags.preprocessing.train_image_size or model.default_image_size
+    part = HostPart(
+        crop=chosen.for_training(size),
+        num_channels=channels,
+        num_classes=width,
+        labels_offset=flags.dataset.labels_offset,
+    )
+    still = dataclasses.replace(part, crop=chosen.for_evaluation(size))
+    options = _options(flags, batch_size, shard)
+    names = source.class_names or tuple(map(str, range(width)))
+    return Data(
+        train=source.make(augment=part, shuffle=_is_shuffled(flags), **options),
+        test=None if test is None else test.make(decode=still, **options),
+        num_train=source.num_samples,
+        num_test=None if test is None else test.num_samples,
+        class_names=_shifted(names, flags.dataset.labels_offset, width),
+        shape=Shape(image_shape=(size, size, channels), num_classes=width, preprocessing=chosen),
+        stored_shape=_stored_shape(flags, image),
+        batch_size=batch_size,
+        samples_per_epoch=_samples_per_epoch(flags, source.num_samples),
+        notes=notes,
+    )
+
+
+def preprocessing_of(flags: TrainFlags) -> preprocessing.Preprocessing:
+    """Return the preprocessing that was asked for, or the network's own."""
+    name = flags.preprocessing.preprocessing_name
+    if name is None and flags.fastnn_compat and flags.model.model_name == "nasnet_cifar":
+        raise ValueError(
+            "--preprocessing_name got none for nasnet_cifar, expected cifarnet: FastNN has no "
+            "entry for the network, and --fastnn_compat=True keeps to that."
+        )
+    return preprocessing.get(name or models.get(flags.model.model_name).preprocessing)
+
+
+def resolved(flags: TrainFlags, data: Data) -> TrainFlags:
+    """Return the flags with what the data and the network decided in the place of None."""
+    dataset = dataclasses.replace(flags.dataset, num_classes=data.shape.num_classes)
+    name = flags.preprocessing.preprocessing_name
+    if name is None and data.shape.preprocessing is not None:
+        name = models.get(flags.model.model_name).preprocessing
+    prepared = dataclasses.replace(
+        flags.preprocessing, preprocessing_name=name, train_image_size=data.shape.image_shape[0]
+    )
+    return dataclasses.replace(flags, dataset=dataset, preprocessing=prepared)
+
+
+def _mock(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> Data:
+    model = models.get(flags.model.model_name)
+    size = flags.preprocessing.train_image_size or model.default_image_size
+    shape = (size, size, model.num_channels)
+    train: Any = readers.dataset("mock", "train", batch_size, image_shape=shape, shard=shard)
+    num_classes = flags.dataset.num_classes or FASTNN_NUM_CLASSES
+    num_train = len(train) * batch_size
+    return Data(
+        train=train,
+        test=None,
+        num_train=num_train,
+        num_test=None,
+        class_names=tuple(map(str, range(num_classes))),
+        shape=Shape(image_shape=shape, num_classes=num_classes, preprocessing=None),
+        stored_shape=shape,
+        batch_size=batch_size,
+        samples_per_epoch=_samples_per_epoch(flags, num_train),
+    )
+
+
+def _options(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> dict[str, Any]:
+    read = flags.preprocessing
+    in_flight = read.num_parallel_batches * flags.model.batch_size
+    return {
+        "batch_size": batch_size,
+        "seed": flags.performance.seed,
+        "shard": shard,
+        "num_workers": min(read.num_preprocessing_threads, in_flight),
+        "look_ahead": read.prefetch_buffer_size,
+        "cache_records": read.datasets_use_caching,
+    }
+
+
+def _is_shuffled(flags: TrainFlags) -> bool:
+    return flags.preprocessing.shuffle_buffer_size > 1
+
+
+def _width(flags: TrainFlags, source: Source) -> tuple[int, tuple[str, ...]]:
+    """Return how many classes the network tells apart, and what to say about it."""
+    if flags.dataset.num_classes is not None:
+        return flags.dataset.num_classes, ()
+    if source.num_classes is not None:
+        return source.num_classes - flags.dataset.labels_offset, ()
+    note = (
+        f"nothing says how many classes the data has: {FASTNN_NUM_CLASSES}, as FastNN; "
+        "--num_classes, or a labels.txt beside the files, says otherwise"
+    )
+    return FASTNN_NUM_CLASSES, (note,)
+
+
+def _channels(model: models.Model, chosen: preprocessing.Preprocessing, stored: int) -> int:
+    """Return how many channels the network gets: colours stay where they can."""
+    if stored == 3 and 3 in chosen.channels:
+        return 3
+    return model.num_channels if model.num_channels in chosen.channels else chosen.channels[0]
+
+
+def _shifted(names: tuple[str, ...], offset: int, width: int) -> tuple[str, ...]:
+    """Return the names of the classes that the network has after the labels' offset."""
+    return tuple(
+        names[i + offset] if 0 <= i + offset < len(names) else f"class {i}" for i in range(width)
+    )
+
+
+def _stored_shape(flags: TrainFlags, image: np.ndarray) -> tuple[int, ...] | None:
+    is_fixed = flags.dataset.dataset_name in _ONE_SIZE
+    return tuple(image.shape) if is_fixed else None
+
+
+def _samples_per_epoch(flags: TrainFlags, num_samples: int) -> int:
+    if flags.fastnn_compat and flags.dataset.dataset_name in _FASTNN_SIZES:
+        return _FASTNN_SIZES[flags.dataset.dataset_name]
+    return flags.dataset.num_sample_per_epoch or num_samples

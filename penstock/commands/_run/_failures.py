@@ -1,0 +1,80 @@
+"""Failures as one readable line, and the exit status that goes with each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+from penstock._errors import (
+    CheckpointError,
+    FeedError,
+    NonFiniteError,
+    ParameterError,
+    ProgramError,
+    ReaderError,
+    UnknownNameError,
+)
+from penstock.commands._flags import UsageError
+
+_KNOWN = (
+    OSError,
+    ValueError,
+    UnknownNameError,
+    ModuleNotFoundError,
+    MemoryError,
+    CheckpointError,
+    FeedError,
+    NonFiniteError,
+    ParameterError,
+    ProgramError,
+    ReaderError,
+)
+TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
+
+
+def run_command(name: str, command: Callable[[], None]) -> int:
+    """Run a command; return its exit status.
+
+    A failure that a person can mend is one line on stderr. With `PENSTOCK_TRACEBACK=1` in the
+    environment it keeps its traceback; a bug always does.
+
+    Returns:
+      0 when all went well, 1 when it failed, 2 when it was called wrongly.
+    """
+    try:
+        with warnings.catch_warnings():
+            command()
+    except UsageError as error:
+        print(f"penstock {name}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        raise
+    except _KNOWN as error:
+        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+            raise
+        print(f"penstock {name}: {one_line(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def one_line(error: BaseException) -> str:
+    r"""Return an error's message in a line; what was noted with it as well.
+
+    >>> one_line(ValueError("does not fit:\n  missing: a\n  missing: b"))
+    'does not fit: missing: a; missing: b'
+    """
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        where = f" {error.filename!r}" if error.filename is not None else ""
+        space = " Make room, or choose another --checkpointDir."
+        return f"{error.strerror}:{where}.{space if error.errno == errno.ENOSPC else ''}".replace(
+            ":.", "."
+        )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = ""
+    for line in lines:
+        text += line if not text else f" {line}" if text.endswith((":", ".")) else f"; {line}"
+    notes = [note for note in getattr(error, "__notes__", []) if not note.startswith("Raised by")]
+    return text + "".join(f" ({note})" for note in notes) or type(error).__name__

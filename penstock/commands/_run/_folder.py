@@ -1,0 +1,185 @@
+"""The folder of a run: which one it is, and what lies where in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from penstock.commands._flags import TrainFlags, write_config
+from penstock.readers.convert.slim import read_labels, write_labels
+
+# What may differ between a run and its second part without a word.
+_BY_THE_WAY = ("config", "plugin", "overwrite", "checkpointDir", "output_dir")
+_SHOWING = (
+    "log_loss_every_n_iters",
+    "eval_every_n_epochs",
+    "profile_every_n_iters",
+    "profile_at_task",
+    "log_device_placement",
+    "print_model_statistics",
+    "log_trainable_vars_statistics",
+    "hooks",
+    "save_checkpoints_steps",
+    "summaryDir",
+    "task_index",
+    "worker_hosts",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Paths in the folder of a run.
+
+    Arguments:
+      path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The flags, as `--config` takes them."""
+        return self.path / "config.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def params(self) -> Path:
+        """The parameters of the end."""
+        return self.path / "params"
+
+    @property
+    def best(self) -> Path:
+        """The parameters of the best test."""
+        return self.path / "best"
+
+    @property
+    def log(self) -> Path:
+        """The metrics, a row for each reading."""
+        return self.path / "log.csv"
+
+    @property
+    def profile(self) -> Path:
+        """The folder of traces."""
+        return self.path / "profile"
+
+    @property
+    def data(self) -> Path:
+        """The shapes of the images."""
+        return self.path / "data.json"
+
+    def weights(self) -> Path | None:
+        """Return what holds the network's weights: the best, the last, or a checkpoint."""
+        candidates = (self.best, self.params, self.checkpoints)
+        return next((path for path in candidates if holds_weights(path)), None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known about a run's data.
+
+    Arguments:
+      image_shape: `[H, W, C]` that the network gets.
+      stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
+      class_names: of the classes it tells apart.
+    """
+
+    image_shape: tuple[int, ...]
+    stored_shape: tuple[int, ...] | None
+    class_names: tuple[str, ...]
+
+
+def run_folder_of(path: Path) -> RunFolder | None:
+    """Return the run's folder that a path is, or lies in; None where there is none."""
+    candidates = (path, *list(path.parents)[:2])
+    return next((RunFolder(each) for each in candidates if RunFolder(each).data.exists()), None)
+
+
+def holds_weights(path: Path) -> bool:
+    """Return whether a folder holds parameters or checkpoints of penstock."""
+    is_checkpoint = path.name.isdigit() and path.is_dir() and any(path.iterdir())
+    return (path / "params.safetensors").is_file() or is_checkpoint or bool(checkpoint_steps(path))
+
+
+def checkpoint_steps(path: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, in order."""
+    if not path.is_dir():
+        return []
+    return sorted(int(each.name) for each in path.iterdir() if each.name.isdigit())
+
+
+def folder_for(flags: TrainFlags) -> RunFolder:
+    """Return the folder of a run: that of `checkpointDir`, else the one it had before, or a new.
+
+    Without a name it is `runs/<dataset>_<model>`, or that with a number where other flags have
+    it: the same command finds its folder again.
+    """
+    if flags.logging.checkpointDir is not None:
+        return RunFolder(Path(flags.logging.checkpointDir))
+    name = f"{flags.dataset.dataset_name}_{flags.model.model_name}"
+    number = 1
+    while True:
+        suffix = "" if number == 1 else f"-{number}"
+        folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
+        if not folder.config.exists() or not differences(folder, flags):
+            return folder
+        number += 1
+
+
+def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, Any]]:
+    """Return which flags differ from those the folder's run had: before and now, by name."""
+    try:
+        before = _flat(json.loads(folder.config.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+    now = _flat(dataclasses.asdict(flags))
+    return {
+        name: (before.get(name), value)
+        for name, value in now.items()
+        if name not in (*_BY_THE_WAY, *_SHOWING) and before.get(name) != value
+    }
+
+
+def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
+    """Make the folder and write what the run is into it.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    if flags.logging.overwrite:
+        for path in (folder.checkpoints, folder.params, folder.best, folder.profile):
+            shutil.rmtree(path, ignore_errors=True)
+        folder.log.unlink(missing_ok=True)
+    write_config(folder.path, flags)
+    write_labels(folder.path / "labels.txt", facts.class_names)
+    shapes = {"image_shape": facts.image_shape, "stored_shape": facts.stored_shape}
+    folder.data.write_text(json.dumps(shapes) + "\n", encoding="utf-8")
+
+
+def facts_of(folder: RunFolder) -> Facts:
+    """Return what a run's folder says about its images and classes.
+
+    Raises:
+      FileNotFoundError: nothing, it is no folder of a run.
+    """
+    shapes = json.loads(folder.data.read_text(encoding="utf-8"))
+    labels = read_labels(folder.path)
+    stored = shapes["stored_shape"]
+    return Facts(
+        image_shape=tuple(shapes["image_shape"]),
+        stored_shape=None if stored is None else tuple(stored),
+        class_names=tuple(labels[number] for number in sorted(labels)),
+    )
+
+
+def _flat(sections: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in sections.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat

@@ -1,0 +1,123 @@
+"""FastNN's hooks as handlers of events, and what every run has beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from penstock import handlers
+from penstock.commands._flags import LoggingFlags, TrainFlags
+from penstock.commands._run._benchmark import Benchmark, TimedReader
+from penstock.commands._run._data import Data
+from penstock.commands._run._folder import RunFolder
+from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
+
+
+@dataclasses.dataclass(frozen=True)
+class RunHandlers:
+    """The handlers of a run.
+
+    Arguments:
+      all: in the order they are called.
+      evaluate: the one that tests; None where there is nothing to test on, or it is not wanted.
+    """
+
+    all: tuple[Any, ...]
+    evaluate: handlers.Evaluate | None
+
+
+def handlers_of(flags: TrainFlags, data: Data, folder: RunFolder) -> RunHandlers:
+    """Return the handlers that the flags ask for.
+
+    Raises:
+      ModuleNotFoundError: one needs a package that is not installed; names the extra.
+    """
+    logging = flags.logging
+    every = logging.log_loss_every_n_iters
+    shows_lines = logging.has_hook("LoggingTensorHook") and every > 0
+    evaluate = None
+    if data.test is not None and logging.eval_every_n_epochs:
+        evaluate = _evaluate(flags, data, folder, is_quiet=not shows_lines)
+    found: list[Any] = [] if evaluate is None else [evaluate]
+    if shows_lines:
+        found.append(handlers.Log(every))
+    elif logging.has_hook("LoggingTensorHook"):
+        found.append(handlers.Progress(test=evaluate))
+    found.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
+    if logging.summaryDir is not None:
+        found.append(handlers.TensorBoard(logging.summaryDir, every_steps=max(every, 1)))
+    if logging.print_model_statistics or logging.log_trainable_vars_statistics:
+        found.append(handlers.Summary())
+    if logging.log_device_placement:
+        found.append(DevicePlacement())
+    if is_tracing(logging):
+        found.append(ProfileEvery(folder.profile, logging.profile_every_n_iters))
+    if isinstance(data.train, TimedReader):
+        found.append(Benchmark(data.train, max(every, 1)))
+    if logging.has_hook("StopAtStepHook") and logging.stop_at_step:
+        found.append(handlers.StopAt(step=logging.stop_at_step))
+    return RunHandlers(tuple(found), evaluate)
+
+
+def is_tracing(logging: LoggingFlags) -> bool:
+    """Return whether this process writes traces."""
+    is_asked = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
+    return is_asked and jax.process_index() == logging.profile_at_task
+
+
+def _evaluate(
+    flags: TrainFlags, data: Data, folder: RunFolder, *, is_quiet: bool
+) -> handlers.Evaluate:
+    return handlers.Evaluate(
+        data.test,
+        every_epochs=flags.logging.eval_every_n_epochs,
+        monitor="accuracy",
+        mode="max",
+        best_path=folder.best,
+        averaged=flags.optimizer.moving_average_decay is not None,
+        # The progress line has the results of tests beside those of training.
+        file=io.StringIO() if is_quiet else None,
+    )
+
+
+class ProfileEvery:
+    """Trace one step of every so many, each into a folder of its own, `step-<number>`.
+
+    Arguments:
+      directory: where the folders go.
+      every_steps: the interval.
+    """
+
+    def __init__(self, directory: Path, every_steps: int) -> None:
+        self._directory, self._every_steps = directory, every_steps
+        self._profile: handlers.Profile | None = None
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event; begin and end traces."""
+        if isinstance(event, BeginStep) and (event.global_step + 1) % self._every_steps == 0:
+            folder = self._directory / f"step-{event.global_step + 1}"
+            self._profile = handlers.Profile(folder, first_step=0, num_steps=1)
+        if self._profile is not None:
+            self._profile(event)
+            if isinstance(event, EndStep | EndTraining):
+                self._profile = None
+
+
+class DevicePlacement:
+    """Print the devices when training begins, and what lies on them."""
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event."""
+        if not isinstance(event, BeginTraining) or event.trainer is None:
+            return
+        devices = list(event.trainer.builder.mesh.devices.flat)
+        print("device placement: parameters and optimizer state on each, a part of every batch")
+        for number, device in enumerate(devices):
+            print(
+                f"  {device.platform}:{device.id} {device.device_kind}, process "
+                f"{device.process_index}: rows {number}/{len(devices)} of each batch"
+            )

@@ -1,0 +1,106 @@
+"""The programs of a run: the network that was asked for, on the data's images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from penstock import Precision, ProgramBuilder, Trainer, layers, models, preprocessing
+from penstock.commands._flags import PerformanceFlags, TrainFlags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a network is made for.
+
+    Arguments:
+      image_shape: `[H, W, C]` that it gets.
+      num_classes: that it tells apart.
+      preprocessing: whose device part belongs to it; None for none.
+    """
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    preprocessing: preprocessing.Preprocessing | None
+
+
+def network_of(flags: TrainFlags, shape: Shape) -> models.Classifier:
+    """Return the programs of the network, its preprocessing on the device among them."""
+    settings = models.Settings(
+        weight_decay=0.0 if flags.fastnn_compat else flags.model.weight_decay,
+        # FastNN never runs the updates: what is kept is what it begins with.
+        batch_norm_decay=1.0 if flags.fastnn_compat else flags.model.batch_norm_decay,
+    )
+    model = models.get(flags.model.model_name, settings)
+    height, _, channels = shape.image_shape
+    model = dataclasses.replace(model, num_channels=channels)
+    seen: list[jax.Array] = []
+    is_mnist_of_fastnn = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
+    if is_mnist_of_fastnn:
+        model = dataclasses.replace(model, function=_watched(model, seen))
+    made = models.classifier(
+        model,
+        shape.num_classes,
+        image_size=height,
+        label_smoothing=flags.model.label_smoothing,
+        preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
+    )
+    if is_mnist_of_fastnn:
+        return made._replace(train_program=_with_broadcast_accuracy(made.train_program, seen))
+    return made
+
+
+def precision_of(flags: PerformanceFlags) -> Precision:
+    """Return the precision that the flags ask for; a loss scale is of float16 alone."""
+    name: Any = flags.precision_name
+    return Precision(name, flags.loss_scale if name == "float16" else None)
+
+
+def last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
+    """Return the names of the parameters whose shape depends on the number of classes."""
+    wider = dataclasses.replace(shape, num_classes=shape.num_classes + 1)
+    builder = ProgramBuilder(network_of(flags, wider).train_program)
+    shapes = {row.name: row.shape for row in builder.parameter_table()}
+    rows = trainer.builder.parameter_table()
+    return {row.name for row in rows if shapes.get(row.name) != row.shape}
+
+
+def _watched(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
+    """Return the network's function, leaving its logits in a list."""
+
+    def function(
+        images: jax.Array, num_classes: int | None, *, settings: models.Settings
+    ) -> tuple[jax.Array, models.EndPoints]:
+        logits, points = dataclasses.replace(model, settings=settings)(images, num_classes)
+        seen[:] = [logits]
+        return logits, points
+
+    return function
+
+
+def _with_broadcast_accuracy(
+    train_program: Callable[[], dict[str, jax.Array]], seen: list[jax.Array]
+) -> Callable[[], dict[str, jax.Array]]:
+    """Return the program with the accuracy that FastNN logs for mnist.
+
+    Its labels have a shape of `[B, 1]`, so that each prediction is compared with each label: what
+    is logged is the sum over classes of the share predicted times the share labelled.
+    """
+
+    def program() -> dict[str, jax.Array]:
+        metrics = train_program()
+        logits = seen.pop()
+        label = layers.data("label", shape=[1], dtype="int32")
+        predicted = jnp.argmax(logits, axis=-1)[:, None]
+        shares = [
+            layers.mean((predicted == number).astype(jnp.float32))
+            * layers.mean((label == number).astype(jnp.float32))
+            for number in range(logits.shape[-1])
+        ]
+        return metrics | {"accuracy": jnp.sum(jnp.stack(shares))}
+
+    return program

@@ -1,0 +1,48 @@
+"""Handwritten digits as text: what a network reads, shown at the end of a run on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock import readers
+
+SHADES = " ░▒▓█"
+ASCII_SHADES = " .:*#"
+NUM_SHOWN = 4
+
+
+def show_digits(infer: Callable[[Mapping[str, Any]], np.ndarray], reader: Any) -> None:
+    """Print a few held-out digits and what is read, a wrong one among them where there is one.
+
+    Arguments:
+      infer: gives probabilities `[B, 10]` of a feed.
+      reader: yields the prepared images of the test split, in its order.
+    """
+    digits = next(iter(readers.dataset("digits", "test", 10_000)))
+    probabilities = np.concatenate([infer({"image": batch["image"]}) for batch in reader])
+    predicted, labels = probabilities.argmax(axis=1), digits["label"]
+    is_right = predicted == labels
+    right, wrong = np.flatnonzero(is_right), np.flatnonzero(~is_right)
+    chosen = [*right[: NUM_SHOWN - 1], *wrong[:1], *right[NUM_SHOWN - 1 :]][:NUM_SHOWN]
+    pictures = [picture(digits["image"][i, :, :, 0]) for i in chosen]
+    captions = [f"{predicted[i]}: {probabilities[i].max():.1%}" for i in chosen]
+    truths = ["" if is_right[i] else f"it is a {labels[i]}" for i in chosen]
+    print("\nDigits it was not trained on, what it reads, and how sure it is:\n")
+    for line in [*zip(*pictures, strict=True), captions, truths]:
+        print("  " + "   ".join(f"{part:^16}" for part in line).rstrip())
+
+
+def picture(image: np.ndarray) -> list[str]:
+    """Return an image `[H, W]` in 0..1 as lines of text, two characters a pixel.
+
+    >>> picture(np.ones((1, 1)))[0] in ("██", "##")
+    True
+    """
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    shades = np.array(list(SHADES if is_unicode else ASCII_SHADES))
+    levels = np.rint(image * (len(shades) - 1)).astype(int)
+    return ["".join(shades[row].repeat(2)) for row in levels]

@@ -1,0 +1,167 @@
+"""`penstock predict`: what a trained network sees in images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.commands._flags import TrainFlags, UsageError, parse
+from penstock.commands._flags._checks import check_at_least
+from penstock.commands._run._data import preprocessing_of
+from penstock.commands._run._failures import run_command
+from penstock.commands._run._folder import Facts, facts_of
+from penstock.commands._run._network import Shape
+from penstock.commands._run._samples import with_channels
+from penstock.commands._run._trained import Found, find, model_named, trained
+from penstock.readers.images import SUFFIXES
+
+PROG = "penstock predict"
+_BATCH_SIZE = 32
+_EXAMPLES = """examples:
+  penstock predict runs/digits_lenet seven.png
+  penstock predict runs/photos_mobilenet_v2 holiday/ --top_k=3
+  penstock predict runs/digits_lenet scans/ --json=True | jq .classes[0]
+
+The first word is a run, as of `penstock eval`; the others are images, or folders of them."""
+_OWN = ("top_k", "json")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictFlags:
+    """What `penstock predict` is asked for.
+
+    Arguments:
+      top_k: how many classes are named, the likeliest first.
+      json: print a line of JSON for each image.
+      model_name: of weights that are not of a run.
+      num_classes: of weights that are not of a run.
+      preprocessing_name: as in penstock train.
+      train_image_size: as in penstock train.
+      plugin: as in penstock train.
+    """
+
+    top_k: int = 5
+    json: bool = False
+    model_name: str | None = None
+    num_classes: int | None = None
+    preprocessing_name: str | None = None
+    train_image_size: int | None = None
+    plugin: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_at_least(1, top_k=self.top_k)
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock predict` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0, 1 when it failed, 2 when it was called wrongly.
+    """
+    return run_command("predict", lambda: _predict(argv))
+
+
+def _predict(argv: list[str]) -> None:
+    flags, given, paths = parse(
+        PredictFlags,
+        argv,
+        prog=PROG,
+        defaults={"": PredictFlags},
+        epilog=_EXAMPLES,
+        takes_paths=True,
+    )
+    found = find(PROG, paths, {name: text for name, text in given.items() if name not in _OWN})
+    files = _files(paths[1:])
+    facts = _facts(found)
+    height, width, channels = facts.image_shape
+    chosen = preprocessing_of(found.flags)
+    shape = Shape(
+        image_shape=(height, width, channels),
+        num_classes=len(facts.class_names),
+        preprocessing=chosen,
+    )
+    trainer = trained(found, shape)
+    crop = chosen.for_evaluation(height, width)
+    for start in range(0, len(files), _BATCH_SIZE):
+        part = files[start : start + _BATCH_SIZE]
+        images = [crop({"image": _image(path, facts, channels)})["image"] for path in part]
+        probabilities = np.asarray(trainer.infer({"image": np.stack(images)}))
+        for path, row in zip(part, probabilities, strict=True):
+            _show(path, row, facts.class_names, flags)
+
+
+def _facts(found: Found) -> Facts:
+    """Return the shapes and class names of a run, or what a network has of its own."""
+    if found.folder is not None:
+        return facts_of(found.folder)
+    flags: TrainFlags = found.flags
+    model = model_named(flags.model.model_name)
+    size = flags.preprocessing.train_image_size or model.default_image_size
+    count = flags.dataset.num_classes or model.num_classes
+    return Facts(
+        image_shape=(size, size, model.num_channels),
+        stored_shape=None,
+        class_names=tuple(f"class {number}" for number in range(count)),
+    )
+
+
+def _files(words: Sequence[str]) -> list[Path]:
+    """Return the images that paths name, those of folders in their order.
+
+    Raises:
+      UsageError: no path.
+      FileNotFoundError: nothing there, or a folder without images.
+    """
+    if not words:
+        raise UsageError(f"{PROG} got no image, expected images or folders after the run.")
+    files: list[Path] = []
+    for word in words:
+        path = Path(word)
+        found = list(_images_in(path)) if path.is_dir() else [path] * path.is_file()
+        if not found:
+            what = "a folder without images" if path.is_dir() else "nothing"
+            raise FileNotFoundError(
+                f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}."
+            )
+        files += found
+    return files
+
+
+def _images_in(folder: Path) -> Iterator[Path]:
+    yield from sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+
+
+def _image(path: Path, facts: Facts, channels: int) -> np.ndarray:
+    """Return an image as those that the network was trained on: their channels and size."""
+    from penstock.readers.records.image_bytes import decode_image, resize_image
+
+    stored = facts.stored_shape
+    decoded = decode_image(
+        path.read_bytes(), channels=channels if channels in (1, 3) else 3, name=str(path)
+    )
+    if stored is not None and decoded.shape[:2] != stored[:2]:
+        print(
+            f"{path}: {decoded.shape[0]} x {decoded.shape[1]} pixels, resized to {stored[0]} x "
+            f"{stored[1]}, the size it was trained on",
+            file=sys.stderr,
+        )
+        is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
+        method = "area" if is_smaller else "bilinear"
+        decoded = resize_image(decoded, stored[0], stored[1], method)
+    return with_channels(decoded, channels)
+
+
+def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: Any) -> None:
+    best = np.argsort(-row, kind="stable")[: flags.top_k]
+    if flags.json:
+        classes = [{"name": names[i], "probability": float(row[i])} for i in best]
+        print(json.dumps({"image": str(path), "classes": classes}), flush=True)
+    else:
+        print(f"{path}  " + "  ".join(f"{names[i]} {row[i]:.1%}" for i in best), flush=True)

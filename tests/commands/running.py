@@ -1,0 +1,42 @@
+"""`penstock` as a person runs it: another process, or, where that would take too long, this one."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock import commands
+from tests.source_tree import ROOT
+
+CODE = "import sys; from penstock.commands import main; sys.exit(main())"
+# Seconds, not minutes: lenet on digits at 12 pixels.
+SMALL = ("--train_image_size=12", "--num_preprocessing_threads=2")
+
+
+def penstock(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `penstock` with words in a folder, on one device."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", CODE, *words],
+        cwd=folder,
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONIOENCODING": "utf-8"} | variables,
+        capture_output=True,
+        encoding="utf-8",
+    )
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    """Run `penstock` in this process; return exit status, stdout and stderr."""
+    capsys.readouterr()
+    status = commands.main(list(words))
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def make_train_words() -> list[str]:
+    """Return the words that `make train` gives to `penstock`."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.search(r"^TRAIN_ARGS +\?= ((?:.*\\\n)*.*)$", text, re.M)
+    assert found is not None
+    return ["train", *shlex.split(found[1].replace("\\\n", " "))]
