@@ -75,6 +75,53 @@ def test_network_of_the_library_reads_enlarged_digits(tmp_path):
     assert percent(r"lenet at 28 x 28: ([\d.]+)% of 359 digits", text) > 90
 
 
+def test_oneflows_alexnet_trains_evaluates_saves_and_loads(tmp_path):
+    text = run("alexnet", tmp_path, "-save", "saved")
+    losses = [float(loss) for loss in re.findall(r"train loss: +([\d.]+)", text)]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0] / 2
+    evaluated = percent(r"9 +eval loss: +([\d.]+)", text)
+    again = run("alexnet", tmp_path, "-i", "1", "-load", "saved/snapshot_10", "-save", "more")
+    assert percent(r"0 +train loss: +([\d.]+)", again) < losses[0] / 2
+    assert evaluated < losses[0]
+    assert (tmp_path / "more/snapshot_1/params.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_oneflows_alexnet_runs_on_two_machines(tmp_path):
+    flags = ["-m", "-n", "127.0.0.1,127.0.0.1", "-i", "1", "--node_id"]
+    with subprocess.Popen(
+        [*command_of("alexnet"), *flags, "1"],
+        cwd=tmp_path,
+        env=os.environ | {"XLA_FLAGS": ""},
+        stdout=subprocess.DEVNULL,
+    ) as other:
+        text = run("alexnet", tmp_path, *flags, "0")
+        assert other.wait(timeout=100) == 0
+    assert percent(r"0 +train loss: +([\d.]+)", text) > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-g", "99"], "-g got 99, expected at most 1 devices"),
+        (["-m", "-n", "127.0.0.1"], "-m got -n '127.0.0.1', expected addresses"),
+        (["-m", "-n", "127.0.0.1,127.0.0.1"], "are addresses of this machine, expected 1"),
+    ],
+)
+def test_oneflows_alexnet_says_what_is_wrong_with_its_flags(tmp_path, flags, message):
+    done = subprocess.run(
+        [*command_of("alexnet"), *flags, "-e", "none", "-t", "none"],
+        cwd=tmp_path,
+        env=os.environ | {"XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_fluids_script_learns_and_loads_what_it_saved(tmp_path):
     text = run("fluid_latest_syntax", tmp_path)
     assert percent(r"([\d.]+)% of 259 digits read right", text) > 80
