@@ -59,7 +59,7 @@ KERAS = {
 }
 TF_SLIM = {
     "alexnet_v2": ("alexnet", 224),
-    "inception_v1": ("inception_v1", 128),
+    "inception_v1": ("inception_v1", 224),
     "inception_v2": ("inception_v2", 128),
     "resnet_v1_50": ("resnet_v1", 96),
     "resnet_v2_50": ("resnet_v2", 96),

@@ -43,8 +43,12 @@ print(models.names("mobilenet*"), models.get("lenet").settings)
 - **Parameters** are what is trained, auxiliary heads too, in so many **arrays**; **statistics** are
   batch norm's running means and variances. Counted at 1000 classes where the weights have 1001.
 - **GMAC** is billions of multiply-adds of convolutions and dense layers for one image, without
-  auxiliary heads.
+  auxiliary heads, products with padding included. XLA's cost analysis of those operations gives the
+  same (tests/models/test_cost_analysis.py).
 - **Preprocessing** is what its published weights were trained with.
+
+[same_logits.md](same_logits.md) compares them with their originals, weight for weight;
+[training_models.md](training_models.md) has commands that train some of them in minutes.
 
 """
 SETTINGS_HEAD = """

@@ -46,10 +46,11 @@ def run(parts, *, place=ONE, batch=32, num=96, function=program, **options):
 @pytest.mark.parametrize("num", [96, 90, 67], ids=["full", "short", "parts of padding alone"])
 def test_parts_give_the_step_of_the_whole_batch(num_devices, num):
     place = jax.devices()[:num_devices]
-    whole, expected = run(1, place=place, num=num)
-    parts, found = run(4, place=place, num=num)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    whole, expected = run(1, place=place, num=num, optimizer=optimizer)
+    parts, found = run(4, place=place, num=num, optimizer=optimizer)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6)
     for (loss, accuracy, rows), (loss_whole, accuracy_whole, rows_whole) in zip(
         parts, whole, strict=True
     ):

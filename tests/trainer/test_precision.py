@@ -184,3 +184,27 @@ def test_accumulation_scales_once():
         return trainer.test(READER)
 
     assert losses(4) == pytest.approx(losses(1), rel=1e-2)
+
+
+def read_digits():
+    image = layers.data("image", [8, 8, 1])
+    hidden = layers.simple_img_conv_pool(
+        image, num_filters=16, filter_size=3, pool_size=2, pool_stride=2, conv_padding=1, act="relu"
+    )
+    prediction = layers.fc(layers.batch_norm(hidden), 10, act="softmax")
+    label = layers.data("label", [1], dtype="int32")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label)
+
+
+def test_every_precision_reads_digits_as_well(digits):
+    train = {"image": digits.train_images, "label": digits.train_labels}
+    held_out = {"image": digits.test_images, "label": digits.test_labels}
+    accuracies = {}
+    for precision in SIZED:
+        trainer = ps.Trainer(read_digits, optax.adam(3e-3), place=ONE, precision=precision)
+        trainer.train(ps.readers.arrays(train, batch_size=64, shuffle=True), num_epochs=10)
+        _, accuracies[precision] = trainer.test(ps.readers.arrays(held_out, batch_size=359))
+    assert accuracies["float32"] > 0.96
+    for precision, accuracy in accuracies.items():
+        assert accuracy == pytest.approx(accuracies["float32"], abs=0.01), precision
