@@ -10,6 +10,8 @@ larger ones.
 """
 
 import argparse
+import dataclasses
+import functools
 import time
 
 import cv2
@@ -53,9 +55,13 @@ def main(
     batch_size=32,
     learning_rate=1e-3,
     batch_norm_decay=0.9,
+    num_cells=None,
 ):
     settings = models.Settings(batch_norm_decay=batch_norm_decay, drop_path=0.0)
     chosen = models.get(model, settings)
+    if num_cells is not None:
+        fewer = functools.partial(chosen.function, num_cells=num_cells)
+        chosen = dataclasses.replace(chosen, function=fewer)
     image_size = image_size or chosen.default_image_size
     network = models.classifier(chosen, num_classes=10, image_size=image_size)
     train, test = (enlarged(each, image_size, chosen.num_channels) for each in ("train", "test"))
@@ -89,4 +95,5 @@ if __name__ == "__main__":
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--batch_norm_decay", type=float, default=0.9)
+    parser.add_argument("--num_cells", type=int, help="fewer normal cells for a NASNet")
     main(**vars(parser.parse_args()))

@@ -104,9 +104,9 @@ def test_oneflows_alexnet_runs_on_two_machines(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-g", "99"], "-g got 99, expected at most 1 devices"),
-        (["-m", "-n", "127.0.0.1"], "-m got -n '127.0.0.1', expected addresses"),
-        (["-m", "-n", "127.0.0.1,127.0.0.1"], "are addresses of this machine, expected 1"),
+        (["-g", "99"], "-g got 99, expected the number of devices or less"),
+        (["-m", "-n", "127.0.0.1"], "-n got ['127.0.0.1'], expected several addresses"),
+        (["-m", "-n", "127.0.0.1,127.0.0.1"], "expected several addresses, one of"),
     ],
 )
 def test_oneflows_alexnet_says_what_is_wrong_with_its_flags(tmp_path, flags, message):

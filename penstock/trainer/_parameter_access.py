@@ -148,8 +148,7 @@ class ParameterAccess(ABC):
         not is printed.
 
         Arguments:
-          param_path: a folder that `save_params` wrote, a folder of checkpoints, of which the
-            newest is read, or one checkpoint in it.
+          param_path: what `save_params` wrote, a folder of checkpoints (the newest), or one.
           partial: load what fits in name, shape and dtype, and leave the rest as it is.
           include: names of the program to load, `"backbone"` with all that lies under it, or globs
             such as `"*/w"`; the others stay as they are.
@@ -171,7 +170,6 @@ class ParameterAccess(ABC):
         selection.check(table := self.builder.parameter_shapes)
         entries = selection.renamed(entries_at(param_path))
         chosen, wanted = selection.of(entries), selection.of(table)
-        found = _parameters.differences(chosen, wanted)
         fitting = _parameters.fitting(chosen, wanted)
         if not partial:
             left = {
@@ -189,7 +187,7 @@ class ParameterAccess(ABC):
         report = {
             "loaded": sorted("/".join(path) for _, path in fitting),
             "excluded": sorted("/".join(path) for _, path in table.keys() - wanted.keys()),
-            **found,
+            **_parameters.differences(chosen, wanted),
         }
         if partial or skip_mismatched or not selection.is_all:
             _print_report(param_path, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from penstock._errors import nearest
-from penstock.commands._flags._checks import UsageError, check_at_least, check_choice, words_of
+from penstock.commands._flags._checks import UsageError, check_at_least, check_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,8 @@ class DatasetFlags:
 
     Arguments:
       dataset_name: a data set of readers.dataset, image_folder (a folder of images for each class
-        in --dataset_dir), mock (ones, to measure speed), or any name together with --train_files.
+        in --dataset_dir), mock (ones, to measure speed), or another name together with
+        --dataset_dir and --train_files, TFRecord files with TF-Slim's keys.
       dataset_dir: the folder of its files.
       num_sample_per_epoch: how many samples an epoch counts for the schedule of the learning rate;
         the data's own number by default.
@@ -38,10 +39,11 @@ class DatasetFlags:
         check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
         check_at_least(2, num_classes=self.num_classes)
         known = known_datasets()
-        if self.dataset_name not in known and not words_of(self.train_files):
+        if self.dataset_name not in known and self.dataset_dir is None:
             raise UsageError(
                 f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
-                f"or --train_files beside it.{nearest(self.dataset_name, known)}"
+                "or the --dataset_dir of its TFRecord files beside it."
+                + nearest(self.dataset_name, known)
             )
         if (self.train_files or self.eval_files) and self.dataset_dir is None:
             raise UsageError(

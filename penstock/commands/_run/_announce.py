@@ -4,64 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from penstock import Trainer, handlers
+from penstock import Trainer, optimizers
 from penstock.commands._flags import TrainFlags, UnusedFlags
-from penstock.commands._run._data import Data
+from penstock.commands._run._assembly import Run
 from penstock.commands._run._folder import RunFolder
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How long a run is.
-
-    Arguments:
-      num_steps: it has, all parts of it together.
-      by_epochs: steps that its epochs would have.
-      stop_at: the step it stops at; None where nothing stops it before the epochs are over.
-    """
-
-    num_steps: int
-    by_epochs: int
-    stop_at: int | None
-
-    def __str__(self) -> str:
-        """Say what ends the run."""
-        epochs = f"--num_epochs ({self.by_epochs:,} steps)"
-        if self.stop_at is None:
-            return f"after {epochs}"
-        if self.stop_at < self.by_epochs:
-            return f"at step {self.stop_at:,} by --stop_at_step, before {epochs} are over"
-        return f"after {epochs}, before --stop_at_step={self.stop_at}"
-
-
-def plan_of(flags: TrainFlags, data: Data) -> Plan:
-    """Return how long a run is: until a step or for some epochs, whichever comes first."""
-    by_epochs = flags.model.num_epochs * data.steps_per_epoch
-    is_stopped = flags.logging.has_hook("StopAtStepHook") and flags.logging.stop_at_step > 0
-    stop_at = flags.logging.stop_at_step if is_stopped else None
-    return Plan(
-        num_steps=by_epochs if stop_at is None else min(by_epochs, stop_at),
-        by_epochs=by_epochs,
-        stop_at=stop_at,
-    )
-
-
-def announce(
-    flags: TrainFlags,
-    data: Data,
-    trainer: Trainer,
-    plan: Plan,
-    *,
-    folder: RunFolder,
-    schedule: str,
-    start: Sequence[str],
-) -> None:
+def announce(run: Run) -> None:
     """Print what is about to happen."""
+    flags, data, trainer = run.flags, run.data, run.trainer
     rows = trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices = list(trainer.builder.mesh.devices.flat)
@@ -76,16 +32,22 @@ def announce(
         "batch": f"{data.batch_size} = {_counted(jax.process_count(), 'process')} x "
         f"{_counted(len(devices) // jax.process_count(), 'device')} ({devices[0].device_kind}) x "
         f"{flags.model.batch_size}; {data.steps_per_epoch:,} steps an epoch",
-        "ends": str(plan),
+        "ends": str(run.plan),
         "precision": _precision(flags, trainer),
-        "optimizer": f"{flags.optimizer.optimizer}; learning rate {schedule}",
-        "writes to": str(folder.path),
-        "starts": start[0],
+        "optimizer": f"{flags.optimizer.optimizer}; learning rate "
+        f"{optimizers.describe_schedule(**run.schedule)}",
+        "writes to": str(run.folder.path),
+        "starts": run.start[0],
     }
     for name, text in lines.items():
         print(f"  {name:10} {text}")
-    for note in [*start[1:], *data.notes, *_unused(flags.unused)]:
+    for note in [*run.start[1:], *data.notes, *_unused(flags.unused)]:
         print(f"  {'':10} {note}")
+    if trainer.global_step >= run.plan.num_steps:
+        print(
+            "\nThe run is over; these are its results. To go on raise what ends it, to begin anew "
+            "add --overwrite=True."
+        )
     print(flush=True)
 
 
@@ -110,21 +72,21 @@ def _unused(flags: UnusedFlags) -> list[str]:
     return [f"no effect here: {', '.join(names)}"] if names else []
 
 
-def conclude(
-    folder: RunFolder, evaluate: handlers.Evaluate | None, *, step: int, is_saved: bool
-) -> None:
+def conclude(run: Run) -> None:
     """Print how it went, where the files are, and what to do next."""
-    best = None if evaluate is None else evaluate.best
-    last = None if evaluate is None else evaluate.last
+    evaluate, folder = run.handlers.evaluate, run.folder
     print()
-    if best is not None and last is not None:
-        print(f"best test: {shown(best[1])} at step {best[0]}; last: {shown(last)} at step {step}")
+    if evaluate is not None and evaluate.best is not None and evaluate.last is not None:
+        (step, best), last = evaluate.best, evaluate.last
+        now = f"last: {shown(last)} at step {run.trainer.global_step}"
+        print(f"best test: {shown(best)} at step {step}; {now}")
     print(f"files in {folder.path}: {', '.join(_files(folder))}")
     path = shlex.quote(str(folder.path))
     if evaluate is not None:
         print(f"evaluate it:  penstock eval {path}")
-    print(f"use it:       penstock predict {path} IMAGE...")
-    if not is_saved:
+    if run.data.shape.preprocessing is not None:
+        print(f"use it:       penstock predict {path} IMAGE...")
+    if not run.saves_checkpoints:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")
 
 

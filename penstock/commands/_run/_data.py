@@ -182,10 +182,18 @@ def _is_shuffled(flags: TrainFlags) -> bool:
 
 def _width(flags: TrainFlags, source: Source) -> tuple[int, tuple[str, ...]]:
     """Return how many classes the network tells apart, and what to say about it."""
-    if flags.dataset.num_classes is not None:
-        return flags.dataset.num_classes, ()
+    asked, offset = flags.dataset.num_classes, flags.dataset.labels_offset
+    if asked is not None:
+        needed = None if source.largest_label is None else source.largest_label - offset + 1
+        if needed is not None and asked < needed:
+            raise ValueError(
+                f"--num_classes got {asked}, expected at least {needed}: the data has the labels 0 "
+                f"to {source.largest_label}, less --labels_offset={offset}. Leave it out for the "
+                "data's own number."
+            )
+        return asked, ()
     if source.num_classes is not None:
-        return source.num_classes - flags.dataset.labels_offset, ()
+        return source.num_classes - offset, ()
     note = (
         f"nothing says how many classes the data has: {FASTNN_NUM_CLASSES}, as FastNN; "
         "--num_classes, or a labels.txt beside the files, says otherwise"

@@ -76,5 +76,7 @@ def one_line(error: BaseException) -> str:
     text = ""
     for line in lines:
         text += line if not text else f" {line}" if text.endswith((":", ".")) else f"; {line}"
-    notes = [note for note in getattr(error, "__notes__", []) if not note.startswith("Raised by")]
-    return text + "".join(f" ({note})" for note in notes) or type(error).__name__
+    # Not those of JAX, nor of where in the code it was: they are for a traceback.
+    notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
+    text += "".join(f" ({note})" for note in notes)
+    return text.replace("..", ".").replace(".)", ")") or type(error).__name__

@@ -127,7 +127,8 @@ def folder_for(flags: TrainFlags) -> RunFolder:
     while True:
         suffix = "" if number == 1 else f"-{number}"
         folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
-        if not folder.config.exists() or not differences(folder, flags):
+        # One that failed before its first checkpoint has nothing to be kept for.
+        if folder.weights() is None or not differences(folder, flags):
             return folder
         number += 1
 
@@ -146,16 +147,19 @@ def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, An
     }
 
 
+def clear(folder: RunFolder) -> None:
+    """Remove what a run has made; other files stay."""
+    for path in (folder.checkpoints, folder.params, folder.best, folder.profile):
+        shutil.rmtree(path, ignore_errors=True)
+    folder.log.unlink(missing_ok=True)
+
+
 def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
     """Make the folder and write what the run is into it.
 
     Raises:
       OSError: it cannot be written.
     """
-    if flags.logging.overwrite:
-        for path in (folder.checkpoints, folder.params, folder.best, folder.profile):
-            shutil.rmtree(path, ignore_errors=True)
-        folder.log.unlink(missing_ok=True)
     write_config(folder.path, flags)
     write_labels(folder.path / "labels.txt", facts.class_names)
     shapes = {"image_shape": facts.image_shape, "stored_shape": facts.stored_shape}

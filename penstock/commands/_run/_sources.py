@@ -14,6 +14,7 @@ from penstock import readers
 from penstock._errors import listed, nearest
 from penstock.commands._flags import DatasetFlags
 from penstock.commands._flags._checks import words_of
+from penstock.commands._flags._data import known_datasets
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets._images import Subset
 from penstock.readers.datasets._registry import DATASETS, folder_of
@@ -35,6 +36,7 @@ class Source:
       num_samples: how many there are.
       first: the first of them.
       num_classes: where the source knows it.
+      largest_label: of sets in memory.
       class_names: where it knows them.
     """
 
@@ -42,6 +44,7 @@ class Source:
     num_samples: int
     first: Any
     num_classes: int | None = None
+    largest_label: int | None = None
     class_names: tuple[str, ...] | None = None
 
 
@@ -137,6 +140,10 @@ def _of_folder(flags: DatasetFlags, split: str) -> Source:
     names = source.class_names
     if not has_parts:  # a tenth is held out
         rows = fixed_split(len(source), split, test_share=10)
+        if not len(rows):
+            raise readers.DatasetNotFoundError(
+                f"{str(root)!r} got too few images to hold some out."
+            )
         source = Subset(source, rows)
 
     def make(**options: Any) -> Any:
@@ -151,8 +158,9 @@ def _source(make: Callable[..., Any], name: str, folder: Path) -> Source:
     labels = _labels_in(folder)
     num_classes = len(labels) if labels else _NUM_CLASSES.get(name)
     data = getattr(reader, "data", None)
-    if num_classes is None and isinstance(data, dict) and "label" in data:
-        num_classes = int(np.max(data["label"])) + 1
+    largest = int(np.max(data["label"])) if isinstance(data, dict) and "label" in data else None
+    if num_classes is None and largest is not None:
+        num_classes = largest + 1
     first = next(iter(make(batch_size=None, **_in_this_thread(reader))))
     names = labels or (_digits(num_classes) if name in ("digits", "mnist") else None)
     return Source(
@@ -160,6 +168,7 @@ def _source(make: Callable[..., Any], name: str, folder: Path) -> Source:
         num_samples=len(reader),
         first=first,
         num_classes=num_classes,
+        largest_label=largest,
         class_names=names,
     )
 
@@ -211,5 +220,6 @@ def _found_beside(flags: DatasetFlags, split: str) -> list[str]:
             return found
     raise readers.DatasetNotFoundError(
         f"{str(folder)!r} got no file {flags.dataset_name}_{names[0]}*.tfrecord, expected one, or "
-        "--eval_files."
+        f"--{'train' if split == 'train' else 'eval'}_files."
+        + nearest(flags.dataset_name, known_datasets())
     )

@@ -1,0 +1,190 @@
+"""From flags to a run that is ready to train."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from penstock import CheckpointConfig, Trainer, models, optimizers
+from penstock.commands._flags import TrainFlags
+from penstock.commands._flags._checks import words_of
+from penstock.commands._run import _folder, _weights
+from penstock.commands._run._benchmark import TimedReader
+from penstock.commands._run._data import Data, open_data, resolved
+from penstock.commands._run._folder import RunFolder
+from penstock.commands._run._handlers import RunHandlers, handlers_of
+from penstock.commands._run._network import last_layers, network_of, precision_of
+from penstock.commands._run._plan import Plan, plan_of
+from penstock.readers import Shard
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is ready.
+
+    Arguments:
+      flags: with everything decided that was left open.
+      start: what it starts from, a line each.
+      schedule: the arguments of `optimizers.schedule`.
+    """
+
+    flags: TrainFlags
+    data: Data
+    plan: Plan
+    folder: RunFolder
+    network: models.Classifier
+    trainer: Trainer
+    handlers: RunHandlers
+    schedule: dict[str, Any]
+    start: list[str]
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the moving average of the parameters is what is evaluated and saved."""
+        return self.flags.optimizer.moving_average_decay is not None
+
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether it can be resumed."""
+        return saves_checkpoints(self.flags)
+
+
+def assemble(flags: TrainFlags) -> Run:
+    """Open the data, build network and optimizer, and resume or load the weights to start from.
+
+    Raises: what a person may have done wrong, each with one message: files that are not there,
+      values that do not fit together, weights of another network.
+    """
+    _join_processes(flags)
+    place = place_of(flags)
+    num_devices = jax.device_count() if place is None else len(place)
+    data = open_data(flags, batch_size=flags.model.batch_size * num_devices, shard=_shard(flags))
+    if flags.dataset.dataset_name == "mock":
+        data = dataclasses.replace(data, train=TimedReader(data.train))
+    flags = resolved(flags, data)
+    plan = plan_of(flags, data.steps_per_epoch)
+    folder = _folder.folder_for(flags)
+    changed = _folder.differences(folder, flags)
+    if flags.logging.overwrite:
+        _folder.clear(folder)
+    network = network_of(flags, data.shape)
+    schedule = schedule_of(flags, data, plan)
+    trainer = _trainer(flags, network, schedule, folder, place)
+    return Run(
+        flags=flags,
+        data=data,
+        plan=plan,
+        folder=folder,
+        network=network,
+        trainer=trainer,
+        handlers=handlers_of(flags, data, folder),
+        schedule=schedule,
+        start=_start(flags, data, network, trainer, folder, changed),
+    )
+
+
+def facts_of(run: Run) -> _folder.Facts:
+    """Return what the run's folder is to say of its data."""
+    return _folder.Facts(
+        image_shape=run.data.shape.image_shape,
+        stored_shape=run.data.stored_shape,
+        class_names=run.data.class_names,
+    )
+
+
+def saves_checkpoints(flags: TrainFlags) -> bool:
+    """Return whether a run with these flags can be resumed."""
+    return flags.logging.has_hook("CheckpointSaverHook")
+
+
+def _join_processes(flags: TrainFlags) -> None:
+    """Become one of the processes of `--worker_hosts`, where there are several."""
+    hosts = words_of(flags.performance.worker_hosts)
+    if len(hosts) > 1 and not jax.distributed.is_initialized():
+        jax.distributed.initialize(hosts[0], len(hosts), flags.performance.task_index)
+
+
+def _shard(flags: TrainFlags) -> Shard:
+    """Return this process's part of the data; FastNN's is whole files."""
+    is_by_file = flags.fastnn_compat and jax.process_count() > 1
+    rule = "files_round_robin" if is_by_file and flags.dataset.dataset_name != "mock" else "records"
+    return Shard(jax.process_index(), jax.process_count(), rule)
+
+
+def place_of(flags: TrainFlags) -> Any:
+    """Return where it runs, as `Trainer` takes it: everywhere, or on one device."""
+    return None if flags.performance.enable_paisoar else [jax.local_devices()[0]]
+
+
+def schedule_of(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]:
+    """Return the arguments of `optimizers.schedule`."""
+    # FastNN counts on --stop_at_step, also where its epochs are over earlier.
+    num_steps = flags.logging.stop_at_step or plan.num_steps
+    return {
+        "options": flags.learning_rate.options(),
+        "num_steps": num_steps if flags.fastnn_compat else plan.num_steps,
+        "steps_per_epoch": data.epochs_of_schedule,
+        "fastnn_compat": flags.fastnn_compat,
+    }
+
+
+def optimizer_of(flags: TrainFlags, schedule: dict[str, Any]) -> Any:
+    """Return the optimizer that the flags ask for."""
+    return optimizers.get(
+        flags.optimizer.optimizer,
+        optimizers.schedule(**schedule),
+        options=flags.optimizer.options(),
+        max_gradient_norm=flags.model.max_gradient_norm,
+        moving_average_decay=flags.optimizer.moving_average_decay,
+    )
+
+
+def _trainer(
+    flags: TrainFlags,
+    network: models.Classifier,
+    schedule: dict[str, Any],
+    folder: RunFolder,
+    place: Any,
+) -> Trainer:
+    config = CheckpointConfig(
+        directory=folder.checkpoints,
+        save_interval_steps=flags.logging.save_checkpoints_steps,
+    )
+    return Trainer(
+        network.train_program,
+        optimizer_of(flags, schedule),
+        infer_func=network.infer_program,
+        place=place,
+        seed=flags.performance.seed,
+        checkpoint=config if saves_checkpoints(flags) else None,
+        precision=precision_of(flags.performance),
+        gradient_accumulation_steps=flags.model.gradient_accumulation_steps,
+        freeze=words_of(flags.model.freeze),
+    )
+
+
+def _start(
+    flags: TrainFlags,
+    data: Data,
+    network: models.Classifier,
+    trainer: Trainer,
+    folder: RunFolder,
+    changed: dict[str, tuple[Any, Any]],
+) -> list[str]:
+    """Load the weights of a fine-tuning; return from what the run starts, a line each."""
+    if trainer.global_step:
+        lines = [f"again at step {trainer.global_step}, from {folder.checkpoints}"]
+        return lines + [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
+    if flags.model.task_type == "pretrain":
+        return ["from initial values"]
+    path = _weights.weights_path(flags.model.model_dir, flags.model.ckpt_file_name)
+    return _weights.load_weights(
+        trainer,
+        path,
+        flags.model,
+        model=network.model,
+        image_size=data.shape.image_shape[0],
+        last_layers=lambda: last_layers(flags, data.shape, trainer),
+    )

@@ -1,0 +1,229 @@
+"""Every flag of FastNN's tables is taken, and changes what it says."""
+
+import json
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock import readers
+from penstock.commands import train
+from penstock.commands._flags import TrainFlags, UsageError
+from penstock.commands._flags._parse import flag_types
+from tests.commands.flag_cases import CASES, Asked, Case
+from tests.commands.running import run
+from tests.source_tree import ROOT
+
+# Sections 4.1 to 4.7 of FastNN's page.
+FASTNN_FLAGS = """
+dataset_name dataset_dir num_sample_per_epoch num_classes train_files
+preprocessing_name shuffle_buffer_size num_parallel_batches prefetch_buffer_size
+num_preprocessing_threads datasets_use_caching
+task_type model_name num_epochs weight_decay max_gradient_norm batch_size model_dir ckpt_file_name
+warmup_steps warmup_scheme decay_scheme learning_rate_decay_factor learning_rate_decay_type
+learning_rate end_learning_rate
+optimizer adadelta_rho adagrad_initial_accumulator_value adam_beta1 adam_beta2 opt_epsilon
+ftrl_learning_rate_power ftrl_initial_accumulator_value ftrl_l1 ftrl_l2 momentum rmsprop_momentum
+rmsprop_decay
+stop_at_step log_loss_every_n_iters profile_every_n_iters profile_at_task log_device_placement
+print_model_statistics hooks
+use_fp16 loss_scale enable_paisoar protocol
+"""
+# As FastNN's page and code have them; those that depend on --fastnn_compat have a test below.
+DEFAULTS = {
+    "shuffle_buffer_size": 1024,
+    "num_parallel_batches": 8,
+    "prefetch_buffer_size": 32,
+    "num_preprocessing_threads": 16,
+    "datasets_use_caching": False,
+    "task_type": "pretrain",
+    "num_epochs": 100,
+    "weight_decay": 0.00004,
+    "max_gradient_norm": None,
+    "batch_size": 32,
+    "warmup_steps": 0,
+    "warmup_scheme": "t2t",
+    "decay_scheme": "",
+    "learning_rate_decay_factor": 0.94,
+    "learning_rate_decay_type": "exponential",
+    "learning_rate": 0.01,
+    "end_learning_rate": 0.0001,
+    "optimizer": "rmsprop",
+    "opt_epsilon": 1.0,
+    "stop_at_step": 100,
+    "log_loss_every_n_iters": 10,
+    "profile_every_n_iters": 0,
+    "profile_at_task": 0,
+    "log_device_placement": False,
+    "print_model_statistics": False,
+    "hooks": "StopAtStepHook,ProfilerHook,LoggingTensorHook,CheckpointSaverHook",
+    "use_fp16": True,
+    "enable_paisoar": True,
+    "protocol": "grpc",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Make what the flags name: photos, records, weights."""
+    root = tmp_path_factory.mktemp("flags")
+    for name, count in (("photos", 10), ("others", 4)):
+        for label in ("cat", "dog"):
+            (root / name / label).mkdir(parents=True)
+            for number in range(count if name == "photos" else 3):
+                image = np.full((9, 9, 3), 20 * number, np.uint8)
+                cv2.imwrite(str(root / name / label / f"{number}.png"), image)
+    (root / "records").mkdir()
+    write_records(root / "records/a.tfrecord", range(8, 2, -1))
+    write_records(root / "records/b.tfrecord", range(4))
+    write_records(root / "records/mine_train.tfrecord", [8, 7, 6])
+    write_records(root / "records/mine_test.tfrecord", [1, 2])
+    for name in ("weights", "weights/inner"):
+        (root / name).mkdir()
+        (root / name / "params.safetensors").touch()
+    return root
+
+
+def write_records(path, labels):
+    """Write a TFRecord file of TF-Slim's keys, an image for each label."""
+    with readers.RecordWriter(path) as writer:
+        for label in labels:
+            png = readers.records.encode_png(np.full((12, 12, 3), 9 * label, np.uint8))
+            writer.write(
+                readers.build_example({"image/encoded": png, "image/class/label": int(label)})
+            )
+
+
+def value_of(effect):
+    return effect.__name__ if isinstance(effect, type) else effect
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.flag[2:])
+def test_flag_changes_what_it_says(case: Case, folder):
+    asked = Asked(folder, *case.beside, case.flag)
+    expected = case.expected(asked) if callable(case.expected) else case.expected
+    assert value_of(case.effect(asked)) == pytest.approx(expected)
+    try:
+        without = value_of(case.effect(Asked(folder, *case.beside)))
+    except FileNotFoundError:
+        return  # the flag is what makes it work
+    assert without != pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", FASTNN_FLAGS.split())
+def test_flag_of_fastnn_has_a_case(name):
+    assert name in {case.name for case in CASES}
+
+
+def test_defaults_are_those_of_fastnn():
+    flat = {}
+    for section in vars(TrainFlags()).values():
+        flat |= vars(section) if hasattr(section, "__dict__") else {}
+    assert {name: flat[name] for name in DEFAULTS} == DEFAULTS
+
+
+def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
+    ours, theirs = train.flags_of([]), train.flags_of(["--fastnn_compat=True"])
+    assert (ours.dataset.dataset_name, ours.model.model_name) == ("digits", "lenet")
+    assert (theirs.dataset.dataset_name, theirs.model.model_name) == ("mock", "inception_resnet_v2")
+    assert (theirs.dataset.num_classes, theirs.dataset.num_sample_per_epoch) == (100, 1_000_000)
+    assert theirs.performance.loss_scale == 1.0
+
+
+def test_help_groups_flags_as_fastnns_tables_do(capsys):
+    status, text, _ = run(capsys, "train", "--help")
+    assert status == 0
+    assert "usage: penstock train" in text
+    titles = re.findall(r"^\W+(\w+) options\W+$", text, re.M)
+    expected = ["dataset", "preprocessing", "model", "learning_rate", "optimizer", "logging"]
+    assert [title for title in titles if title in expected] == expected
+    assert "performance" in titles
+    missing = [name for name in flag_types(TrainFlags) if f"--{name}" not in text]
+    assert not missing
+    assert "examples:" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "--lerning_rate=1",
+            "the flag '--lerning_rate', expected one that `penstock train --help`",
+        ),
+        ("--lerning_rate=1", "Did you mean '--learning_rate'?"),
+        ("--model_name=resnet_v1_5O", "Did you mean 'resnet_v1_50'?"),
+        ("--dataset_name=dgits", "Did you mean 'digits'?"),
+        ("--preprocessing_name=inceptoin", "Did you mean 'inception'?"),
+        ("--optimizer=rmspropp", "Did you mean 'rmsprop'?"),
+        ("--learning_rate_decay_type=exp", "expected one of 'fixed', 'exponential'"),
+        ("--decay_scheme=luong243", "Did you mean 'luong234'?"),
+        ("--warmup_scheme=t2", "Did you mean 't2t'?"),
+        ("--task_type=finetun", "Did you mean 'finetune'?"),
+        ("--hooks=StopAtHook", "Did you mean 'StopAtStepHook'?"),
+        ("--precision=float61", "Did you mean 'float16'?"),
+        ("--batch_size=many", "--batch_size got 'many', expected an integer."),
+        ("--batch_size=0", "--batch_size got 0, expected a number of 1 or more."),
+        ("--use_fp16=maybe", "--use_fp16 got 'maybe', expected True or False."),
+        ("--loss_scale=fixed", "--loss_scale got 'fixed', expected a number or dynamic."),
+        ("--learning_rate=-1", "expected a number above 0"),
+        ("--learning_rate", "--learning_rate got no value"),
+        ("digits", "got 'digits', expected flags"),
+        ("--config=nowhere.yaml", "--config got 'nowhere.yaml', expected a file"),
+        ("--plugin=nowhere", "--plugin got 'nowhere', expected modules"),
+        ("--task_type=finetune", "got no weights, expected --model_dir=FOLDER"),
+        ("--train_files=a.tfrecord", "expected --dataset_dir beside them"),
+        ("--optimizer=lamb --optax_options=b3=1", "expected one of 'b1', 'b2'"),
+        ("--label_smoothing=1", "expected from 0 to below 1"),
+        ("--task_index=1", "expected from 0 to 0"),
+    ],
+)
+def test_wrong_flag_is_one_line_and_status_2(word, message, capsys):
+    status, out, err = run(capsys, "train", *word.split())
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["False", "false", "0"])
+def test_booleans_are_written_as_in_fastnn(text):
+    assert train.flags_of([f"--use_fp16={text}"]).performance.use_fp16 is False
+    assert train.flags_of(["--use_fp16", text]).performance.use_fp16 is False
+    assert train.flags_of(["--log_device_placement"]).logging.log_device_placement is True
+
+
+def test_last_of_two_values_wins_and_hyphens_are_underscores():
+    assert train.flags_of(["--batch_size=3", "--batch-size", "5"]).model.batch_size == 5
+
+
+def test_configuration_file_gives_flags_by_section_or_without(tmp_path):
+    flat = tmp_path / "flat.yaml"
+    flat.write_text("model_name: vgg_16\nuse_fp16: false\nlearning_rate: 1e-3\nmodel_dir: null\n")
+    flags = train.flags_of([f"--config={flat}", "--batch_size=8"])
+    assert (flags.model.model_name, flags.model.batch_size) == ("vgg_16", 8)
+    assert (flags.performance.use_fp16, flags.learning_rate.learning_rate) == (False, 0.001)
+    nested = tmp_path / "nested.json"
+    nested.write_text(json.dumps({"model": {"model_name": "vgg_16"}, "plugin": None}))
+    flags = train.flags_of([f"--config={nested}", "--model_name=lenet"])
+    assert flags.model.model_name == "lenet"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model_nam: lenet", "Did you mean 'model_name'?"),
+        ("[1, 2]", "expected flags by name in it"),
+        ("a: [", "expected YAML or JSON"),
+    ],
+)
+def test_wrong_configuration_file_is_an_error_that_names_it(text, message, tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        train.flags_of([f"--config={path}"])
+
+
+def test_page_names_every_flag():
+    page = (ROOT / "docs/train_command.md").read_text(encoding="utf-8")
+    missing = [name for name in flag_types(TrainFlags) if f"`{name}`" not in page]
+    assert not missing
