@@ -8,6 +8,8 @@ and `fit`'s own compiled steps over as many batches as penstock's `infer` and `t
 keras.applications lacks are measured alone. `resnet_v1_50` is set against Keras's ResNet50, which
 strides elsewhere and computes 1.11 times as much; `resnet_v2_50` and the others are the same
 networks. The time to the first step has everything from building the network on, imports aside.
+All of them take ten minutes on two idle cores, most of them in compilers; rows are printed as they
+are measured.
 """
 
 from __future__ import annotations
@@ -35,19 +37,26 @@ NUM_CLASSES = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A network here, and how keras.applications makes its own; `size` is that of its images."""
+    """A network here, and how keras.applications makes its own.
+
+    Arguments:
+      size: height and width of its images.
+      repeats: batches a round, so many that what `fit` and `predict` do once does not count.
+    """
 
     name: str
     size: int
+    repeats: int = 1
     keras: Callable[[Any, int], Any] | None = None
 
 
 PAIRS = (
-    Pair(name="lenet", size=28),
-    Pair(name="cifarnet", size=32),
+    Pair(name="lenet", size=28, repeats=20),
+    Pair(name="cifarnet", size=32, repeats=20),
     Pair(
         name="mobilenet_v1_025",
         size=224,
+        repeats=10,
         keras=lambda apps, size: apps.MobileNet((size, size, 3), alpha=0.25, weights=None),
     ),
     Pair(
@@ -75,7 +84,7 @@ def _batch(pair: Pair, batch_size: int) -> dict[str, np.ndarray]:
     return {"image": image, "label": rng.integers(0, 1000, [batch_size, 1]).astype(np.int32)}
 
 
-def _ours(pair: Pair, batch: dict[str, np.ndarray], repeats: int) -> dict[str, Any]:
+def _ours(pair: Pair, batch: dict[str, np.ndarray]) -> dict[str, Any]:
     # Without what Keras's networks lack: dropout, weight decay, the auxiliary head.
     settings = models.Settings(dropout=0.0, weight_decay=0.0)
     network = models.classifier(
@@ -90,12 +99,12 @@ def _ours(pair: Pair, batch: dict[str, np.ndarray], repeats: int) -> dict[str, A
     holder = [builder.init()]
 
     def forward() -> None:
-        for _ in range(repeats):
+        for _ in range(pair.repeats):
             builder.infer(holder[0], {"image": batch["image"]})
 
-    def train() -> None:
+    def train(num_steps: int = pair.repeats) -> None:
         state, metrics = holder[0], None
-        for _ in range(repeats):
+        for _ in range(num_steps):
             state, metrics = builder.train(state, batch)
         holder[0] = state
         jax.block_until_ready((state, metrics))
@@ -103,21 +112,22 @@ def _ours(pair: Pair, batch: dict[str, np.ndarray], repeats: int) -> dict[str, A
     return {"forward": forward, "train": train}
 
 
-def _theirs(pair: Pair, batch: dict[str, np.ndarray], repeats: int) -> dict[str, Any]:
+def _theirs(pair: Pair, batch: dict[str, np.ndarray]) -> dict[str, Any]:
     import keras
 
     assert pair.keras is not None
     model = pair.keras(keras.applications, pair.size)
     model.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", ["accuracy"])
-    images = np.concatenate([batch["image"]] * repeats)
-    labels = np.concatenate([batch["label"]] * repeats)
+    images = np.concatenate([batch["image"]] * pair.repeats)
+    labels = np.concatenate([batch["label"]] * pair.repeats)
     size = len(batch["image"])
 
     def forward() -> None:
         model.predict(images, batch_size=size, verbose=0)
 
-    def train() -> None:
-        model.fit(images, labels, batch_size=size, epochs=1, shuffle=False, verbose=0)
+    def train(num_steps: int = pair.repeats) -> None:
+        part = slice(num_steps * size)
+        model.fit(images[part], labels[part], batch_size=size, shuffle=False, verbose=0)
 
     return {"forward": forward, "train": train}
 
@@ -125,23 +135,23 @@ def _theirs(pair: Pair, batch: dict[str, np.ndarray], repeats: int) -> dict[str,
 def _first_step(make: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float]:
     start = time.perf_counter()
     made = make()
-    made["train"]()
+    made["train"](1)
     return made, time.perf_counter() - start
 
 
-def measure(pair: Pair, *, batch_size: int, rounds: int, repeats: int) -> list[list[str]]:
+def measure(pair: Pair, *, batch_size: int, rounds: int) -> list[list[str]]:
     """Return the rows of one network: time per image, and the ratio to Keras's."""
     batch = _batch(pair, batch_size)
-    sides = {"penstock": lambda: _ours(pair, batch, repeats)}
+    sides = {"penstock": lambda: _ours(pair, batch)}
     if pair.keras is not None:
-        sides["Keras"] = lambda: _theirs(pair, batch, repeats)
+        sides["Keras"] = lambda: _theirs(pair, batch)
     made, first = {}, {}
     for side, make in sides.items():
         made[side], first[side] = _first_step(make)
     rows = []
     for kind in ("forward", "train"):
         contenders = {side: each[kind] for side, each in made.items()}
-        seconds = _timing.alternate(contenders, rounds=rounds, units=repeats * batch_size)
+        seconds = _timing.alternate(contenders, rounds=rounds, units=pair.repeats * batch_size)
         times = [f"{statistics.median(each) * 1e3:.3g}" for each in seconds.values()]
         ratio = f"{_timing.ratio(seconds, 'penstock', 'Keras'):.2f}" if len(times) == 2 else "-"
         cold = " / ".join(f"{each:.1f}" for each in first.values()) if kind == "train" else ""
@@ -156,15 +166,12 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--model", default="", help="one of the networks; all of them without")
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=2, help="batches a round")
     flags = parser.parse_args(list(arguments))
     print(f"{_timing.environment()}\n")
     rows = []
     for pair in PAIRS:
         if flags.model in ("", pair.name):
-            rows += measure(
-                pair, batch_size=flags.batch_size, rounds=flags.rounds, repeats=flags.repeats
-            )
+            rows += measure(pair, batch_size=flags.batch_size, rounds=flags.rounds)
     header = ["network", "what", "penstock, ms an image", "Keras", "ratio", "s to the first step"]
     print(f"\nbatch {flags.batch_size}; medians, ratios by round\n")
     print(_timing.table(header, rows))

@@ -97,7 +97,7 @@ class Batch:
                 gradients,
             )
             statistics = {
-                path: jnp.where(count > 0, updates.get(path, old), old)
+                path: jnp.where(count > 0, updates[path], old) if path in updates else old
                 for path, old in statistics.items()
             }
             return (sums, statistics), values
@@ -178,9 +178,10 @@ class Batch:
         return {**theirs, **frame.updates}
 
     def _unscaled(self, gradients: Any) -> Any:
-        if self.scale is None:
+        scale = self.scale
+        if scale is None:
             return gradients
-        return jax.tree.map(lambda g: g / self.scale.astype(g.dtype), gradients)
+        return jax.tree.map(lambda g: g / scale.astype(g.dtype), gradients)
 
 
 def _along(counts: jax.Array, value: jax.Array) -> jax.Array:

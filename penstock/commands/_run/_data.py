@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock import models, preprocessing, readers
 from penstock.commands._flags import TrainFlags
+from penstock.commands._flags._data import known_datasets
 from penstock.commands._run._network import Shape
 from penstock.commands._run._samples import HostPart, as_bytes, entries_of
 from penstock.commands._run._sources import Source, open_source
@@ -69,6 +70,11 @@ def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Da
     dataset = flags.dataset
     if flags.fastnn_compat and dataset.dataset_name in _FASTNN_SIZES:
         dataset = dataclasses.replace(dataset, train_files=None)  # FastNN has its own list
+    elif flags.fastnn_compat and dataset.dataset_name not in known_datasets():
+        raise ValueError(
+            f"--dataset_name got {dataset.dataset_name!r}, expected one that is registered: FastNN "
+            "fails on others, whatever --train_files says, and --fastnn_compat=True keeps to that."
+        )
     source = open_source(dataset, "train")
     try:
         test = open_source(dataset, "test")
