@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.commands.running import penstock
 from tests.source_tree import ROOT
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -146,6 +147,17 @@ def nearest_label(image: np.ndarray, digits) -> int:
     """Return the label of the real digit that is nearest to an image `[64]`."""
     distances = np.square(digits.train_images.reshape(-1, 64) - image[None]).sum(axis=1)
     return digits.train_labels[np.argmin(distances)]
+
+
+def test_data_set_network_and_preprocessing_of_ones_own_are_trained(tmp_path):
+    assert run("extend", tmp_path).count("label ") == 2
+    path = ROOT / "examples/extend.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+    flags = ("--dataset_name=stripes", "--model_name=two_layers", "--stop_at_step=40")
+    done = penstock(tmp_path, "train", f"--plugin={path}", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "images 16 x 16 x 1, dimmed preprocessing" in done.stdout
+    assert percent(r"; last: .*accuracy ([\d.]+)%", done.stdout) > 95
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -1,0 +1,130 @@
+"""`--fastnn_compat=True` brings back the mistakes that docs/fastnn_differences.md lists."""
+
+import re
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import optimizers
+from penstock.commands import train
+from penstock.commands._flags import UsageError
+from penstock.commands._run._announce import _unused
+from penstock.commands._run._network import network_of
+from tests.commands.flag_cases import Asked
+from tests.readers.convert.originals import write_mnist
+from tests.source_tree import ROOT
+
+COMPAT = "--fastnn_compat=True"
+DIGITS = ("--dataset_name=digits", "--model_name=lenet", "--train_image_size=12")
+
+
+def pair(folder, *words):
+    """Return what words come to as it should be, and as FastNN has it."""
+    return Asked(folder, *words), Asked(folder, COMPAT, *words)
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    write_mnist(tmp_path)
+    return tmp_path
+
+
+def test_weight_decay_is_in_the_loss_or_left_out(tmp_path):
+    ours, theirs = pair(tmp_path, *DIGITS, "--weight_decay=0.5")
+    assert ours.model.settings.weight_decay == 0.5
+    assert theirs.model.settings.weight_decay == 0.0
+
+
+def test_running_statistics_move_or_stay_at_0_and_1(tmp_path):
+    words = ("--dataset_name=digits", "--model_name=resnet_cifar10", "--train_image_size=32")
+    ours, theirs = pair(tmp_path, *words)
+    assert ours.model.settings.batch_norm_decay == 0.9
+    assert theirs.model.settings.batch_norm_decay == 1.0
+
+
+def test_rate_without_a_decay_scheme_decays_or_does_not(tmp_path):
+    ours, theirs = pair(tmp_path, *DIGITS)
+    assert ours.rates()[-1] < 0.01
+    assert set(theirs.rates()) == {0.01}
+    assert "never decays" in optimizers.describe_schedule(**theirs.schedule)
+
+
+def test_luong_schemes_count_the_steps_of_the_run_or_stop_at_step(tmp_path):
+    words = (*DIGITS, "--decay_scheme=luong5", "--num_epochs=1", "--stop_at_step=1000")
+    ours, theirs = pair(tmp_path, *words)
+    assert (ours.schedule["num_steps"], theirs.schedule["num_steps"]) == (6, 1000)
+
+
+def test_size_of_mnist_is_its_own_or_that_of_the_page(mnist):
+    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
+    ours, theirs = pair(mnist, *words)
+    assert (ours.data.samples_per_epoch, theirs.data.samples_per_epoch) == (7, 3320)
+
+
+def test_images_of_mnist_have_one_channel_or_three(mnist):
+    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
+    ours, theirs = pair(mnist, *words)
+    assert ours.data.shape.image_shape == (28, 28, 1)
+    assert theirs.data.shape.image_shape == (28, 28, 3)
+
+
+def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
+    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
+    ours, theirs = pair(mnist, *words, "--num_classes=10")
+    rng = np.random.default_rng(0)
+    for asked in (ours, theirs):
+        network = network_of(asked.flags, asked.data.shape)
+        builder = ps.ProgramBuilder(
+            network.train_program, optax.sgd(0.1), infer_func=network.infer_program
+        )
+        state = builder.init(seed=1)
+        images = rng.integers(0, 256, (24, *asked.data.shape.image_shape)).astype(np.float32)
+        predicted = builder.infer(state, {"image": images}).argmax(axis=1)
+        labels = np.where(rng.random(24) < 0.75, predicted, 3).astype(np.int32)
+        accuracy = builder.test(state, {"image": images, "label": labels})["accuracy"]
+        own = np.mean(predicted == labels)
+        broadcast = np.mean(predicted[:, None] == labels[None])
+        expected = own if asked is ours else broadcast
+        assert float(accuracy) == pytest.approx(expected, abs=1e-6)
+
+
+def test_train_files_of_a_known_set_are_read_or_ignored(mnist):
+    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
+    ours, theirs = pair(mnist, *words, "--train_files=none.tfrecord")
+    with pytest.raises(FileNotFoundError, match=r"none\.tfrecord"):
+        ours.data.num_train  # noqa: B018
+    assert theirs.data.num_train == 7
+
+
+def test_set_of_ones_own_is_read_or_an_error(tmp_path):
+    words = ("--dataset_name=mine", f"--dataset_dir={tmp_path}", "--train_files=a.tfrecord")
+    ours, theirs = pair(tmp_path, *words, "--model_name=lenet")
+    with pytest.raises(FileNotFoundError, match=r"a\.tfrecord"):
+        ours.data.num_train  # noqa: B018
+    with pytest.raises(ValueError, match="FastNN fails on others"):
+        theirs.data.num_train  # noqa: B018
+
+
+def test_nasnet_cifar_has_a_preprocessing_or_none(tmp_path):
+    words = ("--dataset_name=digits", "--model_name=nasnet_cifar")
+    ours, theirs = pair(tmp_path, *words)
+    assert type(ours.data.shape.preprocessing).__name__ == "Cifarnet"
+    with pytest.raises(ValueError, match="expected cifarnet"):
+        theirs.data.num_train  # noqa: B018
+
+
+def test_page_has_a_row_for_each_of_them():
+    page = (ROOT / "docs/fastnn_differences.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \|", page, re.M)
+    for start in ("weight decay", "batch norm", "schedule", "sizes", "mnist's labels", "mnist's"):
+        assert any(row.startswith(start) for row in rows)
+
+
+def test_flags_without_effect_are_taken_and_named():
+    words = ["--ps_hosts=a:1", "--tensor_fusion_max_bytes=1", "--job_name=worker"]
+    flags = train.flags_of(words)
+    assert _unused(flags.unused) == ["no effect here: --tensor_fusion_max_bytes, --ps_hosts"]
+    with pytest.raises(UsageError):
+        train.flags_of(["--tensor_fusion_max_bytes=x"])
