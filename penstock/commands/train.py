@@ -52,8 +52,6 @@ def _train(flags: TrainFlags) -> None:
         prepare(run.folder, run.flags, facts_of(run))
         announce(run)
     run.trainer.train(run.data.train, run.handlers.all, num_epochs=flags.model.num_epochs)
-    if run.handlers.evaluate is not None:
-        run.handlers.evaluate()
     run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
     if is_first:
         if flags.dataset.dataset_name == "digits" and run.data.test is not None:

@@ -11,14 +11,14 @@ from penstock import commands
 from tests.source_tree import ROOT
 
 CODE = "import sys; from penstock.commands import main; sys.exit(main())"
-# Seconds, not minutes: lenet on digits at 12 pixels.
-SMALL = ("--train_image_size=12", "--num_preprocessing_threads=2")
 
 
-def penstock(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def penstock(
+    folder: Path, *words: str, code: str = CODE, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run `penstock` with words in a folder, on one device."""
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", CODE, *words],
+        [sys.executable, "-W", "error", "-c", code, *words],
         cwd=folder,
         env=os.environ | {"XLA_FLAGS": "", "PYTHONIOENCODING": "utf-8"} | variables,
         capture_output=True,

@@ -72,7 +72,8 @@ def test_images_of_mnist_have_one_channel_or_three(mnist):
 
 def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
     words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
-    ours, theirs = pair(mnist, *words, "--num_classes=10")
+    tiny = (f"--plugin={ROOT / 'tests/commands/tiny.py'}", "--model_name=tiny")
+    ours, theirs = pair(mnist, *words, *tiny, "--num_classes=10")
     rng = np.random.default_rng(0)
     for asked in (ours, theirs):
         network = network_of(asked.flags, asked.data.shape)

@@ -172,8 +172,8 @@ def _said(kinds: Sequence[Any], choices: Sequence[str]) -> str:
 
 def _diagnosed(given: Mapping[str, str], hints: Mapping[str, Any], default: Any) -> UsageError:
     """Return what a section says to the values it was given."""
-    for field in dataclasses.fields(default):
-        section = getattr(default, field.name)
+    parts = [getattr(default, field.name) for field in dataclasses.fields(default)]
+    for section in (*parts, default):
         if not dataclasses.is_dataclass(section) or isinstance(section, type):
             continue
         mine = {f.name for f in dataclasses.fields(section)} & set(given)

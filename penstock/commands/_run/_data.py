@@ -52,7 +52,7 @@ class Data:
     @property
     def epochs_of_schedule(self) -> float:
         """How many steps an epoch counts for the schedule: samples over samples a step."""
-        return self.samples_per_epoch / self.batch_size
+        return max(self.samples_per_epoch / self.batch_size, 1.0)
 
 
 def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Data:
@@ -199,6 +199,11 @@ def _width(flags: TrainFlags, source: Source) -> tuple[int, tuple[str, ...]]:
             )
         return asked, ()
     if source.num_classes is not None:
+        if source.num_classes - offset < 2:
+            raise ValueError(
+                f"--dataset_name={flags.dataset.dataset_name} got {source.num_classes} class, less "
+                f"--labels_offset={offset}, expected two or more: there is nothing to tell apart."
+            )
         return source.num_classes - offset, ()
     note = (
         f"nothing says how many classes the data has: {FASTNN_NUM_CLASSES}, as FastNN; "

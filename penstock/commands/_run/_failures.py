@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -79,4 +80,5 @@ def one_line(error: BaseException) -> str:
     # Not those of JAX, nor of where in the code it was: they are for a traceback.
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
     text += "".join(f" ({note})" for note in notes)
-    return text.replace("..", ".").replace(".)", ")") or type(error).__name__
+    # A sentence that ended in a message's last word and again after it.
+    return re.sub(r"(?<!\.)\.\.(?=\s|$)", ".", text) or type(error).__name__

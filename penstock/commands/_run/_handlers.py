@@ -42,7 +42,7 @@ def handlers_of(flags: TrainFlags, data: Data, folder: RunFolder) -> RunHandlers
     evaluate = None
     if data.test is not None and logging.eval_every_n_epochs:
         evaluate = _evaluate(flags, data, folder, is_quiet=not shows_lines)
-    found: list[Any] = [] if evaluate is None else [evaluate]
+    found: list[Any] = [] if evaluate is None else [evaluate, FinalTest(evaluate)]
     if shows_lines:
         found.append(handlers.Log(every))
     elif logging.has_hook("LoggingTensorHook"):
@@ -82,6 +82,22 @@ def _evaluate(
         # The progress line has the results of tests beside those of training.
         file=io.StringIO() if is_quiet else None,
     )
+
+
+class FinalTest:
+    """Test what a run ends with, before the other handlers see its end.
+
+    Arguments:
+      evaluate: the handler that tests; the same state it tests once.
+    """
+
+    def __init__(self, evaluate: handlers.Evaluate) -> None:
+        self._evaluate = evaluate
+
+    def __call__(self, event: Any) -> None:
+        """Take note of an event."""
+        if isinstance(event, EndTraining) and event.error is None:
+            self._evaluate()
 
 
 class ProfileEvery:

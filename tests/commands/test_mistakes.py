@@ -1,0 +1,137 @@
+"""What a beginner does wrong ends in one readable line, with the status that fits."""
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.commands.running import CODE, penstock, run
+from tests.source_tree import ROOT
+
+PLUGIN = f"--plugin={ROOT / 'tests/commands/tiny.py'}"
+TINY = (PLUGIN, "--model_name=tiny", "--enable_paisoar=False", "--stop_at_step=2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Make folders in which something is missing."""
+    root = tmp_path_factory.mktemp("mistakes")
+    (root / "empty").mkdir()
+    (root / "classes/cat").mkdir(parents=True)
+    for path in ("photos/cat", "photos/dog", "single/cat"):
+        (root / path).mkdir(parents=True)
+        cv2.imwrite(str(root / path / "1.png"), np.zeros((9, 9, 3), np.uint8))
+    (root / "photos/cat/2.png").write_text("not an image")
+    (root / "weights.safetensors").write_bytes(b"nothing")
+    (root / "cifar10_train.tfrecord").write_bytes(b"nothing like a record")
+    (root / "file").touch()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dataset_name=image_folder --dataset_dir=nowhere", "'nowhere') got nothing"),
+        ("--dataset_name=image_folder --dataset_dir=empty", "'empty') got no class"),
+        ("--dataset_name=image_folder --dataset_dir=classes", "'classes') got no image"),
+        ("--dataset_name=image_folder --dataset_dir=photos", "2.png"),
+        ("--dataset_name=image_folder --dataset_dir=single", "expected two or more"),
+        ("--dataset_name=cifar10 --dataset_dir=empty", "expected one of 'cifar-10-binary.tar.gz'"),
+        ("--dataset_name=cifar10 --dataset_dir=nowhere", "got no folder 'nowhere'"),
+        (
+            "--dataset_name=cifar10 --dataset_dir=. --train_files=cifar10_trian.tfrecord",
+            "Did you mean 'cifar10_train.tfrecord'?",
+        ),
+        ("--dataset_name=cifar10 --dataset_dir=.", "cifar10_train.tfrecord"),
+        ("--dataset_name=cifra10 --dataset_dir=empty", "Did you mean 'cifar10'?"),
+        ("--dataset_name=wine", "expected one of image and label"),
+        ("--num_classes=5", "--num_classes got 5, expected at least 10"),
+        ("--labels_offset=1 --num_classes=9", "got the label -1 after --labels_offset=1"),
+        ("--preprocessing_name=none --train_image_size=9", "expected 9 x 9"),
+        ("--model_name=alexnet_v2 --train_image_size=9", "the reach of the window"),
+        ("--freeze=conv9", "freeze got 'conv9', expected what matches a parameter"),
+        ("--decay_scheme=luong10", "decay_scheme='luong10', expected at least 10 steps"),
+        ("--task_type=finetune --model_dir=nowhere", "'nowhere' got nothing"),
+        ("--task_type=finetune --model_dir=empty", "got a folder without weights"),
+        (
+            "--task_type=finetune --model_dir=. --ckpt_file_name=weight.safetensors",
+            "Did you mean 'weights.safetensors'?",
+        ),
+        ("--task_type=finetune --model_dir=. --ckpt_file_name=weights.safetensors", "weights"),
+        ("--checkpointDir=file/run", "'file/run"),
+        ("--checkpointDir=/proc/run", "/proc/run"),
+    ],
+)
+def test_mistake_in_training_is_one_line(words, message, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    status, _, err = run(capsys, "train", *TINY, *words.split())
+    assert status == 1
+    lines = [line for line in err.splitlines() if not line.startswith(("WARNING:", "ERROR:"))]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("penstock train: ")
+    assert message in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ("eval", 2, "got no run, expected the folder of one"),
+        ("eval nowhere", 1, "'nowhere' got nothing, expected parameters"),
+        ("eval empty", 1, "'empty' got a folder without weights"),
+        ("eval weights.safetensors", 2, "without a config.json beside them, expected --model_name"),
+        ("eval nowhere --split=tset", 2, "Did you mean 'test'?"),
+        ("eval nowhere --tpo_k=1", 2, "the flag '--tpo_k'"),
+        ("predict", 2, "got no run"),
+        ("predict nowhere a.png", 1, "'nowhere' got nothing"),
+        ("predict nowhere --top_k=0", 2, "--top_k got 0, expected a number of 1 or more"),
+    ],
+)
+def test_mistake_in_using_is_one_line(words, status, message, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    found, out, err = run(capsys, *words.split())
+    assert (found, out) == (status, "")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", *TINY, "--num_classes=5")[0] == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_that_predict_cannot_read_are_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", *TINY, "--num_preprocessing_threads=0")[0] == 0
+    (tmp_path / "none").mkdir()
+    (tmp_path / "text.png").write_text("not an image")
+    for words, message in [
+        ("none", "'none' got a folder without images"),
+        ("seven.png", "'seven.png' got nothing"),
+        ("text.png", "text.png"),
+    ]:
+        status, _, err = run(capsys, "predict", "runs/digits_tiny", words)
+        assert status == 1
+        assert message in err
+        assert err.count("\n") == 1
+    status, _, err = run(capsys, "predict", "runs/digits_tiny")
+    assert status == 2
+    status, _, err = run(capsys, "eval", "runs/digits_tiny", "--num_classes=12")
+    assert status == 1
+    assert "10 classes there, 12 here" in err
+
+
+def test_disk_without_space_is_one_line(tmp_path):
+    limited = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (2000, 2000)); "
+    done = penstock(tmp_path, "train", *TINY, code=limited + CODE, JAX_ENABLE_COMPILATION_CACHE="0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("penstock train: ")
+    assert "File too large" in last
+
+
+def test_environment_variable_shows_where_it_failed(tmp_path):
+    words = ("train", *TINY, "--num_classes=5")
+    done = penstock(tmp_path, *words, PENSTOCK_TRACEBACK="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr

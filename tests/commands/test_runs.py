@@ -1,0 +1,252 @@
+"""Runs of `penstock train`, `eval` and `predict` from end to end, on small data."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock import readers
+from tests.commands.running import CODE, penstock, run
+from tests.readers.convert.originals import write_cifar10
+from tests.source_tree import ROOT
+
+FAST = (
+    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
+    "--model_name=tiny",
+    "--num_preprocessing_threads=2",
+    "--enable_paisoar=False",
+    "--optimizer=momentum",
+)
+
+
+def accuracy_of(text, which="last"):
+    found = re.search(rf"{which}: .*?accuracy ([\d.]+)%", text)
+    assert found is not None, text
+    return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train a network on digits for 60 steps; return the folder of runs and what was printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = (*FAST, "--stop_at_step=60", "--profile_every_n_iters=25", "--print_model_statistics")
+    done = penstock(folder, "train", *words, "--log_device_placement=True")
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_log_lines_are_fastnns_with_the_learning_rate(trained):
+    lines = re.findall(
+        r"^\[[\d.e-]+ secs/step, [\d.]+ samples/sec\] loss = [\d.]+, accuracy = [\d.]+, "
+        r"top_5 = [\d.]+, lrate = 0\.01, global_step = (\d+)$",
+        trained[1],
+        re.M,
+    )
+    assert lines == ["10", "20", "30", "40", "50", "60"]
+
+
+def test_hooks_leave_traces_checkpoints_tables_and_a_log(trained):
+    folder, text = trained
+    run_folder = folder / "runs/digits_tiny"
+    assert sorted(os.listdir(run_folder / "profile")) == ["step-25", "step-50"]
+    assert list((run_folder / "profile/step-25").rglob("operations.txt"))
+    assert os.listdir(run_folder / "checkpoints/60")
+    assert "hidden/w" in text
+    assert "cpu:0 cpu, process 0: rows 0/1 of each batch" in text
+    rows = (run_folder / "log.csv").read_text().splitlines()
+    assert "learning_rate" in rows[0]
+    assert [row.split(",")[3] for row in rows if row.startswith("test,")] == ["45", "60"]
+
+
+def test_eval_agrees_with_the_log_by_every_path(trained, capsys, monkeypatch):
+    folder, text = trained
+    monkeypatch.chdir(folder)
+    last = re.search(r"; last: (.*) at step 60", text)
+    assert last is not None
+    for path in ("params", "checkpoints", "checkpoints/60"):
+        status, out, err = run(capsys, "eval", f"runs/digits_tiny/{path}", "--plot=")
+        assert status == 0, err
+        assert f"{last[1]}\n" in out
+    status, out, _ = run(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
+    facts = json.loads(out)
+    assert np.sum(facts["confusion"]) == facts["images"] == 359
+    right = np.trace(facts["confusion"]) / 359
+    assert right == pytest.approx(facts["accuracy"], abs=1e-6)
+    assert accuracy_of(text, "best test") == pytest.approx(100 * facts["accuracy"], abs=0.005)
+    assert cv2.imread("a.png") is not None
+    status, out, _ = run(capsys, "eval", "runs/digits_tiny", "--split=train", "--plot=")
+    assert "1,438 images, the train split" in out
+
+
+def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
+    monkeypatch.chdir(trained[0])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, _ = run(capsys, "eval", "runs/digits_tiny")
+    assert status == 0
+    assert 'pip install "penstock[plot]"' in out
+
+
+def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeypatch):
+    folder, _ = trained
+    monkeypatch.chdir(folder)
+    batch = next(iter(readers.dataset("digits", "test", 24)))
+    for number, (image, label) in enumerate(zip(batch["image"], batch["label"], strict=True)):
+        (folder / f"scans/{label}").mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(f"scans/{label}/{number}.png", np.rint(255 * image[:, :, 0]))
+    status, out, err = run(capsys, "predict", "runs/digits_tiny", "scans", "--top_k=2")
+    assert (status, err) == (0, "")
+    found = re.findall(r"^scans/(\d)/\d+\.png  (\d) [\d.]+%  \d [\d.]+%$", out, re.M)
+    assert len(found) == 24
+    assert np.mean([label == guess for label, guess in found]) > 0.8
+    status, out, _ = run(capsys, "predict", "runs/digits_tiny", "scans", "--json=True")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert len(lines) == 24
+    assert sum(each["probability"] for each in lines[0]["classes"]) <= 1 + 1e-6
+    cv2.imwrite("large.png", np.zeros((64, 64), np.uint8))
+    status, _, err = run(capsys, "predict", "runs/digits_tiny", "large.png")
+    assert status == 0
+    assert "large.png: 64 x 64 pixels, resized to 8 x 8" in err
+
+
+def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp_path):
+    config = trained[0] / "runs/digits_tiny/config.json"
+    monkeypatch.chdir(tmp_path)
+    words = (f"--config={config}", "--stop_at_step=2", "--profile_every_n_iters=0")
+    status, out, err = run(capsys, "train", *words)
+    assert status == 0, err
+    assert "images 8 x 8 x 1" in out
+    mine = json.loads((tmp_path / "runs/digits_tiny/config.json").read_text())
+    theirs = json.loads(config.read_text())
+    theirs["logging"] |= {"stop_at_step": 2, "profile_every_n_iters": 0}
+    assert mine == theirs
+
+
+def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ("train", *FAST, "--stop_at_step=2", "--eval_every_n_epochs=0")
+    assert run(capsys, *words)[0] == 0
+    status, out, _ = run(capsys, *words, "--learning_rate=0.5")
+    assert (status, "writes to  runs/digits_tiny-2" in out) == (0, True)
+    status, out, _ = run(
+        capsys, *words, "--checkpointDir=runs/digits_tiny", "--stop_at_step=3", "--momentum=0.5"
+    )
+    assert status == 0
+    assert "again at step 2" in out
+    assert "--stop_at_step was 2, is 3" in out
+    assert "--momentum was 0.9, is 0.5" in out
+    status, out, _ = run(
+        capsys, *words, "--checkpointDir=runs/digits_tiny", "--overwrite=True", "--hooks="
+    )
+    assert "starts     from initial values" in out
+    assert "no checkpoints: CheckpointSaverHook is not among --hooks" in out
+
+
+def test_interrupted_run_goes_on_by_the_same_command(tmp_path):
+    words = ("train", *FAST, "--stop_at_step=1500", "--log_loss_every_n_iters=5")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, *words],
+        cwd=tmp_path,
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "global_step = 10" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    steps = [int(name) for name in os.listdir(tmp_path / "runs/digits_tiny/checkpoints")]
+    assert 10 <= max(steps) < 1500
+    again = penstock(tmp_path, *words)
+    assert again.returncode == 0, again.stderr
+    assert f"again at step {max(steps)}" in again.stdout
+    assert "global_step = 1500" in again.stdout
+
+
+def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    first = ("--dataset_name=half_digits", "--stop_at_step=300")
+    status, out, err = run(capsys, "train", *FAST, *first)
+    assert status == 0, err
+    assert "5 classes" in out
+    scratch = run(capsys, "train", *FAST, "--stop_at_step=40")[1]
+    tuned = run(
+        capsys,
+        "train",
+        *FAST,
+        "--stop_at_step=40",
+        "--task_type=finetune",
+        "--model_dir=runs",
+        "--ckpt_file_name=half_digits_tiny",
+    )[1]
+    assert "2 of 4 arrays from runs/half_digits_tiny/best" in tuned
+    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in tuned
+    assert accuracy_of(tuned) > accuracy_of(scratch) + 5
+
+
+def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
+    status, out, err = run(capsys, "train", *FAST, *words)
+    assert status == 0, err
+    found = re.search(
+        r"^benchmark: ([\d.]+) examples/s, ([\d.]+) to ([\d.]+) in 6 windows of 5 steps; "
+        r"([\d.]+) ms a step, of which the reader took ([\d.]+) ms",
+        out,
+        re.M,
+    )
+    assert found is not None, out
+    rate, least, most, step, data = map(float, found.groups())
+    assert least <= rate <= most
+    assert 32_000 / step == pytest.approx(rate, rel=0.2)
+    assert data < step
+
+
+def pages_words(folder, model):
+    """Return the words of FastNN's page, section 3.1.1, and small sizes."""
+    return (
+        FAST[0],
+        "--enable_paisoar=False",
+        "--dataset_name=cifar10",
+        "--train_files=cifar10_train.tfrecord",
+        f"--dataset_dir={folder}",
+        f"--model_name={model}",
+        "--train_image_size=32",
+        "--batch_size=4",
+        "--stop_at_step=3",
+    )
+
+
+@pytest.mark.parametrize("model", ["tiny", pytest.param("resnet_v1_50", marks=pytest.mark.slow)])
+def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    write_cifar10(folder)
+    words = ("--dataset_name=cifar10", f"--dataset_dir={folder}", "--skip_checksum")
+    assert run(capsys, "convert", *words)[0] == 0
+    words = pages_words(folder, model)
+    status, out, err = run(capsys, "train", "--task_type=pretrain", *words)
+    assert status == 0, err
+    assert "cifar10: 20 images to train on, 4 to test on; 10 classes" in out
+    best = re.search(r"best test: (.*?) at step", out)
+    assert best is not None
+    status, out, err = run(capsys, "eval", f"runs/cifar10_{model}")
+    assert status == 0, err
+    assert f"{best[1]}\n" in out
+    assert "airplane" in out
+    weights = (f"--model_dir=runs/cifar10_{model}", "--ckpt_file_name=params")
+    status, out, err = run(capsys, "train", "--task_type=finetune", *words, *weights)
+    assert status == 0, err
+    assert re.search(rf"(\d+) of \1 arrays from runs/cifar10_{model}/params", out)
