@@ -54,6 +54,7 @@ def _train(flags: TrainFlags) -> None:
     run.trainer.train(run.data.train, run.handlers.all, num_epochs=flags.model.num_epochs)
     run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
     if is_first:
-        if flags.dataset.dataset_name == "digits" and run.data.test is not None:
+        has_all = jax.process_count() == 1 and run.data.test is not None
+        if flags.dataset.dataset_name == "digits" and has_all:
             show_digits(run.trainer.infer, run.data.test)
         conclude(run)

@@ -38,14 +38,15 @@ def handlers_of(flags: TrainFlags, data: Data, folder: RunFolder) -> RunHandlers
     """
     logging = flags.logging
     every = logging.log_loss_every_n_iters
-    shows_lines = logging.has_hook("LoggingTensorHook") and every > 0
+    is_shown = logging.has_hook("LoggingTensorHook") and not jax.process_index()
+    shows_lines = is_shown and every > 0
     evaluate = None
     if data.test is not None and logging.eval_every_n_epochs:
         evaluate = _evaluate(flags, data, folder, is_quiet=not shows_lines)
     found: list[Any] = [] if evaluate is None else [evaluate, FinalTest(evaluate)]
     if shows_lines:
         found.append(handlers.Log(every))
-    elif logging.has_hook("LoggingTensorHook"):
+    elif is_shown:
         found.append(handlers.Progress(test=evaluate))
     found.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
     if logging.summaryDir is not None:

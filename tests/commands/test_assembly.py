@@ -1,0 +1,136 @@
+"""What flags beyond FastNN's tables make of a run, and runs of several processes."""
+
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.commands import train
+from penstock.commands._run._assembly import assemble
+from tests.commands.running import CODE, run
+from tests.readers.case import is_missing
+from tests.source_tree import ROOT
+
+TINY = (
+    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
+    "--model_name=tiny",
+    "--enable_paisoar=False",
+    "--stop_at_step=2",
+    "--num_preprocessing_threads=0",
+)
+
+
+def assembled(folder, *words):
+    return assemble(train.flags_of([*TINY, f"--output_dir={folder}", *words]))
+
+
+def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):
+    made = assembled(
+        tmp_path,
+        "--freeze=hidden",
+        "--gradient_accumulation_steps=4",
+        "--moving_average_decay=0.9",
+        "--precision=float16",
+        "--loss_scale=128",
+    )
+    options = made.trainer.builder.options
+    assert (options.freeze, options.num_parts) == (("hidden",), 4)
+    assert str(options.precision) == "float16, loss scale 128.0"
+    before = {name: np.array(value) for name, value in made.trainer.parameters.items()}
+    made.trainer.train(made.data.train, made.handlers.all, num_epochs=1)
+    assert made.trainer.global_step == 2
+    after = made.trainer.parameters
+    assert np.array_equal(after["hidden/w"], before["hidden/w"])
+    assert not np.array_equal(after["logits/w"], before["logits/w"])
+    averaged = made.trainer.test(made.data.test, averaged=True)
+    assert made.handlers.evaluate is not None
+    assert made.handlers.evaluate.last == averaged != made.trainer.test(made.data.test)
+
+
+def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
+    plain, smooth = assembled(tmp_path), assembled(tmp_path, "--label_smoothing=0.5")
+    losses = [each.trainer.test(each.data.test)["loss"] for each in (plain, smooth)]
+    assert losses[0] != pytest.approx(losses[1], abs=1e-4)
+
+
+def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", *TINY)[0] == 0
+    tuned = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--seed=1")
+    for words, said in [
+        ((), "4 of 4 arrays from runs/digits_tiny/best"),
+        (("--checkpoint_exclude_scopes=logits",), "left initial: logits/w, logits/b"),
+        (("--checkpoint_include_scopes=*/b",), "left initial: hidden/w, logits/w"),
+        (("--ckpt_file_name=checkpoints",), "4 of 4 arrays from runs/digits_tiny/checkpoints"),
+        (("--ckpt_file_name=checkpoints/2",), "4 of 4 arrays from runs/digits_tiny/checkpoints/2"),
+    ]:
+        start = "\n".join(assembled(tmp_path / "other", *tuned, *words).start)
+        assert said in start
+    with pytest.raises(KeyError, match="lgoits"):
+        assembled(tmp_path / "other", *tuned, "--checkpoint_exclude_scopes=lgoits")
+
+
+def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", *TINY)[0] == 0
+    words = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--train_image_size=9")
+    with pytest.raises(ValueError, match=r"hidden/w has \[64, 32\] there and \[81, 32\] here"):
+        assembled(tmp_path / "other", *words)
+    lenet = ("--model_name=lenet", "--train_image_size=8", *words[:2])
+    with pytest.raises(ValueError, match="conv1/conv/b is not there"):
+        assembled(tmp_path / "other", *lenet)
+
+
+@pytest.mark.skipif(is_missing("tensorflow"), reason="tensorflow is not installed")
+@pytest.mark.filterwarnings("default")  # TensorFlow warns about itself as it is imported
+def test_checkpoint_of_tf_slim_is_evaluated(capsys, monkeypatch, tmp_path):
+    import tensorflow
+
+    monkeypatch.chdir(tmp_path)
+    words = ("--model_name=lenet", "--train_image_size=12", "--enable_paisoar=False")
+    status, out, err = run(capsys, "train", *words, "--stop_at_step=20")
+    assert status == 0, err
+    made = assembled(
+        tmp_path / "other", *words, "--task_type=finetune", "--model_dir=runs/digits_lenet"
+    )
+    v1 = tensorflow.compat.v1
+    with tensorflow.Graph().as_default(), v1.Session() as session:
+        for name, value in made.trainer.parameters.items():
+            layer, _, kind = name.split("/")
+            theirs = f"LeNet/{layer}/{'weights' if kind == 'w' else 'biases'}"
+            v1.get_variable(theirs, initializer=tensorflow.constant(value))
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(tmp_path / "lenet.ckpt"))
+    best = re.search(r"best test: (.*?) at step", out)
+    assert best is not None
+    flags = ("--model_name=lenet", "--train_image_size=12", "--dataset_name=digits")
+    status, out, err = run(capsys, "eval", "lenet.ckpt", *flags)
+    assert status == 0, err
+    assert f"{best[1]}\n" in out
+
+
+@pytest.mark.slow
+def test_processes_of_worker_hosts_train_together(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        hosts = f"--worker_hosts=localhost:{free.getsockname()[1]},localhost:1"
+    words = [*TINY[:2], "--stop_at_step=12", hosts]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, "train", *words, f"--task_index={index}"],
+            cwd=tmp_path,
+            env={"PATH": "", "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    printed = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], printed
+    assert "batch      64 = 2 processes x 1 device (cpu) x 32; 23 steps an epoch" in printed[0][0]
+    assert "best test: " in printed[0][0]
+    assert "loss" not in printed[1][0]
