@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 
 from penstock.commands._flags import TrainFlags, fastnn_defaults, parse
@@ -51,7 +53,13 @@ def _train(flags: TrainFlags) -> None:
     if is_first:
         prepare(run.folder, run.flags, facts_of(run))
         announce(run)
-    run.trainer.train(run.data.train, run.handlers.all, num_epochs=flags.model.num_epochs)
+    try:
+        run.trainer.train(run.data.train, run.handlers.all, num_epochs=flags.model.num_epochs)
+    except (KeyboardInterrupt, SystemExit):
+        if is_first and run.saves_checkpoints:
+            step = f"\nstopped at step {run.trainer.global_step}"
+            print(f"{step}; the same command goes on from there", file=sys.stderr)
+        raise
     run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
     if is_first:
         has_all = jax.process_count() == 1 and run.data.test is not None

@@ -164,6 +164,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
+    assert "the same command goes on from there" in err
     assert "interrupted" in err
     assert "Traceback" not in err
     steps = [int(name) for name in os.listdir(tmp_path / "runs/digits_tiny/checkpoints")]

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 
 from penstock._errors import (
@@ -46,8 +45,7 @@ def run_command(name: str, command: Callable[[], None]) -> int:
       0 when all went well, 1 when it failed, 2 when it was called wrongly.
     """
     try:
-        with warnings.catch_warnings():
-            command()
+        command()
     except UsageError as error:
         print(f"penstock {name}: {one_line(error)}", file=sys.stderr)
         return 2
