@@ -189,6 +189,7 @@ def test_weight_decay_touches_depthwise_kernels_too():
     assert {path.rsplit("/", 1)[1] for path in left} == {"scale", "bias", "b"}
 
 
+@pytest.mark.slow  # it compiles for a minute
 def test_small_network_trains_with_dropped_paths(monkeypatch):
     # By taps depthwise convolutions run ten times faster and compile twice as long.
     monkeypatch.setattr(_convolution, "_MOST_TAPS", 0)
