@@ -1,15 +1,16 @@
 """Same weights, same logits: networks of the model library against keras.applications and tf_slim.
 
     python docs/compare_logits.py keras [NAME ...]
-    python docs/compare_logits.py tf_slim [NAME ...]
+    python docs/compare_logits.py tf_slim [--float64] [NAME ...]
 
 Each network gets random weights and statistics over there, is saved to a file in the format of the
 place, read with `models.load_weights`, and run here on the same random images, in float32: in test
 mode, and in training mode without dropout, where the batch's statistics and the moving averages
 after the step count too. An error is the largest difference, relative to the largest value. What
 rounding alone does is measured as well: how far the logits here move when every number of the
-images is replaced by the next float. Needed are `pip install keras h5py`, and
-`pip install tensorflow tf_slim tf_keras`.
+images is replaced by the next float. With `--float64` tf_slim's training mode is computed in that
+too, and the last column says how far either side's float32 is from it. Needed are
+`pip install keras h5py`, and `pip install tensorflow tf_slim tf_keras`.
 """
 
 import dataclasses
@@ -82,9 +83,9 @@ KERAS_GATES = ("mobilenet_v3_small", "mobilenet_v3_large")
 class Run:
     """What a network gave over there: in test mode, in training mode, its statistics after that."""
 
-    def __init__(self, path, images, test, train, statistics, settings):
+    def __init__(self, path, images, test, train, statistics, settings, exact=None):
         self.path, self.images, self.settings = path, images, settings
-        self.test, self.train, self.statistics = test, train, statistics
+        self.test, self.train, self.statistics, self.exact = test, train, statistics, exact
 
 
 def drawn(name, shape, rng):
@@ -156,7 +157,7 @@ def tf_slim_function(name):
     return getattr(module, name), getattr(owner, f"{scope}_arg_scope")()
 
 
-def by_tf_slim(name, folder):
+def by_tf_slim(name, folder, *, is_exact=False):
     """Run a network of the tf_slim package."""
     import tensorflow.compat.v1 as tf
     import tf_slim
@@ -165,10 +166,13 @@ def by_tf_slim(name, folder):
     images = images_of(TF_SLIM[name][1])
     options = {} if "resnet" in name else {"dropout_keep_prob": 1.0}
     path, after, results = folder / f"{name}.ckpt", folder / f"{name}_after.ckpt", []
-    for is_training in (False, True):
+    passes = [(False, tf.float32), (True, tf.float32)]
+    for is_training, dtype in [*passes, *([(True, tf.float64)] if is_exact else [])]:
         rng = np.random.default_rng(0)
         with tf.Graph().as_default(), tf.Session() as session:
-            fed = tf.placeholder(tf.float32, images.shape)
+            fed = tf.placeholder(dtype, images.shape)
+            if dtype == tf.float64:
+                arg_scope = unfused(arg_scope)
             with tf_slim.arg_scope(arg_scope):
                 logits, _ = network(
                     fed, num_classes=NUM_CLASSES, is_training=is_training, **options
@@ -181,8 +185,22 @@ def by_tf_slim(name, folder):
             updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS) if is_training else []
             value, _ = session.run([logits, updates], {fed: images})
             results.append(value.reshape(len(images), -1))
-            saver.save(session, str(after), write_meta_graph=False)
-    return Run(path, images, *results, after, {"dropout": 0.0, "drop_path": 0.0})
+            if dtype == tf.float32:
+                saver.save(session, str(after), write_meta_graph=False)
+    test, train, *exact = results
+    settings = {"dropout": 0.0, "drop_path": 0.0}
+    return Run(path, images, test, train, after, settings, *exact)
+
+
+def unfused(arg_scope):
+    """Return an argument scope whose batch norm is made of operations that float64 has."""
+    plain = {}
+    for function, arguments in arg_scope.items():
+        norm = arguments.get("normalizer_params")
+        changed = {"normalizer_params": {**norm, "fused": False}} if norm else {}
+        changed |= {"fused": False} if "fused" in arguments else {}
+        plain[function] = {**arguments, **changed}
+    return plain
 
 
 def network_here(source, name, run):
@@ -235,27 +253,35 @@ def error(ours, theirs):
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def compare(source, name, folder):
+def compare(source, name, folder, *, is_exact):
     """Return the size of the images, the three errors of a network, and what rounding does."""
-    run = {"keras": by_keras, "tf_slim": by_tf_slim}[source](name, Path(folder))
+    if source == "keras":
+        run = by_keras(name, Path(folder))
+    else:
+        run = by_tf_slim(name, Path(folder), is_exact=is_exact)
     model = network_here(source, name, run)
     test, train, statistics, rounding = here(model, run)
     after = models.load_weights(model, run.statistics, image_size=run.images.shape[1])
     moved = [error(value, after[path]) for path, value in statistics.items() if path in after]
     errors = error(test, run.test), error(train, run.train), max(moved, default=0.0)
+    if run.exact is not None:
+        rounding = error(train, run.exact), error(run.train, run.exact)
     return run.images.shape, errors, rounding
 
 
 def main(arguments):
     """Print the table of a source; the exit status says whether all errors are below 1e-4."""
-    source, *names = arguments or ["keras"]
+    is_exact = "--float64" in arguments
+    source, *names = [each for each in arguments if each != "--float64"] or ["keras"]
     known = {"keras": KERAS, "tf_slim": TF_SLIM}[source]
-    print("| network | images | test logits | training logits | moving averages | next float |")
+    last = "from float64: here, there" if is_exact else "next float"
+    print(f"| network | images | test logits | training logits | moving averages | {last} |")
     print("|---|---|---|---|---|---|")
     wide = []
     for name in names or known:
         with tempfile.TemporaryDirectory() as folder:
-            (count, height, width, _), errors, rounding = compare(source, name, folder)
+            found = compare(source, name, folder, is_exact=is_exact)
+        (count, height, width, _), errors, rounding = found
         cells = " | ".join(f"{each:.1e}" if each else "" for each in errors)
         next_float = ", ".join(f"{each:.1e}" for each in rounding)
         size = f"{count} of {height} x {width}"
