@@ -1,13 +1,14 @@
 """What penstock takes from other packages, and what importing it costs."""
 
 import ast
+import functools
 import importlib.metadata
 import itertools
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tests.source_tree import PACKAGE, ROOT, read_sources
 
@@ -36,9 +37,15 @@ def imports_of_others(source: str) -> list[tuple[int, str]]:
     return [(line, name) for line, name in found if name not in {PACKAGE, *sys.stdlib_module_names}]
 
 
+@functools.cache
+def installed() -> Mapping[str, list[str]]:
+    """Return the installed packages by the module they hold; reads what each has installed."""
+    return importlib.metadata.packages_distributions()
+
+
 def packages_holding(name: str) -> set[str]:
     """Return the installed packages that hold the module `name`; its own name when none does."""
-    holders = importlib.metadata.packages_distributions().get(name, [name])
+    holders = installed().get(name, [name])
     return {re.sub(r"[-_.]+", "-", holder).lower() for holder in holders}
 
 

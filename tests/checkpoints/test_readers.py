@@ -19,6 +19,27 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 NUM_EPOCHS = 3
 
+# One of each kind; each takes seconds, since it trains four times. The others are slow tests.
+QUICK = {
+    "arrays-shuffled",
+    "arrays-samples",
+    "indexed-in-threads",
+    "tfrecord",
+    "tfrecord-samples",
+    "ofrecord",
+    "image_folder",
+    "dataset-in-memory",
+    "batch-of-a-global-stream",
+    "shuffle",
+    "xmap_readers-in-order",
+    "chain",
+    "compose",
+    "cache",
+    "all-together",
+    "of-callable",
+    "of-grain-dataset",
+}
+
 
 def program():
     """Return a loss whose one weight depends on every sample and on their order."""
@@ -103,7 +124,9 @@ def assert_goes_on(resumed, whole, step, case):
     "case",
     [
         pytest.param(
-            case, id=case.name, marks=[*case.marks, *([pytest.mark.slow] if case.is_costly else [])]
+            case,
+            id=case.name,
+            marks=[*case.marks, *([] if case.name in QUICK else [pytest.mark.slow])],
         )
         for case in ALL
     ],

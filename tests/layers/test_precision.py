@@ -85,5 +85,5 @@ def test_bfloat16_keeps_what_a_program_feeds_to_its_loss_exact():
 
 
 def test_unknown_precision_lists_what_there_is():
-    with pytest.raises(ProgramError, match=r"precision='bfloat', expected one of .*'bfloat16'"):
+    with pytest.raises(ProgramError, match=r"precision got 'bfloat', expected one of .*'bfloat16'"):
         ps.ProgramBuilder(train_program, precision="bfloat")  # pyright: ignore[reportArgumentType]

@@ -28,14 +28,14 @@ def test_names_are_sorted_and_match_a_glob():
 
 
 def test_registered_network_is_built_by_its_name(registry):
-    @models.register("tiny", default_image_size=4, num_classes=3)
+    @models.register("of_this_test", default_image_size=4, num_classes=3)
     def tiny(images, num_classes):
         features = layers.fc(images, 5)
         return (features if num_classes is None else layers.fc(features, num_classes)), {}
 
-    assert models.get("tiny").function is tiny
-    assert "tiny" in models.names()
-    builder = ps.ProgramBuilder(infer_func=models.classifier("tiny", 3).infer_program)
+    assert models.get("of_this_test").function is tiny
+    assert "of_this_test" in models.names()
+    builder = ps.ProgramBuilder(infer_func=models.classifier("of_this_test", 3).infer_program)
     shapes = {row.name: row.shape for row in builder.parameter_table()}
     assert shapes == {"fc_0/w": (48, 5), "fc_0/b": (5,), "fc_1/w": (5, 3), "fc_1/b": (3,)}
 

@@ -48,6 +48,9 @@ def test_description_names_versions_devices_configuration_and_parameters(place):
         "steps_per_call": 4,
         "seed": 7,
         "on_non_finite": "stop",
+        "precision": "float32",
+        "gradient_accumulation_steps": 1,
+        "freeze": [],
         "checkpoint": None,
     }
     assert described["parameters"] == {
