@@ -1,5 +1,6 @@
 """What flags beyond FastNN's tables make of a run, and runs of several processes."""
 
+import os
 import re
 import socket
 import subprocess
@@ -84,11 +85,9 @@ def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeyp
         assembled(tmp_path / "other", *lenet)
 
 
-@pytest.mark.skipif(is_missing("tensorflow"), reason="tensorflow is not installed")
+@pytest.mark.skipif(is_missing("tf_slim"), reason="tf_slim is not installed")
 @pytest.mark.filterwarnings("default")  # TensorFlow warns about itself as it is imported
-def test_checkpoint_of_tf_slim_is_evaluated(capsys, monkeypatch, tmp_path):
-    import tensorflow
-
+def test_checkpoint_written_by_tf_slim_is_evaluated(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("--model_name=lenet", "--train_image_size=12", "--enable_paisoar=False")
     status, out, err = run(capsys, "train", *words, "--stop_at_step=20")
@@ -96,14 +95,12 @@ def test_checkpoint_of_tf_slim_is_evaluated(capsys, monkeypatch, tmp_path):
     made = assembled(
         tmp_path / "other", *words, "--task_type=finetune", "--model_dir=runs/digits_lenet"
     )
-    v1 = tensorflow.compat.v1
-    with tensorflow.Graph().as_default(), v1.Session() as session:
-        for name, value in made.trainer.parameters.items():
-            layer, _, kind = name.split("/")
-            theirs = f"LeNet/{layer}/{'weights' if kind == 'w' else 'biases'}"
-            v1.get_variable(theirs, initializer=tensorflow.constant(value))
-        session.run(v1.global_variables_initializer())
-        v1.train.Saver().save(session, str(tmp_path / "lenet.ckpt"))
+    np.savez("parameters.npz", **dict(made.trainer.parameters))
+    program = [sys.executable, "-m", "tests.commands.write_with_tf_slim"]
+    files = [str(tmp_path / "parameters.npz"), str(tmp_path / "lenet.ckpt")]
+    env = os.environ | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([*program, *files], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     best = re.search(r"best test: (.*?) at step", out)
     assert best is not None
     flags = ("--model_name=lenet", "--train_image_size=12", "--dataset_name=digits")
