@@ -117,7 +117,9 @@ def _theirs(pair: Pair, batch: dict[str, np.ndarray]) -> dict[str, Any]:
 
     assert pair.keras is not None
     model = pair.keras(keras.applications, pair.size)
-    model.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", ["accuracy"])
+    model.compile(
+        keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
     images = np.concatenate([batch["image"]] * pair.repeats)
     labels = np.concatenate([batch["label"]] * pair.repeats)
     size = len(batch["image"])
