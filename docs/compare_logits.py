@@ -64,7 +64,7 @@ TF_SLIM = {
     "inception_v2": ("inception_v2", 128),
     "resnet_v1_50": ("resnet_v1", 96),
     "resnet_v2_50": ("resnet_v2", 96),
-    "inception_v3": ("inception_v3", 299),
+    "inception_v3": ("inception_v3", 139),
     "vgg_a": ("vgg", 224),
     "vgg_16": ("vgg", 224),
     "vgg_19": ("vgg", 224),

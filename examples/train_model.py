@@ -40,9 +40,9 @@ def compilations():
     """Return a list that the seconds of each compilation from now on are added to."""
     seconds = []
 
-    def note(event, duration, **_):
+    def note(event, duration_secs, **_):
         if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration)
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(note)
     return seconds
