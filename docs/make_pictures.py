@@ -22,8 +22,7 @@ import optax
 from rich.console import Console
 
 import penstock as ps
-from penstock import readers
-from penstock.commands.train import train_program
+from penstock import layers, readers
 from penstock.handlers import Evaluate, LearningRateFinder, Plot, Progress, TensorBoard
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -31,6 +30,20 @@ NAMES = ("loss", "accuracy")
 NUM_EPOCHS = 8
 NUM_COLUMNS = 100
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def train_program() -> tuple[Any, Any]:
+    """Return the loss and the accuracy of a small conv net on digits."""
+    hidden = layers.data("image", shape=[8, 8, 1])
+    for num_filters in (32, 64):
+        hidden = layers.simple_img_conv_pool(
+            hidden, num_filters, 3, pool_size=2, pool_stride=2, conv_padding=1, act="relu"
+        )
+        hidden = layers.batch_norm(hidden) if num_filters == 32 else hidden
+    prediction = layers.fc(layers.dropout(hidden, 0.3), size=10, act="softmax")
+    label = layers.data("label", shape=[1], dtype="int32")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label)
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,8 @@
 """Every Python block of README and docs/ runs, a page's blocks in order, in one namespace."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +21,14 @@ def test_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
         # Blank lines before the block, so that a traceback shows the page's line number.
         source = "\n" * text[: block.start(1)].count("\n") + block.group(1)
         exec(compile(source, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "docs").glob("*.py")), ids=lambda path: path.name)
+def test_script_of_docs_finds_what_it_imports(script):
+    # Under another name than "__main__": it defines what it does and does nothing.
+    program = f"import runpy; runpy.run_path({str(script)!r}, run_name='script')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_readme_has_the_two_commands_and_an_example():
