@@ -87,14 +87,23 @@ class Selection:
         Raises:
           UnknownNameError: a pattern matches nothing.
         """
-        names = ["/".join(path) for _, path in table]
-        for argument, patterns in (("include", self.include), ("exclude", self.exclude)):
-            for pattern in _list(patterns):
-                if not any(_matches(name, pattern) for name in names):
-                    raise UnknownNameError(
-                        f"{argument} got {pattern!r}, expected what matches a parameter: "
-                        f"{listed(names)}." + nearest(pattern, names)
-                    )
+        check_patterns("include", self.include, table)
+        check_patterns("exclude", self.exclude, table)
+
+
+def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, Any]) -> None:
+    """Raise unless each pattern of an argument matches an entry of the program.
+
+    Raises:
+      UnknownNameError: naming the pattern, and the entry that is nearest.
+    """
+    names = ["/".join(path) for _, path in table]
+    for pattern in _list(patterns):
+        if not any(_matches(name, pattern) for name in names):
+            raise UnknownNameError(
+                f"{argument} got {pattern!r}, expected what matches a parameter: {listed(names)}."
+                + nearest(pattern, names)
+            )
 
 
 def _list(patterns: Patterns) -> list[str]:

@@ -101,8 +101,9 @@ def _evaluate(argv: list[str]) -> None:
         found.flags, flags.split, batch_size=_batch_size(found.flags.model.batch_size)
     )
     trainer = trained(found, data.shape)
-    metrics = trainer.test(reader)
-    matrix = confusion_of(_predictions(trainer, reader), data.shape.num_classes)
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    metrics = trainer.test(lambda: _noted(reader, trainer, pairs))
+    matrix = confusion_of(pairs, data.shape.num_classes)
     name = found.flags.dataset.dataset_name
     if flags.json:
         counts = {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
@@ -121,10 +122,14 @@ def _batch_size(per_device: int) -> int:
     return per_device * jax.device_count()
 
 
-def _predictions(trainer: Trainer, reader: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _noted(
+    reader: Any, trainer: Trainer, pairs: list[tuple[np.ndarray, np.ndarray]]
+) -> Iterator[Any]:
+    """Yield the batches of a reader, noting labels and predictions: images are decoded once."""
     for batch in reader:
         probabilities = trainer.infer({"image": batch["image"]})
-        yield np.asarray(batch["label"]), np.asarray(probabilities).argmax(axis=-1)
+        pairs.append((np.array(batch["label"]), np.asarray(probabilities).argmax(axis=-1)))
+        yield batch
 
 
 def _plot(flags: EvalFlags, folder: Any, matrix: np.ndarray, data: Data) -> None:

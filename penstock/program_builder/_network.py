@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._selection import check_patterns
 from penstock.layers._frame import PROBE_BATCH_SIZE, FeedSpec, Frame
 from penstock.program_builder import _sites, _steps, _tree
 from penstock.program_builder._inspect import ParameterRow
@@ -57,7 +58,7 @@ class Network:
             _joined([*self.owners, self.infer])
             self._check_known(self.infer)
         self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
-        options.check(self.table)
+        check_patterns("freeze", options.freeze, self.table)
         self._check_updates()
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self.updates = {
@@ -67,8 +68,6 @@ class Network:
                 probe=self.train[name],
                 specs=self.specs,
                 num_devices=mesh.size,
-                skips_non_finite=options.skips_non_finite,
-                num_parts=options.num_parts,
                 is_unrolled=is_cpu and self.train[name].has_convolution,
             )
             for name, objective in objectives.items()

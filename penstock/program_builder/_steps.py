@@ -18,6 +18,7 @@ from penstock.layers import _frame
 from penstock.program_builder import _tree
 from penstock.program_builder._gradients import Batch
 from penstock.program_builder._objective import Objective, State
+from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._probe import Path, Probe
 from penstock.program_builder._running import run
 
@@ -28,9 +29,7 @@ class Update:
 
     Attributes:
       specs: the entries of penstock's layers; flax modules' parameters have none.
-      skips_non_finite: an update whose loss or gradient is not finite changes nothing but counts.
-      num_parts: the micro-batches that a batch is cut into; they run one after the other.
-      is_unrolled: they are not a loop, in which XLA runs convolutions slowly on CPU.
+      is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
     """
 
     name: str
@@ -38,17 +37,18 @@ class Update:
     probe: Probe
     specs: Mapping[Path, _frame.ParameterSpec]
     num_devices: int
-    skips_non_finite: bool = False
-    num_parts: int = 1
-    is_unrolled: bool = False
+    is_unrolled: bool
+
+    @property
+    def options(self) -> ProgramOptions:
+        """The options of the builder."""
+        return self.probe.options
 
     def trains(self, path: Path) -> bool:
         """Return whether this objective updates the parameter at `path`."""
         spec = self.specs.get(path)
         is_trainable = spec is None or spec.trainable
-        return (
-            is_trainable and self.objective.covers(path) and not self.probe.options.is_frozen(path)
-        )
+        return is_trainable and self.objective.covers(path) and not self.options.is_frozen(path)
 
     def trained(self, params: Mapping[str, Any]) -> tuple[Any, dict[Path, Any]]:
         """Return the parameters this objective updates, nested, and the others, flat."""
@@ -72,10 +72,10 @@ class Update:
             num_devices=self.num_devices,
             scale=self._scale(state),
         )
-        if self.num_parts == 1:
+        if self.options.num_parts == 1:
             found = batch.gradients(trained)
         else:
-            found = batch.accumulated(trained, self.num_parts, is_unrolled=self.is_unrolled)
+            found = batch.accumulated(trained, self.options.num_parts, is_unrolled=self.is_unrolled)
         gradients = self._regularized(found.gradients, trained)
         loss = found.values[self.probe.structure.loss_index]
         steps, opt_state = optimizer.update(
@@ -107,18 +107,18 @@ class Update:
     def _scale(self, state: State) -> jax.Array | None:
         if self.name in state.loss_scale:
             return state.loss_scale[self.name].scale
-        scale = self.probe.options.precision.loss_scale
+        scale = self.options.precision.loss_scale
         return None if scale == 1.0 else jnp.float32(scale)
 
     def _checked(self, before: State, after: State, loss: jax.Array, gradients: Any) -> State:
         """Return the state after an update, or the one before where it is to be left out."""
-        if self.skips_non_finite:
+        if self.options.skips_non_finite:
             is_finite = _are_finite((loss, gradients))
             after = _if(is_finite, after, before)
         if self.name not in after.loss_scale:
             return after
         is_finite = _are_finite(gradients)
-        if not self.skips_non_finite:
+        if not self.options.skips_non_finite:
             # The loss is counted all the same: one that is not finite itself ends training.
             after = _if(is_finite, after, before)._replace(metrics=after.metrics)
         scale = before.loss_scale[self.name].after(is_finite)
@@ -144,7 +144,7 @@ class Update:
     def _new_statistics(self, state: State, statistics: Mapping[Path, jax.Array]) -> dict[str, Any]:
         flat = _tree.flatten(state.variables["batch_stats"])
         for path, value in statistics.items():
-            if self.objective.covers(path) and not self.probe.options.is_frozen(path):
+            if self.objective.covers(path) and not self.options.is_frozen(path):
                 flat[path] = value
         return _tree.nest(flat)
 
@@ -179,7 +179,7 @@ def train_step(
         state, values[update.name] = update(state, feed, weights)
     sums = [state.metrics[each.name].loss_sum(each.probe.structure) for each in _distinct(rounds)]
     flag = jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
-    if any(each.skips_non_finite for each in rounds):
+    if any(each.options.skips_non_finite for each in rounds):
         flag = jnp.stack([flag, state.num_skipped.astype(jnp.float32)])
     rates = {each.name: each.learning_rate(state) for each in _distinct(rounds)}
     known = {name: rate for name, rate in rates.items() if rate is not None}

@@ -28,7 +28,7 @@ def entries_at(path: str | os.PathLike[str]) -> dict[_parameters.Key, np.ndarray
       ParameterError, CheckpointError: the file is damaged.
     """
     folder = Path(path)
-    if not (folder / _parameters.DATA_FILE).exists():
+    if folder.is_dir() and not (folder / _parameters.DATA_FILE).exists():
         contents = _newest(folder) or _single(folder)
         if contents is not None:
             return _variables(contents, str(path))

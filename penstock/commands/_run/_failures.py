@@ -8,29 +8,17 @@ import re
 import sys
 from collections.abc import Callable
 
-from penstock._errors import (
-    CheckpointError,
-    FeedError,
-    NonFiniteError,
-    ParameterError,
-    ProgramError,
-    ReaderError,
-    UnknownNameError,
-)
+from penstock._errors import NonFiniteError, UnknownNameError
 from penstock.commands._flags import UsageError
 
+# Most errors of ours are ValueErrors.
 _KNOWN = (
     OSError,
     ValueError,
     UnknownNameError,
+    NonFiniteError,
     ModuleNotFoundError,
     MemoryError,
-    CheckpointError,
-    FeedError,
-    NonFiniteError,
-    ParameterError,
-    ProgramError,
-    ReaderError,
 )
 TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 

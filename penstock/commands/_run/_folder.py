@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from penstock._checkpoint import CheckpointConfig, Store
+from penstock._parameters import DATA_FILE
 from penstock.commands._flags import TrainFlags, write_config
 from penstock.readers.convert.slim import read_labels, write_labels
 
@@ -102,16 +104,16 @@ def run_folder_of(path: Path) -> RunFolder | None:
 
 
 def holds_weights(path: Path) -> bool:
-    """Return whether a folder holds parameters or checkpoints of penstock."""
-    is_checkpoint = path.name.isdigit() and path.is_dir() and any(path.iterdir())
-    return (path / "params.safetensors").is_file() or is_checkpoint or bool(checkpoint_steps(path))
+    """Return whether a folder holds parameters or checkpoints of penstock, or is a checkpoint."""
+    if not path.is_dir():
+        return False
+    is_checkpoint = path.name.isdigit() and any(path.iterdir())
+    return (path / DATA_FILE).is_file() or is_checkpoint or bool(checkpoint_steps(path))
 
 
 def checkpoint_steps(path: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, in order."""
-    if not path.is_dir():
-        return []
-    return sorted(int(each.name) for each in path.iterdir() if each.name.isdigit())
+    return Store(CheckpointConfig(directory=path)).steps()
 
 
 def folder_for(flags: TrainFlags) -> RunFolder:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from penstock import Trainer, models
 from penstock._errors import nearest
+from penstock._parameters import DATA_FILE
 from penstock.commands._flags import ModelFlags, TrainFlags, UsageError, fastnn_defaults, parse
 from penstock.commands._run import _folder, _weights
 from penstock.commands._run._folder import RunFolder
@@ -85,6 +87,13 @@ def trained(found: Found, shape: Shape) -> Trainer:
         image_size=shape.image_shape[0],
         last_layers=lambda: last_layers(found.flags, shape, trainer),
     )
+    is_checkpoint = found.weights.is_dir() and not (found.weights / DATA_FILE).exists()
+    if is_checkpoint and found.flags.optimizer.moving_average_decay is not None:
+        print(
+            f"{found.weights} is a checkpoint: its parameters are used, not their moving average, "
+            "which a run's `params` and `best` hold.",
+            file=sys.stderr,
+        )
     misfit = [line for line in lines if line.startswith("last layers")]
     if misfit:
         raise ValueError(
