@@ -130,3 +130,10 @@ def test_folder_of_neither_parameters_nor_checkpoints_says_what_is_expected(tmp_
     trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)
     with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
         trainer.load_params(tmp_path)
+
+
+def test_file_in_place_of_a_folder_says_what_is_expected(tmp_path):
+    (tmp_path / "weights").write_text("none")
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)
+    with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
+        trainer.load_params(tmp_path / "weights")
