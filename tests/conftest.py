@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -41,6 +42,30 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # [3] + [2, 3] is more often a forgotten axis than a wish.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """Let a test register what no other sees: a page of docs, a plugin, a network of its own."""
+    from penstock import models, preprocessing, readers  # JAX reads its settings above first
+
+    models.names()  # registers the library's
+    registered: list[dict[str, Any]] = [
+        models._registry._MODELS,
+        preprocessing._registry._PREPROCESSINGS,
+        readers.datasets._registry.DATASETS,
+    ]
+    before = [dict(each) for each in registered]
+    imported = set(sys.modules)
+    yield
+    for each, names in zip(registered, before, strict=True):
+        if each != names:
+            each.clear()
+            each.update(names)
+    for name in set(sys.modules) - imported:  # a plugin registers when it is imported
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        if "." not in name and path.startswith(str(ROOT / "tests")):
+            del sys.modules[name]
 
 
 class Digits(NamedTuple):

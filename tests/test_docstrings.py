@@ -6,7 +6,6 @@ import io
 
 import pytest
 
-from penstock import models
 from tests.source_tree import PACKAGE, module_name, read_sources
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -18,18 +17,6 @@ def find_examples() -> list[doctest.DocTest]:
     modules = [importlib.import_module(module_name(path)) for path in read_sources(PACKAGE)]
     found = [docstring for module in modules for docstring in finder.find(module, module.__name__)]
     return [docstring for docstring in found if docstring.examples]
-
-
-@pytest.fixture(autouse=True)
-def registries(monkeypatch):
-    """Let an example register what no other test sees."""
-    models.names()  # the networks of the library stay
-    for module, name in [
-        ("penstock.models._registry", "_MODELS"),
-        ("penstock.preprocessing._registry", "_PREPROCESSINGS"),
-    ]:
-        registry = importlib.import_module(module)
-        monkeypatch.setattr(registry, name, dict(vars(registry)[name]))
 
 
 def run(docstring: doctest.DocTest) -> str:

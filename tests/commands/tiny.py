@@ -1,7 +1,4 @@
-"""A plugin for tests: a network that compiles in no time, and half of the digits.
-
-It is imported by `--plugin` alone: what it registers stays for the process.
-"""
+"""A plugin for tests: a network that compiles in no time, and half of the digits."""
 
 from penstock import layers, models, readers
 

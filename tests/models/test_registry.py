@@ -6,14 +6,6 @@ import pytest
 import penstock as ps
 from penstock import layers, models
 from penstock._errors import UnknownNameError
-from penstock.models import _registry
-
-
-@pytest.fixture
-def registry(monkeypatch):
-    """Let a test add networks that are gone after it."""
-    models.names()
-    monkeypatch.setattr(_registry, "_MODELS", dict(_registry._MODELS))
 
 
 def test_unknown_network_suggests_the_nearest():
@@ -27,7 +19,7 @@ def test_names_are_sorted_and_match_a_glob():
     assert models.names("no_such_*") == []
 
 
-def test_registered_network_is_built_by_its_name(registry):
+def test_registered_network_is_built_by_its_name():
     @models.register("of_this_test", default_image_size=4, num_classes=3)
     def tiny(images, num_classes):
         features = layers.fc(images, 5)
@@ -40,7 +32,7 @@ def test_registered_network_is_built_by_its_name(registry):
     assert shapes == {"fc_0/w": (48, 5), "fc_0/b": (5,), "fc_1/w": (5, 3), "fc_1/b": (3,)}
 
 
-def test_name_that_is_taken_is_an_error_and_changes_nothing(registry):
+def test_name_that_is_taken_is_an_error_and_changes_nothing():
     before = models.get("lenet")
     with pytest.raises(ValueError, match=r"got the name 'lenet', expected one that is not taken"):
         models.register("lenet", default_image_size=4)(lambda images, num_classes: (images, {}))
