@@ -25,7 +25,10 @@ def test_name_gives_the_defaults_which_can_be_changed(name):
 
 
 def test_unknown_name_lists_the_known_and_the_nearest():
-    text = "preprocessing.get got 'vggg', expected one of 'cifarnet', 'inception', 'lenet', 'none', 'vgg'. "
+    text = (
+        "preprocessing.get got 'vggg', expected one of 'cifarnet', 'inception', 'lenet', 'none', "
+        "'vgg'. "
+    )
     with pytest.raises(UnknownNameError, match=re.escape(text)) as caught:
         preprocessing.get("vggg")
     assert "models.get(name).preprocessing" in str(caught.value)
