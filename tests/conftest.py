@@ -47,13 +47,17 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """Let a test register what no other sees: a page of docs, a plugin, a network of its own."""
-    from penstock import models, preprocessing, readers  # JAX reads its settings above first
+    # Not at the top: JAX reads the settings above when it is imported.
+    from penstock import models
+    from penstock.models import _registry as of_models
+    from penstock.preprocessing import _registry as of_preprocessing
+    from penstock.readers.datasets import _registry as of_datasets
 
     models.names()  # registers the library's
     registered: list[dict[str, Any]] = [
-        models._registry._MODELS,
-        preprocessing._registry._PREPROCESSINGS,
-        readers.datasets._registry.DATASETS,
+        of_models._MODELS,
+        of_preprocessing._PREPROCESSINGS,
+        of_datasets.DATASETS,
     ]
     before = [dict(each) for each in registered]
     imported = set(sys.modules)
