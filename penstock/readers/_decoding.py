@@ -185,19 +185,17 @@ class PieceDecoder:
             return [Outcome(None, None, None, end) for end in piece.ends]
         outcomes = []
         for number, payload in enumerate(self._payloads(piece)):
-            record = piece.records[number]
-            outcome = self._outcome(piece.epoch, record, payload, piece.ends[number])
-            if outcome.error is not None and piece.is_abroad:  # a traceback cannot travel
-                error = outcome.error
+            record, rows = piece.records[number], None
+            sample, error = self._decoded(piece.epoch, record, payload)
+            if error is None and piece.rows is not None:
+                rows = piece.rows
+                sample = rows.place(piece.first_row + number, sample)
+            elif error is not None and piece.is_abroad:  # a traceback cannot travel
                 note(error, "".join(traceback.format_exception(error)).rstrip())
-                outcome = outcome._replace(error=portable(error))
-            if outcome.error is None and piece.rows is not None:
-                placed = piece.rows.place(piece.first_row + number, outcome.sample)
-                outcome = outcome._replace(sample=placed, rows=piece.rows)
+                error = portable(error)
             is_asked_for = piece.cached is not None and record not in piece.cached
-            if is_asked_for and not isinstance(payload, Exception):
-                outcome = outcome._replace(payload=payload)
-            outcomes.append(outcome)
+            asked_for = payload if is_asked_for and not isinstance(payload, Exception) else None
+            outcomes.append(Outcome(record, sample, error, piece.ends[number], rows, asked_for))
         return outcomes
 
     def _payloads(self, piece: Piece) -> Iterator[Any]:
@@ -209,9 +207,10 @@ class PieceDecoder:
         for record in piece.records:
             yield cached[record] if record in cached else next(absent)
 
-    def _outcome(self, epoch: int, record: int, payload: Any, end: int | None) -> Outcome:
+    def _decoded(self, epoch: int, record: int, payload: Any) -> tuple[Any, Exception | None]:
+        """Return the sample, or the error that stands in its place."""
         if isinstance(payload, Exception):
-            return Outcome(record, None, payload, end)
+            return None, payload
         random = np.random.default_rng((self._seed, epoch, record)) if self._is_random else None
         try:
             sample = self._decoder(payload, random)
@@ -220,5 +219,5 @@ class PieceDecoder:
             if self._augment is not None and random is not None:
                 sample = self._augment(sample, random)
         except Exception as error:
-            return Outcome(record, None, self._rows.blame(error, record), end)
-        return Outcome(record, sample, None, end)
+            return None, self._rows.blame(error, record)
+        return sample, None

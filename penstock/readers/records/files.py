@@ -1,15 +1,15 @@
 """Random access to the records of many files, with a bounded number of them open."""
 
+import bisect
+import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from penstock.readers._errors import message, note
 from penstock.readers.records.errors import RecordError
@@ -129,7 +129,7 @@ class RecordFiles:
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
             self._indexes = list(pool.map(lambda path: index_file(path, form), self.paths))
         counts = [len(index) for index in self._indexes]
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._starts = [0, *itertools.accumulate(counts)]
         self.damages = [index.damage for index in self._indexes if index.damage is not None]
         self._open = _OpenFiles(self.paths, form)
 
@@ -151,7 +151,7 @@ class RecordFiles:
 
     def __len__(self) -> int:
         """Return the number of records in all files."""
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -192,8 +192,8 @@ class RecordFiles:
                     "Check the number",
                 )
             )
-        number = int(np.searchsorted(self._starts, record, side="right")) - 1
-        return number, record - int(self._starts[number])
+        number = bisect.bisect_right(self._starts, record) - 1
+        return number, record - self._starts[number]
 
     def read(self, records: Sequence[int]) -> Iterator[bytes | RecordError]:
         """Yield the payload of each record, or what is wrong with it, in the order asked.
@@ -282,6 +282,7 @@ class _OpenFiles:
             for number in [n for n, entry in self._entries.items() if entry[1] == 0]:
                 os.close(self._entries.pop(number)[0])
 
-    def __del__(self) -> None:
-        """Close what an iterator that was dropped left open."""
-        self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        """Close what an iterator that was dropped left open; at exit `os` is empty already."""
+        for descriptor, _ in self._entries.values():
+            close(descriptor)
