@@ -8,8 +8,9 @@ from typing import Literal
 import jax
 
 from penstock import layers
+from penstock.layers import _frame
 from penstock.models._registry import EndPoints
-from penstock.models._style import Style, global_pool
+from penstock.models._style import Style, global_pool, max_pool
 
 NUM_UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Units in each of the four blocks of bottlenecks, by the number of layers."""
@@ -36,6 +37,19 @@ def blocks_of(
             strides[0] = 2
         blocks.append((f"block{number}", 32 * 2**number, strides))
     return blocks
+
+
+def subsample(x: jax.Array, stride: int) -> jax.Array:
+    """Return every `stride`-th pixel of `[B, H, W, C]`.
+
+    On CPU XLA makes one kernel of the units before a pooling, so that windows of one pixel spare a
+    tenth of ResNet's forward pass. Their gradient costs a training step as much, a slice's nothing.
+    """
+    if stride == 1:
+        return x
+    if _frame.current("subsample").is_training:
+        return x[:, ::stride, ::stride]
+    return max_pool(x, 1, stride)
 
 
 def classify(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from penstock.models._registry import EndPoints, Model
-from penstock.models._residual import NUM_UNITS, blocks_of, classify
+from penstock.models._residual import NUM_UNITS, blocks_of, classify, subsample
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, scope, variance_scaling
 
@@ -38,7 +38,7 @@ def resnet_v1(
 def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Array:
     depth = 4 * width
     if x.shape[-1] == depth:
-        shortcut = x[:, ::stride, ::stride]
+        shortcut = subsample(x, stride)
     else:
         shortcut = style.replace(act=None).conv(x, depth, 1, stride=stride, name="shortcut")
     net = style.conv(x, width, 1, name="conv1")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock.models._registry import EndPoints, Model
-from penstock.models._residual import NUM_UNITS, blocks_of, classify
+from penstock.models._residual import NUM_UNITS, blocks_of, classify, subsample
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, scope, variance_scaling
 
@@ -51,7 +51,7 @@ def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Arra
     depth, plain = 4 * width, style.replace(act=None, is_normalized=False)
     preact = style.batch_norm(x, name="preact", act="relu")
     if x.shape[-1] == depth:
-        shortcut = x[:, ::stride, ::stride]
+        shortcut = subsample(x, stride)
     else:
         shortcut = plain.conv(preact, depth, 1, stride=stride, name="shortcut")
     net = style.conv(preact, width, 1, name="conv1")
