@@ -23,11 +23,10 @@ test: $(VENV)/.installed-test ## run the tests that are not slow (PYTEST_ARGS=..
 	@echo "penstock: running the tests that are not slow"
 	@$(VENV)/bin/python -m pytest --quiet -m "not slow" $(PYTEST_ARGS)
 
-# With the extras that tests need, and a failure, not a skip, where one of them is missing; and with
-# programs compiled as users compile them.
+# With the extras that tests need, and a failure, not a skip, where one of them is missing.
 test-all: $(VENV)/.installed-test-all ## run every test, those with TensorFlow and TFDS too
 	@echo "penstock: running every test"
-	@PENSTOCK_REQUIRE_EXTRAS=1 PENSTOCK_TEST_OPTIMIZED=1 $(VENV)/bin/python -m pytest --quiet $(PYTEST_ARGS)
+	@PENSTOCK_REQUIRE_EXTRAS=1 $(VENV)/bin/python -m pytest --quiet $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## check format, lint and types
 	@echo "penstock: checking the format"

@@ -263,7 +263,7 @@ def compare(source, name, folder, *, is_exact):
     test, train, statistics, rounding = here(model, run)
     after = models.load_weights(model, run.statistics, image_size=run.images.shape[1])
     moved = [error(value, after[path]) for path, value in statistics.items() if path in after]
-    errors = error(test, run.test), error(train, run.train), max(moved, default=0.0)
+    errors = error(test, run.test), error(train, run.train), max(moved, default=None)
     if run.exact is not None:
         rounding = error(train, run.exact), error(run.train, run.exact)
     return run.images.shape, errors, rounding
@@ -282,11 +282,11 @@ def main(arguments):
         with tempfile.TemporaryDirectory() as folder:
             found = compare(source, name, folder, is_exact=is_exact)
         (count, height, width, _), errors, rounding = found
-        cells = " | ".join(f"{each:.1e}" if each else "" for each in errors)
+        cells = " | ".join("" if each is None else f"{each:.1e}" for each in errors)
         next_float = ", ".join(f"{each:.1e}" for each in rounding)
         size = f"{count} of {height} x {width}"
         print(f"| {name} | {size} | {cells} | {next_float} |", flush=True)
-        if max(errors) > LARGEST_ERROR:
+        if max(each for each in errors if each is not None) > LARGEST_ERROR:
             wide.append(name)
     if wide:
         print(f"more than {LARGEST_ERROR:g}: {', '.join(wide)}", file=sys.stderr)

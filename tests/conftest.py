@@ -25,12 +25,9 @@ os.environ["JAX_PLATFORMS"] = PLATFORM if PLATFORM == "cpu" else f"{PLATFORM},cp
 # Each test process would otherwise reserve three quarters of the accelerator's memory.
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
-_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-# Half of the suite's time is compiling programs that run once or twice: LLVM may leave out what
-# makes them fast, which spares a quarter of it. `make test-all` compiles as users do.
-if os.environ.get("PENSTOCK_TEST_OPTIMIZED") != "1":
-    _FLAGS.append("--xla_backend_optimization_level=0")
-os.environ["XLA_FLAGS"] = " ".join(_FLAGS).strip()
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+)
 # Virtual devices wait for each other in an all-reduce, each holding a thread of XLA's pool, which
 # has a thread a core. With fewer cores than devices they wait forever and abort after 40 s.
 # NPROC, read when the backend starts, sizes the pool instead: two executions of eight devices.

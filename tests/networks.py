@@ -26,6 +26,13 @@ def eight_devices() -> list[jax.Device]:
 
 
 PLACES = pytest.mark.parametrize("place", [one_device, eight_devices], ids=["one", "eight"])
+PLACES_AND_CALLS = pytest.mark.parametrize(
+    ("place", "steps_per_call"),
+    [
+        pytest.param(one_device, 1, id="one", marks=pytest.mark.slow),
+        pytest.param(eight_devices, 4, id="eight, four steps a call"),
+    ],
+)
 
 
 def linear_program() -> Any:

@@ -131,6 +131,7 @@ def test_fluids_script_learns_and_loads_what_it_saved(tmp_path):
     assert last < first / 2
 
 
+@pytest.mark.slow
 def test_gan_draws_the_digits_it_is_asked_for(tmp_path, digits):
     run("gan", tmp_path, "--num_epochs", "60")
     grid = cv2.imread(str(tmp_path / "runs/gan.png"), cv2.IMREAD_GRAYSCALE)

@@ -57,7 +57,7 @@ def one_process():
     return results(count=1, devices_each=1)[0]
 
 
-@pytest.mark.parametrize("devices_each", [1, 2])
+@pytest.mark.parametrize("devices_each", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_processes_reach_what_one_process_reaches(one_process, devices_each):
     both = results(count=2, devices_each=devices_each)
     for each in both:
@@ -78,6 +78,7 @@ def test_two_processes_end_together_on_a_signal_to_one_and_go_on_bit_for_bit(tmp
     assert results(2, 1, "checkpoints", directory, never) == whole
 
 
+@pytest.mark.slow
 def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(tmp_path):
     first, second = results(2, 1, "roll_back", str(tmp_path))
     assert first["said"] == ["to the state of global step 4; "]

@@ -16,7 +16,12 @@ from penstock import layers
 from penstock._errors import ParameterError
 from penstock._weight_files import WeightFile, read_weights
 from penstock.models._registry import Model, family_of, get
-from penstock.models._weight_maps._common import from_tensorflow, from_torch, keras_renumbered
+from penstock.models._weight_maps._common import (
+    from_tensorflow,
+    from_torch,
+    keras_by_number,
+    keras_renumbered,
+)
 from penstock.program_builder import ProgramBuilder
 
 SOURCES = {"tf_slim": "TF-Slim", "keras": "keras.applications", "torch": "torchvision or timm"}
@@ -183,6 +188,7 @@ def _names_in(
     maps = [dict(found) for found in (make(model.name) for make in makers) if found]
     if file.format == "keras":
         maps = [keras_renumbered(names, file.arrays) for names in maps]
+        maps = [keras_by_number(names, file.arrays) for names in maps]
     if not maps:
         raise ParameterError(
             f"weights file {str(file.path)!r} got names of {SOURCES[file.format]}, which has no "

@@ -37,7 +37,14 @@ MOMENTS = {
     "before the last step": 2 * EPOCH - 1,
 }
 every_run = pytest.mark.parametrize("name", RUNS)
-at_every_moment = pytest.mark.parametrize("step", MOMENTS.values(), ids=MOMENTS)
+SLOW = ("among the single steps behind the launches", "at the end of an epoch")
+at_every_moment = pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(step, id=moment, marks=[pytest.mark.slow] if moment in SLOW else [])
+        for moment, step in MOMENTS.items()
+    ],
+)
 
 
 @pytest.fixture(scope="module")

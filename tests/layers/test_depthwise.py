@@ -51,7 +51,7 @@ def check_close(found, expected, tolerance=1e-6):
         np.testing.assert_allclose(ours / scale, theirs / scale, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("data_format", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_taps_give_the_values_and_gradients_of_the_convolution(name, data_format):
     check_close(*both(*operands(2, data_format), geometry(name), data_format))

@@ -15,7 +15,7 @@ from penstock.models._weight_maps import inception_v1 as v1_names
 from penstock.models._weight_maps import inception_v2 as v2_names
 from penstock.models._weight_maps import inception_v3 as v3_names
 from penstock.models._weight_maps import inception_v4 as v4_names
-from penstock.models._weight_maps._common import keras_renumbered
+from penstock.models._weight_maps._common import keras_by_number, keras_renumbered
 from tests.models import shapes
 
 NAMES = ("inception_v1", "inception_v2", "inception_v3", "inception_v4", "inception_resnet_v2")
@@ -307,3 +307,26 @@ def test_keras_numbers_count_from_the_first_layer_of_a_file(first, suffix):
         "b": f"conv2d_{first + 1}/kernel",
         "c": "block8_10_conv/bias",
     }
+
+
+def test_variables_that_keras_numbers_are_those_that_the_network_has_in_keras_order():
+    ours = v3_names.keras("inception_v3")
+    in_order = ("beta", "moving_mean", "moving_variance")
+    theirs = {
+        f"{layer}/{in_order.index(variable)}" if variable in in_order else name
+        for name in ours.values()
+        for layer, _, variable in [name.rpartition("/")]
+    }
+    renamed = keras_by_number(ours, theirs)
+    assert set(renamed.values()) == theirs
+    norm = "Conv2d_1a_3x3/norm"
+    found = [renamed[f"{norm}/{leaf}"].rpartition("/")[2] for leaf in ("bias", "mean", "variance")]
+    assert found == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("found", [{"bn/0", "bn/1", "bn/2", "bn/3"}, {"bn/beta", "bn/0"}, set()])
+def test_variables_of_another_count_or_with_names_keep_their_names(found):
+    ours = {"a": "bn/beta", "b": "bn/moving_mean", "c": "bn/moving_variance"}
+    renamed = keras_by_number(ours, found)
+    assert renamed["a"] == "bn/beta"
+    assert set(renamed.values()) & found <= {"bn/beta"}

@@ -22,7 +22,9 @@ from tests.networks import (
     one_device,
 )
 
-STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
+STEPS_PER_CALL = pytest.mark.parametrize(
+    "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
+)
 
 
 def program():

@@ -31,9 +31,17 @@ COSTLY_SHARD = Shard(1, 2)  # shards are told apart before any worker is, in pro
 CASES = [case for case in ALL if case.needs is None or not is_missing(case.needs)]
 
 
-def cases(chosen: Callable[[Case], Any]) -> Any:
-    """Parametrize a test with the cases chosen."""
-    params = [pytest.param(case, id=case.name, marks=case.marks) for case in ALL if chosen(case)]
+def cases(chosen: Callable[[Case], Any], quick: Callable[[Case], bool] | None = None) -> Any:
+    """Parametrize a test with the cases chosen; those that are not quick are slow tests."""
+    params = [
+        pytest.param(
+            case,
+            id=case.name,
+            marks=[*case.marks, pytest.mark.slow] if quick and not quick(case) else case.marks,
+        )
+        for case in ALL
+        if chosen(case)
+    ]
     return pytest.mark.parametrize("case", params)
 
 
@@ -205,7 +213,7 @@ def resume_all_in_a_new_process(states: dict[str, Any], count: int) -> dict[str,
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@every_count
+@pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 @pytest.mark.filterwarnings("default:::tensorflow_datasets")
 def test_state_restored_in_a_new_process_continues_with_the_next_sample(count):
     states, expected = {}, {}
@@ -244,7 +252,7 @@ def test_order_is_the_same_for_every_number_of_workers(case):
     assert all(order == orders[0] for order in orders)
 
 
-@cases(lambda case: case.with_workers)
+@cases(lambda case: case.with_workers, quick=lambda case: case.name in ("tfrecord", "image_folder"))
 def test_order_is_the_same_in_worker_processes_and_threads(case):
     made = [case.with_workers(2, "process"), case.with_workers(2, "thread")]
     orders = [[read(reader()) for _ in range(2)] for reader in made]
@@ -324,7 +332,7 @@ def test_ending_a_pass_leaves_no_thread_process_or_file(case, ending):
 
 
 @cases(lambda case: case.is_costly)
-@pytest.mark.parametrize("ending", ["close", "drop"])
+@pytest.mark.parametrize("ending", [pytest.param("close", marks=pytest.mark.slow), "drop"])
 def test_ending_a_reader_early_leaves_no_process_thread_or_file(case, ending):
     warm_up(case)
     before = held()

@@ -162,7 +162,7 @@ def damage(folder: Path) -> str:
     return path.name
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("workers", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_damaged_record_is_raised_or_left_out_and_counted(make, workers, tmp_path, caplog):
     name = damage(tmp_path)
     options = {"workers": workers, "num_workers": 1, "shuffle": False}

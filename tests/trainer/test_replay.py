@@ -14,6 +14,7 @@ from penstock import layers, readers
 from penstock.trainer import _replay
 from tests.networks import (
     PLACES,
+    PLACES_AND_CALLS,
     Recorder,
     assert_same_bits,
     eight_devices,
@@ -33,12 +34,6 @@ from tests.trainer.poisoned import (
     program,
     rooted,
     sound,
-)
-
-CASES = pytest.mark.parametrize(
-    ("place", "steps_per_call"),
-    [(one_device, 1), (eight_devices, 4)],
-    ids=["one", "eight, four steps a call"],
 )
 
 
@@ -77,7 +72,7 @@ def train_to_the_end(trainer, reader, *, num_epochs=1):
 
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["initial values", "checkpoint"])
-@CASES
+@PLACES_AND_CALLS
 def test_replay_names_the_step_and_the_line_of_the_program_function(
     place, steps_per_call, is_saved, tmp_path
 ):
@@ -93,7 +88,7 @@ def test_replay_names_the_step_and_the_line_of_the_program_function(
     assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_replay_of_a_bad_gradient_names_the_line_it_is_the_gradient_of(place, steps_per_call):
     trainer = trainer_of(place=place, steps_per_call=steps_per_call)
     train_to_the_end(trainer, batches(9, {8: rooted}))
@@ -112,7 +107,9 @@ def test_replay_of_an_infinite_loss_names_the_line_of_the_first_infinity():
     assert f"This line made it: {poisoned.__file__}:{line_of(program, 'jnp.log')}" in str(error)
 
 
-@pytest.mark.parametrize("poison", [bent, rooted, infinite])
+@pytest.mark.parametrize(
+    "poison", [bent, *(pytest.param(each, marks=pytest.mark.slow) for each in (rooted, infinite))]
+)
 def test_replay_finds_the_first_step_that_was_skipped(poison):
     trainer = trainer_of(on_non_finite="skip")
     reader = batches(9, {4: poison, 6: bent})
@@ -127,6 +124,7 @@ def test_replay_of_a_run_that_rolled_back_finds_the_bad_step(tmp_path):
     assert raised_by(lambda: trainer.replay(reader))[1] == 4
 
 
+@pytest.mark.slow
 def test_replay_of_a_named_step_goes_from_the_checkpoint_before_it(tmp_path):
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2, max_to_keep=9)
     trainer = trainer_of(light_program, checkpoint=config, on_non_finite="skip")
@@ -184,7 +182,7 @@ def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run_and_leaves_it_th
     assert reader.next_epoch == 3
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_replay_leaves_the_trainer_as_it_is(place, steps_per_call):
     trainers = [
         trainer_of(light_program, place, steps_per_call, on_non_finite="skip") for _ in range(2)

@@ -9,6 +9,7 @@ from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
 from penstock.trainer._guard import MAX_ROLL_BACKS
 from tests.networks import (
     PLACES,
+    PLACES_AND_CALLS,
     Recorder,
     assert_same_bits,
     compile_warnings,
@@ -17,12 +18,6 @@ from tests.networks import (
     one_device,
 )
 from tests.trainer.poisoned import POISONS, batches, bent, is_finite, program, rooted, sound
-
-CASES = pytest.mark.parametrize(
-    ("place", "steps_per_call"),
-    [(one_device, 1), (eight_devices, 4)],
-    ids=["one", "eight, four steps a call"],
-)
 
 
 def rolling(folder, place=one_device, steps_per_call=1, **checkpoint):
@@ -67,7 +62,7 @@ def test_bad_step_that_is_read_returns_to_the_checkpoint_before_it(place, tmp_pa
     assert is_finite(trainer)
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next_batches(
     place, steps_per_call, tmp_path
 ):
@@ -83,7 +78,7 @@ def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next
 
 
 @pytest.mark.parametrize("poison", POISONS)
-@CASES
+@PLACES_AND_CALLS
 def test_bad_step_that_nobody_reads_is_rolled_back_too(
     place, steps_per_call, poison, tmp_path, caplog
 ):

@@ -10,6 +10,7 @@ from penstock import layers
 from penstock._in_flight import CHECK_EVERY
 from tests.networks import (
     PLACES,
+    PLACES_AND_CALLS,
     Recorder,
     assert_same_bits,
     compile_warnings,
@@ -32,8 +33,12 @@ from tests.trainer.poisoned import (
 
 CASES = pytest.mark.parametrize(
     ("place", "steps_per_call"),
-    [(one_device, 1), (one_device, 4), (eight_devices, 1), (eight_devices, 4)],
-    ids=["one", "one, four steps a call", "eight", "eight, four steps a call"],
+    [
+        pytest.param(one_device, 1, id="one"),
+        pytest.param(one_device, 4, id="one, four steps a call", marks=pytest.mark.slow),
+        pytest.param(eight_devices, 1, id="eight", marks=pytest.mark.slow),
+        pytest.param(eight_devices, 4, id="eight, four steps a call"),
+    ],
 )
 NUM_STEPS = 9
 BAD = {2: bent, 3: rooted, 6: infinite}
@@ -100,11 +105,7 @@ def test_metrics_of_a_skipped_step_are_read_as_they_were(runs, place, steps_per_
 
 
 @pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize(
-    ("place", "steps_per_call"),
-    [(one_device, 1), (eight_devices, 4)],
-    ids=["one", "eight, four steps a call"],
-)
+@PLACES_AND_CALLS
 def test_skipped_update_leaves_every_bit_but_the_counts(place, poison, steps_per_call):
     trainer = skipping(place, steps_per_call)
     trainer.train(batches(4))

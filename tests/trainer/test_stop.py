@@ -11,16 +11,17 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
-from tests.networks import PLACES, Recorder, eight_devices, linear_data, linear_program, one_device
+from tests.networks import (
+    PLACES,
+    PLACES_AND_CALLS,
+    Recorder,
+    linear_data,
+    linear_program,
+    one_device,
+)
 from tests.trainer.poisoned import batches, bent, infinite, program, rooted, sound
 
 STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
-CASES = pytest.mark.parametrize(
-    ("place", "steps_per_call"),
-    [(one_device, 1), (eight_devices, 4)],
-    ids=["one", "eight, four steps a call"],
-)
-
 ADVICE = (
     "Look for an id or a label out of range (they give nan), the log of zero or a division by "
     "zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "
@@ -48,7 +49,7 @@ def range_named(text):
     return int(numbers[1]), int(numbers[2])
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_nan_at_a_known_step_is_found_at_the_epochs_end_with_range_metrics_and_parameters(
     place, steps_per_call
 ):
@@ -65,14 +66,14 @@ def test_nan_at_a_known_step_is_found_at_the_epochs_end_with_range_metrics_and_p
     assert len(recorder.of(ps.EndStep)) == 9
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_nan_of_the_last_batch_names_only_the_metrics_it_is_in(place, steps_per_call):
     trainer = ps.Trainer(program, optax.sgd(0.1), place=place(), steps_per_call=steps_per_call)
     text, _ = error_of(trainer, batches(9, {8: bent}))
     assert "Metrics of this epoch that are not finite: 'loss'. The parameters followed" in text
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_nan_is_found_within_one_interval_of_launches(place, steps_per_call):
     trainer = ps.Trainer(program, optax.sgd(0.1), place=place(), steps_per_call=steps_per_call)
     steps_of_interval = CHECK_EVERY * steps_per_call
@@ -100,7 +101,7 @@ def test_infinite_loss_is_named_as_such():
     assert re.match(r"Trainer got a loss of -?inf at global step 2, expected", text)
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_nan_in_the_gradient_of_the_last_step_alone_is_found(place, steps_per_call):
     trainer = ps.Trainer(program, optax.sgd(0.1), place=place(), steps_per_call=steps_per_call)
     text, _ = error_of(trainer, batches(8, {7: rooted}))
@@ -201,7 +202,7 @@ def test_guard_waits_for_nothing_before_the_end(action, pending_x):
     assert all(still_pending[:-1])
 
 
-@CASES
+@PLACES_AND_CALLS
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_guard_makes_no_implicit_transfer(place, action, steps_per_call):
     trainer = ps.Trainer(

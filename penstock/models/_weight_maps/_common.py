@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -113,6 +113,34 @@ def keras_renumbered(names: Mapping[str, str], found: Iterable[str]) -> dict[str
         layer = f"{kind}_{number + first[kind]}" if first.get(kind) else layer
         renamed[path] = f"{layer}/{variable}"
     return renamed
+
+
+def keras_by_number(names: Mapping[str, str], found: Container[str]) -> dict[str, str]:
+    """Return Keras's names with the numbers that a file has in place of a variable's name.
+
+    A `.weights.h5` numbers the variables of a layer, and says nothing of a batch norm of three:
+    whether the scale is missing or the shift. The network, which is known here, says it.
+
+    >>> names = {"norm/bias": "bn/beta", "norm/mean": "bn/moving_mean"}
+    >>> keras_by_number(names, {"bn/0", "bn/1"})
+    {'norm/bias': 'bn/0', 'norm/mean': 'bn/1'}
+
+    Arguments:
+      names: path -> name.
+      found: the names in the file.
+    """
+    order = tuple(_KERAS_NORM.values())
+    layers: dict[str, list[str]] = {}
+    for name in names.values():
+        layer, _, variable = name.rpartition("/")
+        layers.setdefault(layer, []).append(variable)
+    renamed = {}
+    for layer, variables in layers.items():
+        if set(variables) <= set(order) and f"{layer}/{len(variables)}" not in found:
+            in_order = sorted(variables, key=order.index)
+            numbers = {f"{layer}/{variable}": f"{layer}/{n}" for n, variable in enumerate(in_order)}
+            renamed.update({a: b for a, b in numbers.items() if a not in found and b in found})
+    return {path: renamed.get(name, name) for path, name in names.items()}
 
 
 def _numbered(name: str) -> tuple[str, int]:
