@@ -167,6 +167,24 @@ def test_batch_norm_becomes_exact_as_the_running_mean_approaches():
     )
 
 
+@pytest.mark.parametrize(("mean", "error"), [(10, 2e-6), (1000, 2e-4)])
+def test_batch_norm_rounds_as_much_as_its_input_was_rounded(mean, error):
+    x = (mean + normal(256, 64)).astype(np.float32)
+    exact = x.astype(np.float64)
+    exact = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-5)
+    near = {
+        "params": initial(normalise)["params"],
+        "batch_stats": {"batch_norm_0": {"mean": x.mean(0), "variance": x.var(0)}},
+    }
+    found = train(normalise, {"x": x}, variables=near).values[1]
+    np.testing.assert_allclose(found, exact, rtol=0, atol=error)
+
+
+def normalise():
+    y = layers.batch_norm(layers.data("x", [64]))
+    return layers.mean(y), y
+
+
 def test_batch_norm_shared_by_name_moves_its_statistics_twice():
     def function():
         y = layers.batch_norm(layers.data("x", [4, 3]), name="shared")

@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from penstock._weight_files._keras_layers import CLASSES
+
 _SLIM: Mapping[str, str] = MappingProxyType(
     {
         "conv/w": "weights",
@@ -129,7 +131,7 @@ def keras_by_number(names: Mapping[str, str], found: Container[str]) -> dict[str
       names: path -> name.
       found: the names in the file.
     """
-    order = tuple(_KERAS_NORM.values())
+    order = CLASSES["batchnormalization"]
     layers: dict[str, list[str]] = {}
     for name in names.values():
         layer, _, variable = name.rpartition("/")
