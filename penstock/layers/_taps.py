@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from penstock.layers._widening import widened
+
 Pair = tuple[int, int]
 Pairs = tuple[Pair, Pair]
 
@@ -23,7 +25,7 @@ Pairs = tuple[Pair, Pair]
 def convolved(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs) -> jax.Array:
     """Return the convolution, `[B, H', W', C * multiplier]`."""
     dtype = x.dtype
-    x, w = _padded(_repeated(_wide(x), w), pads), _wide(w)
+    x, w = _padded(_repeated(widened(x), w), pads), widened(w)
     reach = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[:2], strict=True)]
     extents = [  # from the first pixel that a tap meets to the last
         (size - r) // s * s + 1 for size, r, s in zip(x.shape[1:3], reach, strides, strict=True)
@@ -64,7 +66,7 @@ def kernel_gradient(
 
     Example by example: XLA sums one array over all axes but the last 5 to 15 times slower.
     """
-    dy, x = _wide(dy), _padded(_repeated(_wide(x), w), pads)
+    dy, x = widened(dy), _padded(_repeated(widened(x), w), pads)
     height, width = dy.shape[1:3]
     window = (1, (height - 1) * strides[0] + 1, (width - 1) * strides[1] + 1, x.shape[3])
 
@@ -80,10 +82,6 @@ def kernel_gradient(
     corners = np.array(list(np.ndindex(*w.shape[:2]))) * np.array(dilations)
     dw = lax.map(of_tap, jnp.asarray(corners, jnp.int32))
     return dw.reshape(w.shape).astype(w.dtype)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _repeated(x: jax.Array, w: jax.Array) -> jax.Array:

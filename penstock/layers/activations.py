@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError, listed, nearest
 from penstock.layers import _frame
+from penstock.layers._widening import widened
 
 
 def relu(x: jax.Array) -> jax.Array:
@@ -153,8 +154,7 @@ def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     >>> softmax(jnp.zeros([1, 2])).tolist()
     [[0.5, 0.5]]
     """
-    logits = jnp.asarray(input)
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = widened(input)
     probabilities = jax.nn.softmax(logits, axis=axis)
     if axis in (-1, logits.ndim - 1):
         _frame.remember_logits(probabilities, logits)

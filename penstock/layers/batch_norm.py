@@ -11,6 +11,7 @@ from penstock import _mesh
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
 from penstock.layers._arguments import DataFormat
+from penstock.layers._widening import widened
 from penstock.layers.activations import activate
 from penstock.layers.parameters import Attr, scaled, shifted
 
@@ -65,13 +66,13 @@ def batch_norm(
     specs = _statistics_specs(path, x.shape[axis])
     mean, variance = (lax.stop_gradient(frame.parameter(spec)) for spec in specs)
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
-        running = (mean, variance)
-        how = (sync, unbiased_running_variance)
+        running, how = (mean, variance), (sync, unbiased_running_variance)
         mean, variance, steps = _batch_statistics(frame, x, axis, running, *how)
         for spec, old, step in zip(specs, running, steps, strict=True):
-            frame.update(spec, old + (1 - momentum) * step)
+            frame.update(spec, (old + (1 - momentum) * step).astype(old.dtype))
     # One product and one sum an element: Inception trains 1.14 times as long with the mean first.
-    factor = scaled(lax.rsqrt(variance + epsilon), path, param_attr, axis=0, layer="batch_norm")
+    inverse = lax.rsqrt(variance.astype(jnp.result_type(x, variance)) + epsilon)
+    factor = scaled(inverse, path, param_attr, axis=0, layer="batch_norm")
     offset = shifted(-mean * factor, path, bias_attr, axis=0, layer="batch_norm")
     y = x * _frame.along(factor, x.ndim, axis) + _frame.along(offset, x.ndim, axis)
     return activate(frame.in_precision(y), act, "batch_norm")
@@ -94,8 +95,8 @@ def _batch_statistics(
     """
     num_rows, channels = x.shape[0], x.shape[axis]
     is_batch = frame.rows_per_example(x) > 0
-    weights = frame.row_weights(num_rows) if is_batch else jnp.ones([num_rows])
-    offsets = x.astype(jnp.float32) - _frame.along(running[0], x.ndim, axis)
+    weights = frame.row_weights(num_rows) if is_batch else jnp.ones([num_rows], jnp.float32)
+    offsets = widened(x) - _frame.along(running[0], x.ndim, axis)
     # Row sums first: weights times [B, C] costs nothing, times the images a tenth of the layer.
     others = tuple(i for i in range(1, x.ndim) if i != axis)
     of_rows = (jnp.sum(offsets, others), jnp.sum(offsets * offsets, others))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
+from penstock.layers._widening import widened
 
 
 def cross_entropy(
@@ -46,10 +47,10 @@ def cross_entropy(
     """
     logits = _frame.logits_of("cross_entropy", input)
     if logits is None:
-        x = _wide(input)
+        x = widened(input)
         log_probabilities = jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
     else:
-        log_probabilities = jax.nn.log_softmax(_wide(logits))
+        log_probabilities = jax.nn.log_softmax(widened(logits))
     return _cross_entropy("cross_entropy", log_probabilities, label, soft_label, ignore_index)
 
 
@@ -74,7 +75,7 @@ def softmax_with_cross_entropy(
     >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
     [[200.0]]
     """
-    log_probabilities = jax.nn.log_softmax(_wide(logits))
+    log_probabilities = jax.nn.log_softmax(widened(logits))
     return _cross_entropy(
         "softmax_with_cross_entropy", log_probabilities, label, soft_label, ignore_index
     )
@@ -95,7 +96,7 @@ def sigmoid_cross_entropy_with_logits(x: jax.Array, label: jax.Array) -> jax.Arr
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
     """
-    x, label = _wide(x), jnp.asarray(label)
+    x, label = widened(x), jnp.asarray(label)
     _arguments.check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
     return jax.nn.softplus(x) - x * label
 
@@ -179,14 +180,9 @@ def weight_decay_loss(
 
 
 def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:
-    input, label = _wide(input), _wide(label)
+    input, label = widened(input), widened(label)
     _arguments.check_same_shape(layer, input, label)
     return input - label
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    x = jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _cross_entropy(

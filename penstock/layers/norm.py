@@ -13,6 +13,7 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock.layers import _arguments, _frame
 from penstock.layers._arguments import DataFormat
+from penstock.layers._widening import widened
 from penstock.layers.activations import activate
 from penstock.layers.parameters import Attr, scaled, shifted
 
@@ -125,7 +126,7 @@ def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
     [[0.0, 1.0]]
     """
     x = jnp.asarray(x)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     square = jnp.sum(wide * wide, axis=axis, keepdims=True)
     return _narrowed(wide * lax.rsqrt(square + epsilon), x.dtype)
 
@@ -162,7 +163,7 @@ def lrn(
             f"layers.lrn got n={n}, expected an odd positive number. The window has as many "
             "channels on either side. Use 5, say."
         )
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     axis = _arguments.channel_axis(x, data_format)
     window, pads = [1] * x.ndim, [(0, 0)] * x.ndim
     window[axis], pads[axis] = n, (n // 2, n // 2)
@@ -174,7 +175,7 @@ def lrn(
 
 def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:
     """Return x with mean 0 and variance 1 over `axes`, computed in float32 or better."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     centred = wide - jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(centred * centred, axes, keepdims=True)
     return _narrowed(centred * lax.rsqrt(variance + epsilon), x.dtype)

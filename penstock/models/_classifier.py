@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from penstock import layers
+from penstock.layers._widening import widened
 from penstock.models._registry import EndPoints, Model, get
 from penstock.models._settings import Settings
 
@@ -106,7 +106,7 @@ def _weight_decay(model: Model) -> jax.Array | float:
 
 def _cross_entropy(logits: jax.Array, label: jax.Array, label_smoothing: float) -> jax.Array:
     """Return the loss of each example, `[B, 1]`."""
-    logits = logits.astype(jnp.float32)
+    logits = widened(logits)
     if not label_smoothing:
         return layers.softmax_with_cross_entropy(logits, label)
     num_classes = logits.shape[-1]

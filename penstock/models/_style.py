@@ -18,6 +18,7 @@ from penstock import layers
 from penstock.layers import _frame
 from penstock.layers._arguments import Padding
 from penstock.layers._frame import Initializer
+from penstock.layers._widening import widened
 from penstock.layers.activations import activate
 from penstock.models._settings import Settings
 
@@ -150,9 +151,9 @@ class Style:
             return self.finished(y)
 
     def logits(self, x: jax.Array, num_classes: int, *, name: str) -> jax.Array:
-        """Return the last layer: with a bias, without batch norm and activation, in float32."""
+        """Return the last layer: a bias, no batch norm, no activation, in float32 or better."""
         plain = self.replace(act=None, is_normalized=False)
-        return plain.fc(x, num_classes, name=name).astype(jnp.float32)
+        return widened(plain.fc(x, num_classes, name=name))
 
     @property
     def _bias_attr(self) -> Initializer | Literal[False]:

@@ -185,6 +185,21 @@ def normalise():
     return layers.mean(y), y
 
 
+def test_batch_norm_of_float64_computes_in_it_and_keeps_float32_statistics():
+    x = np.random.default_rng(0).normal(5.0, 3.0, [12, 4, 3])
+
+    def function():
+        y = layers.batch_norm(layers.data("x", [4, 3], "float64"))
+        return layers.mean(y), y
+
+    with jax.enable_x64(True):
+        step = train(function, {"x": x}, is_tested=True)
+    expected = standardised(x, x.mean((0, 1)), x.var((0, 1)))
+    np.testing.assert_allclose(step.values[1], expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(step.test_values[1], x / np.sqrt(1 + 1e-5), rtol=1e-14)
+    assert {value.dtype for value in jax.tree.leaves(step.batch_stats)} == {np.dtype("float32")}
+
+
 def test_batch_norm_shared_by_name_moves_its_statistics_twice():
     def function():
         y = layers.batch_norm(layers.data("x", [4, 3]), name="shared")
