@@ -1,5 +1,6 @@
 """How every test runs: strict JAX on eight virtual CPU devices, and real data to learn from."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,11 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # [3] + [2, 3] is more often a forgotten axis than a wish.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported and collected, a million objects, out of every garbage collection."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

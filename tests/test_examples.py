@@ -47,6 +47,7 @@ def percent(pattern: str, text: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.slow
 def test_recognize_digits_with_a_perceptron(tmp_path):
     text = run("recognize_digits", tmp_path, "--net", "mlp", "--num_epochs", "5")
     assert percent(r"([\d.]+)% of 359 held-out digits read right", text) > 93
@@ -71,11 +72,13 @@ def test_custom_loop_learns_and_compiles_once(tmp_path):
     assert "compiled: {'reset': 1, 'train': 1, 'test': 1, 'infer': 1}" in text
 
 
+@pytest.mark.slow
 def test_network_of_the_library_reads_enlarged_digits(tmp_path):
     text = run("train_model", tmp_path, "--num_epochs", "1")
     assert percent(r"lenet at 28 x 28: ([\d.]+)% of 359 digits", text) > 90
 
 
+@pytest.mark.slow
 def test_oneflows_alexnet_trains_evaluates_saves_and_loads(tmp_path):
     text = run("alexnet", tmp_path, "-save", "saved")
     losses = [float(loss) for loss in re.findall(r"train loss: +([\d.]+)", text)]
@@ -150,6 +153,7 @@ def nearest_label(image: np.ndarray, digits) -> int:
     return digits.train_labels[np.argmin(distances)]
 
 
+@pytest.mark.slow
 def test_data_set_network_and_preprocessing_of_ones_own_are_trained(tmp_path):
     assert run("extend", tmp_path).count("label ") == 2
     path = ROOT / "examples/extend.py"

@@ -69,6 +69,7 @@ def test_two_processes_reach_what_one_process_reaches(one_process, devices_each)
     assert rows.tolist() == one_process["rows"] == [32, 32, 6] * 3
 
 
+@pytest.mark.slow
 def test_two_processes_end_together_on_a_signal_to_one_and_go_on_bit_for_bit(tmp_path):
     never = "-1"
     whole = results(2, 1, "checkpoints", str(tmp_path / "whole"), never)

@@ -36,7 +36,13 @@ MOMENTS = {
     "in the second epoch": EPOCH + 8,
     "before the last step": 2 * EPOCH - 1,
 }
-every_run = pytest.mark.parametrize("name", RUNS)
+every_run = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("classifier-1", "gan-8") else [pytest.mark.slow])
+        for name in RUNS
+    ],
+)
 SLOW = ("among the single steps behind the launches", "at the end of an epoch")
 at_every_moment = pytest.mark.parametrize(
     "step",
@@ -104,7 +110,7 @@ def test_checkpoints_change_nothing_in_a_run(uninterrupted):
     assert (seen.steps, seen.epochs) == (whole.steps, whole.epochs)
 
 
-@pytest.mark.parametrize("is_asynchronous", [True, False])
+@pytest.mark.parametrize("is_asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_runs_interrupted_again_and_again_end_with_the_bits_of_the_whole_run(
     uninterrupted, is_asynchronous, tmp_path
 ):
@@ -182,7 +188,10 @@ def two_calls(request, tmp_path_factory):
     return request.param, directory, script(every_step(directory), is_same_reader=request.param)
 
 
-@pytest.mark.parametrize("step", [4, EPOCH, EPOCH + 4, 2 * EPOCH])
+@pytest.mark.parametrize(
+    "step",
+    [*(pytest.param(step, marks=pytest.mark.slow) for step in (4, 2 * EPOCH)), EPOCH, EPOCH + 4],
+)
 def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, step, tmp_path):
     is_same_reader, directory, state = two_calls
     left = as_killed_at(directory, step, tmp_path / "left")

@@ -127,6 +127,7 @@ def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp
     assert mine == theirs
 
 
+@pytest.mark.slow
 def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("train", *FAST, "--stop_at_step=2", "--eval_every_n_epochs=0")

@@ -135,7 +135,14 @@ def test_every_public_layer_is_in_the_battery():
     assert set(CASES) == set(layers.__all__) - CLASSES
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # What needs no program is run without one by the next test.
+        pytest.param(name, marks=[] if case.needs_program else [pytest.mark.slow])
+        for name, case in CASES.items()
+    ],
+)
 def test_layer_trains_tests_and_infers_finitely_in_one_compile_over_ragged_batches(name):
     case = CASES[name]
 

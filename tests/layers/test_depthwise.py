@@ -64,6 +64,7 @@ def test_taps_give_the_same_whatever_the_batch_size(batch_size):
     check_close(*both(x, w, geometry("strided")))
 
 
+@pytest.mark.slow
 def test_taps_give_the_same_second_derivatives():
     x, w = operands()
     chosen = geometry("strided")

@@ -42,7 +42,11 @@ WIDE = {"softmax", "loss"}
 
 def builder_of(precision):
     return ps.ProgramBuilder(
-        train_program, optax.adam(1e-2), infer_func=network, precision=precision
+        train_program,
+        optax.adam(1e-2),
+        infer_func=network,
+        precision=precision,
+        place=jax.devices()[:1],
     )
 
 

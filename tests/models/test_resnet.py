@@ -75,6 +75,7 @@ def test_resnext50_has_32_groups():
     assert parameters["block4/unit_3/conv2/conv/w"] == (3, 3, 32, 1024)
 
 
+@pytest.mark.slow
 def test_units_of_resnet_v1_5_start_as_the_identity():
     def program():
         image, settings = layers.data("image", [32, 32, 3]), models.get("resnet50").settings

@@ -62,6 +62,7 @@ def test_vgg_bn_drop_is_the_network_of_the_book():
     assert "fc2/norm/mean" not in shapes.parameters
 
 
+@pytest.mark.slow
 def test_vgg_bn_drop_drops_at_the_rates_of_the_book():
     assert _kept_shares(dropout=0.5) == {0.7: 1, 0.6: 7, 0.5: 2}
     assert not _kept_shares(dropout=0.0)

@@ -41,7 +41,11 @@ def test_bytes_and_floats_give_the_same(each):
     np.testing.assert_array_equal(as_bytes, evaluated(each, IMAGES.astype(np.float32)))
 
 
-@pytest.fixture(scope="module", params=ALL[:4], ids=lambda each: repr(each)[:28])
+@pytest.fixture(
+    scope="module",
+    params=[ALL[0], *(pytest.param(each, marks=pytest.mark.slow) for each in ALL[1:3]), ALL[3]],
+    ids=lambda each: repr(each)[:28],
+)
 def runs(request):
     """Train on eight images, the first three times over, on one and on eight devices."""
     images = np.concatenate([IMAGES[:1], IMAGES[:1], IMAGES, IMAGES[1:7]])

@@ -8,7 +8,14 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.networks import PLACES, assert_close, assert_same_bits, host, linear_data, one_device
+from tests.networks import (
+    assert_close,
+    assert_same_bits,
+    eight_devices,
+    host,
+    linear_data,
+    one_device,
+)
 
 
 @layers.scope("generator")
@@ -58,7 +65,14 @@ def gan(gans, request):
     return gans[place]
 
 
-GANS = pytest.mark.parametrize("gan", PLACES.args[1], indirect=True, ids=["one", "eight"])
+GANS = pytest.mark.parametrize(
+    "gan",
+    [
+        pytest.param(one_device, id="one", marks=pytest.mark.slow),
+        pytest.param(eight_devices, id="eight"),
+    ],
+    indirect=True,
+)
 SCOPE_OF = {"d": "discriminator", "g": "generator"}
 
 

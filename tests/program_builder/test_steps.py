@@ -172,7 +172,9 @@ def plain_steps(forward, batches, variables):
     return metrics, gradients, all_variables
 
 
-@pytest.fixture(scope="module", params=list(NETWORKS))
+@pytest.fixture(
+    scope="module", params=["mlp", "conv net", pytest.param("lstm", marks=pytest.mark.slow)]
+)
 def steps(request):
     """Return steps on one device, on eight, and by hand, from the same initial values."""
     program, forward, shape = NETWORKS[request.param]

@@ -331,7 +331,7 @@ def test_ending_a_pass_leaves_no_thread_process_or_file(case, ending):
     assert settled(before) == set()
 
 
-@cases(lambda case: case.is_costly)
+@cases(lambda case: case.is_costly, quick=lambda case: case.name == "indexed-in-processes")
 @pytest.mark.parametrize("ending", [pytest.param("close", marks=pytest.mark.slow), "drop"])
 def test_ending_a_reader_early_leaves_no_process_thread_or_file(case, ending):
     warm_up(case)

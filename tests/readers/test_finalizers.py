@@ -12,6 +12,8 @@ from penstock import readers
 from tests.readers.finalizers import AHEAD, MAKERS
 from tests.source_tree import ROOT
 
+QUICK = ("buffered", "xmap")
+
 
 def ended(threads, secs=10):
     """Wait for threads to end; return those that have not."""
@@ -21,7 +23,13 @@ def ended(threads, secs=10):
     return [thread for thread in threads if thread.is_alive()]
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name, make in MAKERS.items()
+    ],
+)
 def test_iterator_dropped_in_a_cycle_is_collected_while_its_threads_are_stuck(make):
     is_stuck, go_on = threading.Event(), threading.Event()
 

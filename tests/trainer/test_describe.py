@@ -105,6 +105,7 @@ def test_description_of_numbers_from_numpy_is_json(kind, tmp_path):
     assert json.loads(json.dumps(trainer.describe()))["configuration"]["seed"] == 3
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_command_give_the_same_bits_and_another_seed_gives_others(tmp_path):
     runs = []
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):

@@ -197,6 +197,7 @@ def read_digits():
     return loss, layers.accuracy(prediction, label)
 
 
+@pytest.mark.slow
 def test_every_precision_reads_digits_as_well(digits):
     train = {"image": digits.train_images, "label": digits.train_labels}
     held_out = {"image": digits.test_images, "label": digits.test_labels}

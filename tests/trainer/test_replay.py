@@ -71,7 +71,13 @@ def train_to_the_end(trainer, reader, *, num_epochs=1):
         trainer.train(reader, num_epochs=num_epochs)
 
 
-@pytest.mark.parametrize("is_saved", [False, True], ids=["initial values", "checkpoint"])
+@pytest.mark.parametrize(
+    "is_saved",
+    [
+        pytest.param(False, id="initial values", marks=pytest.mark.slow),
+        pytest.param(True, id="checkpoint"),
+    ],
+)
 @PLACES_AND_CALLS
 def test_replay_names_the_step_and_the_line_of_the_program_function(
     place, steps_per_call, is_saved, tmp_path
@@ -207,8 +213,11 @@ def scoped(name, program_func, **options):
 
 @pytest.mark.parametrize(
     ("place", "schedule"),
-    [(one_device, None), (one_device, {"bent": 1}), (eight_devices, {"bent": 2, "sound": 1})],
-    ids=["each", "one alone", "eight, two and one"],
+    [
+        pytest.param(one_device, None, id="each", marks=pytest.mark.slow),
+        pytest.param(one_device, {"bent": 1}, id="one alone", marks=pytest.mark.slow),
+        pytest.param(eight_devices, {"bent": 2, "sound": 1}, id="eight, two and one"),
+    ],
 )
 def test_replay_of_several_objectives_names_the_line_of_the_bad_one(place, schedule):
     objectives = {"sound": scoped("a", linear_program), "bent": scoped("b", light_program)}

@@ -48,11 +48,11 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     ("phase", "number", "output", "global_step"),
     [
-        ("handler", SIGINT, ["step done"], 3),
+        pytest.param("handler", SIGINT, ["step done"], 3, marks=pytest.mark.slow),
         ("handler", SIGTERM, ["step done"], 3),
         ("reader", SIGINT, [], 3),
-        ("reader", SIGTERM, [], 3),
-        ("test in a handler", SIGTERM, [], 1),
+        pytest.param("reader", SIGTERM, [], 3, marks=pytest.mark.slow),
+        pytest.param("test in a handler", SIGTERM, [], 1, marks=pytest.mark.slow),
         ("last save", SIGTERM, ["noticed"], 10),
     ],
 )

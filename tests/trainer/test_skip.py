@@ -34,7 +34,7 @@ from tests.trainer.poisoned import (
 CASES = pytest.mark.parametrize(
     ("place", "steps_per_call"),
     [
-        pytest.param(one_device, 1, id="one"),
+        pytest.param(one_device, 1, id="one", marks=pytest.mark.slow),
         pytest.param(one_device, 4, id="one, four steps a call", marks=pytest.mark.slow),
         pytest.param(eight_devices, 1, id="eight", marks=pytest.mark.slow),
         pytest.param(eight_devices, 4, id="eight, four steps a call"),
