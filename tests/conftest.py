@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -40,6 +41,11 @@ os.environ["NPROC"] = "16"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+# A shell without job control starts what it puts behind an ampersand with SIGINT ignored, and so
+# would be the signals that tests send to themselves and to scripts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # [3] + [2, 3] is more often a forgotten axis than a wish.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"

@@ -203,6 +203,12 @@ def test_forward_pass(name):
     check_forward(name)
 
 
+# Adam moves each weight by the rate, however small its gradient. At 1e-4 two networks overshoot:
+# one adds up thousands of inputs in dense layers without batch norm; of the other's four images
+# four pixels are left, by which its last layers normalise.
+RATES = {"oneflow_alexnet": 1e-5, "mobilenet_v2_035": 1e-5}
+
+
 def check_training(name, **changes):
     """Train a few steps on one batch: its loss falls, and everything stays finite.
 
@@ -212,7 +218,8 @@ def check_training(name, **changes):
     model = models.get(name, models.Settings(dropout=0.0, drop_path=0.0, batch_norm_decay=0.5))
     model = dataclasses.replace(model, function=functools.partial(model.function, **changes))
     chosen = models.classifier(model, 4, image_size=size_of(name))
-    builder = ps.ProgramBuilder(chosen.train_program, optax.adam(1e-4), place=jax.devices()[:1])
+    optimizer = optax.adam(RATES.get(name, 1e-4))
+    builder = ps.ProgramBuilder(chosen.train_program, optimizer, place=jax.devices()[:1])
     state = builder.init()
     batch = {"image": images_for(name, 4), "label": np.arange(4)[:, None] % 4}
     losses = []
