@@ -3,8 +3,8 @@
 
 PYTHON      ?= python3
 VENV        ?= .venv
-# Three processes, a file to each: one keeps 0.7 of a core busy. On many cores, pass `-n 8`.
-PYTEST_ARGS ?= --numprocesses 3 --dist loadfile
+# Two processes, a file to each: one keeps 0.8 of a core busy. On many cores, pass `-n 8`.
+PYTEST_ARGS ?= --numprocesses 2 --dist loadfile
 # Above 97 % in half a minute on two cores; `penstock train --help` says what the flags mean.
 TRAIN_ARGS  ?= --train_image_size=12 --num_epochs=10 --stop_at_step=0 --log_loss_every_n_iters=0 \
   --optimizer=adam --opt_epsilon=1e-8 --learning_rate=0.003 --learning_rate_decay_type=cosine
