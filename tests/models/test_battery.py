@@ -38,6 +38,7 @@ QUICK = [
     "inception_v1",
     "lenet",
     "mobilenet_v1_025",
+    "overfeat",
     "resnet_v1_50",
     "vgg_bn_drop",
 ]
