@@ -12,6 +12,7 @@ from penstock import readers as readers
 from penstock._checkpoint import CheckpointConfig as CheckpointConfig
 from penstock._errors import CheckpointError as CheckpointError
 from penstock._errors import FeedError as FeedError
+from penstock._errors import FolderInUseError as FolderInUseError
 from penstock._errors import LayerContextError as LayerContextError
 from penstock._errors import NonFiniteError as NonFiniteError
 from penstock._errors import ParameterError as ParameterError

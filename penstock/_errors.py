@@ -30,6 +30,10 @@ class CheckpointError(ValueError):
     """A checkpoint is damaged, of another network, or could not be written."""
 
 
+class FolderInUseError(RuntimeError):
+    """Another run is at work in the folder."""
+
+
 class NonFiniteError(FloatingPointError):
     """A loss was nan or infinite."""
 

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "events": set(),
     "_checkpoint": {"_errors"},
     "_data_wait": set(),
+    "_folder_lock": {"_errors"},
     "_in_flight": {"_errors"},
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},

@@ -8,13 +8,14 @@ import re
 import sys
 from collections.abc import Callable
 
-from penstock._errors import NonFiniteError, UnknownNameError
+from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError
 from penstock.commands._flags import UsageError
 
 # Most errors of ours are ValueErrors.
 _KNOWN = (
     OSError,
     ValueError,
+    FolderInUseError,
     UnknownNameError,
     NonFiniteError,
     ModuleNotFoundError,

@@ -1,0 +1,337 @@
+"""One run at a time in a folder: a file there says which process is at work."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from penstock._errors import FolderInUseError
+
+_LOGGER = logging.getLogger("penstock")
+
+NAME = ".lock"
+"""The name of the file in the folder."""
+
+RENEW_EVERY_SECS = 10.0
+PATIENCE_SECS = 60.0
+"""A holder that this process cannot see, on another machine or in another container, is taken for
+gone when it has not renewed its lock for so long."""
+
+_POLL_SECS = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The process that holds a folder.
+
+    A process id alone says little: ids are used again, each container counts its own, and another
+    machine has the same ones. So the kernel's boot, the namespace of the ids and the start of the
+    process stand beside it, each an empty string where the system does not tell.
+
+    Attributes:
+      token: of one lock, so that it knows its own file again.
+      started: when the process started, in ticks since the boot.
+      since: when it took the folder, for people.
+    """
+
+    token: str
+    pid: int
+    host: str
+    boot: str
+    namespace: str
+    started: str
+    since: str
+
+    @staticmethod
+    def this_process(token: str) -> Holder:
+        """Return this process as a holder."""
+        return Holder(
+            token=token,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            boot=_boot(),
+            namespace=_namespace(),
+            started=_start_of(os.getpid()) or "",
+            since=datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
+        )
+
+    def is_alive(self) -> bool | None:
+        """Return whether the process runs; None where it cannot be seen from here."""
+        if self.boot != _boot() or self.namespace != _namespace():
+            return None
+        if not self.boot and (self.host != socket.gethostname() or sys.platform == "win32"):
+            return None
+        started = _start_of(self.pid)
+        if started is not None:
+            return started == self.started
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass  # another user's
+        return None if self.boot else True
+
+    def __str__(self) -> str:
+        """Say which process it is, and since when."""
+        is_this = self.pid == os.getpid() and self.is_alive() is True
+        who = f"{'this very process' if is_this else 'process'} {self.pid}"
+        return f"{who} on {self.host} since {self.since}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A lock file that was read: its holder, None where it is half written, and its time."""
+
+    holder: Holder | None
+    mtime: float
+
+    def is_same(self, other: _Found | None) -> bool:
+        """Return whether another reading is of the same lock."""
+        return other is not None and other.holder == self.holder
+
+
+class FolderLock:
+    """Holds a folder for one run; a second that asks for it is refused.
+
+    The file disappears with `release`. Where the holder was killed, the next process finds that it
+    is gone and takes the folder over. A holder on another machine, or in another container, cannot
+    be seen: it renews the time of its file every few seconds, and one that has not done so for a
+    minute is gone; who asks earlier waits for that minute. Children of a fork do not hold it.
+
+    Arguments:
+      folder: made where it is missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, FolderLock(folder):
+    ...     FolderLock(folder).acquire()  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    penstock._errors.FolderInUseError: the folder ... got a second run, ...
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+        self._token = uuid.uuid4().hex
+        self._pid: int | None = None  # of the process that holds it
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / NAME
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this lock holds the folder, as far as it knows."""
+        return self._pid == os.getpid()
+
+    def __enter__(self) -> FolderLock:
+        """Acquire it."""
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release it."""
+        self.release()
+
+    def acquire(self) -> None:
+        """Take the folder. One that is held already stays so.
+
+        Raises:
+          FolderInUseError: another run has it.
+          OSError: nothing can be written there.
+        """
+        if self.is_held:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        while not self._create():
+            found = _read(self.path)
+            if found is not None:
+                self._clear(found)
+        self._pid, self._stop = os.getpid(), threading.Event()
+        self._thread = threading.Thread(
+            target=self._renew, args=(self._stop,), name="penstock lock", daemon=True
+        )
+        self._thread.start()
+
+    def release(self) -> None:
+        """Give the folder back; does nothing where it is not held, as in the child of a fork."""
+        if not self.is_held:
+            return
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._pid = self._thread = None
+        with contextlib.suppress(OSError):  # it may have been deleted with its folder
+            if self._is_ours():
+                self.path.unlink()
+
+    def check(self) -> None:
+        """Raise unless the folder is still held; a file that somebody deleted is made again.
+
+        Raises:
+          FolderInUseError: another run has taken it.
+          OSError: nothing can be written there.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._create():
+            found = _read(self.path)
+            if found is not None:
+                raise self._refusal(found.holder)
+
+    def _create(self) -> bool:
+        """Make the file; return whether it is ours."""
+        try:
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            return self._is_ours()
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(dataclasses.asdict(Holder.this_process(self._token)), file)
+        except BaseException:  # a full disk, an interrupt
+            self.path.unlink(missing_ok=True)
+            raise
+        return True
+
+    def _is_ours(self) -> bool:
+        """Return whether the file is of this lock; the child of a fork has none."""
+        found = _read(self.path)
+        return (
+            found is not None
+            and found.holder is not None
+            and (found.holder.token, found.holder.pid) == (self._token, os.getpid())
+        )
+
+    def _clear(self, found: _Found) -> None:
+        """Remove the file of a holder that is gone.
+
+        Raises:
+          FolderInUseError: it is there.
+        """
+        is_alive = found.holder.is_alive() if found.holder is not None else None
+        if is_alive is None:
+            is_alive = self._is_renewed(found)
+        if is_alive:
+            raise self._refusal(found.holder)
+        # Of two that have come to this point one must not remove the other's new file.
+        with _alone_in(self.folder):
+            if found.is_same(_read(self.path)):
+                self.path.unlink(missing_ok=True)
+
+    def _is_renewed(self, found: _Found) -> bool:
+        """Return whether a holder out of sight renews its file; waits until that is certain."""
+        with tempfile.TemporaryFile(dir=self.folder) as file:  # the time by the server's clock
+            age = max(os.fstat(file.fileno()).st_mtime - found.mtime, 0.0)
+        end = time.monotonic() + PATIENCE_SECS - age
+        if time.monotonic() < end:
+            _LOGGER.warning(
+                "the folder %s was held by %s %.0f s ago: waiting up to %.0f s to see whether it "
+                "still runs",
+                self.folder,
+                found.holder or "another process",
+                age,
+                PATIENCE_SECS - age,
+            )
+        while time.monotonic() < end:
+            time.sleep(_POLL_SECS)
+            now = _read(self.path)
+            if now is None or not found.is_same(now):
+                return False  # released, or taken by another: `acquire` looks again
+            if now.mtime != found.mtime:
+                return True
+        return False
+
+    def _refusal(self, holder: Holder | None) -> FolderInUseError:
+        end = "end the other one first"
+        if holder is not None and holder.is_alive() is None:
+            end += f"; if that process is certainly gone, delete {str(self.path)!r}"
+        return FolderInUseError(
+            f"the folder {str(self.folder)!r} got a second run, expected one at a time. It is held "
+            f"by {holder or 'another process'}. Two runs would delete each other's files. Give "
+            f"this one a folder of its own, or {end}."
+        )
+
+    def _renew(self, stop: threading.Event) -> None:
+        while not stop.wait(RENEW_EVERY_SECS):
+            with contextlib.suppress(OSError):
+                if self._is_ours():
+                    os.utime(self.path)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time inside, where the file system can; it takes a millisecond."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> _Found | None:
+    """Return what a lock file says; None where there is none."""
+    try:
+        # Opened each time: a network file system then asks its server how old the file is.
+        with open(path, encoding="utf-8", errors="replace") as file:
+            mtime, text = os.fstat(file.fileno()).st_mtime, file.read()
+    except FileNotFoundError:
+        return None
+    try:
+        return _Found(Holder(**json.loads(text)), mtime)
+    except (ValueError, TypeError):
+        return _Found(None, mtime)
+
+
+def _boot() -> str:
+    """Return which start of which kernel this is."""
+    return _text("/proc/sys/kernel/random/boot_id").strip()
+
+
+def _namespace() -> str:
+    """Return where process ids count: each container has its own."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process started, in ticks since the boot; None where that cannot be read."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()  # its name may hold anything
+    if len(fields) <= 19:
+        return None
+    return "dead" if fields[0] in ("Z", "X") else fields[19]  # ended, and not waited for yet
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
