@@ -8,6 +8,7 @@ from typing import Any
 from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderExhaustedError, message, note
+from penstock.readers._parent_watch import WatchedChildren
 
 
 class ForeignReader(ReaderBase):
@@ -63,6 +64,7 @@ class ForeignIterator(IteratorBase):
         self._owner = reader
         self._position = 0
         self._needs_numpy: bool | None = None
+        self._children = WatchedChildren()
         self._iterator = self._open()
 
     def _open(self) -> Iterator[Any]:
@@ -88,6 +90,7 @@ class ForeignIterator(IteratorBase):
             )
             raise
         self._position += 1
+        self._children.watch_new()  # workers start with the first item, or with a later epoch
         if self._needs_numpy is None:
             leaves = [leaf for _, leaf in _tree.leaves_with_path(item, "")]
             self._needs_numpy = any(map(_is_tensor, leaves))

@@ -10,6 +10,7 @@ from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.readers._errors import message, note
+from penstock.readers._parent_watch import end_with_parent
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -111,7 +112,8 @@ class WorkerProcesses:
     """Processes that call one function: of a reader, which keeps them from pass to pass.
 
     Each begins with importing penstock and JAX, about a second of a core, and is sent the function
-    once. They start with the first item and end with `close`, or when nobody holds this any more.
+    once. They start with the first item and end with `close`, when nobody holds this any more, or
+    when the process that started them is killed.
 
     They are spawned, not forked: JAX and opencv hold threads and locks that do not survive a fork.
     A script that uses them needs `if __name__ == "__main__":`.
@@ -197,6 +199,7 @@ _IN_PROCESS: dict[str, Callable[[Any], Any]] = {}
 
 
 def _set_up_process(function: Callable[[Any], Any]) -> None:
+    end_with_parent()
     _IN_PROCESS["function"] = function
 
 
