@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
+_DEFAULT_SECS = 300.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
@@ -15,7 +17,8 @@ class CheckpointConfig:
     A checkpoint holds parameters, running statistics, the optimizer state of every objective, the
     metrics of the epoch so far, the root random key and the position in the reader: training with
     the same directory goes on at the next sample. One is always written when training ends, also
-    by an interrupt or an error. Without any interval one is written at the end of each epoch.
+    by an interrupt or an error. Without any interval one is written at the end of each epoch, and
+    in long epochs every five minutes.
 
     Arguments:
       directory: a folder, made where it is missing; on several processes one that all of them see.
@@ -72,6 +75,8 @@ class CheckpointConfig:
         steps, secs = self.save_interval_steps, self.save_interval_secs
         if self.save_interval_epochs is None and steps is None and secs is None:
             object.__setattr__(self, "save_interval_epochs", 1)
+            # An epoch may take hours, and a process that is killed saves nothing at its end.
+            object.__setattr__(self, "save_interval_secs", _DEFAULT_SECS)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a dict that JSON can hold."""

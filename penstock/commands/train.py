@@ -7,11 +7,12 @@ import sys
 import jax
 
 from penstock.commands._flags import TrainFlags, fastnn_defaults, parse
-from penstock.commands._run._announce import announce, conclude
-from penstock.commands._run._assembly import assemble, facts_of
+from penstock.commands._run._announce import advice, announce, conclude
+from penstock.commands._run._assembly import assemble, facts_of, is_writer
 from penstock.commands._run._failures import run_command
 from penstock.commands._run._folder import prepare
 from penstock.commands._run._pictures import show_digits
+from penstock.commands._run._replacing import bringing_back, forget
 
 PROG = "penstock train"
 _EXAMPLES = """examples:
@@ -49,19 +50,20 @@ def flags_of(argv: list[str]) -> TrainFlags:
 
 def _train(flags: TrainFlags) -> None:
     run = assemble(flags)
-    is_first = not jax.process_index()
+    is_first = is_writer()
+    with bringing_back(run.folder, is_writer=is_first):
+        if is_first:
+            prepare(run.folder, run.flags, facts_of(run))
+            announce(run)
+        try:
+            run.trainer.train(run.data.train, run.handlers.all, num_epochs=flags.model.num_epochs)
+        except (KeyboardInterrupt, SystemExit):
+            if is_first:
+                print(f"\n{advice(run)}", file=sys.stderr)
+            raise
+        run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
     if is_first:
-        prepare(run.folder, run.flags, facts_of(run))
-        announce(run)
-    try:
-        run.trainer.train(run.data.train, run.handlers.all, num_epochs=flags.model.num_epochs)
-    except (KeyboardInterrupt, SystemExit):
-        if is_first and run.saves_checkpoints:
-            step = f"\nstopped at step {run.trainer.global_step}"
-            print(f"{step}; the same command goes on from there", file=sys.stderr)
-        raise
-    run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
-    if is_first:
+        forget(run.folder)
         has_all = jax.process_count() == 1 and run.data.test is not None
         if flags.dataset.dataset_name == "digits" and has_all:
             show_digits(run.trainer.infer, run.data.test)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
+
+from penstock._parameters import DATA_FILE
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, Training
 from penstock.handlers._json import encoded
 from penstock.handlers._monitor import Mode, Monitor, trainer_of
 from penstock.handlers._names import named
 from penstock.handlers._readings import as_names
+
+_RECORD = "test.json"
 
 
 class Evaluate:
@@ -30,7 +38,9 @@ class Evaluate:
       every_epochs: test after every so many epochs; `None` for none.
       monitor: the metric by which the best is known.
       mode: whether a smaller (`"min"`) or a larger (`"max"`) value of it is better.
-      best_path: a folder for the best parameters, as `Trainer.save_params` writes it.
+      best_path: a folder for the best parameters, as `Trainer.save_params` writes it, with their
+        test in `test.json`. A resumed run replaces them by better ones only; what another run left
+        there is kept under the next free name of `best_path.1`, `best_path.2`, ...
       names: names for the values of a program function that returns a tuple, a list or a single
         value; those beyond are called `metric_1` by their position. A dict brings its own names.
       feed_order: as `Trainer.test` takes it.
@@ -88,6 +98,8 @@ class Evaluate:
         self._file = file
         self._trainer: Training | None = None
         self._is_current = False
+        self._recorded: tuple[int, dict[str, float]] | None = None
+        self._is_of_others = False
 
     def __call__(self, event: Any = None) -> dict[str, float] | None:
         """Take note of an event, and test at the interval; without one, return the metrics of now.
@@ -118,7 +130,7 @@ class Evaluate:
     @property
     def best(self) -> tuple[int, dict[str, float]] | None:
         """Steps done and metrics of the best test; `None` before the first."""
-        best = None
+        best = self._recorded
         for result in self.results:
             value = self._monitor.value(result[1])
             if self._monitor.is_better(value, best and self._monitor.value(best[1])):
@@ -144,6 +156,12 @@ class Evaluate:
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
             _make_folder(self._best_path)
+            self._look_at(Path(self._best_path), is_resumed=bool(event.global_step))
+
+    def _look_at(self, folder: Path, *, is_resumed: bool) -> None:
+        """Learn what the folder holds; a later test than the last checkpoint's may be there."""
+        self._recorded = _record(folder, self._monitor.name) if is_resumed else None
+        self._is_of_others = not is_resumed and (folder / DATA_FILE).exists()
 
     def _current(self) -> dict[str, float] | None:
         if self._trainer is None:
@@ -163,14 +181,42 @@ class Evaluate:
         best = self.best
         step = trainer.global_step
         self.results = [*(result for result in self.results if result[0] < step), (step, metrics)]
-        is_best = self._monitor.is_better(
+        # A network of nan guesses some classes right, and is the best of nothing.
+        is_best = not math.isnan(metrics.get("loss", 0.0)) and self._monitor.is_better(
             self._monitor.value(metrics), best and self._monitor.value(best[1])
         )
+        kept = ""
         if is_best and self._best_path is not None:
-            trainer.save_params(self._best_path, averaged=self._averaged)
+            kept = self._keep(Path(self._best_path), trainer, step, metrics)
         shown = ", ".join(f"{name} = {value:.6g}" for name, value in metrics.items())
-        line = f"test at step {step}: {shown}{' (best)' if is_best else ''}"
+        line = f"test at step {step}: {shown}{f' (best{kept})' if is_best else ''}"
         print(line, file=self._file or sys.stdout, flush=True)
+
+    def _keep(self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]) -> str:
+        """Save the parameters and their test; return what to say of those that were there."""
+        said = ""
+        if self._is_of_others and not jax.process_index():
+            names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+            other = next(name for name in names if not name.exists())
+            folder.rename(other)
+            said = f"; those of another run are in {other}"
+        self._is_of_others = False
+        trainer.save_params(folder, averaged=self._averaged)
+        if not jax.process_index():
+            record = {"step": step, "metrics": encoded(metrics), "monitor": self._monitor.name}
+            (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        self._recorded = None
+        return said
+
+
+def _record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | None:
+    """Return step and metrics of the test of the parameters in a folder, where it tells them."""
+    try:
+        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        metrics = {name: float(value) for name, value in record["metrics"].items()}
+        return (int(record["step"]), metrics) if monitor in metrics else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _make_folder(path: str | os.PathLike[str]) -> None:

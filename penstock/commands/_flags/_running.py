@@ -35,7 +35,9 @@ class LoggingFlags:
       checkpointDir: the run's folder: checkpoints, parameters, log and configuration; without it a
         folder in OUTPUT_DIR/runs that is named after data set and network.
       save_checkpoints_steps: a checkpoint every so many steps, and one at the end.
-      overwrite: begin the run anew where the folder holds one already.
+      save_checkpoints_secs: a checkpoint every so many seconds too; 0 for none.
+      overwrite: begin the run anew where the folder holds one already, which is kept in it, in
+        replaced, until the new one is over.
       output_dir: the folder for runs.
       summaryDir: write curves for TensorBoard there.
     """
@@ -51,6 +53,7 @@ class LoggingFlags:
     hooks: str = ",".join(HOOKS)
     checkpointDir: str | None = None
     save_checkpoints_steps: int = 1000
+    save_checkpoints_secs: float = 300.0
     overwrite: bool = False
     output_dir: str = "."
     summaryDir: str | None = None
@@ -60,6 +63,7 @@ class LoggingFlags:
         check_at_least(0, stop_at_step=self.stop_at_step, profile_at_task=self.profile_at_task)
         check_at_least(0, eval_every_n_epochs=self.eval_every_n_epochs)
         check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
+        check_at_least(0, save_checkpoints_secs=self.save_checkpoints_secs)
         known = {name.lower(): name for name in HOOKS}
         for name in words_of(self.hooks):
             if name.lower() not in known:

@@ -12,7 +12,7 @@ import jax
 from penstock import Trainer, optimizers
 from penstock.commands._flags import TrainFlags, UnusedFlags
 from penstock.commands._run._assembly import Run
-from penstock.commands._run._folder import RunFolder
+from penstock.commands._run._folder import RunFolder, checkpoint_steps
 
 
 def announce(run: Run) -> None:
@@ -88,6 +88,22 @@ def conclude(run: Run) -> None:
         print(f"use it:       penstock predict {path} IMAGE...")
     if not run.saves_checkpoints:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")
+
+
+def advice(run: Run) -> str:
+    """Return what an interrupted run has saved, and how it goes on."""
+    folder, stopped = run.folder, f"stopped at step {run.trainer.global_step}"
+    if run.saves_checkpoints and (steps := checkpoint_steps(folder.checkpoints)):
+        saved = "" if steps[-1] == run.trainer.global_step else f", saved at step {steps[-1]}"
+        without = " without --overwrite=True" if run.flags.logging.overwrite else ""
+        kept = f"; the run before is in {folder.replaced} until then" * folder.replaced.is_dir()
+        return f"{stopped}{saved}; the same command{without} goes on from there{kept}"
+    if folder.weights() is None:
+        back = "; the run before, which it was to replace, is back" * folder.replaced.is_dir()
+        return f"{stopped}, before anything was saved{back}"
+    return (
+        f"{stopped}; its network is in {folder.weights()}, but it has no checkpoint to go on from"
+    )
 
 
 def shown(metrics: Mapping[str, Any]) -> str:

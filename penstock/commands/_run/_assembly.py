@@ -6,11 +6,12 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from penstock import CheckpointConfig, Trainer, models, optimizers
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags._checks import words_of
-from penstock.commands._run import _folder, _weights
+from penstock.commands._run import _folder, _replacing, _weights
 from penstock.commands._run._benchmark import TimedReader
 from penstock.commands._run._data import Data, open_data, resolved
 from penstock.commands._run._folder import RunFolder
@@ -66,23 +67,49 @@ def assemble(flags: TrainFlags) -> Run:
     flags = resolved(flags, data)
     plan = plan_of(flags, data.steps_per_epoch)
     folder = _folder.folder_for(flags)
-    changed = _folder.differences(folder, flags)
-    if flags.logging.overwrite:
-        _folder.clear(folder)
-    network = network_of(flags, data.shape)
-    schedule = schedule_of(flags, data, plan)
-    trainer = _trainer(flags, network, schedule, folder, place)
-    return Run(
-        flags=flags,
-        data=data,
-        plan=plan,
-        folder=folder,
-        network=network,
-        trainer=trainer,
-        handlers=handlers_of(flags, data, folder),
-        schedule=schedule,
-        start=_start(flags, data, network, trainer, folder, changed),
-    )
+    with _replacing.bringing_back(folder, is_writer=is_writer()):
+        notes = _take(folder, flags)
+        network = network_of(flags, data.shape)
+        schedule = schedule_of(flags, data, plan)
+        trainer = _trainer(flags, network, schedule, folder, place)
+        return Run(
+            flags=flags,
+            data=data,
+            plan=plan,
+            folder=folder,
+            network=network,
+            trainer=trainer,
+            handlers=handlers_of(flags, data, folder),
+            schedule=schedule,
+            start=[*_start(flags, data, network, trainer, folder), *notes],
+        )
+
+
+def is_writer() -> bool:
+    """Return whether this process is the one that writes the run's folder."""
+    return not jax.process_index()
+
+
+def _take(folder: RunFolder, flags: TrainFlags) -> list[str]:
+    """Make the folder this run's, another's moved aside in it; return what to say, a line each.
+
+    Raises:
+      ValueError: it is another run's, which is not to be replaced.
+    """
+    notes: list[str] = []
+    if is_writer():
+        if _replacing.bring_back(folder):
+            notes.append("the run before this one, which was to be replaced, is back")
+        _folder.check_takes(folder, flags)
+        changed = _folder.differences(folder, flags)
+        notes += [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
+        is_resumed = _folder.checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
+        if folder.weights() is not None and not is_resumed:
+            _replacing.set_aside(folder)
+            notes.append(f"the run before is in {folder.replaced} until this one is over")
+    if jax.process_count() > 1:  # the others read the folder only when it is in order
+        multihost_utils.sync_global_devices("penstock run folder")
+    return notes
 
 
 def facts_of(run: Run) -> _folder.Facts:
@@ -151,6 +178,7 @@ def _trainer(
     config = CheckpointConfig(
         directory=folder.checkpoints,
         save_interval_steps=flags.logging.save_checkpoints_steps,
+        save_interval_secs=flags.logging.save_checkpoints_secs or None,
     )
     return Trainer(
         network.train_program,
@@ -171,12 +199,10 @@ def _start(
     network: models.Classifier,
     trainer: Trainer,
     folder: RunFolder,
-    changed: dict[str, tuple[Any, Any]],
 ) -> list[str]:
     """Load the weights of a fine-tuning; return from what the run starts, a line each."""
     if trainer.global_step:
-        lines = [f"again at step {trainer.global_step}, from {folder.checkpoints}"]
-        return lines + [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
+        return [f"again at step {trainer.global_step}, from {folder.checkpoints}"]
     if flags.model.task_type == "pretrain":
         return ["from initial values"]
     path = _weights.weights_path(flags.model.model_dir, flags.model.ckpt_file_name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from penstock.readers.convert.slim import read_labels, write_labels
 
 # What may differ between a run and its second part without a word.
 _BY_THE_WAY = ("config", "plugin", "overwrite", "checkpointDir", "output_dir")
+_BESIDE = ("labels.txt", "confusion.png")
 _SHOWING = (
     "log_loss_every_n_iters",
     "eval_every_n_epochs",
@@ -25,10 +25,15 @@ _SHOWING = (
     "log_trainable_vars_statistics",
     "hooks",
     "save_checkpoints_steps",
+    "save_checkpoints_secs",
     "summaryDir",
     "task_index",
     "worker_hosts",
 )
+
+
+# What its tests are of: results of others cannot be compared with them.
+_TESTED = ("dataset_name", "eval_files", "labels_offset")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +81,23 @@ class RunFolder:
         """The shapes of the images."""
         return self.path / "data.json"
 
+    @property
+    def replaced(self) -> Path:
+        """The run that this one replaces, until this one is over."""
+        return self.path / "replaced"
+
     def weights(self) -> Path | None:
         """Return what holds the network's weights: the best, the last, or a checkpoint."""
         candidates = (self.best, self.params, self.checkpoints)
         return next((path for path in candidates if holds_weights(path)), None)
+
+    def made(self) -> list[Path]:
+        """Return what runs have made in the folder, and nothing else that lies there."""
+        named = (self.checkpoints, self.params, self.best, self.log, self.config, self.profile)
+        others = [self.data, self.replaced, *(self.path / name for name in _BESIDE)]
+        # Logs and best parameters of earlier runs: `log.csv.1`.
+        numbered = [path for each in (self.log, self.best) for path in _numbered(each)]
+        return [p for p in (*named, *others, *numbered) if p.exists() or p.is_symlink()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,8 +137,8 @@ def checkpoint_steps(path: Path) -> list[int]:
 def folder_for(flags: TrainFlags) -> RunFolder:
     """Return the folder of a run: that of `checkpointDir`, else the one it had before, or a new.
 
-    Without a name it is `runs/<dataset>_<model>`, or that with a number where other flags have
-    it: the same command finds its folder again.
+    Without a name it is `runs/<dataset>_<model>`, or that with a number where another run has it:
+    the same command finds its folder again.
     """
     if flags.logging.checkpointDir is not None:
         return RunFolder(Path(flags.logging.checkpointDir))
@@ -129,10 +147,46 @@ def folder_for(flags: TrainFlags) -> RunFolder:
     while True:
         suffix = "" if number == 1 else f"-{number}"
         folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
-        # One that failed before its first checkpoint has nothing to be kept for.
-        if folder.weights() is None or not differences(folder, flags):
+        # One that failed before it saved anything has nothing to be kept for.
+        if folder.weights() is None:
+            return folder
+        goes_on = flags.logging.overwrite or can_go_on(folder, flags)
+        if goes_on and not differences(folder, flags):
             return folder
         number += 1
+
+
+def can_go_on(folder: RunFolder, flags: TrainFlags) -> bool:
+    """Return whether a folder's run has a checkpoint, or was killed before it had one."""
+    if checkpoint_steps(folder.checkpoints):
+        return flags.logging.has_hook("CheckpointSaverHook")
+    return not holds_weights(folder.params)
+
+
+def check_takes(folder: RunFolder, flags: TrainFlags) -> None:
+    """Raise unless a run with these flags may write into a folder.
+
+    Raises:
+      ValueError: it would replace the results of another run, or compare them with other data's.
+    """
+    if flags.logging.overwrite or folder.weights() is None:
+        return
+    changed = differences(folder, flags)
+    others = [name for name in _TESTED if name in changed]
+    has_checkpoint = bool(checkpoint_steps(folder.checkpoints))
+    if can_go_on(folder, flags) and not others and (has_checkpoint or not changed):
+        return
+    if others:
+        why = "Its tests are of other data, and its best network would be compared with theirs"
+    elif has_checkpoint:
+        why = "CheckpointSaverHook is not among --hooks, so it could not go on and would begin anew"
+    else:
+        why = "It has no checkpoint to go on from, and its best network would be replaced"
+    was = "".join(f"; --{n} was {old}, is {new}" for n, (old, new) in changed.items())
+    raise ValueError(
+        f"--checkpointDir={str(folder.path)!r} got the folder of another run{was}; expected a new "
+        f"one. {why}. Name another folder, or replace that run by --overwrite=True."
+    )
 
 
 def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, Any]]:
@@ -145,15 +199,9 @@ def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, An
     return {
         name: (before.get(name), value)
         for name, value in now.items()
-        if name not in (*_BY_THE_WAY, *_SHOWING) and before.get(name) != value
+        # A flag that a folder does not know is newer than its run.
+        if name not in (*_BY_THE_WAY, *_SHOWING) and name in before and before[name] != value
     }
-
-
-def clear(folder: RunFolder) -> None:
-    """Remove what a run has made; other files stay."""
-    for path in (folder.checkpoints, folder.params, folder.best, folder.profile):
-        shutil.rmtree(path, ignore_errors=True)
-    folder.log.unlink(missing_ok=True)
 
 
 def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
@@ -182,6 +230,10 @@ def facts_of(folder: RunFolder) -> Facts:
         stored_shape=None if stored is None else tuple(stored),
         class_names=tuple(labels[number] for number in sorted(labels)),
     )
+
+
+def _numbered(path: Path) -> list[Path]:
+    return [p for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]
 
 
 def _flat(sections: dict[str, Any]) -> dict[str, Any]:

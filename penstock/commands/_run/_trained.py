@@ -50,7 +50,7 @@ def find(prog: str, paths: list[str], given: Mapping[str, str]) -> Found:
         )
     path = Path(paths[0])
     weights = _weights.weights_path(str(path.parent), path.name) if path.name else path
-    folder = _folder.run_folder_of(path)
+    folder = _folder.run_folder_of(weights)
     if folder is None and "model_name" not in given:
         raise UsageError(
             f"{paths[0]!r} got weights without a config.json beside them, expected --model_name, "

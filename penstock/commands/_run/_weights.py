@@ -26,7 +26,9 @@ def weights_path(model_dir: str | None, name: str | None) -> Path:
     """
     path = Path(model_dir or ".") / (name or "")
     if path.is_dir() and not holds_weights(path):
-        inside = RunFolder(path).weights()
+        folder = RunFolder(path)
+        # A run that replaces another may have saved nothing yet.
+        inside = folder.weights() or RunFolder(folder.replaced).weights()
         if inside is not None:
             return inside
     if path.is_file() or holds_weights(path) or Path(f"{path}.index").is_file():

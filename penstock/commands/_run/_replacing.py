@@ -1,0 +1,83 @@
+"""A run in the place of another: the old one is kept in its folder until the new one is over.
+
+Every step is one rename, and each state between two of them says what is left to do, so that a
+process that is killed at any moment loses neither run:
+
+- `.replacing` in the folder: the old run is on its way aside, or back. It comes back.
+- `replaced`, and no weights beside it: the new run saved nothing. The old one comes back.
+- `replaced`, and weights beside it: both are whole. The old one goes when the new one is over.
+- `.deleted`: it was on its way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.commands._run._folder import RunFolder
+
+_MOVING = ".replacing"
+_LEAVING = ".deleted"
+
+
+def set_aside(folder: RunFolder) -> None:
+    """Move what a run has made into the folder `replaced` of its own; other files stay."""
+    if not (made := folder.made()):
+        return
+    moving = folder.path / _MOVING
+    moving.mkdir()
+    for path in made:
+        path.rename(moving / path.name)
+    moving.rename(folder.replaced)
+
+
+def bring_back(folder: RunFolder) -> bool:
+    """Finish what a killed process began, and bring a run back whose successor saved nothing.
+
+    Returns:
+      Whether a run came back.
+    """
+    _remove(folder.path / _LEAVING)
+    moving = folder.path / _MOVING
+    if not moving.is_dir():
+        if not folder.replaced.is_dir() or folder.weights() is not None:
+            return False
+        for path in folder.made():
+            if path != folder.replaced:
+                _remove(path)
+        folder.replaced.rename(moving)
+    for path in sorted(moving.iterdir()):
+        path.rename(folder.path / path.name)
+    moving.rmdir()
+    return True
+
+
+def forget(folder: RunFolder) -> None:
+    """Delete the run that was replaced, where there is one."""
+    if folder.replaced.is_dir():
+        folder.replaced.rename(folder.path / _LEAVING)
+    _remove(folder.path / _LEAVING)
+
+
+@contextlib.contextmanager
+def bringing_back(folder: RunFolder, *, is_writer: bool) -> Iterator[None]:
+    """Bring the replaced run back where the new one fails, or is interrupted, with nothing saved.
+
+    Arguments:
+      is_writer: whether this process is the one that writes.
+    """
+    try:
+        yield
+    except BaseException:
+        if is_writer:
+            bring_back(folder)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,216 @@
+"""A run in the place of another: neither is lost, wherever the process is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands.running import CODE, penstock, run
+from tests.source_tree import ROOT
+
+FAST = (
+    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
+    "--model_name=tiny",
+    "--num_preprocessing_threads=0",
+    "--enable_paisoar=False",
+    "--optimizer=momentum",
+)
+DIR = "runs/digits_tiny"
+
+# Moves a run aside or back and ends, as killed, at the file operation of a number.
+KILLED = """
+import os, sys
+from pathlib import Path
+from penstock.commands._run import _replacing
+from penstock.commands._run._folder import RunFolder
+
+action, root = sys.argv[1], Path(sys.argv[2])
+CHANGES = ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
+
+
+def fill(folder, what):
+    for name in ("checkpoints/7", "params", "best"):
+        (folder / name).mkdir(parents=True)
+    for name in ("checkpoints/7/state", "params/params.safetensors", "best/params.safetensors",
+                 "config.json", "log.csv", "log.csv.1", "data.json", "labels.txt"):
+        (folder / name).write_text(what)
+    return RunFolder(folder)
+
+
+def act(folder):
+    if action == "aside":
+        _replacing.set_aside(folder)
+    elif action == "back":
+        _replacing.set_aside(folder)
+        (folder.path / "best").mkdir()
+        for name in ("config.json", "log.csv"):
+            (folder.path / name).write_text("new")
+        is_armed.append(True)
+        _replacing.bring_back(folder)
+    else:
+        _replacing.set_aside(folder)
+        fill(folder.path, "new")
+        is_armed.append(True)
+        _replacing.forget(folder)
+
+
+for at in range(1, 200):
+    folder = fill(root / str(at), "old")
+    (folder.path / "notes.txt").write_text("mine")
+    if not os.fork():
+        count, is_armed = 0, [True] * (action == "aside")
+
+        def watch(event, args):
+            global count
+            if event in CHANGES and is_armed:
+                count += 1
+                if count == at:
+                    os._exit(9)
+
+        sys.addaudithook(watch)
+        act(folder)
+        os._exit(0)
+    if os.wait()[1] == 0:
+        print(at)
+        break
+"""
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("action", ["aside", "back", "forget"])
+def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
+    from penstock.commands._run._folder import RunFolder
+    from penstock.commands._run._replacing import bring_back
+
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, action, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 8
+    for number in range(1, int(done.stdout)):
+        folder = tmp_path / str(number)
+        bring_back(RunFolder(folder))
+        kept = contents(folder)
+        assert kept.pop("notes.txt") == b"mine"
+        new = {name: text for name, text in kept.items() if not name.startswith("replaced")}
+        expected = {b"new"} if action == "forget" else {b"old"}
+        assert set(new.values()) == expected
+        assert len(new) == 8
+        assert not (folder / ".replacing").exists()
+        assert not (folder / ".deleted").exists()
+        # Of the old one all or nothing.
+        assert len(kept) in (8, 16)
+
+
+def start(folder, *words):
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, "train", *FAST, *words],
+        cwd=folder,
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process, text):
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", *FAST, "--stop_at_step=3")[0] == 0
+    long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=600", "--log_loss_every_n_iters=5")
+    process = start(tmp_path, *long, "--overwrite=True")
+    wait_for(process, "global_step = 10\n")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "the same command without --overwrite=True goes on from there" in err
+    assert "the run before is in runs/digits_tiny/replaced until then" in err
+    status, _, err = run(capsys, "eval", f"{DIR}/replaced", "--plot=")
+    assert (status, err) == (0, "")
+    done = penstock(tmp_path, "train", *FAST, *long)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"again at step \d\d+", done.stdout)
+    assert not os.path.exists(f"{DIR}/replaced")
+    assert os.listdir(f"{DIR}/checkpoints/600")
+
+
+def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", *FAST, "--stop_at_step=3")[0] == 0
+    before = contents(tmp_path / DIR)
+    again = ("--stop_at_step=1500", f"--checkpointDir={DIR}", "--overwrite=True")
+    # It fails when the network is built, and when the first step runs.
+    for words in ("--freeze=conv9", "--learning_rate=1e38"):
+        status, _, _ = run(capsys, "train", *FAST, *again, words)
+        assert status == 1
+        assert contents(tmp_path / DIR) == before
+    process = start(tmp_path, *again, "--log_loss_every_n_iters=1", "--eval_every_n_epochs=0")
+    wait_for(process, "global_step = 2\n")
+    process.kill()
+    process.communicate(timeout=60)
+    assert os.path.exists(f"{DIR}/replaced")
+    status, _, err = run(capsys, "eval", DIR, "--plot=")
+    assert status == 0, err
+    status, out, _ = run(capsys, "train", *FAST, "--stop_at_step=3")
+    assert status == 0
+    assert "is back" in out
+    assert "is over" in out
+    assert contents(tmp_path / DIR).keys() == before.keys()
+
+
+def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    named = ("--checkpointDir=a", "--stop_at_step=3")
+    assert run(capsys, "train", *FAST, *named, "--hooks=StopAtStepHook")[0] == 0
+    before = contents(tmp_path / "a")
+    for words in ((), ("--hooks=StopAtStepHook",), ("--learning_rate=0.5",)):
+        status, _, err = run(capsys, "train", *FAST, *named, *words)
+        assert status == 1
+        assert "'a' got the folder of another run" in err or "--checkpointDir='a' got" in err
+        assert ("--learning_rate was 0.01, is 0.5" in err) == ("--learning_rate=0.5" in words)
+        assert contents(tmp_path / "a") == before
+    # With checkpoints too, where the tests would be of other data.
+    words = ("--checkpointDir=b", "--stop_at_step=3")
+    assert run(capsys, "train", *FAST, *words)[0] == 0
+    status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
+    assert status == 1
+    assert "tests are of other data" in err
+
+
+def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    # As a kill between the last checkpoint and the best test leaves it.
+    words = (*FAST, "--checkpointDir=a", "--log_loss_every_n_iters=0")
+    assert run(capsys, "train", *words, "--stop_at_step=45")[0] == 0
+    record = tmp_path / "a/best/test.json"
+    said = json.loads(record.read_text())
+    said |= {"step": 60, "metrics": said["metrics"] | {"accuracy": 0.999}}
+    record.write_text(json.dumps(said))
+    before = contents_of_best(tmp_path)
+    status, out, _ = run(capsys, "train", *words, "--stop_at_step=90", "--learning_rate=0.0001")
+    assert status == 0
+    assert re.search(r"best test: .* accuracy 99.90%, .* at step 60; last:", out)
+    assert contents_of_best(tmp_path) == before
+
+
+def contents_of_best(folder):
+    return {path.name: path.read_bytes() for path in (folder / "a/best").iterdir()}
