@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import jax
@@ -12,7 +13,7 @@ from penstock.commands._run._assembly import assemble, facts_of, is_writer
 from penstock.commands._run._failures import run_command
 from penstock.commands._run._folder import prepare
 from penstock.commands._run._pictures import show_digits
-from penstock.commands._run._replacing import bringing_back, forget
+from penstock.commands._run._replacing import forget
 
 PROG = "penstock train"
 _EXAMPLES = """examples:
@@ -49,9 +50,9 @@ def flags_of(argv: list[str]) -> TrainFlags:
 
 
 def _train(flags: TrainFlags) -> None:
-    run = assemble(flags)
-    is_first = is_writer()
-    with bringing_back(run.folder, is_writer=is_first):
+    with contextlib.ExitStack() as held:
+        run = assemble(flags, held)
+        is_first = is_writer()
         if is_first:
             prepare(run.folder, run.flags, facts_of(run))
             announce(run)
@@ -62,8 +63,9 @@ def _train(flags: TrainFlags) -> None:
                 print(f"\n{advice(run)}", file=sys.stderr)
             raise
         run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
+        if is_first:
+            forget(run.folder)
     if is_first:
-        forget(run.folder)
         has_all = jax.process_count() == 1 and run.data.test is not None
         if flags.dataset.dataset_name == "digits" and has_all:
             show_digits(run.trainer.infer, run.data.test)

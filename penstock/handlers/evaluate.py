@@ -13,7 +13,6 @@ from typing import Any, TextIO
 
 import jax
 
-from penstock._parameters import DATA_FILE
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, Training
 from penstock.handlers._json import encoded
 from penstock.handlers._monitor import Mode, Monitor, trainer_of
@@ -161,7 +160,7 @@ class Evaluate:
     def _look_at(self, folder: Path, *, is_resumed: bool) -> None:
         """Learn what the folder holds; a later test than the last checkpoint's may be there."""
         self._recorded = _record(folder, self._monitor.name) if is_resumed else None
-        self._is_of_others = not is_resumed and (folder / DATA_FILE).exists()
+        self._is_of_others = not is_resumed and any(folder.iterdir())
 
     def _current(self) -> dict[str, float] | None:
         if self._trainer is None:

@@ -1,5 +1,6 @@
 """What flags beyond FastNN's tables make of a run, and runs of several processes."""
 
+import contextlib
 import os
 import re
 import socket
@@ -25,7 +26,8 @@ TINY = (
 
 
 def assembled(folder, *words):
-    return assemble(train.flags_of([*TINY, f"--output_dir={folder}", *words]))
+    with contextlib.ExitStack() as held:
+        return assemble(train.flags_of([*TINY, f"--output_dir={folder}", *words]), held)
 
 
 def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):

@@ -180,6 +180,19 @@ def test_best_before_a_resume_is_not_overwritten_by_a_worse_one_after_it(tmp_pat
     assert not list((tmp_path / "best").iterdir())
 
 
+def test_best_of_another_run_is_kept_beside_that_of_this_one(tmp_path, capsys):
+    path = tmp_path / "best"
+    for run in range(3):
+        trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device(), seed=run)
+        evaluate = Evaluate(linear_reader(), best_path=path)
+        trainer.train(linear_reader(), evaluate, num_epochs=2)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["best", "best.1", "best.2"]
+    records = [json.loads((tmp_path / n / "test.json").read_text()) for n in ("best.1", "best")]
+    assert evaluate.best == (records[1]["step"], records[1]["metrics"])
+    assert records[0]["metrics"] != records[1]["metrics"]
+    assert capsys.readouterr().out.count(f"(best; those of another run are in {path}.2)") == 1
+
+
 def test_results_of_steps_that_are_trained_again_are_dropped():
     evaluate = Evaluate(linear_reader())
     evaluate.set_state({"results": [[3, {"loss": 1.0}], [6, {"loss": 0.5}]]})

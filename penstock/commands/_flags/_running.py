@@ -53,7 +53,7 @@ class LoggingFlags:
     hooks: str = ",".join(HOOKS)
     checkpointDir: str | None = None
     save_checkpoints_steps: int = 1000
-    save_checkpoints_secs: float = 300.0
+    save_checkpoints_secs: int = 300
     overwrite: bool = False
     output_dir: str = "."
     summaryDir: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -52,8 +53,11 @@ class Run:
         return saves_checkpoints(self.flags)
 
 
-def assemble(flags: TrainFlags) -> Run:
+def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     """Open the data, build network and optimizer, and resume or load the weights to start from.
+
+    Arguments:
+      held: takes what is held until the run is over: its folder, on the process that writes.
 
     Raises: what a person may have done wrong, each with one message: files that are not there,
       values that do not fit together, weights of another network.
@@ -67,22 +71,21 @@ def assemble(flags: TrainFlags) -> Run:
     flags = resolved(flags, data)
     plan = plan_of(flags, data.steps_per_epoch)
     folder = _folder.folder_for(flags)
-    with _replacing.bringing_back(folder, is_writer=is_writer()):
-        notes = _take(folder, flags)
-        network = network_of(flags, data.shape)
-        schedule = schedule_of(flags, data, plan)
-        trainer = _trainer(flags, network, schedule, folder, place)
-        return Run(
-            flags=flags,
-            data=data,
-            plan=plan,
-            folder=folder,
-            network=network,
-            trainer=trainer,
-            handlers=handlers_of(flags, data, folder),
-            schedule=schedule,
-            start=[*_start(flags, data, network, trainer, folder), *notes],
-        )
+    notes = _take(folder, flags, held)
+    network = network_of(flags, data.shape)
+    schedule = schedule_of(flags, data, plan)
+    trainer = _trainer(flags, network, schedule, folder, place)
+    return Run(
+        flags=flags,
+        data=data,
+        plan=plan,
+        folder=folder,
+        network=network,
+        trainer=trainer,
+        handlers=handlers_of(flags, data, folder),
+        schedule=schedule,
+        start=[*_start(flags, data, network, trainer, folder), *notes],
+    )
 
 
 def is_writer() -> bool:
@@ -90,15 +93,16 @@ def is_writer() -> bool:
     return not jax.process_index()
 
 
-def _take(folder: RunFolder, flags: TrainFlags) -> list[str]:
+def _take(folder: RunFolder, flags: TrainFlags, held: contextlib.ExitStack) -> list[str]:
     """Make the folder this run's, another's moved aside in it; return what to say, a line each.
 
     Raises:
+      FolderInUseError: another run is at work there.
       ValueError: it is another run's, which is not to be replaced.
     """
     notes: list[str] = []
     if is_writer():
-        if _replacing.bring_back(folder):
+        if held.enter_context(_replacing.hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
         _folder.check_takes(folder, flags)
         changed = _folder.differences(folder, flags)

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock._folder_lock import FolderLock
 from penstock.commands._run._folder import RunFolder
 
 _MOVING = ".replacing"
@@ -62,18 +63,43 @@ def forget(folder: RunFolder) -> None:
 
 
 @contextlib.contextmanager
-def bringing_back(folder: RunFolder, *, is_writer: bool) -> Iterator[None]:
-    """Bring the replaced run back where the new one fails, or is interrupted, with nothing saved.
+def hold(folder: RunFolder) -> Iterator[bool]:
+    """Hold a folder for one run; yield whether a run came back into it.
 
-    Arguments:
-      is_writer: whether this process is the one that writes.
+    Where the new run fails, or is interrupted, with nothing saved, the one it was to replace comes
+    back, and folders that were made for it go.
+
+    Raises:
+      FolderInUseError: another run is at work there.
+      OSError: it cannot be written.
     """
+    parents = [folder.path.absolute(), *folder.path.absolute().parents]
+    missing = [path for path in parents if not path.exists()]
     try:
-        yield
-    except BaseException:
-        if is_writer:
-            bring_back(folder)
-        raise
+        with _lock(folder.path):
+            came_back = bring_back(folder)
+            try:
+                yield came_back
+            except BaseException:
+                bring_back(folder)
+                raise
+    finally:
+        with contextlib.suppress(OSError):  # the first that is not empty stays, with its parents
+            for path in missing:
+                path.rmdir()
+
+
+def _lock(path: Path) -> FolderLock:
+    lock = FolderLock(path)
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise type(error)(
+            f"the run's folder got {str(path)!r}, expected one that can be written "
+            f"({error.strerror or error}). Give permission there, make room, or name another by "
+            "--checkpointDir or --output_dir."
+        ) from error
+    return lock
 
 
 def _remove(path: Path) -> None:
