@@ -113,7 +113,7 @@ def _ordered(feed_order: FeedOrder) -> list[str]:
 
 
 def _column(name: str, rows: list[Mapping[str, Any]]) -> np.ndarray:
-    values = [np.asarray(row[name]) for row in rows if name in row]
+    values = [_as_array(row[name]) for row in rows if name in row]
     shapes = {value.shape for value in values}
     if len(values) < len(rows) or len(shapes) > 1:
         raise FeedError(
@@ -121,7 +121,13 @@ def _column(name: str, rows: list[Mapping[str, Any]]) -> np.ndarray:
             "samples of one batch, expected one shape in all of them. Pad sequences to one length "
             "in the reader."
         )
-    return np.stack(values)
+    is_masked = any(isinstance(value, np.ma.MaskedArray) for value in values)
+    return np.ma.stack(values) if is_masked else np.stack(values)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """Return a field as an array, with its mask: the check of feeds refuses one."""
+    return value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
 def check_reader(reader: Any, num_passes: int) -> None:

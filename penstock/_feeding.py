@@ -85,8 +85,21 @@ def checked(
     return columns, size
 
 
+def _is_masked(value: Any) -> bool:
+    """Say whether an array, or one in a list, has masked values: numpy drops the mask silently."""
+    if isinstance(value, list | tuple):
+        return any(isinstance(row, np.ma.MaskedArray) and np.ma.is_masked(row) for row in value)
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
 def _column(value: Any, spec: FeedSpec) -> Any:
     """Return the input as a batch of `spec`, or what is wrong with it as a string."""
+    if _is_masked(value):
+        return (
+            f"feed {spec.name!r} got masked values, expected an array without a mask. What lies "
+            "under it would be taken for data. Pass array.filled(0), and "
+            "~np.ma.getmaskarray(array) as an input of its own."
+        )
     if not isinstance(value, (np.ndarray, jax.Array)):
         try:
             value = np.asarray(value)

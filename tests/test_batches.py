@@ -113,6 +113,13 @@ def test_samples_of_different_shapes_are_refused():
     )
 
 
+def test_samples_with_masked_values_keep_their_mask():
+    masked = np.ma.masked_array(np.zeros(4), mask=[0, 1, 0, 0])
+    samples = [(masked, 1), (np.zeros(4), 1)]
+    batch = Fields(SPECS, ["image", "label"]).as_batch(samples)
+    assert np.ma.count_masked(batch["image"]) == 1  # what checks the feed refuses it
+
+
 def test_sample_that_lacks_an_input_of_the_others_is_refused():
     samples = [{"image": IMAGES[0], "label": 1}, {"image": IMAGES[1]}]
     assert "feed 'label' got samples of shapes [()] in 1 of 2 samples" in error_of(

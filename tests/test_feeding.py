@@ -107,6 +107,13 @@ def test_feed_with_an_unknown_name_suggests_the_nearest():
     ) in text
 
 
+@pytest.mark.parametrize("make", [lambda masked: masked, list])
+def test_feed_with_masked_values_is_refused_and_says_what_to_pass(make):
+    masked = np.ma.masked_array(np.zeros((2, 6)), mask=np.eye(2, 6))
+    text = error_of({"image": make(masked), "label": np.zeros((2, 1), np.int32)})
+    assert text.startswith("feed 'image' got masked values, expected an array without a mask.")
+
+
 def test_feed_with_several_problems_lists_them_all():
     text = error_of({"image": images(2, 5), "lable": np.zeros(2, np.int32)})
     assert text.splitlines() == [

@@ -118,7 +118,7 @@ class BatchRows:
         return sample
 
     def _place_leaf(self, row: int, key: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray) or leaf.nbytes < _MIN_PLACED_BYTES:
+        if type(leaf) is not np.ndarray or leaf.nbytes < _MIN_PLACED_BYTES:
             return leaf
         buffer = self._buffers.get(key)
         if buffer is None:
@@ -166,6 +166,8 @@ def stack_samples(
         samples = _padded(samples, pad_values)
     try:
         return _tree.tree_map(lambda *leaves: _stack_leaf(leaves, rows), *samples)
+    except UnlikeError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _shape_error(samples) from error
 
@@ -175,6 +177,8 @@ def _stack_leaf(leaves: Sequence[Any], rows: BatchRows | None) -> np.ndarray:
     if any(type(leaf) is not type(first) for leaf in leaves):
         leaves = [_tree.as_leaf(leaf) for leaf in leaves]
         first = leaves[0]
+    if isinstance(first, np.ma.MaskedArray):
+        _check_masks(leaves)
     if isinstance(first, np.ndarray) and any(leaf.dtype != first.dtype for leaf in leaves):
         raise ValueError("samples of several dtypes")
     if isinstance(first, np.ndarray) and first.ndim:
@@ -195,6 +199,16 @@ def _padded(samples: Sequence[dict[str, Any]], pad_values: Mapping[str, Any]) ->
             for sample in padded:
                 sample[name] = pad(sample[name], longest, value)
     return padded
+
+
+def _check_masks(leaves: Sequence[np.ma.MaskedArray]) -> None:
+    for number, leaf in enumerate(leaves):
+        try:
+            _tree.check_mask(leaf, f"sample {number} of a batch")
+        except ValueError as error:
+            unlike = UnlikeError(str(error))
+            unlike.number = number
+            raise unlike from None
 
 
 class UnlikeError(ValueError):
@@ -231,6 +245,8 @@ def pad(array: np.ndarray, length: int, value: Any) -> np.ndarray:
     >>> pad(np.asarray([1, 2]), 3, 0)
     array([1, 2, 0])
     """
+    if isinstance(array, np.ma.MaskedArray):
+        _tree.check_mask(array, "an array to be padded")
     if len(array) == length:
         return array
     padded = np.full((length, *array.shape[1:]), value, array.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 from penstock.readers._batching import BatchRows, BufferPool
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
+from penstock.readers._padding import Padding, add_lengths
 from penstock.readers._pool import portable
 
 Decode = Callable[[Any], Any]
@@ -161,6 +162,7 @@ class PieceDecoder:
       decoder: payload to sample.
       decode: the user's function of a sample.
       augment: the user's function of a sample and a generator, applied last.
+      pad: the entries that get a length, and those that are padded to a fixed one.
       seed: record `i` draws from `(seed, epoch, i)`, so what it draws depends on nothing else: not
         on the workers, the batch or where a run was resumed.
     """
@@ -172,11 +174,12 @@ class PieceDecoder:
         decoder: Decoder,
         decode: Decode | None,
         augment: Augment | None,
+        pad: Mapping[str, Padding],
         seed: int,
     ) -> None:
         """Take the parts."""
         self._rows, self._decoder, self._seed = rows, decoder, seed
-        self._decode, self._augment = decode, augment
+        self._decode, self._augment, self._pad = decode, augment, pad
         self._is_random = decoder.is_random or augment is not None
 
     def __call__(self, piece: Piece) -> list[Outcome]:
@@ -218,6 +221,8 @@ class PieceDecoder:
                 sample = self._decode(sample)
             if self._augment is not None and random is not None:
                 sample = self._augment(sample, random)
+            if self._pad:
+                sample = add_lengths(sample, self._pad)
         except Exception as error:
             return None, self._rows.blame(error, record)
         return sample, None

@@ -1,12 +1,13 @@
 """`ReadOptions`: how records become batches, the same for every reader of records by number."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import check_int, message
 from penstock.readers._order import RecordOrder
+from penstock.readers._padding import Padding
 from penstock.readers._pool import Workers, check_workers, num_usable_cores
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
@@ -32,6 +33,8 @@ class ReadOptions:
       decode: a function of one sample, run by the workers, e.g. to decode an image.
       augment: a function of one sample and a numpy generator, run by the workers after `decode`;
         record `i` draws from `(seed, epoch, i)`.
+      pad: entry -> `Padding`, for entries whose length differs between samples; those of nested
+        dicts as `"outer/inner"`. Done after `decode` and `augment`.
       transform: a function of a batch (of a sample, without a batch size), run by the caller.
       num_workers: threads or processes, `None` for one a core; 0 decodes in the calling thread.
       workers: `"thread"`, right for opencv and numpy, which release the GIL, or `"process"`, where
@@ -42,7 +45,7 @@ class ReadOptions:
 
     Raises:
       ValueError: an unknown `on_error` or `workers`, a number out of range.
-      TypeError: processes, and a function that cannot be pickled.
+      TypeError: processes, and a function that cannot be pickled; or a `pad` that is none.
       ShardError: a batch size that is not a multiple of the number of processes.
 
     >>> ReadOptions(batch_size=4, shuffle=True, num_workers=2).order(10).total
@@ -58,6 +61,7 @@ class ReadOptions:
     on_error: OnError = "raise"
     decode: Decode | None = None
     augment: Augment | None = None
+    pad: Mapping[str, Padding] = field(default_factory=dict)
     transform: Callable[[Any], Any] | None = None
     num_workers: int | None = None
     workers: Workers = "thread"
@@ -79,6 +83,17 @@ class ReadOptions:
         if self.num_workers is not None:
             why = "0 decodes in the calling thread, None is one worker a core"
             check_int(f"{self.name}(num_workers)", self.num_workers, 0, why)
+        for entry, padding in self.pad.items():
+            if not isinstance(padding, Padding):
+                raise TypeError(
+                    message(
+                        f"{self.name}(pad[{entry!r}])",
+                        repr(padding),
+                        "a readers.Padding",
+                        "It says what padding holds and how long entries are",
+                        "Pass e.g. readers.Padding(value=0, max_length=128)",
+                    )
+                )
         check_int(f"{self.name}(look_ahead)", self.look_ahead, 0, "It counts batches")
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})
         if self.batch_size is not None:

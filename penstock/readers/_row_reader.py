@@ -8,7 +8,7 @@ shards and positions are these.
 import abc
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.readers import _tree
@@ -18,6 +18,7 @@ from penstock.readers._decoding import Decoder, Outcome, Piece, PieceDecoder, Ro
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, named
 from penstock.readers._ordered_map import OrderedMap
+from penstock.readers._padding import pad_to_longest
 from penstock.readers._pool import WorkerProcesses
 from penstock.readers._read_options import ReadOptions
 
@@ -80,6 +81,7 @@ class RowReader(ReaderBase, abc.ABC):
             decoder=self.decoder,
             decode=self.options.decode,
             augment=self.options.augment,
+            pad=self.options.pad,
             seed=self.options.seed,
         )
 
@@ -166,8 +168,9 @@ class RowIterator(IteratorBase):
             if not is_single and self._order.shard.count > 1:
                 return self._empty_batch()
 
-    def _stacked(self, samples: list[Any], records: list[int], rows: BatchRows | None) -> Any:
+    def _stacked(self, samples: Sequence[Any], records: list[int], rows: BatchRows | None) -> Any:
         try:
+            samples = pad_to_longest(samples, self._source.options.pad)
             return stack_samples(samples, self._source.decoder.pad_values, rows)
         except ValueError as error:
             if isinstance(error, UnlikeError):

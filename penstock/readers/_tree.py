@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.readers._errors import message
 from penstock.readers._order import Rows
 
 
@@ -62,10 +63,31 @@ def as_leaf(leaf: Any) -> np.ndarray:
     b'a\x00'
     """
     if not isinstance(leaf, (bytes, str)):
+        if isinstance(leaf, np.ma.MaskedArray):
+            check_mask(leaf, "a sample")
         return np.asarray(leaf)
     array = np.empty((), object)
     array[()] = leaf
     return array
+
+
+def check_mask(array: np.ma.MaskedArray, thing: str) -> None:
+    """Check that nothing in an array is masked: numpy drops the mask wherever arrays are joined.
+
+    Raises:
+      ValueError: something is masked.
+    """
+    if np.ma.is_masked(array):
+        count = int(np.ma.count_masked(array))
+        raise ValueError(
+            message(
+                thing,
+                f"a masked array with {count} of {array.size} values masked",
+                "an array without a mask",
+                "A batch has none, and what lies under the mask would be taken for data",
+                "Pass array.filled(0), and ~np.ma.getmaskarray(array) as an input of its own",
+            )
+        )
 
 
 def taker(data: Any) -> Callable[[Rows], Any]:

@@ -115,7 +115,7 @@ def arrays(
       A reader of batches, each of the structure of `data` with leaves `[b, ...]`.
 
     Raises:
-      ValueError: no arrays, arrays of different length, of length 0, or scalars.
+      ValueError: no arrays, arrays of different length, of length 0, scalars, or masked values.
       TypeError: a leaf that is not an array.
 
     >>> import numpy as np
@@ -166,6 +166,9 @@ def _as_array(leaf: Any, path: str) -> Any:
                 "Convert it with np.asarray",
             )
         )
+    if isinstance(leaf, np.ma.MaskedArray):
+        _tree.check_mask(leaf, f"arrays: {path}")
+        return np.asarray(leaf)
     if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array_priority__"):
         leaf = np.asarray(leaf)
     if len(leaf.shape) == 0:

@@ -9,6 +9,7 @@ import numpy as np
 from penstock.readers._decoding import Augment
 from penstock.readers._errors import check_int, message, note
 from penstock.readers._order import RecordOrder
+from penstock.readers._padding import Padding
 from penstock.readers._pool import Workers, check_workers
 from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers._row_reader import RowReader
@@ -137,6 +138,7 @@ def indexed(
     drop_remainder: bool = False,
     decode: Callable[[Any], Any] | None = None,
     augment: Augment | None = None,
+    pad: Mapping[str, Padding] | None = None,
     transform: Callable[[Any], Any] | None = None,
     num_workers: int = 0,
     workers: Workers = "thread",
@@ -148,15 +150,14 @@ def indexed(
 ) -> IndexedReader:
     """Read batches from a random-access source, decoded by workers, in an exact order.
 
-    All records are shuffled, not a buffer of them; the order depends on `(seed, epoch)` alone.
+    All records are shuffled, not a window; the order depends on `(seed, epoch)` alone.
 
     Args:
       source: has `len(source)` and `source[i]`; see `Source`.
       batch_size: see `records.ReadOptions`, as for the options not named here.
-      decode: a function of a record, run by the workers; returns arrays of fixed shapes.
+      decode: a function of a record, run by the workers; what differs in length goes into `pad`.
       num_workers: threads or processes; 0 reads in the thread that iterates.
-      cache_records: keep `source[i]` in memory after its first use, encoded where the source can;
-        `decode` must not change it in place.
+      cache_records: keep `source[i]`, encoded if it can be; `decode` must not change it in place.
       on_error: `"skip"` leaves out and counts records that raise a `readers.RecordError`.
 
     Returns:
@@ -178,6 +179,7 @@ def indexed(
         drop_remainder=drop_remainder,
         decode=decode,
         augment=augment,
+        pad=dict(pad or {}),
         transform=transform,
         num_workers=num_workers,
         workers=workers,

@@ -2,12 +2,13 @@
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock._errors import nearest
 from penstock.readers._decoding import Augment
-from penstock.readers._errors import message
+from penstock.readers._errors import DatasetNotFoundError, message
+from penstock.readers._padding import Padding
 from penstock.readers._pool import Workers
 from penstock.readers._read_options import ReadOptions
 from penstock.readers.random_access import IndexedReader
@@ -62,6 +63,7 @@ def tfds(
     drop_remainder: bool = False,
     decode: Callable[[Any], Any] | None = None,
     augment: Augment | None = None,
+    pad: Mapping[str, Padding] | None = None,
     transform: Callable[[Any], Any] | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
@@ -71,23 +73,22 @@ def tfds(
 ) -> IndexedReader:
     """Read a TensorFlow Datasets set by name, without TensorFlow, as `tfds.data_source` gives it.
 
-    Images leave as `uint8`. The set must have been prepared as ArrayRecord files, or
-    `download=True` prepares it.
+    Images leave as `uint8`. The set must have been prepared as ArrayRecord files.
 
     Args:
       name: the set, with its configuration and version as TFDS writes them: `"mnist:3.0.1"`.
       split: in TFDS's language, e.g. `"train"` or `"train[:90%]"`.
       batch_size: see `records.ReadOptions`, as for the options not named here.
-      features: names of the features to keep, all without it; an unknown one is a `ValueError`.
-      data_dir: where the sets are, `~/tensorflow_datasets` without it.
-      download: download and prepare a set that is not there.
-      cache_records: keep the records in memory after the first pass, decoded, as TFDS gives them.
+      features: names of those to keep, all without it; an unknown one is a `ValueError`.
+      data_dir: where sets are and `download` puts them, `~/tensorflow_datasets` without it.
+      cache_records: keep the records in memory after the first pass, as TFDS gives them: decoded.
 
     Returns:
       A reader of dicts of the set's features, leaves `[b, ...]`.
 
     Raises:
       ModuleNotFoundError: tensorflow-datasets is not installed.
+      DatasetNotFoundError: TFDS has no such set or split, or not as ArrayRecord files.
 
     Source: https://www.tensorflow.org/datasets/tfless_tfds
     """
@@ -99,6 +100,7 @@ def tfds(
         drop_remainder=drop_remainder,
         decode=decode,
         augment=augment,
+        pad=dict(pad or {}),
         transform=transform,
         num_workers=num_workers,
         workers=workers,
@@ -106,9 +108,34 @@ def tfds(
         cache_records=cache_records,
         shard=shard or Shard(),
     )
-    folder = None if data_dir is None else os.fspath(data_dir)
-    source = import_tfds(name).data_source(name, split=split, data_dir=folder, download=download)
-    return IndexedReader(KeptFeatures(source, features, f"{name}[{split}]"), options)
+    opened = open_set(name, split, data_dir, download=download)
+    return IndexedReader(KeptFeatures(opened, features, f"{name}[{split}]"), options)
+
+
+def open_set(
+    name: str, split: str, data_dir: str | os.PathLike[str] | None, *, download: bool
+) -> Any:
+    """Return TFDS's data source of a set.
+
+    Raises:
+      ModuleNotFoundError: tensorflow-datasets is not installed.
+      DatasetNotFoundError: TFDS has no such set or split, or not as ArrayRecord files.
+    """
+    package, data_dir = import_tfds(name), None if data_dir is None else os.fspath(data_dir)
+    try:
+        return package.data_source(name, split=split, data_dir=data_dir, download=download)
+    # TFDS's ways to say so: a KeyError of the split is that of a set that is not prepared.
+    except (KeyError, AssertionError, FileNotFoundError, ValueError, NotImplementedError) as error:
+        said = str(error.args[0] if error.args else error).strip().partition("\n")[0]
+        raise DatasetNotFoundError(
+            message(
+                f"tfds({name!r}, {split!r})",
+                f"none in {'~/tensorflow_datasets' if data_dir is None else repr(data_dir)}",
+                "a set and a split that TFDS has prepared as ArrayRecord files",
+                f"TFDS says: {said.rstrip('.')}",
+                "Check both names, pass data_dir=, or download=True to prepare the set",
+            )
+        ) from error
 
 
 def import_tfds(name: str) -> Any:

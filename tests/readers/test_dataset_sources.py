@@ -40,7 +40,7 @@ def asked(monkeypatch):
     def data_source(name, *, split, data_dir, download):
         asked.append((name, split, data_dir, download))
         if (name, split) != ("mnist", "train"):
-            raise ValueError("Unknown split")
+            raise KeyError("Trying to access `splits['test']` but `splits` is empty.")  # TFDS 4.9
         if data_dir is not None:
             raise FileNotFoundError("no such set")
         return FakeSource()
@@ -85,6 +85,11 @@ def test_set_that_tfds_has_not_prepared_is_missing(asked, name, split):
     with pytest.raises(DatasetNotFoundError, match="or prepare it with tensorflow-datasets"):
         readers.dataset(name, split)
     assert len(asked) == 2
+
+
+def test_tfds_set_that_is_not_prepared_says_what_to_do(asked):
+    with pytest.raises(DatasetNotFoundError, match=r"`splits` is empty\. Check both names, pass d"):
+        readers.tfds("mnist", "test")
 
 
 @pytest.mark.parametrize(

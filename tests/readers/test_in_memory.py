@@ -115,6 +115,29 @@ def test_data_that_holds_no_samples_is_refused(data, error, text):
         readers.arrays(data, 2)
 
 
+MASKED = np.ma.masked_array(np.arange(4096.0), mask=np.arange(4096) == 1)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: readers.arrays({"x": MASKED}, 2),
+        lambda: list(readers.indexed([{"x": MASKED}] * 2, 2)),
+        lambda: list(
+            readers.indexed([{"x": MASKED}, {"x": MASKED[:5]}], 2, pad={"x": readers.Padding()})
+        ),
+    ],
+)
+def test_masked_values_are_refused_wherever_their_mask_would_be_lost(read):
+    with pytest.raises(ValueError, match=r"masked.* values masked, expected an array without a m"):
+        read()
+
+
+def test_masked_array_in_which_nothing_is_masked_is_an_array():
+    (batch,) = readers.arrays({"x": np.ma.masked_array([1.0, 2.0])}, 2)
+    assert type(batch["x"]) is np.ndarray
+
+
 def test_state_of_other_data_or_another_seed_is_refused():
     state = readers.arrays((np.arange(6),), 2, shuffle=True, seed=1)().get_state()
     iterator = readers.arrays((np.arange(6),), 2, shuffle=True, seed=2)()

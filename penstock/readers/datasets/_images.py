@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.readers._errors import message
+from penstock.readers._errors import DatasetNotFoundError, message
 from penstock.readers.datasets import _files
 from penstock.readers.datasets._registry import (
     DatasetRequest,
@@ -200,19 +200,15 @@ def _converted(
 
 def _from_tfds(request: DatasetRequest) -> Any:
     """Return the prepared TFDS set, `None` where TFDS or the set is not there."""
-    from penstock.readers.tfds_sets import KeptFeatures, import_tfds
+    from penstock.readers.tfds_sets import KeptFeatures, open_set
 
-    try:
-        tensorflow_datasets = import_tfds(request.name)
-    except ModuleNotFoundError:
-        return None
     for data_dir in (str(request.folder), None):
         try:
-            source = tensorflow_datasets.data_source(
-                request.name, split=request.split, data_dir=data_dir, download=False
-            )
-        except (AssertionError, FileNotFoundError, ValueError, NotImplementedError):
-            continue  # TFDS's ways to say that the set is not prepared as ArrayRecord
+            source = open_set(request.name, request.split, data_dir, download=False)
+        except ModuleNotFoundError:
+            return None
+        except DatasetNotFoundError:
+            continue
         return _SmallLabels(KeptFeatures(source, ("image", "label"), request.name))
     return None
 
