@@ -23,7 +23,8 @@ class ImageFolder:
     """Random access to the images under a folder, each sample `{"image", "label"}`.
 
     Files are sorted by path within a class, so that the order is the same on every machine, and
-    opened when they are read. `class_names` and `len()` say what was found.
+    opened when they are read. `class_names` and `len()` say what was found. Names that begin with a
+    dot are left out (`._x.png` is macOS's, and no image), and so are folders named `__MACOSX`.
 
     Args:
       path: the folder that holds one folder a class, of `.jpg`, `.jpeg` and `.png` files.
@@ -88,8 +89,15 @@ class ImageFolder:
         return self.decoded(index, self.encoded(index))
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of a file."""
-        return Path(self._files[index]).read_bytes()
+        """Return the bytes of a file.
+
+        Raises:
+          RecordError: it is no plain file, or cannot be opened.
+        """
+        # Imported here as records build on readers: only who reads images needs opencv.
+        from penstock.readers.records.image_bytes import read_image
+
+        return read_image(self._files[index])
 
     def decoded(self, index: int, encoded: bytes) -> dict[str, Any]:
         """Return the sample of a file's bytes.
@@ -97,7 +105,6 @@ class ImageFolder:
         Raises:
           RecordError: they are no image.
         """
-        # Imported here as records build on readers: only who reads images needs opencv.
         from penstock.readers.records.image_bytes import decode_image
 
         image = decode_image(encoded, channels=self.channels, name=self._files[index])
@@ -146,7 +153,7 @@ def image_folder(
       decode: a function of a sample `{"image": ..., "label": ...}`, run by the workers.
       num_workers: threads or processes that decode, a core each without it.
       cache_records: keep the files' bytes in memory after the first pass.
-      on_error: `"skip"` leaves out and counts files that are no image.
+      on_error: `"skip"` leaves out and counts files that are no image, broken links too.
 
     Returns:
       A reader of `{"image": [b, H, W, channels] uint8, "label": [b] int32}`.
@@ -188,7 +195,7 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
             )
         )
     found = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
-    found = [name for name in found if not name.startswith(".")]
+    found = [name for name in found if not _is_hidden(name)]
     names = tuple(found if class_names is None else class_names)
     missing = [name for name in names if name not in found]
     if missing or not names:
@@ -205,13 +212,17 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
     return names
 
 
+def _is_hidden(name: str) -> bool:
+    """Say whether a name is not the user's: hidden, or of macOS's archives."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
 def _find_images(folder: Path) -> list[str]:
-    found = [
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if name.lower().endswith(SUFFIXES)
-    ]
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_hidden(name)]  # what is walked next
+        images = (name for name in names if name.lower().endswith(SUFFIXES))
+        found += [os.path.join(parent, name) for name in images if not _is_hidden(name)]
     return sorted(found, key=lambda file: file.split(os.sep))
 
 

@@ -1,5 +1,6 @@
 """Folders of images: classes, order, decoding, fitting, damage."""
 
+import os
 import re
 
 import cv2
@@ -72,6 +73,52 @@ def test_damaged_image_is_named(folder):
     with pytest.raises(readers.RecordError, match=re.escape(expected)) as caught:
         list(readers.image_folder(folder, 6, num_workers=2))
     assert re.search(r"in image_folder, record 2: .*bee.b\.png", "\n".join(caught.value.__notes__))
+
+
+@pytest.fixture
+def hostile(folder):
+    """Add files to the folder that are no images and end a careless reader, or keep it for ever."""
+    os.mkfifo(folder / "ant" / "pipe.png")
+    (folder / "ant" / "broken.jpg").symlink_to("nowhere")
+    (folder / "ant" / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "bee" / "zeros.png").symlink_to("/dev/zero")
+    for name, begins in (("noise.jpg", b""), ("sparse.png", b"\x89PNG\r\n\x1a\n")):
+        (folder / "cat" / name).write_bytes(begins)
+        os.truncate(folder / "cat" / name, 1 << 42)
+    return folder
+
+
+def test_what_is_no_plain_file_is_skipped_with_damaged_images(hostile, caplog):
+    iterator = readers.image_folder(hostile, 20, on_error="skip", num_workers=2)()
+    assert next(iterator)["label"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert list(iterator) == []
+    assert iterator.num_skipped == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [
+        ("ant/pipe.png", "got a pipe, a device or a folder, expected a file."),
+        ("ant/broken.jpg", "got a broken link, expected a file that can be read."),
+        ("ant/loop.jpg", "got a broken link, expected a file that can be read."),
+        ("bee/zeros.png", "got a pipe, a device or a folder, expected a file."),
+        ("cat/sparse.png", "got 4398046511104 bytes, expected an image file below 536870912"),
+    ],
+)
+def test_what_is_no_plain_file_is_named_where_it_is_not_skipped(hostile, name, got):
+    source = readers.ImageFolder(hostile)
+    (index,) = [i for i in range(len(source)) if source.origin(i).endswith(name)]
+    with pytest.raises(readers.RecordError, match=re.escape(f"{name}' {got}")):
+        source.encoded(index)
+
+
+def test_files_and_folders_of_macos_and_hidden_ones_are_no_images(folder):
+    (folder / "__MACOSX" / "ant").mkdir(parents=True)
+    (folder / "ant" / ".thumbnails").mkdir()
+    for name in ("__MACOSX/ant/._b.png", "ant/._b.png", "ant/.thumbnails/b.png"):
+        (folder / name).write_bytes(b"\0\x05\x16\x07")
+    source = readers.ImageFolder(folder)
+    assert (source.class_names, len(source)) == (("ant", "bee", "cat"), 6)
 
 
 def test_images_of_different_size_without_a_size_say_so(folder):

@@ -20,7 +20,7 @@ from penstock.readers.convert.slim import (
 )
 from penstock.readers.images import SUFFIXES, ImageFolder
 from penstock.readers.records.errors import ImageError
-from penstock.readers.records.image_bytes import decode_image
+from penstock.readers.records.image_bytes import decode_image, read_image
 
 FLOWERS = Source(
     url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
@@ -226,13 +226,18 @@ class _Counted:
 
     def __init__(self, images: Sequence[Path], name: str, progress: Progress) -> None:
         self._name, self._progress = name, progress
-        self._num_bytes, self._total_bytes = 0, sum(path.stat().st_size for path in images)
+        self._num_bytes, self._total_bytes = 0, sum(map(_size, images))
 
     def iterate(self, images: Sequence[Path]) -> Iterator[Path]:
         for path in images:
             yield path
-            self._num_bytes += path.stat().st_size
+            self._num_bytes += _size(path)
             self._progress(self._name, self._num_bytes, self._total_bytes)
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, 0 of a broken link: that is reported where it is read."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _examples(
@@ -240,8 +245,8 @@ def _examples(
 ) -> Iterator[bytes]:
     labels = {name: label for label, name in enumerate(classes)}
     for path in images:
-        encoded = path.read_bytes()
         try:
+            encoded = read_image(path)
             height, width, _ = decode_image(encoded, name=f"'{path}'").shape
         except ImageError as error:
             raise ConversionError(str(error)) from error

@@ -1,6 +1,10 @@
 """Encoded images: JPEG and PNG bytes to arrays and back, with a bound on what they may claim."""
 
+import errno
+import os
+import stat
 import struct
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -9,7 +13,10 @@ from penstock.readers.records.errors import ImageError
 
 Interpolation = Literal["bilinear", "area"]
 _MAX_PIXELS = 1 << 26  # 8192 x 8192: a kilobyte of PNG may claim 10^18
+_MAX_FILE_BYTES = 1 << 29  # of noise without compression, as many pixels take 200 MB
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_JPEG_MAGIC = b"\xff\xd8"
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EISDIR)
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
@@ -25,7 +32,7 @@ def image_size(encoded: bytes) -> tuple[int, int] | None:
     if encoded[:8] == _PNG_MAGIC and len(encoded) >= 24:
         width, height = struct.unpack_from(">II", encoded, 16)
         return (height, width) if _has_whole_chunks(encoded) else None
-    if encoded[:2] != b"\xff\xd8":
+    if encoded[:2] != _JPEG_MAGIC:
         return None
     at = 2
     while at + 9 <= len(encoded) and encoded[at] == 0xFF:
@@ -46,6 +53,35 @@ def _has_whole_chunks(png: bytes) -> bool:
         if at <= len(png) and png[at - 8 : at - 4] == b"IEND":
             return True
     return False
+
+
+def read_image(path: str | Path) -> bytes:
+    """Return the bytes of an image file; of what is none by its first bytes, those alone.
+
+    A pipe or a device is not read: it may never end, or never begin.
+
+    Raises:
+      ImageError: no plain file that can be read (a broken link too), or one of 512 MiB and more.
+      OSError: the disk fails.
+    """
+    try:
+        # Without blocking: to open a pipe that nobody writes to would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        what = "a broken link" if os.path.islink(path) else f"what cannot be opened ({error})"
+        raise _image_error(f"'{path}'", what, "a file that can be read") from None
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise _image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
+        if about.st_size >= _MAX_FILE_BYTES:
+            expected = f"an image file below {_MAX_FILE_BYTES} bytes"
+            raise _image_error(f"'{path}'", f"{about.st_size} bytes", expected)
+        head = file.read(len(_PNG_MAGIC))
+        is_image = head == _PNG_MAGIC or head.startswith(_JPEG_MAGIC)
+        return head + file.read(_MAX_FILE_BYTES) if is_image else head
 
 
 def decode_image(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:

@@ -1,4 +1,5 @@
 import gzip
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -200,6 +201,14 @@ def test_any_image_folder_converts(tmp_path: Path):
     (tmp_path / "images" / "cats" / "bad.png").write_bytes(b"no image")
     with pytest.raises(convert.ConversionError, match=r"cats/bad.png' got bytes '6e6f20"):
         convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=2)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_plain_file_in_a_folder_of_images_is_named(make, tmp_path: Path):
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    make(tmp_path / "images" / "cat" / "a.png")
+    with pytest.raises(convert.ConversionError, match=r"a\.png' got (a pipe|a broken link)"):
+        convert.convert_image_folder(tmp_path / "images", tmp_path / "out", "pets")
 
 
 def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path):
