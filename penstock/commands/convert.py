@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
     except (convert.ArgumentError, FileNotFoundError) as error:
         print(f"penstock convert: {error}", file=sys.stderr)
         return 2
-    except (OSError, convert.ConversionError, RecordError) as error:
+    except (OSError, convert.ArchiveError, convert.ConversionError, RecordError) as error:
         print(f"penstock convert: {error}", file=sys.stderr)
         return 1
     for path in made:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.readers._contract import Reader as Reader
 from penstock.readers._contract import ReaderIterator as ReaderIterator
+from penstock.readers._errors import ArchiveError as ArchiveError
 from penstock.readers._errors import ComposeNotAligned as ComposeNotAligned
 from penstock.readers._errors import DatasetNotFoundError as DatasetNotFoundError
 from penstock.readers._errors import ReaderExhaustedError as ReaderExhaustedError

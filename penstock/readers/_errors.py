@@ -24,6 +24,22 @@ class DatasetNotFoundError(FileNotFoundError):
     """A named dataset's files are missing; says where they are expected and how to get them."""
 
 
+class ArchiveError(ReaderError):
+    """A data set's archive or file is damaged, is another one, or holds more than it may.
+
+    Attributes:
+      path: the file.
+      member: the file inside the archive, `None` where it is about the whole.
+    """
+
+    path: str | None = None
+    member: str | None = None
+
+
+class UnsafeArchiveError(ArchiveError):
+    """An archive would write outside the folder that it is unpacked to."""
+
+
 def message(thing: str, got: object, expected: str, why: str, remedy: str) -> str:
     """Format an error the way every error of penstock reads.
 

@@ -107,9 +107,9 @@ def test_truncated_cifar_file_is_named_with_both_sizes(tmp_path, name, file, siz
         (tmp_path / other).write_bytes(bytes(record_size))
     (tmp_path / file).write_bytes(bytes(size))
     expected = (
-        f"{tmp_path / file} got {size} bytes, expected {published} as published, or another "
+        f"'{tmp_path / file}' got {size} bytes, expected {published} as published, or another "
         f"multiple of {record_size}. An image and its labels are {record_size} bytes, and the file "
-        "ends inside one. Get the file again."
+        f"ends inside one. Delete '{tmp_path / file}' and get it again."
     )
     with pytest.raises(ValueError, match=re.escape(expected)):
         readers.dataset(name, dataset_dir=tmp_path)

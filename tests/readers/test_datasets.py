@@ -159,7 +159,9 @@ def test_mnist_is_read_from_its_published_files(tmp_path):
 def test_damaged_idx_file_is_refused(tmp_path):
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(IMAGES)[:-1])
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(LABELS))
-    with pytest.raises(ValueError, match=r"expected an IDX file of unsigned bytes.*\[3, 28, 28\]"):
+    with pytest.raises(
+        ValueError, match=r"'.*t10k-images-idx3-ubyte' got 2351 bytes .*\[3, 28, 28\]"
+    ):
         readers.dataset("mnist", "test", dataset_dir=tmp_path)
 
 
@@ -173,6 +175,7 @@ def add(archive, name, content):
 def test_cifar10_is_read_from_its_published_archive(tmp_path, is_unpacked):
     rng = np.random.default_rng(0)
     records = rng.integers(0, 256, (10, 3073), dtype=np.uint8)
+    records[:, 0] %= 10
     with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
         for i in range(5):
             name = f"cifar-10-batches-bin/data_batch_{i + 1}.bin"
@@ -249,6 +252,30 @@ def test_imdb_has_fluids_dictionary_and_labels(tmp_path):
     assert test["words"].shape == (1, 256)
     assert test["words"][0, :3].tolist() == [1, 3, 0]  # 3 is <unk>, then padding
     assert test["length"].tolist() == [2]
+
+
+def test_imdb_words_are_bytes_as_fluids_are(tmp_path):
+    # Worked out by hand from Fluid's `tokenize` and `build_dict`: ASCII alone is punctuation, case
+    # and white space. As text, É would be é, and the no-break space would divide x and y.
+    review = "Don't, <br />CAFÉ x\u00a0y \u2019\n".encode()
+    with tarfile.open(tmp_path / "aclImdb_v1.tar.gz", "w:gz") as archive:
+        add(archive, "aclImdb/train/neg/1_1.txt", b"\xff b \x85\x1c")  # no UTF-8
+        add(archive, "aclImdb/train/pos/2_9.txt", review * 151)
+        add(archive, "aclImdb/train/pos/1_9.txt", b"b b" + b" b a" * 150)
+        add(archive, "aclImdb/train/unsup/1_0.txt", b"a " * 500)
+        add(archive, "aclImdb/test/pos/1_9.txt", b"\xff\t" * 150)
+        add(archive, "aclImdb/urls_pos.txt", b"a " * 500)
+    batch = whole("imdb", dataset_dir=tmp_path, max_length=6)
+    # b 153; then 151 times each, by their bytes: br caf\xc3\x89 dont x\xc2\xa0y \xe2\x80\x99 \xff;
+    # a is seen 150 times: not more, so <unk>, as is \x85\x1c.
+    b, br, cafe, dont, x_y, quote, byte, unknown = range(8)
+    assert batch["words"].tolist() == [
+        [dont, br, cafe, x_y, quote, dont],
+        [b, b, b, unknown, b, unknown],
+        [byte, b, unknown, 0, 0, 0],
+    ]
+    assert batch["label"].tolist() == [0, 0, 1]  # positive first, in the archive's order
+    assert batch["length"].tolist() == [6, 6, 3]
 
 
 def test_imikolov_gives_five_grams_of_fluids_ids(tmp_path):

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.readers._errors import message
-from penstock.readers.convert.archives import member_bytes, open_tar
+from penstock.readers._archives import CIFAR10_LIMITS, cifar_records, read_named
 from penstock.readers.convert.download import Source, fetch
-from penstock.readers.convert.errors import ConversionError
 from penstock.readers.convert.file_set import made_together, must_make
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
@@ -39,8 +37,6 @@ _BATCHES = {
     "test": ("test_batch.bin",),
 }
 _SIZE = 32
-_RECORD_BYTES = 1 + 3 * _SIZE * _SIZE
-_MAX_BATCH_BYTES = 10_000 * _RECORD_BYTES
 _logger = logging.getLogger("penstock.readers")
 
 
@@ -64,7 +60,7 @@ def convert_cifar10(
 
     Raises:
       DownloadError: the archive cannot be downloaded, or has another checksum.
-      ConversionError: the archive holds something else.
+      ArchiveError: the archive is damaged, or holds something else.
     """
     folder = Path(dataset_dir)
     names = [*(f"cifar10_{split}.tfrecord" for split in _BATCHES), LABELS_FILENAME]
@@ -94,37 +90,10 @@ def _warn_of_pickled(folder: Path, source: Source) -> None:
 
 
 def _examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:
+    pieces = read_named(path, batch_names, CIFAR10_LIMITS)
     for name in batch_names:
-        with open_tar(path) as archive:
-            data = member_bytes(archive, name, max_bytes=_MAX_BATCH_BYTES)
-        records = _records(data, f"'{path}': {name}")
+        records = cifar_records(pieces.pop(name), 1, len(CIFAR10_LABELS))
         for label, image in zip(records[:, 0], records[:, 1:], strict=True):
             rows = image.reshape(3, _SIZE, _SIZE).transpose(1, 2, 0)
             png = encode_png(np.ascontiguousarray(rows))
             yield image_example(png, "png", _SIZE, _SIZE, int(label))
-
-
-def _records(data: bytes, thing: str) -> np.ndarray:
-    """Return `[N, 3073]` uint8: a label, then red, green and blue planes."""
-    if len(data) % _RECORD_BYTES:
-        raise ConversionError(
-            message(
-                thing,
-                f"{len(data)} bytes",
-                f"a multiple of {_RECORD_BYTES}",
-                "A record is a label and 3 x 32 x 32 pixels",
-                "Download the original archive",
-            )
-        )
-    records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD_BYTES)
-    if len(records) and records[:, 0].max() >= len(CIFAR10_LABELS):
-        raise ConversionError(
-            message(
-                thing,
-                f"label {records[:, 0].max()}",
-                f"0 to {len(CIFAR10_LABELS) - 1}",
-                "CIFAR-10 has ten classes",
-                "Download the original archive",
-            )
-        )
-    return records

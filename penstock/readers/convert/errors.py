@@ -1,12 +1,15 @@
 """The errors of downloading and converting datasets."""
 
+from penstock.readers._errors import ArchiveError as ArchiveError
+from penstock.readers._errors import UnsafeArchiveError as UnsafeArchiveError
+
 
 class DownloadError(OSError):
     """Say that a file could not be downloaded whole, or is not the file it should be."""
 
 
 class ConversionError(ValueError):
-    """Say that a conversion cannot be done: an archive or file does not hold what it should."""
+    """Say that a conversion cannot be done: a file does not hold what it should."""
 
 
 class ArgumentError(ConversionError):
@@ -15,7 +18,3 @@ class ArgumentError(ConversionError):
 
 class StaleFilesError(ConversionError, FileExistsError):
     """Say that files of another conversion lie where readers would take them for this one's."""
-
-
-class UnsafeArchiveError(ConversionError):
-    """Say that an archive would write outside its folder, or more than it may."""

@@ -1,17 +1,12 @@
 """MNIST as TF-Slim's files, from the original IDX files."""
 
-import gzip
-import math
-import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from penstock.readers._errors import message
+from penstock.readers._archives import read_mnist
 from penstock.readers.convert.download import Source, fetch
-from penstock.readers.convert.errors import ConversionError
 from penstock.readers.convert.file_set import made_together, must_make
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
@@ -40,7 +35,6 @@ MNIST_LABELS = (
     *("five", "size", "seven", "eight", "nine"),
 )
 _PREFIXES = {"train": "train", "test": "t10k"}
-_MAX_VALUES = 1 << 28
 
 
 def convert_mnist(
@@ -63,7 +57,7 @@ def convert_mnist(
 
     Raises:
       DownloadError: a file cannot be downloaded, or has another checksum.
-      ConversionError: a file holds something else.
+      ArchiveError: a file is damaged, or holds something else.
     """
     folder = Path(dataset_dir)
     names = [*(f"mnist_{split}.tfrecord" for split in _PREFIXES), LABELS_FILENAME]
@@ -75,63 +69,17 @@ def convert_mnist(
     }
     with made_together(targets) as (*paths, labels_path):
         for path, prefix in zip(paths, _PREFIXES.values(), strict=True):
-            images = read_idx(originals[f"{prefix}-images-idx3-ubyte.gz"], num_axes=3)
-            labels = read_idx(originals[f"{prefix}-labels-idx1-ubyte.gz"], num_axes=1)
-            _check_pair(images, labels, f"'{dataset_dir}': {prefix}-*-ubyte.gz")
+            images, labels = read_mnist(
+                originals[f"{prefix}-images-idx3-ubyte.gz"],
+                originals[f"{prefix}-labels-idx1-ubyte.gz"],
+            )
             write_records(path, _examples(images, labels))
         write_labels(labels_path, MNIST_LABELS)
         warn_of_other_labels(folder, MNIST_LABELS)
     return targets
 
 
-def _check_pair(images: np.ndarray, labels: np.ndarray, thing: str) -> None:
-    if len(images) != len(labels) or (len(labels) and labels.max() > 9):
-        highest = f" up to {labels.max()}" if len(labels) else ""
-        raise ConversionError(
-            message(
-                thing,
-                f"{len(images)} images and {len(labels)} labels{highest}",
-                "a label 0 to 9 for each image",
-                "The files do not belong together",
-                "Remove them to download the originals",
-            )
-        )
-
-
 def _examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
     for image, label in zip(images, labels, strict=True):
         height, width = image.shape
         yield image_example(encode_png(image[..., None]), "png", height, width, int(label))
-
-
-def read_idx(path: str | Path, *, num_axes: int) -> np.ndarray:
-    """Read a gzipped IDX file of unsigned bytes, `[N, ...]`, never more than it declares.
-
-    Raises:
-      ConversionError: it is another file, or is damaged.
-    """
-    try:
-        with gzip.open(path) as file:
-            header = file.read(4 + 4 * num_axes)
-            is_idx = len(header) == 4 + 4 * num_axes and header[:4] == bytes((0, 0, 8, num_axes))
-            shape = struct.unpack(f">{num_axes}I", header[4:]) if is_idx else ()
-            size = math.prod(shape)
-            data = file.read(size + 1) if is_idx and size <= _MAX_VALUES else b""
-    except (OSError, EOFError, zlib.error) as error:
-        raise _idx_error(path, f"{type(error).__name__}: {error}", num_axes) from error
-    if not is_idx or len(data) != size:
-        got = f"shape {shape} and {len(data)} bytes" if is_idx else f"header {header.hex()}"
-        raise _idx_error(path, got, num_axes)
-    return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-def _idx_error(path: str | Path, got: str, num_axes: int) -> ConversionError:
-    return ConversionError(
-        message(
-            f"'{path}'",
-            got,
-            f"a whole gzipped IDX file of bytes with {num_axes} axes",
-            "MNIST's files are in this format",
-            "Remove it to download the original",
-        )
-    )

@@ -28,10 +28,12 @@ split, by a fixed permutation.
 """
 
 # Imported for what they register.
+from penstock.readers.datasets import _conll05 as _conll05
 from penstock.readers.datasets import _embedded as _embedded
 from penstock.readers.datasets import _images as _images
-from penstock.readers.datasets import _sequences as _sequences
+from penstock.readers.datasets import _movielens as _movielens
 from penstock.readers.datasets import _text as _text
+from penstock.readers.datasets import _translation as _translation
 from penstock.readers.datasets._dataset import dataset as dataset
 from penstock.readers.datasets._registry import DatasetRequest as DatasetRequest
 from penstock.readers.datasets._registry import RecordSet as RecordSet

@@ -1,15 +1,17 @@
-"""Finding a data set's files, and reading them out of archives as they were published."""
+"""Finding a data set's files."""
 
-import gzip
-import tarfile
-import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from penstock.readers._errors import message
+from penstock.readers._archives import Limits
 from penstock.readers.datasets._registry import DatasetRequest, missing
+
+MIB = 1 << 20
+
+
+def text_limits(file_mib: int, total_mib: int, num_entries: int = 10_000) -> Limits:
+    """Return the limits of an archive of text."""
+    return Limits(file_bytes=file_mib * MIB, total_bytes=total_mib * MIB, num_entries=num_entries)
 
 
 def find(request: DatasetRequest, names: Sequence[str]) -> Path | None:
@@ -26,14 +28,6 @@ def find_records(request: DatasetRequest) -> list[Path]:
     return sorted(request.folder.glob(f"{request.name}_{split}*.tfrecord"))
 
 
-def read_plain_or_gzip(path: Path) -> bytes:
-    """Return a file's bytes, decompressed when its name ends in `.gz`."""
-    if path.suffix == ".gz":
-        with gzip.open(path) as file:
-            return file.read()
-    return path.read_bytes()
-
-
 def find_members(request: DatasetRequest, archives: Sequence[str], how: str) -> Path:
     """Return the archive, or the folder it was unpacked to.
 
@@ -44,50 +38,3 @@ def find_members(request: DatasetRequest, archives: Sequence[str], how: str) -> 
     if found is None:
         raise missing(request, archives, how)
     return found
-
-
-@contextmanager
-def members(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the files of a tar or zip archive, or of a folder: name -> opener.
-
-    Nothing is unpacked, so no member can escape anywhere. Names are relative, with `/`.
-    """
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        yield {file.relative_to(path).as_posix(): _opener(file.open, "rb") for file in files}
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            yield {name: _opener(archive.open, name) for name in archive.namelist()}
-    else:
-        with tarfile.open(path) as archive:
-            yield {
-                member.name: _opener(archive.extractfile, member)
-                for member in archive.getmembers()
-                if member.isfile()
-            }
-
-
-def _opener(function: Any, argument: Any) -> Any:
-    return lambda: function(argument)
-
-
-def read_member(files: dict[str, Any], ending: str, path: Path) -> bytes:
-    """Return the bytes of the member whose name is `ending` or ends in `/` and it.
-
-    Raises:
-      ValueError: no such member.
-    """
-    for name, opener in files.items():
-        if name == ending or name.endswith(f"/{ending}"):
-            with opener() as file:
-                stream: BinaryIO = file
-                return stream.read()
-    raise ValueError(
-        message(
-            str(path),
-            f"no member {ending!r} among {len(files)}",
-            "the archive as it was published",
-            "The data set is read from it",
-            "Get it again",
-        )
-    )

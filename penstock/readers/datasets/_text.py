@@ -1,20 +1,27 @@
 """uci_housing and the text sets of Fluid's book, from their published archives."""
 
+import io
 import re
 import string
+import warnings
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from penstock.readers._errors import check_int, message
+from penstock.readers._archives import Piece, read_file, read_files, read_named
 from penstock.readers.datasets import _files
 from penstock.readers.datasets._embedded import Arrays, regression
 from penstock.readers.datasets._registry import DatasetRequest, register_dataset
-from penstock.readers.datasets._split import fixed_split
+from penstock.readers.datasets._words import Numbering, Sequences, frequent_words, max_length_of
 
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = string.punctuation.encode()
+_HOUSING_COLUMNS = 14
+# A whole file of numbers as large as this would still be read; the one published has 49,082 bytes.
+_HOUSING_BYTES = 1 << 20
+_IMDB_REVIEW = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/[^/.][^/]*\.txt")
+_SENTIMENT_REVIEW = re.compile(r"(?:.*/)?(neg|pos)/[^/.][^/]*\.txt")
+_PTB_LINES = 100_000  # 42,068 and 3,370 as published
 
 
 @register_dataset("uci_housing")
@@ -28,54 +35,83 @@ def load_uci_housing(request: DatasetRequest) -> Arrays:
         ["housing.data"],
         "Get https://archive.ics.uci.edu/ml/machine-learning-databases/housing/housing.data",
     )
-    table = np.loadtxt(path)
-    if table.ndim != 2 or table.shape[1] != 14:
-        raise ValueError(
-            message(
-                str(path),
-                f"a table of shape {list(table.shape)}",
-                "14 columns",
-                "13 features and the price",
-                "Get the file again",
-            )
-        )
+    table = _table(read_file(path, _HOUSING_BYTES))
     return regression(table[:, :-1], table[:, -1], request.split)
+
+
+def _table(piece: Piece) -> np.ndarray:
+    expected = f"5 or more lines of {_HOUSING_COLUMNS} numbers"
+    why = "13 features and the price stand in each"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that it is empty
+            table = np.loadtxt(io.BytesIO(piece.content), ndmin=2)
+    except (ValueError, OverflowError) as error:
+        got = f"what is no table ({error})"
+        raise piece.error(got, expected, why) from error
+    if table.shape[1] != _HOUSING_COLUMNS or len(table) < 5:
+        raise piece.error(f"a table of shape {list(table.shape)}", expected, why)
+    if not (np.abs(table) < 1e6).all():
+        row = int(np.flatnonzero(~(np.abs(table) < 1e6).all(axis=1))[0])
+        raise piece.error(f"{table[row].tolist()} in row {row}", expected, "All are below 1000")
+    return table
 
 
 @register_dataset("imdb")
 def load_imdb(request: DatasetRequest) -> Arrays:
     """Load IMDB reviews: words [256] int32, length, label 0 positive, 1 negative: Fluid's ids.
 
-    The dictionary holds words seen more than 150 times in train and test, the most frequent
-    first; its last id is `<unk>`. Texts are cut to `max_length` and padded with 0.
+    Words are bytes, as Fluid's are: without ASCII punctuation, ASCII letters lowered, divided at
+    ASCII white space. The dictionary holds those seen more than 150 times in train and test, the
+    most frequent first and then by their bytes; its last id is `<unk>`. Positive reviews come
+    first, in the archive's order, sorted where it is unpacked. Texts are cut to `max_length` and
+    padded with 0.
     """
     path = _files.find_members(
         request,
         ["aclImdb_v1.tar.gz", "aclImdb"],
         "Get https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
     )
-    counts: Counter[str] = Counter()
-    texts: list[tuple[list[str], int]] = []
-    with _files.members(path) as members:
-        for name in sorted(members):
-            found = re.search(r"(?:^|/)(train|test)/(pos|neg)/[^/]+\.txt$", name)
-            if found is None:
-                continue
-            with members[name]() as file:
-                words = file.read().decode("utf-8").rstrip("\n\r").translate(_NO_PUNCTUATION)
-            tokens = words.lower().split()
-            counts.update(tokens)
-            if found[1] == request.split:
-                texts.append((tokens, int(found[2] == "neg")))
-    ids = _dictionary(counts, 150)
-    max_length = check_int("dataset('imdb', max_length)", request.max_length or 256, 1, "Of words")
-    sequences = [[ids.get(word, len(ids)) for word in words] for words, _ in texts]
-    words, length = padded(sequences, max_length)
+    limits = _files.text_limits(1, 1024, num_entries=200_000)
+    max_length = max_length_of(request, 256)
+    counts: Counter[bytes] = Counter()
+    numbering = Numbering()
+    kept = {kind: Sequences(max_length) for kind in ("pos", "neg")}
+    for name, piece in read_files(path, _IMDB_REVIEW.fullmatch, limits):
+        words = imdb_words(piece.content)
+        counts.update(words)
+        split, kind = _kinds(name)
+        if split == request.split:
+            kept[kind].append(numbering.of(words[:max_length]))
+    if not any(kept.values()):
+        raise _no_review(Piece(path=path), f"{request.split}/pos/*.txt")
+    ids = frequent_words(counts, 150)
+    to_ids = numbering.to_ids(ids, unknown=len(ids))
+    columns = [sequences.renumbered(to_ids).padded() for sequences in kept.values()]
+    labels = [np.full(len(sequences), label) for label, sequences in enumerate(kept.values())]
     return {
-        "words": words,
-        "length": length,
-        "label": np.asarray([y for _, y in texts], np.int32),
+        "words": np.concatenate([words for words, _ in columns]),
+        "length": np.concatenate([length for _, length in columns]),
+        "label": np.concatenate(labels).astype(np.int32),
     }
+
+
+def imdb_words(review: bytes) -> list[bytes]:
+    r"""Return the words of a review as Fluid's `imdb` finds them.
+
+    >>> imdb_words("Don't<br />a Caf\u00c9!\n".encode())
+    [b'dontbr', b'a', b'caf\xc3\x89']
+    """
+    return review.translate(None, _PUNCTUATION).lower().split()
+
+
+def _kinds(name: str) -> tuple[str, str]:
+    """Return split and kind of a review's name."""
+    split, kind, _ = name.rsplit("/", 2)
+    return split.rpartition("/")[2], kind
+
+
+def _no_review(piece: Piece, pattern: str) -> Exception:
+    return piece.error(f"no file {pattern}", "the original's reviews", "It is another archive")
 
 
 @register_dataset("sentiment")
@@ -92,27 +128,31 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
         "Get https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/"
         "movie_reviews.zip",
     )
-    texts: dict[str, list[list[str]]] = {"neg": [], "pos": []}
-    with _files.members(path) as members:
-        for name in sorted(members):
-            found = re.search(r"(?:^|/)(neg|pos)/[^/]+\.txt$", name)
-            if found is not None:
-                with members[name]() as file:
-                    text = file.read().decode("utf-8").lower()
-                texts[found[1]].append(re.findall(r"\w+|[^\w\s]+", text))
-    counts = Counter(word for kind in texts.values() for words in kind for word in words)
+    pieces = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, _files.text_limits(1, 64)))
+    max_length = max_length_of(request, 256)
+    counts: Counter[str] = Counter()
+    numbering = Numbering()
+    reviews: dict[str, list[array[int]]] = {"neg": [], "pos": []}
+    for name in sorted(pieces):
+        words = re.findall(r"\w+|[^\w\s]+", pieces[name].text().lower())
+        counts.update(words)
+        reviews[_kinds(f"/{name}")[1]].append(numbering.of(words[:max_length]))
+    num_negative, num_positive = map(len, reviews.values())
+    if num_negative != num_positive or num_negative < 3:
+        got = f"{num_negative} negative and {num_positive} positive reviews"
+        why = "They come in turns, and the last fifth is the test split"
+        raise Piece(path=path).error(got, "3 or more of each, as many of both", why)
     ids = {word: number for number, (word, _) in enumerate(counts.most_common())}
-    reviews = [
-        ([ids[word] for word in words], label)
-        for pair in zip(texts["neg"], texts["pos"], strict=True)
-        for label, words in enumerate(pair)
-    ]
-    num_train = len(reviews) * 4 // 5
-    chosen = reviews[:num_train] if request.split == "train" else reviews[num_train:]
-    size = check_int("dataset('sentiment', max_length)", request.max_length or 256, 1, "Of words")
-    words, length = padded([sequence for sequence, _ in chosen], size)
-    label = np.asarray([label for _, label in chosen], np.int32)
-    return {"words": words, "length": length, "label": label}
+    pairs = zip(reviews["neg"], reviews["pos"], strict=True)
+    turns = [(review, label) for pair in pairs for label, review in enumerate(pair)]
+    num_train = len(turns) * 4 // 5
+    chosen = Sequences(max_length)
+    for review, _ in turns[:num_train] if request.split == "train" else turns[num_train:]:
+        chosen.append(review)
+    words, length = chosen.renumbered(numbering.to_ids(ids, unknown=0)).padded()
+    labels = [label for _, label in turns]
+    labels = labels[:num_train] if request.split == "train" else labels[num_train:]
+    return {"words": words, "length": length, "label": np.asarray(labels, np.int32)}
 
 
 @register_dataset("imikolov")
@@ -128,106 +168,26 @@ def load_imikolov(request: DatasetRequest) -> Arrays:
         ["simple-examples.tgz", "simple-examples"],
         "Get the Penn treebank archive of Mikolov's RNNLM toolkit, simple-examples.tgz",
     )
-    with _files.members(path) as members:
-        lines = {
-            split: _files.read_member(members, f"data/ptb.{part}.txt", path).decode().splitlines()
-            for split, part in (("train", "train"), ("test", "valid"))
-        }
-    counts = Counter(word for part in lines.values() for line in part for word in line.split())
-    num_lines = sum(map(len, lines.values()))
-    counts.update({"<s>": num_lines, "<e>": num_lines})
+    names = {"train": "data/ptb.train.txt", "test": "data/ptb.valid.txt"}
+    pieces = read_named(path, list(names.values()), _files.text_limits(16, 1024))
+    counts: Counter[str] = Counter()
+    for piece in pieces.values():
+        for number, line in enumerate(piece.lines()):
+            if number == _PTB_LINES:
+                raise piece.error(f"more than {number} lines", f"at most {number}", "It has 42,068")
+            counts.update(["<s>", *line.split(), "<e>"])
     del counts["<unk>"]
-    ids = _dictionary(counts, 50)
-    grams = []
-    for line in lines[request.split]:
-        words = ["<s>", *line.split(), "<e>"]
-        sentence = [ids.get(word, len(ids)) for word in words]
-        grams += [sentence[i : i + 5] for i in range(len(sentence) - 4)]
-    columns = np.asarray(grams, np.int32).reshape(-1, 5).T
-    names = ("firstw", "secondw", "thirdw", "forthw", "nextw")
-    return dict(zip(names, np.ascontiguousarray(columns), strict=True))
-
-
-@register_dataset("movielens")
-def load_movielens(request: DatasetRequest) -> Arrays:
-    """Load MovieLens 1M ratings: the inputs of Fluid's recommender, score [1] = 2 stars - 5.
-
-    user_id, gender_id (0 male), age_id, job_id and movie_id are int32 scalars; category_id [6]
-    and movie_title [16] are padded with 0, with category_length and title_length. Categories
-    and title words are numbered in sorted order. A tenth is the test split.
-    """
-    path = _files.find_members(
-        request,
-        ["ml-1m.zip", "ml-1m"],
-        "Get https://files.grouplens.org/datasets/movielens/ml-1m.zip",
-    )
-    with _files.members(path) as members:
-        tables = {
-            name: _rows(_files.read_member(members, f"{name}.dat", path))
-            for name in ("users", "movies", "ratings")
-        }
-    ages = {age: i for i, age in enumerate(sorted({int(row[2]) for row in tables["users"]}))}
-    users = {
-        int(user): (int(user), int(gender != "M"), ages[int(age)], int(job))
-        for user, gender, age, job, _ in tables["users"]
-    }
-    movies, categories, titles = _movies(tables["movies"])
-    ratings = np.asarray([row[:3] for row in tables["ratings"]], np.int64)
-    ratings = ratings[fixed_split(len(ratings), request.split, test_share=10)]
-    people = np.asarray([users[user] for user in ratings[:, 0].tolist()], np.int32)
-    rows = np.asarray([movies[movie] for movie in ratings[:, 1].tolist()])
-    return {
-        "user_id": people[:, 0],
-        "gender_id": people[:, 1],
-        "age_id": people[:, 2],
-        "job_id": people[:, 3],
-        "movie_id": ratings[:, 1].astype(np.int32),
-        "category_id": categories[0][rows],
-        "category_length": categories[1][rows],
-        "movie_title": titles[0][rows],
-        "title_length": titles[1][rows],
-        "score": (ratings[:, 2:3] * 2 - 5).astype(np.float32),
-    }
-
-
-def _rows(content: bytes) -> list[list[str]]:
-    return [line.split("::") for line in content.decode("latin-1").split("\n") if line]
-
-
-def _movies(table: list[list[str]]) -> tuple[dict[int, int], Any, Any]:
-    """Return movie id -> row, and for each row padded categories and title words with lengths."""
-    kinds = [row[2].split("|") for row in table]
-    words = [re.sub(r"\(\d{4}\)$", "", row[1]).lower().split() for row in table]
-    return (
-        {int(row[0]): number for number, row in enumerate(table)},
-        padded(_numbered(kinds), 6),
-        padded(_numbered(words), 16),
-    )
-
-
-def _numbered(lists: list[list[str]]) -> list[list[int]]:
-    ids = {word: i for i, word in enumerate(sorted({word for one in lists for word in one}))}
-    return [[ids[word] for word in one] for one in lists]
-
-
-def _dictionary(counts: Counter[str], cutoff: int) -> dict[str, int]:
-    """Return word -> id for words seen more than `cutoff` times, the most frequent first."""
-    kept = [word for word, count in counts.items() if count > cutoff]
-    kept.sort(key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(kept)}
-
-
-def padded(
-    sequences: Iterable[Sequence[int]], max_length: int, value: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences cut or padded to `[N, max_length]` int32, and lengths `[N]`.
-
-    >>> ids, length = padded([[1, 2, 3], [4]], 2)
-    >>> ids.tolist(), length.tolist()
-    ([[1, 2], [4, 0]], [2, 1])
-    """
-    cut = [list(sequence[:max_length]) for sequence in sequences]
-    out = np.full((len(cut), max_length), value, np.int32)
-    for row, sequence in enumerate(cut):
-        out[row, : len(sequence)] = sequence
-    return out, np.asarray([len(sequence) for sequence in cut], np.int32)
+    ids = frequent_words(counts, 50)
+    words, owner = array("i"), array("i")
+    piece = pieces[names[request.split]]
+    for number, line in enumerate(piece.lines()):
+        sentence = [ids.get(word, len(ids)) for word in ("<s>", *line.split(), "<e>")]
+        words.extend(sentence)
+        owner.extend([number] * len(sentence))
+    flat, line_of = np.asarray(words, np.int32), np.asarray(owner)
+    num_grams = max(len(flat) - 4, 0)
+    is_gram = line_of[:num_grams] == line_of[len(line_of) - num_grams :]
+    if not is_gram.any():
+        raise piece.error("no sentence of three words", "the original's", "A sample is five words")
+    columns = [flat[i : i + num_grams][is_gram] for i in range(5)]
+    return dict(zip(("firstw", "secondw", "thirdw", "forthw", "nextw"), columns, strict=True))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.readers import convert
-from penstock.readers.convert.mnist import read_idx
+from penstock.readers._archives.image_files import read_idx
 from penstock.readers.convert.slim import image_example
 from penstock.readers.records import (
     FixedLenFeature,
@@ -278,10 +278,10 @@ def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
     write_tar(flowers / "flower_photos.tgz", photos | broken)
     before = sorted(tmp_path.rglob("*"))
     archive = convert.CIFAR10.moved("http://127.0.0.1:9", is_checked=False)
-    with pytest.raises(convert.ConversionError, match=r"test_batch.bin got label 255"):
+    with pytest.raises(convert.ArchiveError, match=r"test_batch.bin got label 255"):
         convert.convert_cifar10(cifar10, source=archive)
     sources = {name: s.moved(None, is_checked=False) for name, s in convert.MNIST.items()}
-    with pytest.raises(convert.ConversionError, match="got 3 images and 3 labels up to 10"):
+    with pytest.raises(convert.ArchiveError, match=r"t10k-labels-idx1-ubyte.gz' got label 10 at 0"):
         convert.convert_mnist(mnist, sources=sources)
     photos_source = convert.FLOWERS.moved(None, is_checked=False)
     with pytest.raises(convert.ConversionError, match=r"tulips/0.jpg' got bytes"):
@@ -292,7 +292,7 @@ def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
 def test_other_archive_of_flowers_is_an_error(tmp_path: Path):
     write_tar(tmp_path / "flower_photos.tgz", {"roses/0.jpg": jpeg(0)})
     source = convert.FLOWERS.moved(None, is_checked=False)
-    with pytest.raises(convert.ConversionError, match="got no folder 'flower_photos', expected"):
+    with pytest.raises(convert.ArchiveError, match="got no folder 'flower_photos', expected"):
         convert.convert_flowers(tmp_path, source=source)
     assert [path.name for path in tmp_path.iterdir()] == ["flower_photos.tgz"]
 
@@ -301,13 +301,14 @@ def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path:
     source = convert.Source(url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
     archive = tmp_path / source.filename
     for members, expected in [
-        ({"a": b""}, "no file 'data_batch_1.bin'"),
-        ({"x/data_batch_1.bin": bytes(3072)}, "got 3072 bytes, expected a multiple of 3073"),
-        ({"x/data_batch_1.bin": b"\x0a" + bytes(3072)}, "got label 10, expected 0 to 9"),
+        ({"a": b""}, "got no file 'data_batch_1.bin'"),
+        ({"x/data_batch_1.bin": bytes(3072)}, "got 3072 bytes, expected 30730000 as published"),
+        ({"x/data_batch_1.bin": b"\x0a" + bytes(3072)}, "got label 10 of image 0, expected 0 to 9"),
         ({"x/data_batch_1.bin": bytes(3073 * 10_001)}, "expected at most 30730000"),
     ]:
-        write_tar(archive, members)
-        with pytest.raises(convert.ConversionError, match=expected):
+        others = {f"x/data_batch_{number}.bin": bytes(3073) for number in range(2, 6)}
+        write_tar(archive, others | members)
+        with pytest.raises(convert.ArchiveError, match=expected):
             convert.convert_cifar10(tmp_path, source=source)
         assert [path.name for path in tmp_path.iterdir()] == [source.filename]
 
@@ -326,5 +327,5 @@ def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path:
 )
 def test_file_that_is_no_idx_of_images_is_an_error(data: bytes, tmp_path: Path):
     (tmp_path / "a.gz").write_bytes(data)
-    with pytest.raises(convert.ConversionError, match="expected a whole gzipped IDX file of bytes"):
-        read_idx(tmp_path / "a.gz", num_axes=3)
+    with pytest.raises(convert.ArchiveError, match=r"a.gz' got .*expected "):
+        read_idx(tmp_path / "a.gz", (3, 3))

@@ -1,0 +1,252 @@
+"""What is read of a file or an archive: its bounds, its bytes, and the errors that name it."""
+
+import gzip
+import io
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from penstock.readers._errors import ArchiveError, message
+
+# What the standard library raises while it reads damaged archives.
+_FOREIGN = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
+    *(ValueError, LookupError, OverflowError, RuntimeError),
+)
+_STEP = 1 << 20
+_SMALL = 8 << 20
+_MAX_RATIO = 32  # text packs to a sixth at best, photographs not at all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an archive may hold at most; twice what was published leaves room for others' copies.
+
+    Args:
+      file_bytes: of one file that is read.
+      total_bytes: of all there is in it, unpacked.
+      num_entries: of files, folders and all else.
+    """
+
+    file_bytes: int
+    total_bytes: int
+    num_entries: int = 10_000
+
+    def unpacked_bytes(self, packed_bytes: int) -> int:
+        """Return what an archive of so many bytes may unpack to: 32 times as much, or 8 MiB.
+
+        >>> limits = Limits(file_bytes=1 << 20, total_bytes=1 << 30)
+        >>> [limits.unpacked_bytes(size) for size in (10, 1 << 20, 1 << 30)]
+        [8388608, 33554432, 1073741824]
+        """
+        return min(self.total_bytes, max(_SMALL, _MAX_RATIO * packed_bytes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The bytes of a file or a member, with what an error about them says.
+
+    Args:
+      path: the file, or the archive.
+      name: the member of the archive, `""` for a file.
+      content: its bytes.
+    """
+
+    path: Path
+    name: str = ""
+    content: bytes = b""
+
+    def error(self, got: str, expected: str, why: str, remedy: str = "") -> ArchiveError:
+        """Return an error about it."""
+        return archive_error(self.path, got, expected, why, name=self.name, remedy=remedy)
+
+    def is_named(self, name: str) -> bool:
+        """Say whether that is the last part of its name."""
+        return (self.name or self.path.name).rpartition("/")[2] == name
+
+    def lines(self, encoding: str = "utf-8") -> Iterator[str]:
+        r"""Yield the lines without their `\n`, one decoded at a time.
+
+        Raises:
+          ArchiveError: a line is no text.
+        """
+        for number, line in enumerate(io.BytesIO(self.content), 1):
+            try:
+                yield line.decode(encoding).removesuffix("\n")
+            except UnicodeDecodeError as error:
+                raise self.error(
+                    f"the byte {line[error.start]:#04x} in line {number}",
+                    f"text in {encoding}",
+                    "It cannot be decoded",
+                ) from error
+
+    def text(self) -> str:
+        """Return the text.
+
+        Raises:
+          ArchiveError: it is none.
+        """
+        return "\n".join(self.lines())
+
+
+def archive_error(
+    path: Path, got: str, expected: str, why: str, *, name: str = "", remedy: str = ""
+) -> ArchiveError:
+    """Return an error about a file, or a member of an archive."""
+    # A member may have any name: one that a terminal cannot show must not hide the error.
+    shown = name if name.isprintable() and len(name) <= 200 else repr(name[:200])
+    thing = f"'{path}': {shown}" if name else f"'{path}'"
+    what = f"Delete '{path}' and get it again"
+    error = ArchiveError(message(thing, got, expected, why, remedy or what))
+    error.path, error.member = str(path), name or None
+    return error
+
+
+@contextmanager
+def blame(path: Path, expected: str, name: str = "") -> Iterator[None]:
+    """Turn what the standard library raises for damage into an `ArchiveError`."""
+    try:
+        yield
+    except (ArchiveError, FileNotFoundError, PermissionError):
+        raise
+    except _FOREIGN as error:
+        got = f"{type(error).__name__}: {error}"
+        raise archive_error(path, got, expected, "It is damaged or cut off", name=name) from error
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a regular file.
+
+    Raises:
+      FileNotFoundError: there is nothing.
+      ArchiveError: it is something else; to open a pipe would wait for ever.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        got = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
+        why = "The data set is read from it"
+        raise archive_error(path, got, "a regular file", why, remedy="Put the file there")
+    return status.st_size
+
+
+class BoundedStream:
+    """A stream that is read once, in pieces, and never beyond a number of bytes."""
+
+    def __init__(self, file: Any, path: Path, max_bytes: int, expected: str) -> None:
+        """Take an open file, and what it should hold."""
+        self._file, self._path, self._max_bytes, self._left = file, path, max_bytes, max_bytes
+        self._expected = expected
+
+    def read_up_to(self, size: int) -> bytes:
+        """Return the next bytes, fewer at the end.
+
+        Raises:
+          ArchiveError: they are damaged, or more than there may be.
+        """
+        with blame(self._path, self._expected):
+            pieces = []
+            while size and (piece := self._file.read(min(size, _STEP))):
+                size -= len(piece)
+                self._left -= len(piece)
+                if self._left < 0:
+                    raise archive_error(
+                        self._path,
+                        f"more than {self._max_bytes} bytes unpacked",
+                        f"at most {self._max_bytes}",
+                        "The original is not that large, and would fill the memory",
+                    )
+                pieces.append(piece)
+            return b"".join(pieces)
+
+    def read(self, size: int) -> bytes:
+        """Return exactly so many bytes.
+
+        Raises:
+          ArchiveError: there are fewer, or `read_up_to` raises it.
+        """
+        content = self.read_up_to(size)
+        if len(content) < size:
+            got = f"{len(content)} of {size} bytes at its end"
+            raise archive_error(self._path, got, self._expected, "It is cut off")
+        return content
+
+    def fill(self, out: Any) -> int:
+        """Write the next bytes into an array `[n]` uint8, and return how many there were."""
+        done = 0
+        while piece := self.read_up_to(min(len(out) - done, _STEP)):
+            out[done : done + len(piece)] = memoryview(piece)
+            done += len(piece)
+        return done
+
+    def skip(self, size: int) -> None:
+        """Leave out so many bytes."""
+        while size:
+            size -= len(self.read(min(size, _STEP)))
+
+    def skip_to_end(self) -> None:
+        """Leave out the rest; the checksum of a gzip file stands at its end."""
+        while self.read_up_to(_STEP):
+            pass
+
+
+@contextmanager
+def open_stream(
+    path: Path, max_bytes: int | None, expected: str, *, limits: Limits | None = None
+) -> Iterator[BoundedStream]:
+    """Open a regular file, decompressed where it begins as gzip does, to be read once.
+
+    Args:
+      path: the file.
+      max_bytes: what is read of it at most, decompressed; `limits` say it by the size without.
+      expected: what an error says it should be.
+      limits: see `max_bytes`.
+    """
+    size = file_size(path)
+    if max_bytes is None:
+        max_bytes = size if limits is None else limits.unpacked_bytes(size)
+    with open(path, "rb") as raw, _decompressed(raw) as file:
+        yield BoundedStream(file, path, max_bytes, expected)
+
+
+def _decompressed(raw: BinaryIO) -> Any:
+    is_gzip = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if is_gzip else raw
+
+
+def read_file(path: Path, max_bytes: int) -> Piece:
+    """Return a plain file, which may have so many bytes.
+
+    Raises:
+      FileNotFoundError: there is nothing.
+      ArchiveError: it is larger, or no regular file.
+    """
+    size = file_size(path)
+    if size > max_bytes:
+        raise archive_error(
+            path, f"{size} bytes", f"at most {max_bytes}", "The original is not that large"
+        )
+    with blame(path, "a file that can be read"), open(path, "rb") as file:
+        return Piece(path=path, content=file.read(max_bytes))
+
+
+def gunzip(piece: Piece, max_bytes: int) -> Piece:
+    """Return a gzip file inside an archive, decompressed.
+
+    Raises:
+      ArchiveError: it is damaged, or holds more than `max_bytes`.
+    """
+    with blame(piece.path, "a whole gzip file", piece.name):
+        content = gzip.GzipFile(fileobj=io.BytesIO(piece.content)).read(max_bytes + 1)
+    if len(content) > max_bytes:
+        got = f"more than {max_bytes} bytes unpacked"
+        raise piece.error(got, f"at most {max_bytes}", "The original is not that large")
+    return Piece(path=piece.path, name=piece.name, content=content)

@@ -1,0 +1,119 @@
+"""wmt14 and wmt16, Fluid's translation sets, from their published archives."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from penstock.readers._archives import Piece, read_named
+from penstock.readers.datasets import _files
+from penstock.readers.datasets._embedded import Arrays
+from penstock.readers.datasets._registry import DatasetRequest, register_dataset
+from penstock.readers.datasets._words import Sequences, max_length_of, numbered_lines
+
+_HOST = "http://paddlemodels.bj.bcebos.com"
+_DICTIONARY_SIZE = 30_000  # of the book's machine translation chapter
+_END, _UNKNOWN = 1, 2  # wmt14's dictionaries begin with <s>, <e>, <unk>
+_LONGEST = 80
+_MAX_PAIRS = 250_000  # 193,319 of wmt14, 29,000 of wmt16; each takes a kilobyte when it is padded
+_WMT16_WORDS = (11_250, 19_220)  # all there are, with <s>, <e> and <unk>
+
+
+@register_dataset("wmt14")
+def load_wmt14(request: DatasetRequest) -> Arrays:
+    """Load Fluid's part of WMT14 French to English: word ids, padded with `<e>`.
+
+    src_word_id [82] is `<s> ... <e>`; target_language_word [82] is `<s> ...` and
+    target_language_next_word [82] the same a word later, `... <e>`; all int32, with src_length
+    and trg_length. The first 30,000 words of each dictionary have ids, others are `<unk>`, 2.
+    Pairs longer than 80 are left out.
+    """
+    path = _files.find_members(request, ["wmt14.tgz", "wmt14"], f"Get {_HOST}/wmt/wmt14.tgz")
+    text = f"{request.split}/{request.split}"
+    pieces = read_named(path, ["src.dict", "trg.dict", text], _files.text_limits(256, 1024))
+    source_ids = numbered_lines(pieces["src.dict"], _DICTIONARY_SIZE)
+    target_ids = numbered_lines(pieces["trg.dict"], _DICTIONARY_SIZE)
+    translation = _Translation(max_length_of(request, 82))
+    for source_words, target_words in _pairs(pieces[text]):
+        source = [0, *(source_ids.get(word, _UNKNOWN) for word in source_words.split()), _END]
+        target = [target_ids.get(word, _UNKNOWN) for word in target_words.split()]
+        if len(source) <= _LONGEST and len(target) <= _LONGEST:
+            translation.append(source, target)
+    return translation.arrays(pieces[text])
+
+
+@register_dataset("wmt16", splits=["train", "test", "validation"])
+def load_wmt16(request: DatasetRequest) -> Arrays:
+    """Load Fluid's WMT16 English to German of the multimodal task: word ids, padded with `<e>`.
+
+    src_word_id [64] is `<s> ... <e>`; target_language_word [64] is `<s> ...` and
+    target_language_next_word [64] the same a word later, `... <e>`; all int32, with src_length
+    and trg_length. The dictionaries are the training split's words, the most frequent first and
+    then in the order of their first use, behind `<s>`, `<e>` and `<unk>`: 11,250 of English,
+    19,220 of German. Longer sentences are cut.
+    """
+    path = _files.find_members(request, ["wmt16.tar.gz", "wmt16"], f"Get {_HOST}/wmt/wmt16.tar.gz")
+    part = "wmt16/val" if request.split == "validation" else f"wmt16/{request.split}"
+    names = sorted({"wmt16/train", part})
+    pieces = read_named(path, names, _files.text_limits(32, 64))
+    english, german = (
+        _most_frequent((pair[side] for pair in _pairs(pieces["wmt16/train"])), _WMT16_WORDS[side])
+        for side in range(2)
+    )
+    translation = _Translation(max_length_of(request, 64))
+    for source, target in _pairs(pieces[part]):
+        translation.append(
+            [0, *(english.get(word, _UNKNOWN) for word in source.split()), _END],
+            [german.get(word, _UNKNOWN) for word in target.split()],
+        )
+    return translation.arrays(pieces[part])
+
+
+def _pairs(piece: Piece) -> Iterator[tuple[str, str]]:
+    """Yield the sentences of each line that holds two, divided by a tab."""
+    number = 0
+    for line in piece.lines():
+        source, tab, target = line.strip().partition("\t")
+        if not tab or "\t" in target:
+            continue
+        number += 1
+        if number > _MAX_PAIRS:
+            got, expected = f"more than {_MAX_PAIRS} pairs", f"at most {_MAX_PAIRS}"
+            raise piece.error(got, expected, "The original does not hold that many")
+        yield source, target
+
+
+def _most_frequent(sentences: Iterable[str], size: int) -> dict[str, int]:
+    """Return word -> id for `size` words, `<s>`, `<e>` and `<unk>` among them."""
+    counts: Counter[str] = Counter()
+    for sentence in sentences:
+        counts.update(sentence.split())
+    words = ["<s>", "<e>", "<unk>", *(word for word, _ in counts.most_common(size - 3))]
+    return {word: number for number, word in enumerate(words)}
+
+
+class _Translation:
+    """The inputs of a translator, gathered pair by pair."""
+
+    def __init__(self, size: int) -> None:
+        self._source, self._target, self._next = (Sequences(size) for _ in range(3))
+
+    def append(self, source: list[int], target: list[int]) -> None:
+        """Add a pair; the source has its `<s>` and `<e>` already."""
+        self._source.append(source)
+        self._target.append([0, *target])
+        self._next.append([*target, _END])
+
+    def arrays(self, piece: Piece) -> Arrays:
+        """Return them, read from `piece`."""
+        if not len(self._source):
+            got, expected = "no pair of sentences", "one or more, a tab within"
+            raise piece.error(got, expected, "Each line holds a sentence and its translation")
+        src, src_length = self._source.padded(_END)
+        trg, trg_length = self._target.padded(_END)
+        following, _ = self._next.padded(_END)
+        return {
+            "src_word_id": src,
+            "src_length": src_length,
+            "target_language_word": trg,
+            "target_language_next_word": following,
+            "trg_length": trg_length,
+        }

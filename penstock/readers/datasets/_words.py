@@ -1,0 +1,113 @@
+"""Words and their ids: counted, numbered, and gathered to padded arrays."""
+
+from array import array
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.readers._archives import Piece
+from penstock.readers._errors import check_int
+from penstock.readers.datasets._registry import DatasetRequest
+
+Word = TypeVar("Word", str, bytes)
+
+
+def frequent_words(counts: Counter[Word], cutoff: int) -> dict[Word, int]:
+    """Return word -> id for words seen more than `cutoff` times, the most frequent first.
+
+    Words as frequent as each other stand in their own order.
+
+    >>> frequent_words(Counter({"b": 3, "a": 3, "c": 4, "d": 2}), 2)
+    {'c': 0, 'a': 1, 'b': 2}
+    """
+    kept = [word for word, count in counts.items() if count > cutoff]
+    kept.sort(key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(kept)}
+
+
+class Numbering:
+    """Numbers for words in the order of their first use, to keep text before its ids are known.
+
+    >>> numbers = Numbering()
+    >>> kept = [numbers.of(["b", "a"]), numbers.of(["a"])]
+    >>> numbers.to_ids({"a": 0, "b": 1}, unknown=2).tolist()
+    [1, 0]
+    """
+
+    def __init__(self) -> None:
+        """Begin without words."""
+        self._numbers: dict[Hashable, int] = {}
+
+    def of(self, words: Iterable[Hashable]) -> "array[int]":
+        """Return the number of each word: four bytes, where a word takes fifty."""
+        numbers = self._numbers
+        return array("i", [numbers.setdefault(word, len(numbers)) for word in words])
+
+    def to_ids(self, ids: dict[Word, int], unknown: int) -> np.ndarray:
+        """Return the id of each number, `[number of words]` int32."""
+        found = [ids.get(word, unknown) for word in self._numbers]  # type: ignore[arg-type]
+        return np.asarray(found, np.int32)
+
+
+class Sequences:
+    """Sequences of ids, cut to a length, as padded arrays.
+
+    >>> sequences = Sequences(2)
+    >>> for ids in ([1, 2, 3], [4]):
+    ...     sequences.append(ids)
+    >>> ids, length = sequences.padded()
+    >>> ids.tolist(), length.tolist()
+    ([[1, 2], [4, 0]], [2, 1])
+    """
+
+    def __init__(self, max_length: int) -> None:
+        """Begin without sequences."""
+        self._max_length = max_length
+        # Flat: a list of a million lists takes more than what is in it.
+        self._ids, self._lengths = array("i"), array("i")
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self._lengths)
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Add one."""
+        cut = ids[: self._max_length]
+        self._ids.extend(cut)
+        self._lengths.append(len(cut))
+
+    def renumbered(self, ids: np.ndarray) -> "Sequences":
+        """Return the same with `ids[number]` for each number."""
+        other = Sequences(self._max_length)
+        other._ids = array("i", ids[np.asarray(self._ids)].astype(np.intc).tobytes())
+        other._lengths = self._lengths
+        return other
+
+    def padded(self, value: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return them `[N, max_length]` int32 with `value` behind them, and lengths `[N]`."""
+        lengths = np.asarray(self._lengths, np.int32)
+        out = np.full((len(lengths), self._max_length), value, np.int32)
+        out[np.arange(self._max_length) < lengths[:, np.newaxis]] = self._ids
+        return out, lengths
+
+
+def max_length_of(request: DatasetRequest, default: int) -> int:
+    """Return what text is cut to."""
+    thing = f"dataset({request.name!r}, max_length)"
+    return check_int(thing, request.max_length or default, 1, "Of words")
+
+
+def numbered_lines(piece: Piece, limit: int | None = None) -> dict[str, int]:
+    """Return word -> number of line of a dictionary, of the first `limit` lines.
+
+    Raises:
+      ArchiveError: it holds no word, or no text.
+    """
+    lines = islice(piece.lines(), limit)
+    ids = {word: number for number, line in enumerate(lines) if (word := line.strip())}
+    if not ids:
+        raise piece.error("no word", "a word in each line", "It is the set's dictionary")
+    return ids
