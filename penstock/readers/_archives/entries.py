@@ -79,7 +79,9 @@ def iterate_entries(path: Path, limits: Limits) -> Iterator[Entry]:
 def _folder_entries(path: Path) -> Iterator[Entry]:
     for file in sorted(path.rglob("*")):
         if file.is_file():
-            name, size = file.relative_to(path).as_posix(), file.stat().st_size
+            # As in the archive, whose members lie in that folder.
+            name = f"{path.name}/{file.relative_to(path).as_posix()}"
+            size = file.stat().st_size
 
             def read(file: Path = file, size: int = size) -> bytes:
                 return read_file(file, size).content
