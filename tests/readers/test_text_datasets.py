@@ -1,0 +1,168 @@
+"""The text sets of Fluid's book, from archives as they were published, with Fluid's ids."""
+
+import gzip
+import tarfile
+import zipfile
+
+import pytest
+
+from penstock import readers
+from penstock.readers import DatasetNotFoundError
+from tests.readers.published import add, whole
+
+
+@pytest.fixture(autouse=True)
+def no_files_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path / "data"))
+
+
+def test_imdb_has_fluids_dictionary_and_labels(tmp_path):
+    with tarfile.open(tmp_path / "aclImdb_v1.tar.gz", "w:gz") as archive:
+        add(archive, "aclImdb/train/pos/0_9.txt", b"Good, " * 200)
+        add(archive, "aclImdb/train/neg/0_1.txt", b"bad film! " * 160)
+        add(archive, "aclImdb/test/neg/0_1.txt", b"bad rare")
+    train = whole("imdb", dataset_dir=tmp_path, max_length=4)
+    rows = {
+        label: (words.tolist(), length)
+        for words, length, label in zip(
+            train["words"], train["length"], train["label"].tolist(), strict=True
+        )
+    }
+    assert rows == {0: ([0, 0, 0, 0], 4), 1: ([1, 2, 1, 2], 4)}
+    test = whole("imdb", "test", dataset_dir=tmp_path)
+    assert test["words"].shape == (1, 256)
+    assert test["words"][0, :3].tolist() == [1, 3, 0]  # 3 is <unk>, then padding
+    assert test["length"].tolist() == [2]
+
+
+def test_imdb_words_are_bytes_as_fluids_are(tmp_path):
+    # Worked out by hand from Fluid's `tokenize` and `build_dict`: ASCII alone is punctuation, case
+    # and white space. As text, É would be é, and the no-break space would divide x and y.
+    review = "Don't, <br />CAFÉ x\u00a0y \u2019\n".encode()
+    with tarfile.open(tmp_path / "aclImdb_v1.tar.gz", "w:gz") as archive:
+        add(archive, "aclImdb/train/neg/1_1.txt", b"\xff b \x85\x1c")  # no UTF-8
+        add(archive, "aclImdb/train/pos/2_9.txt", review * 151)
+        add(archive, "aclImdb/train/pos/1_9.txt", b"b b" + b" b a" * 150)
+        add(archive, "aclImdb/train/unsup/1_0.txt", b"a " * 500)
+        add(archive, "aclImdb/test/pos/1_9.txt", b"\xff\t" * 150)
+        add(archive, "aclImdb/urls_pos.txt", b"a " * 500)
+    batch = whole("imdb", dataset_dir=tmp_path, max_length=6)
+    # b 153; then 151 times each, by their bytes: br caf\xc3\x89 dont x\xc2\xa0y \xe2\x80\x99 \xff;
+    # a is seen 150 times: not more, so <unk>, as is \x85\x1c.
+    b, br, cafe, dont, x_y, quote, byte, unknown = range(8)
+    assert batch["words"].tolist() == [
+        [dont, br, cafe, x_y, quote, dont],
+        [b, b, b, unknown, b, unknown],
+        [byte, b, unknown, 0, 0, 0],
+    ]
+    assert batch["label"].tolist() == [0, 0, 1]  # positive first, in the archive's order
+    assert batch["length"].tolist() == [6, 6, 3]
+
+
+def test_imikolov_gives_five_grams_of_fluids_ids(tmp_path):
+    with tarfile.open(tmp_path / "simple-examples.tgz", "w:gz") as archive:
+        add(archive, "./simple-examples/data/ptb.train.txt", b" the cat sat down \n" * 60)
+        add(archive, "./simple-examples/data/ptb.valid.txt", b" the cat <unk> odd \n")
+    train = whole("imikolov", dataset_dir=tmp_path)
+    assert list(train) == ["firstw", "secondw", "thirdw", "forthw", "nextw"]
+    assert len(train["nextw"]) == 120  # <s> the cat sat down <e> holds two 5-grams
+    # Most frequent first, then by name: <e> <s> cat the (61 times), down sat (60); 6 is <unk>.
+    assert [int(column[0]) for column in train.values()] == [1, 3, 2, 5, 4]
+    test = whole("imikolov", "test", dataset_dir=tmp_path)
+    assert [column.tolist() for column in test.values()] == [[1, 3], [3, 2], [2, 6], [6, 6], [6, 0]]
+
+
+def test_movielens_gives_the_recommenders_inputs(tmp_path):
+    with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
+        archive.writestr("ml-1m/users.dat", "1::F::1::10::48067\n2::M::56::16::70072\n")
+        archive.writestr("ml-1m/movies.dat", "7::Toy Story (1995)::Animation|Comedy\n")
+        ratings = "".join(f"{1 + i % 2}::7::{1 + i % 5}::978300760\n" for i in range(20))
+        archive.writestr("ml-1m/ratings.dat", ratings)
+    train = whole("movielens", dataset_dir=tmp_path)
+    assert train["score"].shape == (18, 1)
+    assert set(train["score"].reshape(-1).tolist()) <= {-3.0, -1.0, 1.0, 3.0, 5.0}
+    row = train["user_id"].tolist().index(1)
+    assert (train["gender_id"][row], train["age_id"][row], train["job_id"][row]) == (1, 0, 10)
+    assert train["category_id"][row].tolist() == [0, 1, 0, 0, 0, 0]
+    assert train["category_length"][row] == 2
+    assert train["movie_title"][row, :2].tolist() == [1, 0]  # "story" < "toy"
+    assert train["title_length"][row] == 2
+
+
+def test_wmt14_gives_source_target_and_the_target_a_word_later(tmp_path):
+    with tarfile.open(tmp_path / "wmt14.tgz", "w:gz") as archive:
+        add(archive, "wmt14/src.dict", b"<s>\n<e>\n<unk>\nle\nchat\n")
+        add(archive, "wmt14/trg.dict", b"<s>\n<e>\n<unk>\nthe\ncat\n")
+        long = b"le " * 80 + b"\tthe\n"
+        text = b"le chat noir\tthe cat\nno pair\n" + long
+        add(archive, "wmt14/train/train", text)
+    batch = whole("wmt14", dataset_dir=tmp_path, max_length=6)
+    assert batch["src_word_id"].tolist() == [[0, 3, 4, 2, 1, 1]]
+    assert batch["target_language_word"].tolist() == [[0, 3, 4, 1, 1, 1]]
+    assert batch["target_language_next_word"].tolist() == [[3, 4, 1, 1, 1, 1]]
+    assert (batch["src_length"].tolist(), batch["trg_length"].tolist()) == ([5], [3])
+
+
+def test_wmt16_builds_its_dictionaries_from_the_training_split(tmp_path):
+    with tarfile.open(tmp_path / "wmt16.tar.gz", "w:gz") as archive:
+        train = "a dog runs\tein hund rennt\na dog\tein hund\nno pair\n"
+        add(archive, "wmt16/train", train.encode())
+        add(archive, "wmt16/val", "dog zebra\thund größe\n".encode())
+        add(archive, "wmt16/test", b"runs\trennt\n")
+    batch = whole("wmt16", dataset_dir=tmp_path, max_length=5)
+    assert batch["src_word_id"].tolist() == [[0, 3, 4, 5, 1], [0, 3, 4, 1, 1]]
+    assert batch["target_language_word"].tolist() == [[0, 3, 4, 5, 1], [0, 3, 4, 1, 1]]
+    assert batch["target_language_next_word"].tolist() == [[3, 4, 5, 1, 1], [3, 4, 1, 1, 1]]
+    assert (batch["src_length"].tolist(), batch["trg_length"].tolist()) == ([5, 4], [4, 3])
+    unseen = whole("wmt16", "validation", dataset_dir=tmp_path)
+    assert unseen["src_word_id"].shape == (1, 64)
+    assert unseen["src_word_id"][0, :4].tolist() == [0, 4, 2, 1]
+    assert unseen["target_language_next_word"][0, :3].tolist() == [4, 2, 1]
+    assert whole("wmt16", "test", dataset_dir=tmp_path)["src_word_id"][0, :3].tolist() == [0, 5, 1]
+
+
+def test_sentiment_alternates_and_numbers_every_word_by_frequency(tmp_path):
+    with zipfile.ZipFile(tmp_path / "movie_reviews.zip", "w") as archive:
+        for number in range(5):
+            archive.writestr(f"movie_reviews/neg/cv{number:03}_1.txt", "bad , don't watch .\n")
+            archive.writestr(f"movie_reviews/pos/cv{number:03}_2.txt", "good , watch it !\n")
+        archive.writestr("movie_reviews/README", "none of the reviews")
+    train = whole("sentiment", dataset_dir=tmp_path, max_length=4)
+    assert train["label"].tolist() == [0, 1] * 4
+    # "," and "watch" are in both kinds; then in the order of first use: bad don ' t . good it !
+    assert train["words"][0].tolist() == [2, 0, 3, 4]
+    assert train["words"][1].tolist() == [7, 0, 1, 8]
+    test = whole("sentiment", "test", dataset_dir=tmp_path)
+    assert test["label"].tolist() == [0, 1]
+    assert test["length"].tolist() == [7, 5]
+    assert test["words"].shape == (2, 256)
+
+
+def test_conll05_gives_fluids_nine_inputs_for_each_verb(tmp_path):
+    words = "The\ncat\nsat\n\nGo\n\n"
+    props = "-    (A0*\n-    *)\nsit  (V*)\n\ngo  (V*)\n\n"
+    with tarfile.open(tmp_path / "conll05st-tests.tar.gz", "w:gz") as archive:
+        for name, text in (("words", words), ("props", props)):
+            content = gzip.compress(text.encode())
+            add(archive, f"conll05st-release/test.wsj/{name}/test.wsj.{name}.gz", content)
+    with pytest.raises(DatasetNotFoundError, match=r"expected one of 'wordDict.txt', 'verbDict"):
+        readers.dataset("conll05", "test", dataset_dir=tmp_path)
+    (tmp_path / "wordDict.txt").write_text("<unk>\nbos\neos\nThe\ncat\nsat\n")
+    (tmp_path / "verbDict.txt").write_text("go\nsit\n")
+    (tmp_path / "targetDict.txt").write_text("B-V\nI-V\nB-A0\nI-A0\nO\n")
+    batch = whole("conll05", "test", dataset_dir=tmp_path, max_length=3)
+    first = {name: column[0].tolist() for name, column in batch.items()}
+    assert first == {
+        "word_data": [3, 4, 5],
+        "ctx_n2_data": [3, 3, 3],
+        "ctx_n1_data": [4, 4, 4],
+        "ctx_0_data": [5, 5, 5],
+        "ctx_p1_data": [2, 2, 2],
+        "ctx_p2_data": [2, 2, 2],
+        "verb_data": [1, 1, 1],
+        "mark_data": [1, 1, 1],
+        "target": [2, 3, 0],
+        "length": 3,
+    }
+    assert batch["ctx_n1_data"][1].tolist() == [1, 0, 0]
+    assert batch["length"].tolist() == [3, 1]
