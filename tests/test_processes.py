@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from penstock._folder_lock import FolderLock
 from tests.source_tree import ROOT
 
 
@@ -92,3 +93,12 @@ def test_two_processes_both_refuse_a_folder_with_nothing_but_damaged_checkpoints
     assert first[0].returncode == second[0].returncode == 1
     assert "no checkpoint can be read" in first[1][1]
     assert "another process cannot read" in second[1][1]
+
+
+@pytest.mark.slow
+def test_two_processes_both_refuse_a_folder_of_another_run(tmp_path):
+    with FolderLock(tmp_path):
+        first, second = finished(2, 1, "checkpoints", str(tmp_path), "-1")
+    assert first[0].returncode == second[0].returncode == 1
+    assert f"by process {os.getpid()} on" in first[1][1]
+    assert "expected it to take the folder" in second[1][1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from penstock._errors import CheckpointError
 
 TEMPORARY = "*.orbax-checkpoint-tmp*"
 """How the folders are called that Orbax writes into before it renames them."""
@@ -33,7 +37,7 @@ def checkpointer() -> Any:
         active_processes={only_this},
         barrier_sync_key_prefix=f"penstock_{only_this}",
     )
-    arrays = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # nobody writes into them
+    arrays = _array_handler()
     state = ocp.PyTreeCheckpointHandler(
         use_compression=False,
         type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, arrays)),
@@ -45,6 +49,61 @@ def checkpointer() -> Any:
         description=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
     )
     return ocp.Checkpointer(both, multiprocessing_options=alone)
+
+
+def _array_handler() -> Any:
+    """Return what writes and reads NumPy arrays, and ends no read before the others have ended.
+
+    Orbax raises what failed first and closes the event loop that the other reads, still on their
+    way, then report to: a traceback on stderr for each.
+    """
+    import orbax.checkpoint as ocp
+
+    class _Handler(ocp.type_handlers.NumpyHandler):
+        async def deserialize(self, infos: Any, args: Any = None) -> Any:
+            one_by_one = zip(infos, args or [None] * len(infos), strict=True)
+            reads = [
+                super(_Handler, self).deserialize([info], None if arg is None else [arg])
+                for info, arg in one_by_one
+            ]
+            done = await asyncio.gather(*reads, return_exceptions=True)
+            for each in done:
+                if isinstance(each, BaseException):
+                    raise each
+            return [each[0] for each in done]
+
+    return _Handler(deepcopy_host_arrays=False)  # nobody writes into them
+
+
+@contextlib.contextmanager
+def plain_name(folder: Path) -> Iterator[Path]:
+    """Yield a name of a folder that Orbax and TensorStore can take: its own, or that of a link.
+
+    They look for what they have written by a glob of the whole path, where brackets, stars and
+    question marks stand for others; take a backslash for a slash; and want UTF-8.
+    """
+    if not _is_odd(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        link = Path(temporary) / "checkpoints"
+        if _is_odd(link):
+            raise CheckpointError(
+                f"checkpoint got {str(folder)!r}, with characters that the checkpoint library "
+                f"cannot take, and no place for a link to it: temporary files go to {temporary!r}. "
+                "Set TMPDIR to a folder with a plain name."
+            )
+        link.symlink_to(folder)
+        yield link
+
+
+def _is_odd(path: Path) -> bool:
+    text = str(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that are no UTF-8
+        return True
+    return any(character in text for character in "*?[]\\")
 
 
 def wait_for_threads() -> None:

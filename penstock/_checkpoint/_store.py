@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import re
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,11 @@ from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError
 
 _LOGGER = logging.getLogger("penstock")
+
+_LONG = 80
+"""Characters of a name; two of them are longer than any path in a checkpoint below its folder."""
+
+_TRIAL_BYTES = 4096
 
 _ASIDE = ".deleted"
 """The folder that checkpoints are moved to before they are deleted: that takes many steps, a rename
@@ -36,7 +44,7 @@ class Store:
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
         self.directory = Path(config.directory).absolute()
-        if self.directory.is_file():
+        if os.path.isfile(self.directory):  # False of a name that is too long
             raise CheckpointError(
                 f"checkpoint got directory={str(config.directory)!r}, which is a file, expected a "
                 "folder or a new name."
@@ -49,6 +57,33 @@ class Store:
         import google_crc32c  # noqa: F401
         import orbax.checkpoint  # noqa: F401
 
+    def try_writing(self) -> None:
+        """Write a little in the folder, with a name as long as those in a checkpoint.
+
+        Raises:
+          CheckpointError: it cannot be written.
+        """
+        trial = self.directory / f".trial-{uuid.uuid4().hex}"
+        try:
+            with _orbax.plain_name(self.directory):
+                (trial / ("x" * _LONG)).mkdir(parents=True)
+            (trial / ("x" * _LONG) / ("x" * _LONG)).write_bytes(bytes(_TRIAL_BYTES))
+        except CheckpointError:
+            raise
+        except (OSError, ValueError) as error:
+            raise self.cannot_write(error) from error
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
+
+    def cannot_write(self, error: Exception) -> CheckpointError:
+        """Return the error of a folder that cannot be written."""
+        reason = getattr(error, "strerror", None) or str(error)
+        return CheckpointError(
+            f"checkpoint got directory={os.fspath(self.config.directory)!r}, where nothing can be "
+            f"written ({reason}), expected a folder that checkpoints can be written to. The run "
+            "would not be saved. Name another folder, or see to that one."
+        )
+
     def tidy(self) -> None:
         """Finish what a killed process began to write or to delete; only who writes may call it.
 
@@ -58,7 +93,7 @@ class Store:
         newest = max(self.steps(), default=-1)
         with contextlib.suppress(OSError):  # a folder that cannot be written says so in `write`
             for path in aside.iterdir():
-                if path.name.isdigit() and int(path.name) > newest:
+                if is_step(path.name) and int(path.name) > newest:
                     path.rename(self.directory / path.name)
         for path in [aside, *self.directory.glob(_orbax.TEMPORARY)]:
             shutil.rmtree(path, ignore_errors=True)
@@ -68,7 +103,7 @@ class Store:
         if not self.directory.is_dir():
             return []
         names = [path.name for path in self.directory.iterdir() if path.is_dir()]
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if is_step(name))
 
     def write(self, contents: Contents) -> None:
         """Write a checkpoint, and delete those that are no longer kept.
@@ -92,13 +127,14 @@ class Store:
         self.directory.mkdir(parents=True, exist_ok=True)
         if step in self.steps():
             self._set_aside(step)
-        self._opened().save(
-            self.directory / str(step),
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeSave(dict(contents.leaves)),
-                description=ocp.args.JsonSave(contents.description()),
-            ),
-        )
+        with _orbax.plain_name(self.directory) as directory:
+            self._opened().save(
+                directory / str(step),
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeSave(dict(contents.leaves)),
+                    description=ocp.args.JsonSave(contents.description()),
+                ),
+            )
         self._metrics[step] = contents.metric
         steps = self.steps()
         for other in set(steps) - self._kept(steps, step):
@@ -135,9 +171,9 @@ class Store:
 
         where = str(self.directory / str(step))
         try:
-            with _orbax.quiet():
+            with _orbax.quiet(), _orbax.plain_name(self.directory) as directory:
                 restored = self._opened().restore(
-                    self.directory / str(step),
+                    directory / str(step),
                     args=ocp.args.Composite(
                         state=ocp.args.PyTreeRestore(), description=ocp.args.JsonRestore()
                     ),
@@ -186,6 +222,11 @@ class Store:
         if self._checkpointer is None:
             self._checkpointer = _orbax.checkpointer()
         return self._checkpointer
+
+
+def is_step(name: str) -> bool:
+    """Return whether a folder's name is a global step, as `Store` writes it."""
+    return re.fullmatch("0|[1-9][0-9]*", name) is not None
 
 
 def _first_line(error: BaseException) -> str:

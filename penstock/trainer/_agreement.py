@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
+
+from penstock._errors import CheckpointError
 
 AGREE_EVERY = 16
 """Launches between two agreements: each waits for the slowest process."""
@@ -47,6 +51,24 @@ def of_the_first(number: int) -> int:
     """Return the first process's number on every process. Collective."""
     high, low = gathered(*divmod(number, 1 << 30))[0].tolist()
     return (high << 30) + low
+
+
+def on_the_first(do: Callable[[], None], what: str) -> None:
+    """Call a function on the first process. Collective.
+
+    Raises: what it raises there; on the others a `CheckpointError` that it could not do it.
+    """
+    error = None
+    if not jax.process_index():
+        try:
+            do()
+        except Exception as raised:  # kept until the others know of it
+            error = raised
+    if is_any(error is not None):
+        raise error or CheckpointError(
+            f"the first process got an error, expected it to {what}. It does so for all. Its log "
+            "says what is wrong."
+        )
 
 
 def is_any(is_so: bool) -> bool:

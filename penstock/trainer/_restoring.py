@@ -16,7 +16,7 @@ def newest(store: Store, *, before: int | None = None) -> Contents | None:
     """Return the newest checkpoint that can be read, None where there is none. Collective.
 
     Only the first process writes and deletes, so only it knows what is there to stay: it looks, and
-    the others read what it has found. Nothing may be being written.
+    the others read what it has found. This run may not be writing.
 
     Arguments:
       before: a global step; only checkpoints up to it count.
@@ -27,7 +27,6 @@ def newest(store: Store, *, before: int | None = None) -> Contents | None:
     """
     contents, error, step = None, None, _NONE
     if not jax.process_index():
-        store.tidy()
         try:
             contents = store.read_newest(before=before)
             step = contents.position.global_step if contents is not None else _NONE

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,9 +22,11 @@ from penstock._checkpoint import (
     Writer,
     host_leaves,
 )
-from penstock._errors import UnknownNameError, listed
+from penstock._errors import FolderInUseError, UnknownNameError, listed
+from penstock._folder_lock import FolderLock
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer import _restoring
+from penstock.trainer._agreement import on_the_first
 from penstock.trainer._reader_states import encoded
 from penstock.trainer._status import Status
 
@@ -35,14 +39,21 @@ class Saver:
     """Writes no checkpoints: what a trainer without a directory has.
 
     Attributes:
+      directory: the folder, where there is one.
       is_tracking: whether the reader's position is asked for after each batch.
       is_resuming: whether the next pass over the reader begins where a checkpoint was written.
     """
 
     is_tracking = False
+    directory: Path | None = None
 
     def __init__(self) -> None:
         self.is_resuming = False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the folder meanwhile. Collective."""
+        yield
 
     def begin(self, status: Status) -> None:
         """Note that a call of `train` begins."""
@@ -96,8 +107,11 @@ class CheckpointSaver(Saver):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self.store = store
+        self.store, self.directory = store, store.directory
         self._builder, self._config, self._extra = builder, store.config, extra
+        self._lock = FolderLock(store.directory)
+        self._is_held = False
+        self._known: set[int] | None = None  # checkpoints that were there when it was last held
         self._writer = Writer(store, is_asynchronous=store.config.is_asynchronous)
         self._clock = clock
         self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
@@ -110,6 +124,46 @@ class CheckpointSaver(Saver):
     def resumed_at(self, position: Position) -> None:
         """Note that a checkpoint exists, and that its position in the reader counts."""
         self._saved, self.is_resuming = position, True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the folder meanwhile; inside another `held` it does nothing.
+
+        The first process holds it for all. Collective.
+
+        Raises:
+          FolderInUseError: another run has it, or had it since.
+          CheckpointError: nothing can be written there.
+        """
+        if self._is_held:
+            yield
+            return
+        self._is_held = True
+        try:
+            on_the_first(self._take, f"take the folder {str(self.store.directory)!r}")
+            yield
+        finally:
+            self._is_held = False
+            if self._lock.is_held:
+                self._known = set(self.store.steps())
+                self._lock.release()
+
+    def _take(self) -> None:
+        try:
+            self._lock.acquire()
+        except (OSError, ValueError) as error:
+            raise self.store.cannot_write(error) from error
+        new = set(self.store.steps()) - self._known if self._known is not None else set()
+        if new:
+            raise FolderInUseError(
+                f"the folder {str(self.store.directory)!r} got checkpoints of another run since "
+                f"this Trainer last held it, of global step {listed(map(str, sorted(new)))}, "
+                "expected none. Going on would delete them. Make a new Trainer, which begins with "
+                "the newest, or give this run a folder of its own."
+            )
+        if self._known is None:
+            self.store.try_writing()
+            self.store.tidy()
 
     def begin(self, status: Status) -> None:
         """Note that a call of `train` begins: the seconds count from here."""
@@ -176,6 +230,7 @@ class CheckpointSaver(Saver):
         copied = self._copied(status, is_last=is_last)
 
         def make() -> Contents | None:
+            self._lock.check()
             leaves = host_leaves(builder.leaf_names, copied)
             copied.clear()  # on an accelerator the memory is free while the disk is waited for
             bad = _not_finite(leaves, builder)

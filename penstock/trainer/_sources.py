@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock import _parameters
-from penstock._checkpoint import CheckpointConfig, Contents, Store
+from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
 from penstock._errors import CheckpointError
 
 PARAMETER_NAMES = "parameter_names"
@@ -44,7 +44,7 @@ def _newest(folder: Path) -> Contents | None:
 
 
 def _single(folder: Path) -> Contents | None:
-    if not folder.name.isdigit():
+    if not is_step(folder.name):
         return None
     store = Store(CheckpointConfig(directory=folder.parent))
     try:

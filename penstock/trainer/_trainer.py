@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -163,7 +163,8 @@ class Trainer(ParameterAccess):
             )
 
     def _resume(self, saver: CheckpointSaver) -> None:
-        store, contents = saver.store, saver.newest()
+        with saver.held():
+            store, contents = saver.store, saver.newest()
         if contents is None:
             return
         self._status.packed = restored(self.builder, contents, str(store.directory))
@@ -208,10 +209,9 @@ class Trainer(ParameterAccess):
         emit = emitter(event_handler)
         _batches.check_reader(reader, num_epochs)
         fields = self._fields(feed_order)
-        self._begin()
         reason: Reason = "failed"
         error: BaseException | None = None
-        with Interrupts(is_alone=jax.process_count() == 1) as self._interrupts:
+        with self._running(), Interrupts(is_alone=jax.process_count() == 1) as self._interrupts:
             try:
                 emit(BeginTraining(self.epoch, num_epochs, self.global_step, self))
                 self._interrupts.check()
@@ -242,7 +242,9 @@ class Trainer(ParameterAccess):
         self._feed_order = feed_order or self._feed_order
         return fields
 
-    def _begin(self) -> None:
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Be the one run of this trainer, and of its folder."""
         if self._status.is_running:
             raise RuntimeError(
                 "train got called while it runs, in a handler or another thread, expected one run "
@@ -250,6 +252,11 @@ class Trainer(ParameterAccess):
                 "when this run has ended."
             )
         self._status.is_running, self._status.is_stopping = True, False
+        try:
+            with self._saver.held():
+                yield
+        finally:
+            self._status.is_running = False
 
     def _is_over(self) -> bool:
         """Return whether this call of `train` had ended before the checkpoint was written."""
@@ -268,7 +275,6 @@ class Trainer(ParameterAccess):
             if not is_over:
                 status.leave_epoch()
             status.call += 1
-            status.is_running = False
 
     def _first_epoch(self) -> int:
         """Return the epoch in which this call began, in this process or in the resumed run."""
@@ -324,7 +330,8 @@ class Trainer(ParameterAccess):
                 "save_checkpoint got no folder to write to, expected "
                 "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
             )
-        self._saver.save(self._status, is_last=True)
+        with self._saver.held():
+            self._saver.save(self._status, is_last=True)
         self._raise_failures()
 
     def describe(self) -> dict[str, Any]:
@@ -344,8 +351,7 @@ class Trainer(ParameterAccess):
             "freeze": list(self.builder.options.freeze),
             "checkpoint": None if config is None else config.as_json(),
         }
-        directory = None if config is None else Path(config.directory)
-        return described(self.builder, configuration, directory)
+        return described(self.builder, configuration, self._saver.directory)
 
     def replay(
         self, reader: Any, step: int | None = None, feed_order: FeedOrder | None = None

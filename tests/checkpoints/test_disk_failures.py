@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock._checkpoint import Store
+from penstock._checkpoint import Contents, Position, Store
 from tests.checkpoints.runs import every_step, train_line, whole_state
 from tests.networks import Recorder, assert_same_bits, linear_reader
 from tests.source_tree import ROOT
@@ -95,8 +96,8 @@ def test_checkpoint_that_cannot_be_replaced_stays(caplog):
         trainer.update_scale = 0.5
         with pytest.raises(ps.CheckpointError, match="No space left on device"):
             trainer.save_checkpoint()
-        assert_same_bits(whole_state(train_line(config)), state)
         (disk / "filler").unlink()
+        assert_same_bits(whole_state(train_line(config)), state)
         trainer.save_checkpoint()
         assert train_line(config).update_scale == 0.5
 
@@ -108,7 +109,8 @@ def test_run_whose_files_may_not_grow_ends_with_an_exit_code(expected, tmp_path)
             *(tmp_path / "run", tmp_path / "report"),
         ],
         cwd=ROOT,
-        env=dict(os.environ),
+        # Its limit would cut off what it keeps of compiled programs for the tests after it.
+        env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"},
         capture_output=True,
         text=True,
         check=False,
@@ -126,7 +128,7 @@ def test_run_whose_files_may_not_grow_ends_with_an_exit_code(expected, tmp_path)
 
 
 @contextlib.contextmanager
-def not_as_root():
+def as_others_do():
     """Give up root's permission to write anywhere."""
     is_root = os.geteuid() == 0
     if is_root:
@@ -138,25 +140,40 @@ def not_as_root():
             os.seteuid(0)
 
 
+class Lock:
+    """A context in which a folder is locked when training has begun, for root too."""
+
+    def __init__(self, folder):
+        self._folder, self._stack = folder, contextlib.ExitStack()
+
+    def __enter__(self):
+        return self
+
+    def __call__(self, event):
+        if isinstance(event, ps.BeginTraining):
+            self._folder.chmod(0o555)
+            self._stack.enter_context(as_others_do())
+
+    def __exit__(self, *error):
+        self._stack.close()
+        self._folder.chmod(0o755)
+
+
 @pytest.fixture
-def locked():
-    """Return a folder that anybody may read and nobody write to."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        path.chmod(0o755)
-        (path / "locked").mkdir()
-        (path / "locked").chmod(0o555)
-        yield path / "locked"
+def folder():
+    """Return a folder that anybody may come to."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
-@pytest.mark.parametrize("name", ["", "run"], ids=["folder", "parent"])
-def test_folder_without_permission_lets_training_go_on(expected, locked, name, caplog):
-    trainer, recorder = train_line(locked / name), Recorder()
+def test_folder_that_becomes_locked_lets_training_go_on(expected, folder, caplog):
+    trainer, recorder = train_line(folder), Recorder()
     with (
-        not_as_root(),
+        Lock(folder) as lock,
         pytest.raises(ps.CheckpointError, match="4 checkpoints were not written") as caught,
     ):
-        trainer.train(linear_reader(), recorder, num_epochs=4)
+        trainer.train(linear_reader(), [lock, recorder], num_epochs=4)
     assert_valid(trainer, expected, recorder)
     lines = str(caught.value).splitlines()[1:-1]
     assert len(lines) == 4
@@ -164,14 +181,104 @@ def test_folder_without_permission_lets_training_go_on(expected, locked, name, c
     assert len(failures(caplog)) == 4
 
 
-def test_folder_below_a_file_lets_training_go_on(expected, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    trainer, recorder = train_line(tmp_path / "file" / "run"), Recorder()
-    with pytest.raises(ps.CheckpointError, match="4 checkpoints were not written") as caught:
-        trainer.train(linear_reader(), recorder, num_epochs=4)
-    assert_valid(trainer, expected, recorder)
-    assert "Not a directory" in str(caught.value)
-    assert (tmp_path / "file").read_text() == "mine"
+def test_folder_that_is_deleted_in_training_is_made_again(tmp_path):
+    trainer = train_line(tmp_path / "run")
+
+    def delete(event):
+        if isinstance(event, ps.EndEpoch) and event.epoch == 1:
+            trainer._saver._writer.wait()
+            shutil.rmtree(tmp_path / "run")
+
+    trainer.train(linear_reader(), delete, num_epochs=2)
+    assert os.listdir(tmp_path / "run") == ["6"]
+
+
+REFUSED = {
+    "without permission": ("", 0o555, "Permission denied"),
+    "below one without permission": ("run", 0o555, "Permission denied"),
+    "below a file": ("file/run", 0o755, "Not a directory"),
+    "with a name that is too long": ("x" * 300, 0o777, "File name too long"),
+    "with a path that is too long": ("/".join(["x" * 190] * 21)[:3950], 0o777, "ame too long"),
+    "with a null byte": ("a\0b", 0o755, "embedded null byte"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_folder_that_cannot_be_written_is_refused_at_construction(what, folder):
+    name, mode, reason = REFUSED[what]
+    (folder / "file").write_text("mine")
+    folder.chmod(mode)
+    with as_others_do(), pytest.raises(ps.CheckpointError) as caught:
+        train_line(f"{folder}/{name}")
+    assert str(caught.value).startswith(f"checkpoint got directory={f'{folder}/{name}'!r}, where")
+    assert reason in str(caught.value)
+    assert "The run would not be saved. Name another folder, or see to that one." in str(
+        caught.value
+    )
+    assert (folder / "file").read_text() == "mine"
+
+
+def test_full_disk_is_refused_at_construction():
+    with tmpfs(100_000) as disk:
+        with contextlib.suppress(OSError):
+            (disk / "filler").write_bytes(bytes(100_000))
+        with pytest.raises(ps.CheckpointError, match="No space left on device"):
+            train_line(disk / "run")
+
+
+ODD_NAMES = {
+    "brackets": "a[1]",
+    "backslash": "a\\b",
+    "star": "a*",
+    "question mark": "a?",
+    "not utf-8": os.fsdecode(b"a\xff\xfe"),
+    "umlaut": "\u00fc\u65e5",
+    "per cent": "a%20b #1",
+    "line": "a\nb",
+    "tilde": "~",
+    "dollar": "$HOME{}",
+    "url": "s3:",
+}
+
+
+@pytest.mark.parametrize("name", ODD_NAMES.values(), ids=ODD_NAMES)
+def test_checkpoint_in_a_folder_of_any_name_is_read_again(name, tmp_path):
+    contents = Contents(
+        leaves={"w": np.arange(3.0), "v": np.ones((2, 2))}, position=Position(global_step=3)
+    )
+    for folder in (tmp_path / "a1", tmp_path / name):  # what a pattern of the name would match
+        store = Store(every_step(folder))
+        store.write(contents)
+        assert_same_bits(dict(store.read(3).leaves), dict(contents.leaves))
+        store.close()
+        assert os.listdir(folder) == ["3"]
+
+
+def test_run_in_a_folder_with_an_odd_name_goes_on(expected, tmp_path):
+    directory = tmp_path / "a[1]\\b"
+    train_line(directory).train(linear_reader(), num_epochs=2)
+    trainer = train_line(directory)
+    assert trainer.global_step == 6
+    trainer.train(linear_reader(), num_epochs=4)
+    assert_same_bits(whole_state(trainer), expected)
+
+
+def test_odd_name_without_a_place_for_a_link_is_refused_at_construction(tmp_path, monkeypatch):
+    (tmp_path / "t[1]").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t[1]"))
+    with pytest.raises(ps.CheckpointError, match="Set TMPDIR to a folder with a plain name"):
+        train_line(tmp_path / "a[1]")
+
+
+def test_relative_folder_is_that_of_construction(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = train_line("run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    trainer.train(linear_reader())
+    trainer.describe()
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert sorted(os.listdir(tmp_path / "run")) == ["3", "run.json"]
 
 
 def test_folder_that_is_a_file_is_refused_at_once(tmp_path):
@@ -184,30 +291,40 @@ def test_folder_that_is_a_file_is_refused_at_once(tmp_path):
     )
 
 
-def test_error_of_the_run_is_raised_rather_than_that_of_the_disk(locked, caplog):
+def test_error_of_the_run_is_raised_rather_than_that_of_the_disk(folder, caplog):
     def fail(event):
         if isinstance(event, ps.EndEpoch):
             raise LookupError("mine")
 
-    trainer = train_line(locked)
-    with not_as_root(), pytest.raises(LookupError, match="mine"):
-        trainer.train(linear_reader(), fail)
+    trainer = train_line(folder)
+    with Lock(folder) as lock, pytest.raises(LookupError, match="mine"):
+        trainer.train(linear_reader(), [lock, fail])
     assert len(failures(caplog)) == 1
 
 
-def test_failure_is_said_once(locked):
-    trainer = train_line(locked)
-    with not_as_root(), pytest.raises(ps.CheckpointError, match="1 checkpoint was not written"):
-        trainer.train(linear_reader())
-    locked.chmod(0o755)
+def test_failure_is_said_once(folder):
+    trainer = train_line(folder)
+    with (
+        Lock(folder) as lock,
+        pytest.raises(ps.CheckpointError, match="1 checkpoint was not written"),
+    ):
+        trainer.train(linear_reader(), lock)
+    trainer.train(linear_reader())  # its lock file, which could not be deleted, is its own
+    assert Store(every_step(folder)).steps() == [6]
+    assert os.listdir(folder) == ["6"]
+
+
+def test_folder_that_was_locked_since_is_refused_when_training_begins(folder):
+    trainer = train_line(folder)
+    folder.chmod(0o555)
+    with as_others_do():
+        with pytest.raises(ps.CheckpointError, match="Permission denied"):
+            trainer.train(linear_reader())
+        with pytest.raises(ps.CheckpointError, match="Permission denied"):
+            trainer.save_checkpoint()
+    folder.chmod(0o755)
     trainer.train(linear_reader())
-    assert Store(every_step(locked)).steps() == [6]
-
-
-def test_saving_by_hand_says_why_it_failed(locked):
-    trainer = train_line(locked)
-    with not_as_root(), pytest.raises(ps.CheckpointError, match="Permission denied"):
-        trainer.save_checkpoint()
+    assert Store(every_step(folder)).steps() == [3]
 
 
 def test_saving_by_hand_without_a_folder_says_how_to_give_one():

@@ -1,0 +1,97 @@
+"""Two runs in one folder of checkpoints: the second is refused, and never deletes anything."""
+
+import os
+import signal
+
+import pytest
+
+import penstock as ps
+from penstock._checkpoint import Store
+from penstock._folder_lock import NAME, FolderLock
+from tests.checkpoints.runs import every_step, train_line, whole_state
+from tests.networks import assert_same_bits, linear_reader
+from tests.trainer.processes import ended, lines_of, started
+
+
+def test_folder_of_a_run_is_refused_to_others_and_free_afterwards(tmp_path):
+    trainer, refused = train_line(tmp_path), []
+
+    def on_event(event):
+        if isinstance(event, ps.EndEpoch):
+            with pytest.raises(ps.FolderInUseError, match="by this very process") as caught:
+                train_line(tmp_path)
+            refused.append(str(caught.value))
+            with pytest.raises(ps.FolderInUseError):
+                earlier.train(linear_reader())
+            with pytest.raises(ps.FolderInUseError):
+                earlier.save_checkpoint()
+            trainer.save_checkpoint()
+
+    earlier = train_line(tmp_path)
+    trainer.train(linear_reader(), on_event, num_epochs=2)
+    assert len(refused) == 2
+    assert NAME not in os.listdir(tmp_path)
+    assert train_line(tmp_path).global_step == 6
+
+
+def test_error_of_a_run_frees_its_folder(tmp_path):
+    def fail(event):
+        if isinstance(event, ps.EndStep):
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError):
+        train_line(tmp_path).train(linear_reader(), fail)
+    trainer = train_line(tmp_path)
+    trainer.train(linear_reader())
+    trainer.train(linear_reader())
+
+
+def test_trainer_whose_folder_another_run_went_on_in_is_refused(tmp_path):
+    first, second = train_line(tmp_path), train_line(tmp_path)
+    second.train(linear_reader())
+    with pytest.raises(ps.FolderInUseError, match=r"of another run since .* of global step '3'"):
+        first.train(linear_reader())
+    assert first.global_step == 0
+    second.train(linear_reader())
+    assert Store(every_step(tmp_path)).steps() == [3, 6]
+
+
+def test_temporary_folder_of_a_save_under_way_is_left_to_its_run(tmp_path):
+    train_line(tmp_path).train(linear_reader())
+    unfinished = tmp_path / "6.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    with FolderLock(tmp_path):
+        with pytest.raises(ps.FolderInUseError):
+            train_line(tmp_path)
+        assert unfinished.exists()
+    train_line(tmp_path)
+    assert not unfinished.exists()
+
+
+def test_run_whose_lock_was_taken_saves_nothing_and_says_so(tmp_path):
+    def take(event):
+        if isinstance(event, ps.EndEpoch) and event.epoch == 0:
+            (tmp_path / NAME).unlink()
+            other.acquire()
+
+    other = FolderLock(tmp_path)
+    with pytest.raises(ps.CheckpointError, match=r"FolderInUseError: the folder .* second run"):
+        train_line(tmp_path).train(linear_reader(), take, num_epochs=2)
+    assert [name for name in os.listdir(tmp_path) if name != NAME] == []
+    other.check()
+    other.release()
+
+
+def test_run_that_was_killed_frees_its_folder_at_once(tmp_path):
+    run = started("tests.checkpoints.held_run", tmp_path)
+    assert next(lines_of(run)) == "training"
+    with pytest.raises(ps.FolderInUseError, match=f"by process {run.pid} on "):
+        train_line(tmp_path)
+    run.send_signal(signal.SIGKILL)
+    assert ended(run)[0] == -signal.SIGKILL
+    assert (tmp_path / NAME).exists()
+    trainer, whole = train_line(tmp_path), train_line()
+    for each in (trainer, whole):
+        each.train(linear_reader(), num_epochs=2)
+    assert_same_bits(whole_state(trainer), whole_state(whole))
+    assert NAME not in os.listdir(tmp_path)
