@@ -3,13 +3,15 @@
 `preprocessing.get(name)` gives a `Preprocessing`. What needs each image by itself, cropping and
 resizing, a reader does on the host: `augment=get("vgg").for_training(224)`. The rest, flips,
 colours and normalising, a program function does on the device: `get("vgg").device(images)`. The two
-together are TF-Slim's preprocessing. `names()` lists them, `@register(name)` adds one's own.
+together are TF-Slim's preprocessing, or torchvision's. `names()` lists them, `@register(name)` adds
+one's own.
 """
 
 from penstock.preprocessing._base import HostDtype, Preprocessing
 from penstock.preprocessing._errors import PreprocessingError
-from penstock.preprocessing._registry import get, names, register
+from penstock.preprocessing._registry import describe, get, names, register, restore
 from penstock.preprocessing._samples import SamplePreprocessing
+from penstock.preprocessing.antialiasing import resize_antialiased
 from penstock.preprocessing.cifarnet import Cifarnet
 from penstock.preprocessing.colour import (
     adjust_brightness,
@@ -24,13 +26,16 @@ from penstock.preprocessing.inception import Inception
 from penstock.preprocessing.lenet import Lenet
 from penstock.preprocessing.plain import Plain
 from penstock.preprocessing.resizing import resize
+from penstock.preprocessing.torchvision import Torchvision
 from penstock.preprocessing.vgg import Vgg
 
 __all__ = [
     # By name
+    "describe",
     "get",
     "names",
     "register",
+    "restore",
     # Those there are
     "Cifarnet",
     "Inception",
@@ -40,6 +45,7 @@ __all__ = [
     "PreprocessingError",
     "SamplePreprocessing",
     "HostDtype",
+    "Torchvision",
     "Vgg",
     # For one's own: on the host
     "Box",
@@ -48,6 +54,7 @@ __all__ = [
     "pad",
     "random_box",
     "resize",
+    "resize_antialiased",
     "sample_box",
     # and on the device
     "adjust_brightness",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.preprocessing._base import Preprocessing
+from penstock.preprocessing._errors import PreprocessingError, message
 
 Make = TypeVar("Make", bound=Callable[[], Preprocessing])
 
@@ -74,3 +76,76 @@ def names() -> list[str]:
     True
     """
     return sorted(_PREPROCESSINGS)
+
+
+def describe(preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return what `restore` makes the same preprocessing of: its name, and its options.
+
+    It is JSON, and what parameter folders say of the images that their weights want.
+
+    Raises:
+      PreprocessingError: no registered name gives its class.
+
+    >>> from penstock import preprocessing
+    >>> describe(preprocessing.Vgg(resize_side_min=341))
+    {'name': 'vgg', 'options': {'resize_side_min': 341}}
+    """
+    made = {name: make() for name, make in _PREPROCESSINGS.items()}
+    for name, each in made.items():
+        if each == preprocessing:
+            return {"name": name, "options": {}}
+    for name, each in made.items():
+        if type(each) is type(preprocessing):
+            return {"name": name, "options": _options_between(each, preprocessing)}
+    raise PreprocessingError(
+        message(
+            "preprocessing.describe",
+            repr(preprocessing),
+            f"one of {listed(names())}, with any options",
+            "A name is how another program finds it again",
+            "Decorate its class with @preprocessing.register(name)",
+        )
+    )
+
+
+def restore(description: Mapping[str, Any]) -> Preprocessing:
+    """Return the preprocessing that `describe` described.
+
+    Raises:
+      UnknownNameError: no preprocessing of that name is registered here.
+      PreprocessingError: it has no such options, or it is no description.
+
+    >>> restore({"name": "vgg", "options": {"resize_side_min": 341}}).resize_side_min
+    341
+    """
+    try:
+        made = get(description["name"])
+        given: dict[str, Any] = dict(description.get("options", {}))
+        options = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+        return dataclasses.replace(made, **options)
+    except UnknownNameError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PreprocessingError(
+            message(
+                "preprocessing.restore",
+                f"{description!r} ({error})",
+                'what preprocessing.describe gave, such as {"name": "vgg", "options": {}}',
+                "It says which preprocessing weights want, and its options",
+                "Was it changed by hand, or written by a later version",
+            ).removesuffix(".")
+            + "?"
+        ) from error
+
+
+def _options_between(base: Preprocessing, other: Preprocessing) -> dict[str, Any]:
+    """Return those options of `other` that `base` has not."""
+    each = {field.name: getattr(other, field.name) for field in dataclasses.fields(other)}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in each.items()
+        if value != getattr(base, name)
+    }

@@ -12,12 +12,20 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import LayerContextError, ProgramError
-from penstock.preprocessing import Cifarnet, Inception, Lenet, Plain, Preprocessing, Vgg
+from penstock.preprocessing import (
+    Cifarnet,
+    Inception,
+    Lenet,
+    Plain,
+    Preprocessing,
+    Torchvision,
+    Vgg,
+)
 from tests.layers.programs import infer
 from tests.networks import counted_compiles
 from tests.preprocessing.goldens import Seen, declared, evaluated, finished, photo, trained
 
-ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain()]
+ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
 EACH = pytest.mark.parametrize("each", ALL, ids=lambda each: repr(each)[:28])
 RANDOM = pytest.mark.parametrize("each", ALL[:4], ids=lambda each: repr(each)[:28])
 IMAGES = np.stack([photo(6, 8, seed=seed) for seed in range(8)])

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from penstock import preprocessing
-from penstock.preprocessing import Cifarnet, Inception, Lenet, Plain, PreprocessingError, Vgg
+from penstock.preprocessing import (
+    Cifarnet,
+    Inception,
+    Lenet,
+    Plain,
+    PreprocessingError,
+    Torchvision,
+    Vgg,
+)
 from tests.preprocessing.goldens import evaluated, finished, photo
 
-ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain()]
+ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
 EACH = pytest.mark.parametrize("each", ALL, ids=lambda each: repr(each)[:28])
 SIZE = 32
 
@@ -40,7 +48,7 @@ def test_one_seed_gives_one_image_and_evaluation_draws_nothing(each):
         each.host(image, SIZE, SIZE, is_training=True, random=generator(seed)) for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(results[0], results[1])
-    is_random = isinstance(each, Inception | Vgg | Cifarnet)
+    is_random = isinstance(each, Inception | Vgg | Cifarnet | Torchvision)
     assert (not np.array_equal(results[0], results[2])) == is_random
     unused = generator()
     each.host(image, SIZE, SIZE, is_training=False, random=unused)

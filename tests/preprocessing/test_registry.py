@@ -13,11 +13,13 @@ from tests.preprocessing.goldens import evaluated, trained
 
 
 def test_those_of_fastnn_are_there():
-    assert {"cifarnet", "inception", "lenet", "none", "vgg"} <= set(preprocessing.names())
+    assert {"cifarnet", "inception", "lenet", "none", "torchvision", "vgg"} <= set(
+        preprocessing.names()
+    )
     assert preprocessing.names() == sorted(preprocessing.names())
 
 
-@pytest.mark.parametrize("name", ["cifarnet", "inception", "lenet", "none", "vgg"])
+@pytest.mark.parametrize("name", ["cifarnet", "inception", "lenet", "none", "torchvision", "vgg"])
 def test_name_gives_the_defaults_which_can_be_changed(name):
     each = preprocessing.get(name)
     assert each == type(each)()
@@ -27,7 +29,7 @@ def test_name_gives_the_defaults_which_can_be_changed(name):
 def test_unknown_name_lists_the_known_and_the_nearest():
     text = (
         "preprocessing.get got 'vggg', expected one of 'cifarnet', 'inception', 'lenet', 'none', "
-        "'vgg'. "
+        "'torchvision', 'torchvision_v2', 'vgg'. "
     )
     with pytest.raises(UnknownNameError, match=re.escape(text)) as caught:
         preprocessing.get("vggg")

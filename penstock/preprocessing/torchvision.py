@@ -1,0 +1,142 @@
+"""torchvision's and timm's preprocessing: a crop of any shape; each colour's mean, deviation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from penstock._errors import listed
+from penstock.preprocessing import colour
+from penstock.preprocessing._base import Preprocessing
+from penstock.preprocessing._registry import register
+from penstock.preprocessing.antialiasing import INTERPOLATIONS, Interpolation, resize_antialiased
+from penstock.preprocessing.crops import Box
+
+_MAX_ATTEMPTS = 10
+
+
+@register("torchvision")
+@dataclass(frozen=True, kw_only=True)
+class Torchvision(Preprocessing):
+    """torchvision's preprocessing, of resnet50, resnext50 and most weights of torch.
+
+    Training: a random part of 0.08 to 1 of the area and an aspect ratio of 3/4 to 4/3, resized; a
+    random flip. Evaluation: the image is resized, so that the centre that is taken is
+    `crop_fraction` of its shorter side: 256 for 224 pixels. Both: scaled to 0..1, the mean of each
+    colour subtracted and divided by the deviation. Resizing is Pillow's (`resize_antialiased`), so
+    what leaves the host is bytes. Source: torchvision's `ImageClassification` preset and reference
+    training; timm's `crop_pct` is `crop_fraction`.
+
+    Arguments:
+      means: of red, green and blue, in 0..1.
+      deviations: the same.
+      crop_fraction: of the shorter side, in evaluation; torchvision's second weights have 0.965,
+        which is 232 for 224 pixels.
+      interpolation: `"bilinear"`, or `"bicubic"` as most of timm's.
+      area_range: of a crop's area, as a share of the image's.
+      aspect_ratio_range: of a crop's width / height.
+
+    >>> Torchvision().for_evaluation(224).height
+    224
+    """
+
+    means: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    deviations: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    crop_fraction: float = 0.875
+    interpolation: Interpolation = "bilinear"
+    area_range: tuple[float, float] = (0.08, 1.0)
+    aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        are_right = {
+            "means": len(self.means) == 3,
+            "deviations": len(self.deviations) == 3 and min(self.deviations) > 0,
+            "crop_fraction": 0 < self.crop_fraction <= 1,
+            "interpolation": self.interpolation in INTERPOLATIONS,
+            "area_range": 0 < self.area_range[0] <= self.area_range[1] <= 1,
+            "aspect_ratio_range": 0 < self.aspect_ratio_range[0] <= self.aspect_ratio_range[1],
+        }
+        wrong = [
+            f"{name}={getattr(self, name)!r}" for name, right in are_right.items() if not right
+        ]
+        if wrong:
+            raise self.error(
+                ", ".join(wrong),
+                "three means, three deviations above 0, shares from 0 to 1, rising ranges, and an "
+                f"interpolation of {listed(INTERPOLATIONS)}",
+                "They say what the network was trained on",
+                "Leave them out for those of torchvision's weights",
+            )
+
+    def crop(
+        self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
+    ) -> np.ndarray:
+        """Return a part of the image, resized: `[height, width, 3]` uint8."""
+        if random is not None:
+            box = self._draw_box(random, image.shape[0], image.shape[1])
+            part = np.ascontiguousarray(box.of(image))
+            return resize_antialiased(part, height, width, method=self.interpolation)
+        rows, columns = self._resized(image.shape[0], image.shape[1], max(height, width))
+        # Python's round, as torchvision's: halves go to the even number.
+        top, left = round((rows - height) / 2), round((columns - width) / 2)
+        return resize_antialiased(
+            image,
+            rows,
+            columns,
+            method=self.interpolation,
+            window=Box(top, left, height, width),
+        )
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """Return whether one image is flipped."""
+        return jax.random.bernoulli(key)
+
+    def finish(self, image: jax.Array, draws: jax.Array | None) -> jax.Array:
+        """Return the image around 0, some -2.1 to 2.7."""
+        image = image if draws is None else colour.flip(image, draws)
+        # In 0..255 on both sides of the division: one rounding less than from 0..1.
+        means, deviations = (
+            255 * np.asarray(each, np.float32).reshape(1, 1, 3)
+            for each in (self.means, self.deviations)
+        )
+        return (image - means) / deviations
+
+    def _resized(self, height: int, width: int, size: int) -> tuple[int, int]:
+        """Return the size of the whole image of which the centre of `size` is taken."""
+        shorter = math.floor(size / self.crop_fraction)
+        if height <= width:
+            return shorter, int(shorter * width / height)
+        return int(shorter * height / width), shorter
+
+    def _draw_box(self, random: np.random.Generator, height: int, width: int) -> Box:
+        """Draw a part of an image as torchvision's `RandomResizedCrop` does."""
+        low, high = (math.log(ratio) for ratio in self.aspect_ratio_range)
+        for _ in range(_MAX_ATTEMPTS):
+            area = height * width * random.uniform(*self.area_range)
+            ratio = math.exp(random.uniform(low, high))
+            rows, columns = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < rows <= height and 0 < columns <= width:
+                top = int(random.integers(height - rows + 1))
+                return Box(top, int(random.integers(width - columns + 1)), rows, columns)
+        return self._central(height, width)
+
+    def _central(self, height: int, width: int) -> Box:
+        """Return the largest centre whose aspect ratio is in range."""
+        narrowest, widest = self.aspect_ratio_range
+        rows, columns = height, width
+        if width / height < narrowest:
+            rows = min(max(round(width / narrowest), 1), height)
+        elif width / height > widest:
+            columns = min(max(round(height * widest), 1), width)
+        return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+
+@register("torchvision_v2")
+def torchvision_v2() -> Torchvision:
+    """Return the preprocessing of torchvision's second weights, `IMAGENET1K_V2`: 232 for 224."""
+    return Torchvision(crop_fraction=0.965)
