@@ -7,8 +7,8 @@ Each network gets random weights and statistics over there, is saved to a file i
 place, read with `models.load_weights`, and run here on the same random images, in float32: in test
 mode, and in training mode without dropout, where the batch's statistics and the moving averages
 after the step count too. An error is the largest difference, relative to the largest value. What
-rounding alone does is measured as well: how far the logits here move when every number of the
-images is replaced by the next float. With `--float64` both sides compute in that, from the same
+rounding alone does is measured as well: how far the logits here move when every weight is replaced
+by one of its two neighbours among the floats, drawn by chance. With `--float64` both sides compute in that, from the same
 float32 weights, and the last column says how far from it, in training mode, the float32 of either
 side is; Keras's batch norm computes in float32 whatever it is given. Needed are
 `pip install keras h5py`, and `pip install tensorflow tf_slim tf_keras`.
@@ -80,6 +80,8 @@ TF_SLIM = {
 }
 # Keras's gate of squeeze-and-excite has a slope of 1/6, TF-Slim's one of 0.16667.
 KERAS_GATES = ("mobilenet_v3_small", "mobilenet_v3_large")
+# Keras's VGG takes blue, green, red; `load_weights` turns the first kernel round.
+KERAS_BGR = ("vgg_16", "vgg_19")
 
 
 class Run(NamedTuple):
@@ -147,10 +149,11 @@ def by_keras(name, folder):
     if norms:
         settings |= {"batch_norm_decay": norms[0].momentum, "batch_norm_epsilon": norms[0].epsilon}
         settings |= {"unbiased_running_variance": False}
-    test = np.asarray(model(images, training=False))
+    seen = images[..., ::-1] if name in KERAS_BGR else images
+    test = np.asarray(model(seen, training=False))
     trained = [variable.value for variable in model.trainable_variables]
     others = [variable.value for variable in model.non_trainable_variables]
-    train, others = model.stateless_call(trained, others, images, training=True)
+    train, others = model.stateless_call(trained, others, seen, training=True)
     for variable, value in zip(model.non_trainable_variables, others, strict=True):
         variable.assign(value)
     after = folder / f"{name}_after.weights.h5"
@@ -226,7 +229,10 @@ def network_here(source, name, run):
 
 
 def here(model, run):
-    """Return a function from images to test logits, training logits and statistics after a step."""
+    """Return what gives test logits, training logits and statistics after a step.
+
+    It takes a function from each of the weights to what is put in its place.
+    """
 
     def program():
         images = layers.data("image", run.images.shape[1:], run.images.dtype)
@@ -241,21 +247,37 @@ def here(model, run):
     )
     weights = models.load_weights(model, run.path, image_size=run.images.shape[1])
 
-    def loaded():
+    def loaded(move):
         state = builder.init()
         entries = _parameters.flatten(state.variables)
         entries = {key: weights.get("/".join(key[1]), value) for key, value in entries.items()}
+        entries = {key: move(np.asarray(value)) for key, value in entries.items()}
         return builder.adopt(_parameters.nested(entries), state)
 
-    def results_of(images):
-        state = loaded()
-        test = np.asarray(builder.infer(state, {"image": images}))
-        state, (_, train) = builder.train(state, {"image": images})
+    def results_of(move):
+        test = np.asarray(builder.infer(loaded(move), {"image": run.images}))
+        state, (_, train) = builder.train(loaded(move), {"image": run.images})
         moved = _parameters.flatten(state.variables)
         moved = {"/".join(path): np.asarray(v) for (c, path), v in moved.items() if c != "params"}
         return test, np.asarray(train), moved
 
     return results_of
+
+
+def as_it_is(weight):
+    """Return a weight unchanged."""
+    return weight
+
+
+def mover():
+    """Return a function that replaces each number by one of its neighbours among the floats."""
+    rng = np.random.default_rng(2)
+
+    def move(weight):
+        towards = rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape)
+        return np.nextafter(weight, towards)
+
+    return move
 
 
 def error(ours, theirs):
@@ -268,11 +290,11 @@ def compare(source, name, folder, dtype):
     run = by_keras(name, folder) if source == "keras" else by_tf_slim(name, folder, dtype)
     model = network_here(source, name, run)
     results_of = here(model, run)
-    test, train, statistics = results_of(run.images)
+    test, train, statistics = results_of(as_it_is)
     after = models.load_weights(model, run.statistics, image_size=run.images.shape[1])
     moved = [error(value, after[path]) for path, value in statistics.items() if path in after]
     errors = [error(test, run.test), error(train, run.train), *([max(moved)] if moved else [])]
-    next_test, next_train, _ = results_of(np.nextafter(run.images, run.images.dtype.type(2)))
+    next_test, next_train, _ = results_of(mover())
     next_float = [error(next_test, test), error(next_train, train)]
     return Found(run.images.shape, errors, next_float, train, run.train)
 

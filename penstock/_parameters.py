@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -110,10 +111,18 @@ def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
     return {name: traverse_util.unflatten_dict(tree) for name, tree in trees.items()}
 
 
-def save(path: str | os.PathLike[str], variables: Mapping[str, Any]) -> None:
+def save(
+    path: str | os.PathLike[str],
+    variables: Mapping[str, Any],
+    *,
+    about: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Write variables to the folder `path`, made or overwritten; one process writes.
 
     Each file appears whole or not at all; a crash leaves the previous parameters.
+
+    Arguments:
+      about: what belongs to them, as JSON: the preprocessing of their images for one.
     """
     from safetensors.numpy import save_file
 
@@ -134,6 +143,8 @@ def save(path: str | os.PathLike[str], variables: Mapping[str, Any]) -> None:
             for (c, p), v in entries.items()
         ],
     }
+    if about:
+        description["about"] = dict(about)
     tensors = {"/".join((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
     temporary = folder / f".{os.getpid()}.tmp"
     try:
@@ -143,6 +154,24 @@ def save(path: str | os.PathLike[str], variables: Mapping[str, Any]) -> None:
         os.replace(temporary, folder / DESCRIPTION_FILE)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what `save` was given about the parameters in a folder; nothing where it says none.
+
+    Raises:
+      ParameterError: the description is damaged.
+    """
+    file = Path(path) / DESCRIPTION_FILE
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")).get("about", {}))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ParameterError(
+            f"{str(file)!r} got damaged ({error}), expected what trainer.save_params wrote. Remove "
+            "it: the parameters can be read without it."
+        ) from error
 
 
 def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:

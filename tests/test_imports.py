@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "preprocessing": {"_errors", "layers"},
     "handlers": {"_errors", "events"},
     "layers": {"_errors", "_mesh"},
-    "models": {"_errors", "_weight_files", "layers", "program_builder"},
+    "models": {"_errors", "_weight_files", "layers", "preprocessing", "program_builder"},
     "optimizers": {"_errors"},
     "_batches": {"_errors", "layers"},
     "_feeding": {"_errors", "_mesh", "layers"},

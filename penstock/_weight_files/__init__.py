@@ -21,9 +21,9 @@ from penstock._weight_files import (
     _torch_zip,
 )
 from penstock._weight_files._archive import Archive
-from penstock._weight_files._file import Refusal, WeightFile
+from penstock._weight_files._file import Format, Refusal, WeightFile
 
-__all__ = ["WeightFile", "read_weights"]
+__all__ = ["Format", "WeightFile", "format_of", "read_weights"]
 
 EXPECTED = (
     "a TensorFlow checkpoint, a Keras .h5, .keras or .weights.h5 file, or a torch state dict as "
@@ -64,6 +64,21 @@ def read_weights(path: str | os.PathLike[str]) -> WeightFile:
         if not path.is_file():
             return _tensorflow.read(_checkpoint_prefix(path))
         return _reader_of(path)(path)
+    except Refusal as error:
+        raise ParameterError(f"weights file {str(path)!r} {error}") from error
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """Return whose names and layouts a weight file has, without reading its arrays.
+
+    Raises: as `read_weights`.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            _checkpoint_prefix(path)
+            return "tf_slim"
+        return _FORMATS.get(_reader_of(path), "torch")
     except Refusal as error:
         raise ParameterError(f"weights file {str(path)!r} {error}") from error
 
@@ -125,3 +140,8 @@ def _reader_of_archive(path: Path) -> Callable[[Path], WeightFile]:
         f"got a zip archive that holds {found}, expected data.pkl (torch) or "
         f"{_keras.WEIGHTS_ENTRY} (Keras) in it. {ADVICE}"
     )
+
+
+_FORMATS: Mapping[Callable[[Path], WeightFile], Format] = MappingProxyType(
+    {_tensorflow.read: "tf_slim", _keras.read: "keras", _keras.read_archive: "keras"}
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,12 @@ def _evaluate(argv: list[str]) -> None:
         takes_paths=True,
     )
     found = find(PROG, paths, {name: text for name, text in given.items() if name not in _OWN})
+    batch_size = _batch_size(found.flags.model.batch_size)
     data, reader, num_images = open_split(
-        found.flags, flags.split, batch_size=_batch_size(found.flags.model.batch_size)
+        found.flags, flags.split, found.weights, batch_size=batch_size
     )
+    if data.preparation is not None:
+        print(data.preparation.said, file=sys.stderr if flags.json else sys.stdout)
     trainer = trained(found, data.shape)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     metrics = trainer.test(lambda: _noted(reader, trainer, pairs))

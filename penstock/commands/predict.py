@@ -13,10 +13,10 @@ import numpy as np
 
 from penstock.commands._flags import TrainFlags, UsageError, parse
 from penstock.commands._flags._checks import check_at_least
-from penstock.commands._run._data import preprocessing_of
 from penstock.commands._run._failures import run_command
 from penstock.commands._run._folder import Facts, facts_of
 from penstock.commands._run._network import Shape
+from penstock.commands._run._preparation import preparation_of
 from penstock.commands._run._samples import with_channels
 from penstock.commands._run._trained import Found, find, model_named, trained
 from penstock.readers.images import SUFFIXES
@@ -81,7 +81,9 @@ def _predict(argv: list[str]) -> None:
     files = _files(paths[1:])
     facts = _facts(found)
     height, width, channels = facts.image_shape
-    chosen = preprocessing_of(found.flags)
+    preparation = preparation_of(found.flags, found.weights)
+    print(preparation.said, file=sys.stderr)
+    chosen = preparation.preprocessing
     shape = Shape(
         image_shape=(height, width, channels),
         num_classes=len(facts.class_names),

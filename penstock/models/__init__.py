@@ -1,13 +1,15 @@
 """The model library: FastNN's networks, and some more, over penstock's layers.
 
 `models.names()` lists them, `models.get(name)` gives one, `models.classifier(name, num_classes)`
-makes the programs that train it, `@models.register` adds one's own.
+makes the programs that train it, `@models.register` adds one's own. `models.load_weights` reads
+weights that others published.
 """
 
 from penstock.models._classifier import Classifier, classifier
 from penstock.models._foreign_weights import ForeignWeights, load_weights
 from penstock.models._registry import EndPoints, Model, get, names, register
 from penstock.models._settings import Settings
+from penstock.models._weight_names import register_weight_map
 
 __all__ = [
     "Classifier",
@@ -20,4 +22,5 @@ __all__ = [
     "load_weights",
     "names",
     "register",
+    "register_weight_map",
 ]

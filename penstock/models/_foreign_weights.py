@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,15 @@ import numpy as np
 from penstock import layers
 from penstock._errors import ParameterError
 from penstock._weight_files import WeightFile, read_weights
-from penstock.models._registry import Model, family_of, get
-from penstock.models._weight_maps._common import (
-    from_tensorflow,
-    from_torch,
-    keras_by_number,
-    keras_renumbered,
-)
+from penstock.models._registry import Model, get
+from penstock.models._weight_maps._common import from_tensorflow, from_torch
+from penstock.models._weight_names import SOURCES, names_in
+from penstock.models._weight_preprocessing import preprocessing_of
+from penstock.preprocessing import Preprocessing
 from penstock.program_builder import ProgramBuilder
 
-SOURCES = {"tf_slim": "TF-Slim", "keras": "keras.applications", "torch": "torchvision or timm"}
+_AVERAGE = "/ExponentialMovingAverage"
+_AUXILIARY = re.compile(r"(^|/)(AuxLogits|aux_logits)/")
 
 # What optimizers and exporters leave in a file beside the weights.
 _BY_THE_WAY = re.compile(
@@ -43,6 +40,8 @@ class ForeignWeights(Mapping[str, np.ndarray]):
       model_name: of the network.
       source: whose names the file has.
       num_classes: the width of its last layer.
+      preprocessing: of the images that they were trained with, the source's rather than the
+        network's: `preprocessing.device` in a program, `preprocessing.for_evaluation` in a reader.
       entries: name to array.
       left_initial: what the network has here and does not have there: auxiliary heads.
       ignored: what the file has beside weights, such as an optimizer's state.
@@ -52,6 +51,7 @@ class ForeignWeights(Mapping[str, np.ndarray]):
     model_name: str
     source: str
     num_classes: int
+    preprocessing: Preprocessing
     entries: Mapping[str, np.ndarray]
     left_initial: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -82,13 +82,18 @@ def program_of(model: Model, num_classes: int, image_size: int | None = None) ->
 
 
 def load_weights(
-    model: str | Model, path: str | os.PathLike[str], *, image_size: int | None = None
+    model: str | Model,
+    path: str | os.PathLike[str],
+    *,
+    image_size: int | None = None,
+    moving_averages: bool = True,
 ) -> ForeignWeights:
     """Read weights that TF-Slim, keras.applications, torchvision or timm published.
 
     Every parameter is looked up by an explicit name and its shape is checked; the number of classes
     is that of the file. Whatever the file has more than the network is an error, an optimizer's
-    state and moving averages aside; auxiliary heads that the file lacks are left as they are.
+    state aside; auxiliary heads that the file lacks are left as they are. `notes` says what was
+    chosen.
 
     Arguments:
       model: the name of a network, or what `models.get` gave.
@@ -97,6 +102,8 @@ def load_weights(
         no code is run.
       image_size: height and width in pixels, where parameters depend on it; the network's own by
         default.
+      moving_averages: take the moving averages that a TF-Slim checkpoint holds of its parameters,
+        as TF-Slim's evaluation does, in the place of those that were trained last.
 
     Raises:
       UnknownNameError: there is no such network.
@@ -115,16 +122,38 @@ def load_weights(
     chosen = get(model) if isinstance(model, str) else model
     file = read_weights(path)
     ten, eleven = (_shapes(chosen, number, image_size) for number in (10, 11))
-    names, ones = _names_in(chosen, file, ten)
+    return _fit(chosen, file, ten, eleven, moving_averages=moving_averages)
+
+
+def _fit(
+    chosen: Model,
+    file: WeightFile,
+    ten: Mapping[str, tuple[int, ...]],
+    eleven: Mapping[str, tuple[int, ...]],
+    *,
+    moving_averages: bool,
+) -> ForeignWeights:
+    """Return a file's arrays as the network's, whose shapes for ten and eleven classes are given.
+
+    Raises:
+      ParameterError: they do not fit.
+    """
+    found = names_in(chosen, file, ten)
+    names = _without_missing_heads(file, found.names)
     num_classes = _num_classes(chosen, file, names, ten, eleven)
     table = _for_classes(num_classes, ten, eleven)
-    entries, problems = _matched(file, names, table)
-    left = set(file.arrays) - set(names.values()) - set(ones)
+    averages = {name for name in names.values() if name + _AVERAGE in file.arrays}
+    taken = averages if moving_averages else set()
+    entries, problems = _match(file, names, table, taken)
+    for kernel in found.reversed_kernels:
+        if kernel in entries:
+            entries[kernel] = np.ascontiguousarray(entries[kernel][..., ::-1, :])
+    left = set(file.arrays) - set(names.values()) - set(found.ones)
     ignored = tuple(sorted(name for name in left if _BY_THE_WAY.search(name)))
     problems += [f"left over: {name}" for name in sorted(left.difference(ignored))]
     problems += [
         f"not all ones: {name}, a scale that {chosen.name} does not have"
-        for name in ones
+        for name in found.ones
         if name in file.arrays and not np.all(file.arrays[name] == 1)
     ]
     if problems:
@@ -133,26 +162,68 @@ def load_weights(
         model_name=chosen.name,
         source=SOURCES[file.format],
         num_classes=num_classes,
+        preprocessing=preprocessing_of(chosen, file.path),
         entries=entries,
         left_initial=tuple(name for name in table if name not in names),
-        ignored=ignored,
-        notes=file.notes,
+        ignored=tuple(name for name in ignored if name.removesuffix(_AVERAGE) not in taken),
+        notes=(
+            *file.notes,
+            *_average_notes(averages, taken, len(entries)),
+            *_channel_notes(found.reversed_kernels),
+        ),
     )
 
 
-def _matched(
-    file: WeightFile, names: Mapping[str, str], table: Mapping[str, tuple[int, ...]]
+def _without_missing_heads(file: WeightFile, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names without an auxiliary head's, where the file has nothing of one."""
+    of_heads = {ours: theirs for ours, theirs in names.items() if _AUXILIARY.search(ours)}
+    if any(theirs in file.arrays for theirs in of_heads.values()):
+        return dict(names)
+    return {ours: theirs for ours, theirs in names.items() if ours not in of_heads}
+
+
+def _average_notes(averages: set[str], taken: set[str], num_arrays: int) -> tuple[str, ...]:
+    if not averages:
+        return ()
+    if taken:
+        return (
+            f"moving averages of {len(taken)} of {num_arrays} arrays, as TF-Slim evaluates; "
+            "moving_averages=False, or --moving_averages=False of penstock import-weights, takes "
+            "the raw ones",
+        )
+    return (f"the raw arrays, though the file has moving averages of {len(averages)}",)
+
+
+def _channel_notes(reversed_kernels: tuple[str, ...]) -> tuple[str, ...]:
+    if not reversed_kernels:
+        return ()
+    return (
+        f"input channels of {', '.join(reversed_kernels)} reversed: there images are blue, green, "
+        "red, here red, green, blue",
+    )
+
+
+def _match(
+    file: WeightFile,
+    names: Mapping[str, str],
+    table: Mapping[str, tuple[int, ...]],
+    averages: set[str],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the file's arrays by our names, laid out as here, and what does not match."""
+    """Return the file's arrays by our names, laid out as here, and what does not match.
+
+    Arguments:
+      averages: the names in the file whose moving averages are taken.
+    """
     entries, problems = {}, []
     for ours, shape in table.items():
         theirs = names.get(ours)
         if theirs is None:
             continue
+        theirs += _AVERAGE if theirs in averages else ""
         if theirs not in file.arrays:
             problems.append(f"missing: {theirs}, which is {ours} {list(shape)} here")
             continue
-        entries[ours] = _laid_out(file, theirs, ours, shape)
+        entries[ours] = _lay_out(file, theirs, ours, shape)
         if entries[ours].shape != shape:
             found = list(entries[ours].shape)
             problems.append(f"mismatched: {theirs} got {found}, expected {list(shape)}")
@@ -165,38 +236,6 @@ def _misfit(file: WeightFile, model: Model, problems: Sequence[str]) -> Paramete
         f"weights file {str(file.path)!r} does not fit {model.name}:\n{lines}\nIs it the file of "
         "another network? `penstock models` lists those there are."
     )
-
-
-def _names_in(
-    model: Model, file: WeightFile, own: Iterable[str]
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the file's names by ours, and those of scales that must be ones.
-
-    Arguments:
-      own: our names.
-
-    Raises:
-      ParameterError: nobody published weights of the network in the file's format.
-    """
-    module = f"penstock.models._weight_maps.{family_of(model.name)}"
-    # One's own networks, and those nobody published, have none.
-    family: Any = importlib.import_module(module) if importlib.util.find_spec(module) else None
-    if file.format == "tf_slim" and hasattr(family, "tf_slim"):
-        return {path: family.tf_slim(model.name, path) for path in own}, ()
-    kinds = {"keras": ("keras", "keras_2"), "torch": ("torch", "timm")}.get(file.format, ())
-    makers: list[Callable[[str], Any]] = [getattr(family, k) for k in kinds if hasattr(family, k)]
-    maps = [dict(found) for found in (make(model.name) for make in makers) if found]
-    if file.format == "keras":
-        maps = [keras_renumbered(names, file.arrays) for names in maps]
-        maps = [keras_by_number(names, file.arrays) for names in maps]
-    if not maps:
-        raise ParameterError(
-            f"weights file {str(file.path)!r} got names of {SOURCES[file.format]}, which has no "
-            f"network that coincides with {model.name}. See docs/models.md for what can be loaded."
-        )
-    best = max(maps, key=lambda names: len(set(names.values()) & set(file.arrays)))
-    ones = getattr(family, "torch_ones", lambda _: ())(model.name) if "torch" in kinds else ()
-    return best, tuple(ones)
 
 
 def _num_classes(
@@ -227,7 +266,7 @@ def _shapes(model: Model, num_classes: int, image_size: int | None) -> dict[str,
     return {row.name: row.shape for row in rows}
 
 
-def _laid_out(file: WeightFile, theirs: str, ours: str, shape: tuple[int, ...]) -> np.ndarray:
+def _lay_out(file: WeightFile, theirs: str, ours: str, shape: tuple[int, ...]) -> np.ndarray:
     array = np.asarray(file.arrays[theirs])
     if file.format == "torch":
         array = from_torch(ours, array, shape)

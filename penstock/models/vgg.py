@@ -119,7 +119,7 @@ MODELS = (
         name="vgg_16_bn",
         function=functools.partial(vgg_bn, depths=VGG_16),
         default_image_size=224,
-        preprocessing="vgg",
+        preprocessing="torchvision",
         num_classes=1000,
         settings=Settings(
             batch_norm_decay=0.997,

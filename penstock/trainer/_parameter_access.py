@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -32,6 +33,9 @@ class ParameterAccess(ABC):
     @_state.setter
     @abstractmethod
     def _state(self, state: State) -> None: ...
+
+    about: Mapping[str, Any] = MappingProxyType({})
+    """What `save_params` writes beside the parameters, as JSON: their preprocessing for one."""
 
     _feed_order: FeedOrder | None
     _interrupts: Interrupts
@@ -114,7 +118,8 @@ class ParameterAccess(ABC):
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is made or overwritten.
 
-        Optimizer state is not part of it. `Inferencer` and `load_params` read it.
+        Optimizer state is not part of it. `Inferencer` and `load_params` read it. What `about`
+        holds is written into its description.
 
         Arguments:
           averaged: write the moving average of the parameters that the optimizer keeps.
@@ -123,7 +128,7 @@ class ParameterAccess(ABC):
           ValueError: no optimizer keeps a moving average.
         """
         state = self._averaged if averaged else self._state
-        _parameters.save(param_path, state.variables)
+        _parameters.save(param_path, state.variables, about=self.about)
 
     def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
         """Do what `save_params` does; Fluid's name for it.

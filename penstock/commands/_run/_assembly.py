@@ -19,6 +19,7 @@ from penstock.commands._run._folder import RunFolder
 from penstock.commands._run._handlers import RunHandlers, handlers_of
 from penstock.commands._run._network import last_layers, network_of, precision_of
 from penstock.commands._run._plan import Plan, plan_of
+from penstock.commands._run._preparation import about_weights
 from penstock.readers import Shard
 
 
@@ -75,6 +76,8 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     network = network_of(flags, data.shape)
     schedule = schedule_of(flags, data, plan)
     trainer = _trainer(flags, network, schedule, folder, place)
+    if data.preparation is not None:  # whoever copies its parameters finds it with them
+        trainer.about = about_weights(data.preparation.preprocessing)
     return Run(
         flags=flags,
         data=data,
@@ -122,6 +125,7 @@ def facts_of(run: Run) -> _folder.Facts:
         image_shape=run.data.shape.image_shape,
         stored_shape=run.data.stored_shape,
         class_names=run.data.class_names,
+        preprocessing=run.trainer.about.get("preprocessing"),
     )
 
 

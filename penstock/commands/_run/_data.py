@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from penstock import models, preprocessing, readers
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags._data import known_datasets
 from penstock.commands._run._network import Shape
+from penstock.commands._run._preparation import Preparation, preparation_of, starting_weights
 from penstock.commands._run._samples import HostPart, as_bytes, entries_of
 from penstock.commands._run._sources import Source, open_source
 
@@ -29,12 +31,14 @@ class Data:
       test: the same of the held-out part; None where there is none.
       class_names: of those that the network tells apart.
       shape: what the network is made for.
+      preparation: how images become what it takes; None where they are made so.
       stored_shape: `[H, W, C]` of the stored images, where all have one.
       notes: what a person should know about how it is read, a sentence each.
     """
 
     train: Any
     test: Any
+    preparation: Preparation | None
     num_train: int
     num_test: int | None
     class_names: tuple[str, ...]
@@ -80,24 +84,36 @@ def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Da
         test = open_source(dataset, "test")
     except readers.DatasetNotFoundError:
         test = None
-    return _of_sources(flags, source, test, batch_size, shard)
+    chosen = preparation_of(flags, starting_weights(flags))
+    return _of_sources(flags, chosen, source, test, batch_size, shard)
 
 
-def open_split(flags: TrainFlags, split: str, *, batch_size: int) -> tuple[Data, Any, int]:
+def open_split(
+    flags: TrainFlags, split: str, weights: Path, *, batch_size: int
+) -> tuple[Data, Any, int]:
     """Open one split for evaluation; return the data, its reader and how many samples it has.
+
+    Arguments:
+      weights: what is evaluated.
 
     Raises: as `open_data`.
     """
     source = open_source(flags.dataset, split)
-    data = _of_sources(flags, source, source, batch_size, readers.Shard())
+    chosen = preparation_of(flags, weights)
+    data = _of_sources(flags, chosen, source, source, batch_size, readers.Shard())
     return data, data.test, source.num_samples
 
 
 def _of_sources(
-    flags: TrainFlags, source: Source, test: Source | None, batch_size: int, shard: readers.Shard
+    flags: TrainFlags,
+    preparation: Preparation,
+    source: Source,
+    test: Source | None,
+    batch_size: int,
+    shard: readers.Shard,
 ) -> Data:
     model = models.get(flags.model.model_name)
-    chosen = preprocessing_of(flags)
+    chosen = preparation.preprocessing
     width, notes = _width(flags, source)
     image = as_bytes(entries_of(source.first)[0])
     is_mnist_of_fastnn = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
@@ -122,27 +138,16 @@ def _of_sources(
         stored_shape=_stored_shape(flags, image),
         batch_size=batch_size,
         samples_per_epoch=_samples_per_epoch(flags, source.num_samples),
-        notes=notes,
+        preparation=preparation,
+        notes=(*preparation.notes, *notes),
     )
-
-
-def preprocessing_of(flags: TrainFlags) -> preprocessing.Preprocessing:
-    """Return the preprocessing that was asked for, or the network's own."""
-    name = flags.preprocessing.preprocessing_name
-    if name is None and flags.fastnn_compat and flags.model.model_name == "nasnet_cifar":
-        raise ValueError(
-            "--preprocessing_name got none for nasnet_cifar, expected cifarnet: FastNN has no "
-            "entry for the network, and --fastnn_compat=True keeps to that."
-        )
-    return preprocessing.get(name or models.get(flags.model.model_name).preprocessing)
 
 
 def resolved(flags: TrainFlags, data: Data) -> TrainFlags:
     """Return the flags with what the data and the network decided in the place of None."""
     dataset = dataclasses.replace(flags.dataset, num_classes=data.shape.num_classes)
     name = flags.preprocessing.preprocessing_name
-    if name is None and data.shape.preprocessing is not None:
-        name = models.get(flags.model.model_name).preprocessing
+    name = data.preparation.name if data.preparation is not None else name
     prepared = dataclasses.replace(
         flags.preprocessing, preprocessing_name=name, train_image_size=data.shape.image_shape[0]
     )
@@ -163,6 +168,7 @@ def _mock(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> Data:
         num_test=None,
         class_names=tuple(map(str, range(num_classes))),
         shape=Shape(image_shape=shape, num_classes=num_classes, preprocessing=None),
+        preparation=None,
         stored_shape=shape,
         batch_size=batch_size,
         samples_per_epoch=_samples_per_epoch(flags, num_train),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,13 @@ class Facts:
       image_shape: `[H, W, C]` that the network gets.
       stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
       class_names: of the classes it tells apart.
+      preprocessing: of its images, as `preprocessing.describe` has it.
     """
 
     image_shape: tuple[int, ...]
     stored_shape: tuple[int, ...] | None
     class_names: tuple[str, ...]
+    preprocessing: Mapping[str, Any] | None = None
 
 
 def run_folder_of(path: Path) -> RunFolder | None:
@@ -213,6 +216,7 @@ def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
     write_config(folder.path, flags)
     write_labels(folder.path / "labels.txt", facts.class_names)
     shapes = {"image_shape": facts.image_shape, "stored_shape": facts.stored_shape}
+    shapes |= {"preprocessing": facts.preprocessing}
     folder.data.write_text(json.dumps(shapes) + "\n", encoding="utf-8")
 
 
@@ -229,6 +233,7 @@ def facts_of(folder: RunFolder) -> Facts:
         image_shape=tuple(shapes["image_shape"]),
         stored_shape=None if stored is None else tuple(stored),
         class_names=tuple(labels[number] for number in sorted(labels)),
+        preprocessing=shapes.get("preprocessing"),
     )
 
 

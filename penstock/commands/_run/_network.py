@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from penstock import Precision, ProgramBuilder, Trainer, layers, models, preprocessing
 from penstock.commands._flags import PerformanceFlags, TrainFlags
+from penstock.models._classifier import AUXILIARY_WEIGHT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,14 @@ class Shape:
     preprocessing: preprocessing.Preprocessing | None
 
 
-def network_of(flags: TrainFlags, shape: Shape) -> models.Classifier:
-    """Return the programs of the network, its preprocessing on the device among them."""
+def network_of(
+    flags: TrainFlags, shape: Shape, *, counts_auxiliary: bool = True
+) -> models.Classifier:
+    """Return the programs of the network, its preprocessing on the device among them.
+
+    Arguments:
+      counts_auxiliary: an auxiliary head is part of the loss; not where it has no weights.
+    """
     settings = models.Settings(
         weight_decay=0.0 if flags.fastnn_compat else flags.model.weight_decay,
         # FastNN never runs the updates: what is kept is what it begins with.
@@ -47,6 +54,7 @@ def network_of(flags: TrainFlags, shape: Shape) -> models.Classifier:
         shape.num_classes,
         image_size=height,
         label_smoothing=flags.model.label_smoothing,
+        auxiliary_weight=AUXILIARY_WEIGHT if counts_auxiliary else 0.0,
         preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
     )
     if is_mnist_of_fastnn:

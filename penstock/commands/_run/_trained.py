@@ -73,7 +73,11 @@ def trained(found: Found, shape: Shape) -> Trainer:
       ParameterError: they are of another network.
       ValueError: they tell another number of classes apart.
     """
+    size = shape.image_shape[0]
     network = network_of(found.flags, shape)
+    entries = _weights.read_entries(found.weights, network.model, size)
+    if entries.optional:  # a head without weights would be a random share of the loss
+        network = network_of(found.flags, shape, counts_auxiliary=False)
     trainer = Trainer(
         network.train_program,
         infer_func=network.infer_program,
@@ -84,9 +88,18 @@ def trained(found: Found, shape: Shape) -> Trainer:
         found.weights,
         ModelFlags(model_name=found.flags.model.model_name),
         model=network.model,
-        image_size=shape.image_shape[0],
+        image_size=size,
         last_layers=lambda: last_layers(found.flags, shape, trainer),
+        entries=entries,
     )
+    for note in entries.notes:
+        print(note, file=sys.stderr)
+    if entries.optional:
+        print(
+            f"no weights for the auxiliary head ({len(entries.optional)} arrays): it is left "
+            "initial and out of the loss",
+            file=sys.stderr,
+        )
     is_checkpoint = found.weights.is_dir() and not (found.weights / DATA_FILE).exists()
     if is_checkpoint and found.flags.optimizer.moving_average_decay is not None:
         print(

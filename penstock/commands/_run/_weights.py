@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock import Trainer, models
+from penstock import Trainer, _parameters, models
 from penstock._errors import ParameterError, nearest
 from penstock._selection import Selection
 from penstock.commands._flags import ModelFlags
@@ -50,6 +50,7 @@ def load_weights(
     image_size: int,
     model: models.Model,
     last_layers: Callable[[], set[str]],
+    entries: Entries | None = None,
 ) -> list[str]:
     """Put weights into a trainer's network; return what to say about it, a line each.
 
@@ -58,12 +59,13 @@ def load_weights(
     Arguments:
       model: the network.
       last_layers: gives the names of the parameters whose shape depends on the number of classes.
+      entries: what `read_entries` gave, where the path was read before.
 
     Raises:
       ParameterError: the weights are of another network.
       UnknownNameError: a pattern matches nothing.
     """
-    entries = _entries(path, model, image_size)
+    entries = read_entries(path, model, image_size) if entries is None else entries
     selection = Selection(
         include=words_of(flags.checkpoint_include_scopes) or None,
         exclude=words_of(flags.checkpoint_exclude_scopes) or None,
@@ -101,8 +103,12 @@ def load_weights(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entries:
-    """Arrays by our names, what a file of others may lack, and what to say about it."""
+class Entries:
+    """Arrays by our names, what to say about them, and what the network may do without.
+
+    Arguments:
+      optional: auxiliary heads that a file of others lacks, or lacked when it was imported.
+    """
 
     arrays: Mapping[str, np.ndarray]
     optional: tuple[str, ...] = ()
@@ -115,10 +121,16 @@ class _Entries:
         return name in self.arrays
 
 
-def _entries(path: Path, model: models.Model, image_size: int) -> _Entries:
+def read_entries(path: Path, model: models.Model, image_size: int) -> Entries:
+    """Read the weights in a folder of ours, or in a file of others.
+
+    Raises:
+      ParameterError: they are of another network.
+    """
     if path.is_dir():
         named = {"/".join(keys): value for (_, keys), value in entries_at(path).items()}
-        return _Entries({name: np.asarray(value) for name, value in named.items()})
+        initial = tuple(_parameters.read_about(path).get("left_initial", ()))
+        return Entries({name: np.asarray(value) for name, value in named.items()}, initial)
     found = models.load_weights(model, os.fspath(path), image_size=image_size)
     classes = f"{found.num_classes} classes, names of {found.source}"
-    return _Entries(found.entries, found.left_initial, (classes, *found.notes))
+    return Entries(found.entries, found.left_initial, (classes, *found.notes))

@@ -9,6 +9,7 @@ from penstock.models._inception import STEM, Branches, conv_names
 from penstock.models._weight_maps._common import keras_conv, slim_name, torch_conv
 from penstock.models._weight_maps._inception import timm_layers
 from penstock.models.inception_resnet_v2 import BLOCK_8, LAST_CONV, STAGES, WIDENING
+from penstock.preprocessing import Preprocessing, Torchvision
 
 _LAST = "Logits/Logits/fc"
 
@@ -51,6 +52,16 @@ def torch(model_name: str) -> dict[str, str]:
         names[f"{module.path}/{WIDENING}/conv/w"] = f"{module.timm}.conv2d.weight"
         names[f"{module.path}/{WIDENING}/conv/b"] = f"{module.timm}.conv2d.bias"
     return names | {f"{_LAST}/w": "classif.weight", f"{_LAST}/b": "classif.bias"}
+
+
+def torch_preprocessing(model_name: str) -> Preprocessing:
+    """Return the preprocessing of timm's weights, which are TF-Slim's."""
+    return Torchvision(
+        means=(0.5, 0.5, 0.5),
+        deviations=(0.5, 0.5, 0.5),
+        crop_fraction=0.8975,
+        interpolation="bicubic",
+    )
 
 
 def torch_ones(model_name: str) -> tuple[str, ...]:

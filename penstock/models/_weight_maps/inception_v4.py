@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from penstock.models._weight_maps._common import slim_name, torch_conv
 from penstock.models._weight_maps._inception import timm_layers
 from penstock.models.inception_v4 import MODULES, STEM
+from penstock.preprocessing import Preprocessing, Torchvision
 
 
 def tf_slim(model_name: str, path: str) -> str:
@@ -25,6 +26,15 @@ def torch(model_name: str) -> dict[str, str]:
         names |= torch_conv(path, f"{layer}.conv", f"{layer}.bn")
     last = "Logits/Logits/fc"
     return names | {f"{last}/w": "last_linear.weight", f"{last}/b": "last_linear.bias"}
+
+
+def torch_preprocessing(model_name: str) -> Preprocessing:
+    """Return the preprocessing of timm's weights, which are TF-Slim's."""
+    return Torchvision(
+        means=(0.5, 0.5, 0.5),
+        deviations=(0.5, 0.5, 0.5),
+        interpolation="bicubic",
+    )
 
 
 def torch_ones(model_name: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from penstock.models._weight_maps._common import (
     torch_norm,
 )
 from penstock.models.mobilenet_v3 import VARIANTS, Row
+from penstock.preprocessing import Preprocessing, Torchvision
 
 _SQUEEZE_EXCITE = {"squeeze": "Conv", "expand": "Conv_1"}
 
@@ -71,6 +72,14 @@ def torch(model_name: str) -> dict[str, str]:
     names |= {"Conv_1/conv/w": f"{last}.conv.weight"} | torch_norm("Conv_1/norm", f"{last}.bn1")
     names |= torch_layer("Conv_2/conv", "conv_head")
     return names | torch_layer("Logits/Conv2d_1c_1x1/fc", "classifier")
+
+
+def torch_preprocessing(model_name: str) -> Preprocessing:
+    """Return the preprocessing of timm's weights, which are TF-Slim's."""
+    return Torchvision(
+        means=(0.5, 0.5, 0.5),
+        deviations=(0.5, 0.5, 0.5),
+    )
 
 
 def _timm_block(block: _Block, prefix: str) -> dict[str, str]:

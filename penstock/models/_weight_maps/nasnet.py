@@ -13,6 +13,7 @@ from penstock.models._weight_maps._nasnet import (
     timm_ends,
 )
 from penstock.models.nasnet import NORMAL, REDUCTION
+from penstock.preprocessing import Preprocessing, Torchvision
 
 _NUM_CELLS = {
     "nasnet_mobile": 12,
@@ -61,6 +62,16 @@ def torch(model_name: str) -> dict[str, str]:
     for place in _places(model_name):
         names |= timm_cell(place, "")
     return names
+
+
+def torch_preprocessing(model_name: str) -> Preprocessing:
+    """Return the preprocessing of timm's weights, which are TF-Slim's."""
+    return Torchvision(
+        means=(0.5, 0.5, 0.5),
+        deviations=(0.5, 0.5, 0.5),
+        crop_fraction=0.911,
+        interpolation="bicubic",
+    )
 
 
 def _places(model_name: str) -> Iterator[Place]:

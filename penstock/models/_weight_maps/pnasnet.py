@@ -11,6 +11,7 @@ from penstock.models._weight_maps._nasnet import (
     torch_norm,
 )
 from penstock.models.pnasnet import CELL
+from penstock.preprocessing import Preprocessing, Torchvision
 
 _NUM_CELLS = 12
 _REDUCTIONS = (4, 8)
@@ -42,3 +43,13 @@ def torch(model_name: str) -> dict[str, str]:
         names |= torch_conv(f"{cell}/comb_iter_{index}/right/1x1", f"{layer}.conv")
         names |= torch_norm(f"{cell}/comb_iter_{index}/right/bn_1", f"{layer}.bn")
     return names
+
+
+def torch_preprocessing(model_name: str) -> Preprocessing:
+    """Return the preprocessing of timm's weights, which are TF-Slim's."""
+    return Torchvision(
+        means=(0.5, 0.5, 0.5),
+        deviations=(0.5, 0.5, 0.5),
+        crop_fraction=0.911,
+        interpolation="bicubic",
+    )

@@ -25,16 +25,22 @@ def tf_slim(model_name: str, path: str) -> str:
 
 
 def keras(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' VGG16 (`vgg_16`) and VGG19.
-
-    Its published weights are for images whose channels are blue, green, red.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' VGG16 (`vgg_16`) and VGG19."""
     names: dict[str, str] = {}
     for path, stage, layer in _convolutions(model_name):
         names |= keras_layer(f"{path}/conv", f"block{stage}_conv{layer}")
     for path, layer in zip(_DENSE, ("fc1", "fc2", "predictions"), strict=True):
         names |= keras_layer(path, layer)
     return names
+
+
+def keras_bgr(model_name: str) -> tuple[str, ...]:
+    """Return the paths of the kernels that see images: Keras's are blue, green, red, as Caffe's.
+
+    Keras's ResNet of the first version, the other of its networks with such images, has no
+    counterpart here.
+    """
+    return ("conv1/conv1_1/conv/w",)
 
 
 def torch(model_name: str) -> dict[str, str]:

@@ -1,0 +1,207 @@
+"""Weights bring the preprocessing of their source along, moving averages, and maps of one's own."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from penstock import layers, models, preprocessing
+from penstock._errors import ParameterError
+from penstock._weight_files import WeightFile
+from penstock.models import _foreign_weights
+from penstock.models._registry import get
+from penstock.models._weight_maps import vgg
+from penstock.models._weight_names import names_in, weight_maps_of
+from penstock.models._weight_preprocessing import preprocessing_of
+from penstock.preprocessing import Torchvision
+
+FIRST = "conv1/conv1_1/conv/w"
+
+
+@pytest.fixture
+def any_torch_file(tmp_path):
+    save_file({"fc.weight": np.zeros([2, 2], np.float32)}, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet50", Torchvision()),
+        ("resnext50", Torchvision()),
+        ("vgg_16", Torchvision()),
+        ("vgg_16_bn", Torchvision()),
+        ("mobilenet_v3_large", Torchvision(means=(0.5,) * 3, deviations=(0.5,) * 3)),
+        ("lenet", preprocessing.get("lenet")),
+    ],
+)
+def test_weights_of_torch_want_torchs_images(name, expected, any_torch_file):
+    assert preprocessing_of(get(name), any_torch_file) == expected
+
+
+def test_what_timm_says_beside_a_file_counts(any_torch_file):
+    config = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2], "crop_pct": 0.95}
+    described = {"pretrained_cfg": {**config, "interpolation": "bicubic"}}
+    any_torch_file.with_name("config.json").write_text(json.dumps(described))
+    assert preprocessing_of(get("resnet50"), any_torch_file) == Torchvision(
+        means=(0.5, 0.4, 0.3),
+        deviations=(0.2, 0.2, 0.2),
+        crop_fraction=0.95,
+        interpolation="bicubic",
+    )
+    for other in ({"model": {}}, [], {"mean": [1], "std": [2]}, {"mean": None}, "x"):
+        any_torch_file.with_name("config.json").write_text(json.dumps(other))
+        assert preprocessing_of(get("resnet50"), any_torch_file) == Torchvision()
+
+
+def test_torchvisions_second_weights_are_told_by_their_content(any_torch_file, monkeypatch):
+    import hashlib
+
+    digest = hashlib.sha256(any_torch_file.read_bytes()).hexdigest()
+    module = "penstock.models._weight_preprocessing._SECOND_VERSIONS"
+    monkeypatch.setattr(module, (digest[:8],))
+    found = preprocessing_of(get("resnet50"), any_torch_file)
+    assert found == preprocessing.get("torchvision_v2")
+    assert found.host(np.zeros((300, 400, 3), np.uint8), 224, 224, is_training=False).any() == 0
+
+
+def fitted(name, format, arrays, *, moving_averages=True, num_classes=3, path=None):
+    """Return what arrays of a file become for a network."""
+    model = get(name)
+    ten, eleven = (_foreign_weights._shapes(model, number, None) for number in (10, 11))
+    file = WeightFile(path=path, format=format, arrays=arrays)
+    return _foreign_weights._fit(model, file, ten, eleven, moving_averages=moving_averages)
+
+
+def drawn(name, num_classes=3):
+    """Return random values for every parameter and statistic of a network, by our names."""
+    rng = np.random.default_rng(0)
+    shapes = _foreign_weights._shapes(get(name), num_classes, None)
+    return {ours: rng.uniform(0.5, 1.5, shape).astype(np.float32) for ours, shape in shapes.items()}
+
+
+def test_moving_averages_are_taken_or_left_and_either_is_said(tmp_path):
+    (tmp_path / "lenet.ckpt.index").touch()
+    ours = drawn("lenet")
+    slim = {"w": "weights", "b": "biases"}
+    names = {n: f"LeNet/{n.split('/')[0]}/{slim[n.rsplit('/', 1)[-1]]}" for n in ours}
+    raw = {names[n]: value for n, value in ours.items()}
+    averages = {f"{name}/ExponentialMovingAverage": value + 1 for name, value in raw.items()}
+    del averages["LeNet/fc4/biases/ExponentialMovingAverage"]
+    arrays = {**raw, **averages, "global_step": np.array(7)}
+    path = tmp_path / "lenet.ckpt"
+    found = fitted("lenet", "tf_slim", arrays, path=path)
+    for name, value in ours.items():
+        np.testing.assert_array_equal(found[name], value + (name != "fc4/fc/b"))
+    assert any("moving averages of 7 of 8 arrays" in note for note in found.notes)
+    assert found.ignored == ("global_step",)
+    left = fitted("lenet", "tf_slim", arrays, moving_averages=False, path=path)
+    np.testing.assert_array_equal(left["conv1/conv/w"], ours["conv1/conv/w"])
+    assert any("the raw arrays, though" in note for note in left.notes)
+    assert fitted("lenet", "tf_slim", raw, path=path).notes == ()
+    for name in list(names.values())[:-1]:
+        del arrays[name]
+    only = fitted(
+        "lenet", "tf_slim", arrays | {"LeNet/fc4/biases": raw["LeNet/fc4/biases"]}, path=path
+    )
+    np.testing.assert_array_equal(only["conv1/conv/w"], found["conv1/conv/w"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nasnet_cifar", "pnasnet_mobile"])
+def test_checkpoint_of_an_evaluation_graph_has_no_auxiliary_head(name, tmp_path):
+    check_missing_head(name, tmp_path)
+
+
+def test_checkpoint_without_an_auxiliary_head_is_taken(tmp_path):
+    check_missing_head("inception_v3", tmp_path)
+
+
+def check_missing_head(name, tmp_path):
+    (tmp_path / "net.ckpt.index").touch()
+    ours = drawn(name)
+    family = weight_maps_of(get(name))
+    head = [n for n in ours if "AuxLogits" in n or "aux_logits" in n]
+    assert head
+    arrays = {family.tf_slim(name, n): value for n, value in ours.items()}
+    without = {k: v for k, v in arrays.items() if "AuxLogits" not in k and "aux_logits" not in k}
+    found = fitted(name, "tf_slim", without, path=tmp_path / "net.ckpt")
+    assert set(found.left_initial) == set(head)
+    assert set(found) == set(ours) - set(head)
+    part = dict(arrays)
+    del part[family.tf_slim(name, head[0])]
+    with pytest.raises(ParameterError, match="missing: "):
+        fitted(name, "tf_slim", part, path=tmp_path / "net.ckpt")
+
+
+def keras_vgg(tmp_path, shapes):
+    """Return a file of Keras's VGG16, zeros but for its first kernel."""
+    names = vgg.keras("vgg_16")
+    arrays = {theirs: np.broadcast_to(np.float32(0), shapes[n]) for n, theirs in names.items()}
+    kernel = np.random.default_rng(0).normal(size=shapes[FIRST]).astype(np.float32)
+    arrays[names[FIRST]] = kernel
+    path = tmp_path / "vgg16.weights.h5"
+    with h5py.File(path, "w"):
+        pass
+    return WeightFile(path=path, format="keras", arrays=arrays), kernel
+
+
+def test_keras_vgg_is_known_to_see_blue_green_red(tmp_path):
+    shapes = _foreign_weights._shapes(get("vgg_16"), 10, None)
+    file, _ = keras_vgg(tmp_path, shapes)
+    assert names_in(get("vgg_16"), file, shapes).reversed_kernels == (FIRST,)
+
+
+@pytest.mark.slow
+def test_keras_vgg_gets_its_first_kernel_turned_round(tmp_path):
+    shapes = _foreign_weights._shapes(get("vgg_16"), 10, None)
+    file, kernel = keras_vgg(tmp_path, shapes)
+    found = fitted("vgg_16", "keras", file.arrays, path=file.path)
+    assert found.preprocessing == preprocessing.get("vgg")
+    assert any("blue, green, red" in note for note in found.notes)
+    image = np.random.default_rng(1).normal(size=(3, 3, 3))
+    there = np.tensordot(image[..., ::-1], kernel, 3)
+    np.testing.assert_allclose(np.tensordot(image, found[FIRST], 3), there, rtol=1e-5)
+
+
+@pytest.fixture
+def own_network():
+    """Register a network of one's own, and take it away again."""
+    from penstock.models import _registry, _weight_names
+
+    @models.register("of_my_own", default_image_size=4, preprocessing="lenet", num_classes=2)
+    def of_my_own(images, num_classes):
+        return layers.fc(layers.flatten(images), num_classes or 2, name="head"), {}
+
+    yield "of_my_own"
+    del _registry._MODELS["of_my_own"]
+    for key in [key for key in _weight_names._WEIGHT_MAPS if key[0] == "of_my_own"]:
+        del _weight_names._WEIGHT_MAPS[key]
+
+
+def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
+    weight = np.arange(96, dtype=np.float32).reshape(2, 48)
+    file = tmp_path / "own.safetensors"
+    save_file({"out.weight": weight, "out.bias": np.ones(2, np.float32)}, file)
+    with pytest.raises(ParameterError, match=r"register_weight_map"):
+        models.load_weights(own_network, file)
+    own = Torchvision(crop_fraction=1.0)
+
+    @models.register_weight_map(own_network, "torch", preprocessing=own)
+    def names():
+        return {"head/w": "out.weight", "head/b": "out.bias"}
+
+    found = models.load_weights(own_network, file)
+    np.testing.assert_array_equal(found["head/w"], weight.T)
+    assert (found.preprocessing, found.num_classes) == (own, 2)
+
+    @models.register_weight_map(own_network, "torch")
+    def wrong():
+        return {"haed/w": "out.weight"}
+
+    with pytest.raises(ParameterError, match=r"got the name 'haed/w' for of_my_own.*'head/w'"):
+        models.load_weights(own_network, file)
+    with pytest.raises(ValueError, match="Did you mean 'torch'"):
+        models.register_weight_map("x", "torhc")  # pyright: ignore[reportArgumentType]
