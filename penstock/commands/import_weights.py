@@ -7,6 +7,7 @@ import sys
 
 from penstock import _parameters, models, preprocessing
 from penstock._errors import UnknownNameError
+from penstock.commands._flags import import_plugins
 from penstock.commands._run._preparation import about_weights, show
 from penstock.models._foreign_weights import ForeignWeights, program_of
 
@@ -20,6 +21,7 @@ def run(argv: list[str]) -> int:
     """
     flags = _parser().parse_args(argv)
     try:
+        import_plugins(flags.plugin)
         weights = models.load_weights(
             flags.model,
             flags.file,
@@ -75,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         metavar="BOOL",
         help="False takes a TF-Slim checkpoint's raw arrays where it has moving averages of them",
+    )
+    add(
+        "--plugin",
+        help="modules to import first, between commas, by name or as a .py file: they register "
+        "networks, preprocessings, and what parameters are called elsewhere",
     )
     return parser
 

@@ -8,6 +8,7 @@ from penstock.commands._flags._file import write_config as write_config
 from penstock.commands._flags._learning import LearningRateFlags as LearningRateFlags
 from penstock.commands._flags._learning import OptimizerFlags as OptimizerFlags
 from penstock.commands._flags._model import ModelFlags as ModelFlags
+from penstock.commands._flags._parse import import_plugins as import_plugins
 from penstock.commands._flags._parse import parse as parse
 from penstock.commands._flags._running import LoggingFlags as LoggingFlags
 from penstock.commands._flags._running import PerformanceFlags as PerformanceFlags

@@ -58,7 +58,7 @@ def parse(
     if "config" in given:
         given = {**read_config(given["config"], hints), **given}
     given = {name: _spelled(text, hints[name]) for name, text in given.items()}
-    _import_plugins(given.get("plugin"))
+    import_plugins(given.get("plugin"))
     chosen = next((name for name in defaults if name and given.get(name) == "True"), "")
     default = defaults[chosen]()
     canonical = [f"--{name}={text}" for name, text in given.items()]
@@ -196,8 +196,12 @@ def _value(text: str, hint: Any) -> Any:
     return text
 
 
-def _import_plugins(plugins: str | None) -> None:
-    """Import modules by name, or files by path; they register what they bring."""
+def import_plugins(plugins: str | None) -> None:
+    """Import modules by name, or files by path; they register what they bring.
+
+    Raises:
+      UsageError: one cannot be imported.
+    """
     sys.path.insert(0, "")  # as `python -m` has it: modules of the current folder
     try:
         for word in words_of(plugins):

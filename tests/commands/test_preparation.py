@@ -1,0 +1,118 @@
+"""The preprocessing of weights goes with them: into folders, runs, evaluation and prediction."""
+
+import contextlib
+import io
+import json
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from penstock import commands
+from penstock.commands import train
+from penstock.commands._run._preparation import preparation_of, starting_weights
+from tests.commands.running import run
+from tests.source_tree import ROOT
+
+PLUGINS = ",".join(str(ROOT / "tests/commands" / name) for name in ("tiny.py", "tiny_of_torch.py"))
+PLUGIN, TINY = f"--plugin={PLUGINS}", "--model_name=tiny"
+DESCRIPTION = {"name": "lenet", "options": {"dtype": "float32"}}
+CARRIED = "images: lenet (dtype=float32), which the weights were trained with"
+FLAGS = (PLUGIN, TINY, "--enable_paisoar=False", "--stop_at_step=2")
+TUNED = (*FLAGS, "--num_preprocessing_threads=0", "--task_type=finetune")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with a state dict, the parameters it was imported as, and what was said."""
+    folder = tmp_path_factory.mktemp("imported")
+    random = np.random.default_rng(0)
+    shapes = {
+        "body.0.weight": (32, 64),
+        "body.0.bias": 32,
+        "head.weight": (10, 32),
+        "head.bias": 10,
+    }
+    arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(arrays, folder / "tiny.safetensors")
+    words = ["import-weights", "tiny", str(folder / "tiny.safetensors"), PLUGIN]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert commands.main([*words, f"--output={folder / 'params'}"]) == 0
+        again = [f"--output={folder / 'other'}", "--preprocessing_name=none"]
+        assert commands.main([*words, *again]) == 0
+    (folder / "said").write_text(said.getvalue())
+    return folder
+
+
+def test_imported_parameters_say_what_their_images_are(folder):
+    said = (folder / "said").read_text()
+    assert "images: lenet (dtype=float32), of torchvision or timm\n" in said
+    assert "images: none, as asked; torchvision or timm has lenet (dtype=float32)\n" in said
+    described = json.loads((folder / "params/description.json").read_text())
+    assert described["about"] == {"preprocessing": DESCRIPTION}
+    other = json.loads((folder / "other/description.json").read_text())
+    assert other["about"]["preprocessing"]["name"] == "none"
+
+
+@pytest.mark.parametrize("weights", ["params", "tiny.safetensors"])
+def test_evaluation_and_prediction_use_it_and_say_it(folder, weights, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    cv2.imwrite("one.png", np.full((8, 8), 200, np.uint8))
+    words = (weights, PLUGIN, TINY)
+    status, out, err = run(capsys, "eval", *words, "--dataset_name=digits")
+    assert status == 0, err
+    assert out.startswith(f"{CARRIED}\n")
+    status, _, err = run(capsys, "predict", *words[:1], "one.png", *words[1:], "--num_classes=10")
+    assert status == 0
+    assert CARRIED in err
+    asked = "--preprocessing_name=none"
+    status, other, err = run(capsys, "eval", *words, "--dataset_name=digits", asked)
+    assert other.startswith(
+        "images: none, as --preprocessing_name asks, though the weights were trained with lenet"
+    )
+    assert other.splitlines()[2] != out.splitlines()[2]
+    status, _, err = run(capsys, "eval", *words, "--dataset_name=digits", "--json=True")
+    assert CARRIED in err
+
+
+def test_fine_tuning_carries_it_into_the_run_and_its_parameters(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = (*TUNED, "--model_dir=.", "--ckpt_file_name=tiny.safetensors")
+    status, out, err = run(capsys, "train", *words)
+    assert status == 0, err
+    assert CARRIED in out
+    assert (
+        json.loads(Path("runs/digits_tiny/data.json").read_text())["preprocessing"] == DESCRIPTION
+    )
+    assert run(capsys, "eval", "runs/digits_tiny", "--plot=")[1].startswith(f"{CARRIED}\n")
+    for name in ("params", "best"):
+        shutil.copytree(f"runs/digits_tiny/{name}", f"copied/{name}")
+        shown = run(capsys, "eval", f"copied/{name}", PLUGIN, TINY, "--dataset_name=digits")[1]
+        assert shown.startswith(f"{CARRIED}\n")
+    again = train.flags_of([*TUNED, "--model_dir=runs", "--ckpt_file_name=digits_tiny"])
+    assert preparation_of(again, starting_weights(again)).said == CARRIED
+    # A run goes on when the weights that it began with are gone.
+    gone = train.flags_of([*TUNED, "--model_dir=gone"])
+    assert preparation_of(gone, starting_weights(gone)).said == CARRIED
+
+
+def test_network_of_its_own_says_so_and_no_more(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    plain = train.flags_of([*FLAGS])
+    chosen = preparation_of(plain, starting_weights(plain))
+    assert (chosen.said, chosen.notes) == ("images: lenet, the network's own", ())
+    asked = train.flags_of([*FLAGS, "--preprocessing_name=none"])
+    assert preparation_of(asked).notes == ()
+
+
+def test_fastnns_preprocessing_of_resnet_v2_is_back_in_its_mode():
+    resnet = ("--model_name=resnet_v2_50",)
+    assert preparation_of(train.flags_of([*resnet])).name == "inception"
+    compatible = train.flags_of([*resnet, "--fastnn_compat=True"])
+    chosen = preparation_of(compatible)
+    assert (chosen.name, chosen.said) == ("vgg", "images: vgg, FastNN's for the network")
+    other = train.flags_of([*resnet, "--fastnn_compat=True", "--preprocessing_name=inception"])
+    assert preparation_of(other).name == "inception"
