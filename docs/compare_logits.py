@@ -8,10 +8,10 @@ place, read with `models.load_weights`, and run here on the same random images, 
 mode, and in training mode without dropout, where the batch's statistics and the moving averages
 after the step count too. An error is the largest difference, relative to the largest value. What
 rounding alone does is measured as well: how far the logits here move when every weight is replaced
-by one of its two neighbours among the floats, drawn by chance. With `--float64` both sides compute in that, from the same
-float32 weights, and the last column says how far from it, in training mode, the float32 of either
-side is; Keras's batch norm computes in float32 whatever it is given. Needed are
-`pip install keras h5py`, and `pip install tensorflow tf_slim tf_keras`.
+by one of its two neighbours among the floats, drawn by chance. With `--float64` both sides compute
+in that, from the same float32 weights, and the last column says how far from it, in training mode,
+the float32 of either side is; Keras's batch norm computes in float32 whatever it is given. Needed
+are `pip install keras h5py`, and `pip install tensorflow tf_slim tf_keras`.
 """
 
 import dataclasses

@@ -45,8 +45,8 @@ print(models.names("mobilenet*"), models.get("lenet").settings)
 - **GMAC** is billions of multiply-adds of convolutions and dense layers for one image, without
   auxiliary heads, products with padding included. XLA's cost analysis of those operations gives the
   same (tests/models/test_cost_analysis.py).
-- **Preprocessing** is its own: what it is trained with here unless another is asked for. Weights from
-  elsewhere bring theirs along, see [weights.md](weights.md).
+- **Preprocessing** is its own: what it is trained with here unless another is asked for. Weights
+  from elsewhere bring theirs along, see [weights.md](weights.md).
 
 [same_logits.md](same_logits.md) compares them with their originals, weight for weight;
 [training_models.md](training_models.md) has commands that train some of them in minutes.

@@ -75,13 +75,13 @@ def register_weight_map(
       ValueError: there is no such source.
 
     >>> from penstock import models
-    >>> @models.register_weight_map("lenet", "torch")
-    ... def lenet_of_a_tutorial():
+    >>> @models.register_weight_map("net_of_a_tutorial", "torch")
+    ... def names_of_a_tutorial():
     ...     names = {}
     ...     for ours, theirs in {"conv1/conv": "conv1", "conv2/conv": "conv2"}.items():
     ...         names |= {f"{ours}/w": f"{theirs}.weight", f"{ours}/b": f"{theirs}.bias"}
     ...     return names
-    >>> lenet_of_a_tutorial()["conv2/conv/b"]
+    >>> names_of_a_tutorial()["conv2/conv/b"]
     'conv2.bias'
     """
     if source not in get_args(Source):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 NO_DECAY = ("LayerNorm", "layer_norm", "bias", r"(^|/)b$")
-"""What BERT leaves out of weight decay, and `b`, the name of most biases here."""
+"""What BERT leaves out of weight decay, and `b`, the name of most biases here; see `_rules`."""
 
 _SHARES = ("adadelta_rho", "adam_beta1", "adam_beta2", "momentum", "rmsprop_momentum")
 _NOT_NEGATIVE = (
@@ -44,7 +44,8 @@ class OptimizerOptions:
       rmsprop_decay: the share of the running mean of squares that a step keeps.
       weight_decay_rate: the decoupled decay of adamweightdecay.
       exclude_from_weight_decay: regular expressions; adamweightdecay leaves a parameter alone in
-        whose path, such as `encoder/fc_0/b`, one of them is found.
+        whose path, such as `encoder/fc_0/b`, one of them is found. The shift of a norm,
+        `norm/bias`, is `norm/beta` there, as in TensorFlow: batch norm's decays, as in BERT's rule.
       optax_options: the arguments of an optimizer of optax, by optax's names.
 
     Raises:

@@ -64,7 +64,9 @@ def adam_weight_decay(
     """Return BERT's Adam: no correction of the bias, weight decay apart from the gradient.
 
     Arguments:
-      exclude: regular expressions; a parameter in whose path one is found does not decay.
+      exclude: regular expressions; a parameter in whose path one is found does not decay. The shift
+        of a norm, here `bias` without a kernel beside it, is called `beta` in that path, as BERT
+        calls it: its patterns are for biases.
 
     >>> rule = adam_weight_decay(0.1, 0.9, 0.999, 1e-6, 0.01, ["bias"])
     >>> params = {"w": jax.numpy.float32(2.0), "bias": jax.numpy.float32(2.0)}
@@ -76,8 +78,12 @@ def adam_weight_decay(
     pattern = re.compile("|".join(f"(?:{each})" for each in exclude) or r"(?!)")
 
     def decays(params: Any) -> Any:
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        of_layers = {path[:-1] for path in paths if _text(path[-1:]) not in _OF_NORMS}
+
         def is_decayed(path: Any, _: Any) -> bool:
-            return not pattern.search(jax.tree_util.keystr(path, simple=True, separator="/"))
+            is_shift = _text(path[-1:]) == "bias" and path[:-1] not in of_layers and len(path) > 1
+            return not pattern.search(f"{_text(path[:-1])}/beta" if is_shift else _text(path))
 
         return jax.tree_util.tree_map_with_path(is_decayed, params)
 
@@ -86,6 +92,13 @@ def adam_weight_decay(
         optax.add_decayed_weights(weight_decay_rate, decays),
         optax.scale_by_learning_rate(learning_rate),
     )
+
+
+_OF_NORMS = ("scale", "bias")
+
+
+def _text(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 class FtrlState(NamedTuple):

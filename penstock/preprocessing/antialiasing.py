@@ -61,7 +61,7 @@ def resize_antialiased(
 
     >>> ramp = np.arange(16, dtype=np.uint8).reshape(4, 4, 1) * 10
     >>> resize_antialiased(ramp, 2, 2)[..., 0].tolist()
-    [[36, 54], [96, 114]]
+    [[36, 52], [98, 114]]
     """
     if image.ndim != 3 or image.dtype != np.uint8 or 0 in image.shape or min(height, width) < 1:
         raise PreprocessingError(

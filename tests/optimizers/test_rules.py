@@ -94,7 +94,13 @@ def test_adamweightdecay_is_where_berts_rule_is_after_up_to_a_thousand_steps(cas
 
 
 DECAYED = {"fc_0": {"w": True, "b": False}, "Dense_0": {"kernel": True, "bias": False}}
-NORMS = {"layer_norm_0": {"scale": False}, "LayerNorm_1": {"scale": False}}
+NORMS = {
+    "layer_norm_0": {"scale": False, "bias": False},
+    "LayerNorm_1": {"scale": False},
+    # BERT's rule names layer norms and biases; batch norm's shift, TensorFlow's beta, is neither.
+    "conv": {"norm": {"scale": True, "bias": True}},
+    "BatchNorm_0": {"bias": True},
+}
 
 
 @pytest.mark.parametrize(
