@@ -80,6 +80,11 @@ def pmean(value: Any, num_devices: int) -> Any:
     return value if num_devices == 1 else jax.lax.pmean(value, AXIS)
 
 
+def all_gather(value: Any, num_devices: int) -> Any:
+    """Join a pytree's arrays along their first axes, in the devices' order, on every device."""
+    return value if num_devices == 1 else jax.lax.all_gather(value, AXIS, tiled=True)
+
+
 def device_index(num_devices: int) -> Any:
     """Return the index of this device on the mesh axis, from inside a program."""
     return 0 if num_devices == 1 else jax.lax.axis_index(AXIS)

@@ -32,6 +32,10 @@ class L1Decay:
         """Return what is added to the gradient, of the parameter's shape."""
         return self.coefficient * jnp.sign(parameter)
 
+    def penalty(self, parameter: jax.Array) -> jax.Array:
+        """Return what it stands for in the loss, a scalar: an optimizer may compare losses."""
+        return self.coefficient * jnp.sum(jnp.abs(parameter))
+
 
 @dataclasses.dataclass(frozen=True)
 class L2Decay:
@@ -49,6 +53,10 @@ class L2Decay:
     def __call__(self, parameter: jax.Array) -> jax.Array:
         """Return what is added to the gradient, of the parameter's shape."""
         return self.coefficient * parameter
+
+    def penalty(self, parameter: jax.Array) -> jax.Array:
+        """Return what it stands for in the loss, a scalar: an optimizer may compare losses."""
+        return self.coefficient / 2 * jnp.sum(parameter**2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from penstock.optimizers._by_name import names as names
 from penstock.optimizers._learning_rate import LearningRate as LearningRate
 from penstock.optimizers._learning_rate import learning_rate as learning_rate
 from penstock.optimizers._moving_average import MovingAverageState as MovingAverageState
+from penstock.optimizers._moving_average import SlowParamsState as SlowParamsState
 from penstock.optimizers._moving_average import averaged_params as averaged_params
 from penstock.optimizers._moving_average import with_moving_average as with_moving_average
 from penstock.optimizers._options import OptimizerOptions as OptimizerOptions

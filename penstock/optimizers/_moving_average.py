@@ -1,4 +1,4 @@
-"""The exponential moving average of parameters."""
+"""Averages of the parameters that an optimizer's state holds, to be evaluated in their place."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ class MovingAverageState(NamedTuple):
     num_updates: jax.Array
     weight: jax.Array
     average: Any
+    inner: Any
+
+
+class SlowParamsState(NamedTuple):
+    """What a program keeps for `optax.lookahead`, whose parameters are a fast and a slow set.
+
+    The fast ones are trained and are the program's parameters.
+
+    Attributes:
+      slow: the parameters to evaluate, in the structure of those that are trained.
+      inner: the state of the optimizer.
+    """
+
+    slow: Any
     inner: Any
 
 
@@ -90,18 +104,20 @@ def with_moving_average(
 
 
 def averaged_params(opt_state: Any, params: Any) -> Any:
-    """Return the parameters with their moving averages in place of those that were trained.
+    """Return the parameters with the averages that an optimizer keeps in place of those it trains.
 
-    Parameters that the optimizer does not train stay what they are, running statistics are none of
-    its business. May be called in a compiled function. What it returns outside of one can share
-    memory with `params`, which a training step donates.
+    They are the moving averages of `with_moving_average`, else the averages that
+    `optax.contrib.schedule_free` is to be evaluated at, or the slow parameters of
+    `optax.lookahead`. Parameters that the optimizer does not train stay what they are, running
+    statistics are none of its business. May be called in a compiled function. What it returns
+    outside of one can share memory with `params`, which a training step donates.
 
     Arguments:
       opt_state: the optimizer state of one objective, or of all of them: `state.opt_state`.
       params: the parameters after the last update: `state.variables["params"]`.
 
     Raises:
-      ValueError: the state holds no moving average.
+      ValueError: the state holds no average.
 
     >>> optimizer = with_moving_average(optax.sgd(1.0), 0.9)
     >>> params = {"trained": jnp.ones(2), "frozen": jnp.zeros(2)}
@@ -109,8 +125,7 @@ def averaged_params(opt_state: Any, params: Any) -> Any:
     >>> sorted(averaged_params(opt_state, params))
     ['frozen', 'trained']
     """
-    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, MovingAverageState))
-    states = [node for node in nodes if isinstance(node, MovingAverageState)]
+    states = averaging_states(opt_state)
     if not states:
         raise ValueError(
             "averaged_params got an optimizer state without a moving average, expected one. Wrap "
@@ -118,10 +133,45 @@ def averaged_params(opt_state: Any, params: Any) -> Any:
             "moving_average_decay to optimizers.get."
         )
     for state in states:
-        trained = _like(state.average, params)
-        average = _averaged(state, trained)
-        params = _merged(params, optax.tree.cast_like(average, trained))
+        params = _merged(params, _average_of(state, params))
     return params
+
+
+def averaging_states(opt_state: Any) -> list[Any]:
+    """Return the nodes of an optimizer's state that hold the average to evaluate."""
+    for kinds in (MovingAverageState, (SlowParamsState, optax.contrib.ScheduleFreeState)):
+        nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds))  # noqa: B023
+        states = [node for node in nodes if isinstance(node, kinds)]
+        if states:
+            return states
+    return []
+
+
+def _average_of(state: Any, params: Any) -> Any:
+    """Return the average that one state holds, of the parameters that it has."""
+    if isinstance(state, SlowParamsState):
+        return state.slow
+    if isinstance(state, MovingAverageState):
+        average = state.average
+        if isinstance(average, optax.LookaheadParams):
+            state = state._replace(average=average.fast)
+        trained = _like(state.average, params)
+        return optax.tree.cast_like(_averaged(state, trained), trained)
+    state = state._replace(z=_without_gaps(state.z))
+    trained = _like(state.z, params)
+    average: Any = optax.contrib.schedule_free_eval_params(state, trained)
+    return optax.tree.cast_like(average, trained)
+
+
+def _without_gaps(part: Any) -> Any:
+    """Return nested dicts without what a mask left out."""
+    if not isinstance(part, Mapping):
+        return part
+    return {
+        name: _without_gaps(value)
+        for name, value in part.items()
+        if not isinstance(value, optax.MaskedNode)
+    }
 
 
 def _averaged(state: MovingAverageState, params: Any) -> Any:

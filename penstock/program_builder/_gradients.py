@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -78,8 +78,7 @@ class Batch:
         with each part, as if each were a step.
         """
         size = self.weights.shape[0] // num_parts
-        first_row = _mesh.device_index(self.num_devices) * self.weights.shape[0]
-        total_weight = _mesh.psum(jnp.sum(self.weights), self.num_devices)
+        first_row, total_weight = self._first_row, self._total_weight
         flat_stats = _tree.flatten(self.batch_stats)
 
         def part(carry: Any, operands: Any) -> tuple[Any, Any]:
@@ -102,18 +101,79 @@ class Batch:
             }
             return (sums, statistics), values
 
-        def cut(x: jax.Array) -> jax.Array:
-            return x.reshape(num_parts, size, *x.shape[1:])
-
-        feed = {name: cut(self.feed[name]) for name in self.probe.feed_specs}
-        weights = cut(self.weights)
+        operands = self._parts(num_parts)
         (sums, statistics), values = jax.lax.scan(
             part,
             (jax.tree.map(jnp.zeros_like, trained), flat_stats),
-            (jnp.arange(num_parts), feed, weights),
+            operands,
             unroll=num_parts if is_unrolled else 1,
         )
-        return self._combined(sums, statistics, values, weights)
+        return self._combined(sums, statistics, values, operands[-1])
+
+    def of_examples(self, trained: Any, num_parts: int) -> Any:
+        """Return the gradient of each example's loss, on a leading axis over the global batch.
+
+        Each example is a micro-batch of its own and meets no other. Every device holds them all:
+        an optimizer that takes them may weigh one against another.
+        """
+        first_row, total_weight = self._first_row, self._total_weight
+
+        def of_one(number: jax.Array, feed: Mapping[str, jax.Array], weight: jax.Array) -> Any:
+            feed = {name: value[None] for name, value in feed.items()}
+            micro_batch = _frame.MicroBatch(first_row + number, total_weight)
+            return self._differentiated(trained, feed, weight[None], self.batch_stats, micro_batch)[
+                1
+            ]
+
+        size = self.weights.shape[0] // num_parts
+        numbers = jnp.arange(self.weights.shape[0]).reshape(num_parts, size)
+        operands = (numbers, *self._parts(num_parts)[1:])
+        stacked = jax.lax.map(lambda part: jax.vmap(of_one)(*part), operands)
+        stacked = jax.tree.map(lambda g: g.reshape(-1, *g.shape[2:]), self._unscaled(stacked))
+        return _mesh.all_gather(stacked, self.num_devices)
+
+    def loss(self, trained: Any, num_parts: int) -> jax.Array:
+        """Return the mean loss over the global batch at other parameters.
+
+        It has the randomness of `gradients` and leaves nothing behind. It may be differentiated in
+        any mode and to any order; its gradients are those of the global mean, on every device.
+        """
+        trained = jax.tree.map(self._sharing_gradient, trained)
+        if num_parts == 1:
+            run_of = self._run(trained, self.feed, self.weights, self.batch_stats, None)
+            return self._scaling_gradient(self._loss_of(run_of[0]))
+        size = self.weights.shape[0] // num_parts
+        first_row, total_weight = self._first_row, self._total_weight
+
+        @jax.checkpoint  # one part's activations at a time
+        def part(total: jax.Array, operands: Any) -> tuple[jax.Array, None]:
+            number, feed, weights = operands
+            count = jnp.sum(weights)
+            # Of padding alone nothing counts, but 0 times nan is nan.
+            weights = jnp.where(count > 0, weights, 1)
+            micro_batch = _frame.MicroBatch(first_row + number * size, total_weight)
+            result, _ = self._run(trained, feed, weights, self.batch_stats, micro_batch)
+            return total + self._scaling_gradient(self._loss_of(result)) * count, None
+
+        total, _ = jax.lax.scan(part, jnp.zeros(()), self._parts(num_parts))
+        return _mesh.psum(total, self.num_devices) / total_weight
+
+    @property
+    def _first_row(self) -> Any:
+        return _mesh.device_index(self.num_devices) * self.weights.shape[0]
+
+    @property
+    def _total_weight(self) -> jax.Array:
+        return _mesh.psum(jnp.sum(self.weights), self.num_devices)
+
+    def _parts(self, num_parts: int) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
+        """Return numbers, feed and weights of the parts, each stacked on a leading axis."""
+
+        def cut(x: jax.Array) -> jax.Array:
+            return x.reshape(num_parts, x.shape[0] // num_parts, *x.shape[1:])
+
+        feed = {name: cut(self.feed[name]) for name in self.probe.feed_specs}
+        return jnp.arange(num_parts), feed, cut(self.weights)
 
     def _combined(
         self, sums: Any, statistics: Mapping[Path, Any], values: list[Any], weights: jax.Array
@@ -152,24 +212,44 @@ class Batch:
         """Return values, gradients, new statistics, and the number of valid examples."""
 
         def loss_of(trained: Any) -> tuple[jax.Array, Any]:
-            params = _tree.merge(trained, self.others)
-            variables = {"params": params, "batch_stats": batch_stats}
-            result, frame = run(
-                self.probe,
-                variables,
-                feed,
-                weights,
-                self.key,
-                self.num_devices,
-                self.step,
-                micro_batch,
-            )
-            loss = result.values[self.probe.structure.loss_index]
+            result, frame = self._run(trained, feed, weights, batch_stats, micro_batch)
+            loss = self._loss_of(result)
             scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
             return scaled, (result.values, self._updates(result, frame), frame.total_weight)
 
         gradients, (values, updates, total_weight) = jax.grad(loss_of, has_aux=True)(trained)
         return values, gradients, updates, total_weight
+
+    def _run(
+        self,
+        trained: Any,
+        feed: Mapping[str, jax.Array],
+        weights: jax.Array,
+        batch_stats: Mapping[str, Any],
+        micro_batch: _frame.MicroBatch | None,
+    ) -> tuple[Evaluated, _frame.Frame]:
+        params = _tree.merge(trained, self.others)
+        variables = {"params": params, "batch_stats": batch_stats}
+        devices, step = self.num_devices, self.step
+        return run(self.probe, variables, feed, weights, self.key, devices, step, micro_batch)
+
+    def _loss_of(self, result: Evaluated) -> jax.Array:
+        return result.values[self.probe.structure.loss_index]
+
+    def _sharing_gradient(self, parameter: jax.Array) -> jax.Array:
+        """Return a parameter as it is, whose gradient is that of all devices, and not scaled."""
+
+        def transpose(_: Any, gradient: jax.Array) -> jax.Array:
+            return self._unscaled(_mesh.pmean(gradient, self.num_devices))
+
+        return _as_it_is(parameter, transpose)
+
+    def _scaling_gradient(self, loss: jax.Array) -> jax.Array:
+        """Return a loss as it is, whose gradients are scaled on their way through the network."""
+        scale = self.scale
+        if scale is None:
+            return loss
+        return _as_it_is(loss, lambda _, gradient: gradient * scale.astype(gradient.dtype))
 
     def _updates(self, result: Evaluated, frame: _frame.Frame) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
@@ -186,3 +266,11 @@ class Batch:
 
 def _along(counts: jax.Array, value: jax.Array) -> jax.Array:
     return _frame.along(counts, value.ndim, 0)
+
+
+def _as_it_is(value: jax.Array, transpose: Callable[[Any, jax.Array], jax.Array]) -> jax.Array:
+    """Return the value; its derivative is `transpose` in reverse mode and itself in forward mode.
+
+    Not a `custom_vjp`, which line searches that differentiate forwards do not take.
+    """
+    return jax.custom_derivatives.linear_call(lambda _, x: x, transpose, (), value)

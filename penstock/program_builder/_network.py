@@ -21,6 +21,7 @@ from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._probe import Path, Probe, compare, evaluate, owner_of, probe
+from penstock.program_builder._rule import Rule, check_rule, rule_of
 
 
 class Network:
@@ -31,7 +32,7 @@ class Network:
       infer: the probe of the infer function, or None.
       specs: what penstock's layers asked for, by path.
       table: shape and dtype of every entry of the parameter tree, by collection and path.
-      updates: the update of each objective, by name.
+      updates: the update of each objective that has an optimizer, by name.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class Network:
             name: _steps.Update(
                 name=name,
                 objective=objective,
+                rule=self._rule(name, objective),
                 probe=self.train[name],
                 specs=self.specs,
                 num_devices=mesh.size,
                 is_unrolled=is_cpu and self.train[name].has_convolution,
             )
             for name, objective in objectives.items()
+            if objective.optimizer is not None
         }
 
     @property
@@ -127,6 +130,28 @@ class Network:
                     "parameter. Is everything it updates frozen, by trainable=False or freeze=...?"
                 )
 
+    def _rule(self, name: str, objective: Objective) -> Rule:
+        """Return how to run an objective's optimizer.
+
+        Raises:
+          ProgramError: no train program can run it, or not with these parameters.
+        """
+        shapes = {
+            path: jax.ShapeDtypeStruct(*entry)
+            for (collection, path), entry in self.table.items()
+            if collection == "params" and objective.covers(path) and self._is_trainable(path)
+        }
+        function = objective.program_func
+        rule = rule_of(owner_of(function, "train"), objective.transformation, _tree.nest(shapes))
+        specs = [self.specs[path] for path in shapes if path in self.specs]
+        statistics = [
+            path
+            for collection, path in self.train[name].shape_table()
+            if collection == "batch_stats" and not self.options.is_frozen(path)
+        ]
+        check_rule(owner_of(function, "train"), rule, specs, statistics)
+        return rule
+
     def updates_of(self, rounds: Sequence[str]) -> list[_steps.Update]:
         """Return the updates of a round, in their order.
 
@@ -171,8 +196,8 @@ class Network:
         opt_state, metrics = {}, {}
         for name, objective in self.objectives.items():
             if objective.optimizer is not None:
-                trained, _ = self.updates[name].trained(variables["params"])
-                opt_state[name] = objective.transformation.init(trained)
+                update = self.updates[name]
+                opt_state[name] = update.rule.init(update.trained(variables["params"])[0])
             metrics[name] = self.zeros(self.train[name])
         return State(
             step=jnp.zeros((), jnp.int32),

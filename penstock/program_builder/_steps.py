@@ -16,10 +16,11 @@ import optax
 from penstock import _metrics, optimizers
 from penstock.layers import _frame
 from penstock.program_builder import _tree
-from penstock.program_builder._gradients import Batch
+from penstock.program_builder._gradients import Batch, Gradients
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._probe import Path, Probe
+from penstock.program_builder._rule import PENALTIES, Rule
 from penstock.program_builder._running import run
 
 
@@ -34,6 +35,7 @@ class Update:
 
     name: str
     objective: Objective
+    rule: Rule
     probe: Probe
     specs: Mapping[Path, _frame.ParameterSpec]
     num_devices: int
@@ -58,7 +60,6 @@ class Update:
         self, state: State, feed: Mapping[str, jax.Array], weights: jax.Array
     ) -> tuple[State, tuple[jax.Array, ...]]:
         """Return the state after the update and the values of the program function."""
-        optimizer = self.objective.transformation
         trained, others = self.trained(state.variables["params"])
         batch = Batch(
             probe=self.probe,
@@ -72,15 +73,13 @@ class Update:
             num_devices=self.num_devices,
             scale=self._scale(state),
         )
-        if self.options.num_parts == 1:
-            found = batch.gradients(trained)
-        else:
-            found = batch.accumulated(trained, self.options.num_parts, is_unrolled=self.is_unrolled)
+        found = self._found(batch, trained)
         gradients = self._regularized(found.gradients, trained)
         loss = found.values[self.probe.structure.loss_index]
-        steps, opt_state = optimizer.update(
-            gradients, state.opt_state[self.name], trained, value=loss
-        )
+        if self.rule.takes_examples:
+            gradients = batch.of_examples(trained, self.options.num_parts)
+        offers = self._offers(batch, trained, gradients, loss, state.update_scale)
+        steps, opt_state = self.rule.update(gradients, state.opt_state[self.name], trained, offers)
         trained: Any = optax.apply_updates(trained, self._scaled(steps, state.update_scale))
         accumulator = _metrics.accumulate(
             state.metrics[self.name],
@@ -98,6 +97,50 @@ class Update:
             metrics={**state.metrics, self.name: accumulator},
         )
         return self._checked(state, after, loss, gradients), tuple(found.values)
+
+    def _found(self, batch: Batch, trained: Any) -> Gradients:
+        parts = self.options.num_parts
+        if parts == 1:
+            return batch.gradients(trained)
+        return batch.accumulated(trained, parts, is_unrolled=self.is_unrolled)
+
+    def _offers(
+        self, batch: Batch, trained: Any, gradients: Any, loss: jax.Array, scale: jax.Array
+    ) -> dict[str, Any]:
+        """Return what an optimizer may ask for: see `_rule.OFFERS`.
+
+        `obj_fn` and `grad_fn` are the loss, with its regularizers, and its gradient at other
+        parameters. `value_fn` is the loss where an update really leads: a line search tries what
+        `update_scale` and the parameters' own learning rates make of its steps.
+        """
+
+        def objective(params: Any) -> jax.Array:
+            return batch.loss(params, self.options.num_parts) + self._penalty(params)
+
+        def after_scaling(params: Any) -> jax.Array:
+            moved = jax.tree.map(lambda new, old: new - old, params, trained)
+            moved = self._scaled(moved, scale)
+            return objective(jax.tree.map(lambda old, step: old + step, trained, moved))
+
+        def gradient(params: Any, *_: Any) -> Any:
+            return self._regularized(self._found(batch, params).gradients, params)
+
+        return {
+            "value": loss + self._penalty(trained),
+            "grad": self._scaled(gradients, scale),
+            "value_fn": after_scaling,
+            "grad_fn": gradient,
+            "obj_fn": objective,
+        }
+
+    def _penalty(self, params: Any) -> jax.Array | float:
+        """Return what the regularizers add to the loss, as far as they tell."""
+        total: jax.Array | float = 0.0
+        for path, value in _tree.flatten(params).items():
+            spec = self.specs.get(path)
+            if spec is not None and isinstance(spec.regularizer, PENALTIES):
+                total = total + spec.regularizer.penalty(value)
+        return total
 
     def learning_rate(self, state: State) -> jax.Array | None:
         """Return the rate of the last update, None where the optimizer does not tell."""

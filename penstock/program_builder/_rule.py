@@ -1,0 +1,365 @@
+"""An optimizer as a step runs it: what it is offered, what it keeps, whether it can run at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from penstock._errors import ProgramError, listed
+from penstock.layers import L1Decay, L2Decay, _frame
+from penstock.optimizers import SlowParamsState
+from penstock.program_builder import _tree
+
+OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
+"""What a step offers beside gradients and parameters, under the names optax has for it."""
+
+# Most optimizers let pass what they do not know. A line search takes its own alone, SAM grad_fn.
+_OFFERED = (OFFERS, OFFERS[:3], OFFERS[:1], ("grad_fn",), ())
+
+_EXAMPLES = 5
+"""How many examples' gradients an optimizer is tried with."""
+
+PENALTIES = (L1Decay, L2Decay)
+"""Regularizers that tell what they add to the loss, not to its gradient alone."""
+
+_HOLDS_POSITIONS = (
+    optax.LookaheadState,
+    optax.contrib.SAMState,
+    optax.contrib.ScheduleFreeState,
+    optax.contrib.MechanicState,
+    optax.contrib.COCOBState,
+)
+"""States of optimizers whose update leads to a place they chose: a part of it leads elsewhere."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RandomKey:
+    """A random key of an optimizer's state as plain numbers, which files and copies take."""
+
+    data: jax.Array
+    implementation: Any = dataclasses.field(metadata={"static": True})
+
+    @property
+    def key(self) -> jax.Array:
+        """The key, as `jax.random` takes it."""
+        return jax.random.wrap_key_data(self.data, impl=self.implementation)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """An optimizer, and how a step has to run it.
+
+    Attributes:
+      offered: the keyword arguments of its `update`.
+      is_slow: it keeps a second set of parameters, optax's `LookaheadParams`.
+      takes_examples: it takes the gradient of every example, stacked on a leading axis.
+      called: which of the functions it was offered it calls.
+      state: its state, without values.
+    """
+
+    transformation: optax.GradientTransformationExtraArgs
+    offered: tuple[str, ...]
+    is_slow: bool
+    takes_examples: bool
+    called: frozenset[str] = frozenset()
+    state: Any = None
+
+    @property
+    def name(self) -> str:
+        """What errors call the optimizer, such as `optax.lookahead`."""
+        return _maker_of(self.transformation.update)
+
+    @property
+    def compares_losses(self) -> bool:
+        """Whether it evaluates the loss at other parameters."""
+        return bool(self.called & {"value_fn", "obj_fn"})
+
+    @functools.cached_property
+    def positions(self) -> str | None:
+        """The kind of state that holds a place in parameter space; None where there is none."""
+        is_held = lambda node: isinstance(node, _HOLDS_POSITIONS)  # noqa: E731
+        for node in jax.tree.leaves(self.state, is_leaf=is_held):
+            # SAM in opaque mode ends each update where it began it.
+            if is_held(node) and getattr(node, "cache", node) is not None:
+                return type(node).__name__
+        return None
+
+    def init(self, trained: Any) -> Any:
+        """Return the state before the first update."""
+        params = optax.LookaheadParams(trained, trained) if self.is_slow else trained
+        state = self.transformation.init(params)
+        # Copied: two donated arrays cannot share memory.
+        return _as_kept(
+            jax.tree.map(jnp.copy, SlowParamsState(trained, state) if self.is_slow else state)
+        )
+
+    def update(
+        self, gradients: Any, state: Any, trained: Any, offers: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        """Return what to add to the parameters, and the new state.
+
+        Arguments:
+          gradients: of the loss, or where `takes_examples` of the loss of each example.
+          offers: everything in `OFFERS`; functions take parameters in the structure of `trained`.
+        """
+        chosen = {name: _masked(offers[name], trained, name) for name in self.offered}
+        params, inner = trained, state
+        if self.is_slow:
+            params, inner = optax.LookaheadParams(trained, state.slow), state.inner
+        steps, after = self.transformation.update(gradients, _as_used(inner), params, **chosen)
+        after = _like(_as_kept(after), inner)
+        if not self.is_slow:
+            return steps, after
+        return steps.fast, SlowParamsState(optax.apply_updates(state.slow, steps.slow), after)
+
+
+def rule_of(
+    owner: str, transformation: optax.GradientTransformationExtraArgs, trained: Any
+) -> Rule:
+    """Return how to run an optimizer; it is run without values, for parameters without values.
+
+    Raises:
+      ProgramError: no train program can run it.
+    """
+    is_slow = _keeps_slow_params(transformation, trained)
+    errors: list[Exception] = []
+    for takes_examples in (False, True):
+        for offered in _OFFERED:
+            rule = Rule(
+                transformation=transformation,
+                offered=offered,
+                is_slow=is_slow,
+                takes_examples=takes_examples,
+            )
+            try:
+                return _tried(rule, trained)
+            except Exception as error:
+                errors.append(error)
+    refusals = [error for error in errors if not _is_of_arguments(error)] or errors
+    raise _refused(owner, transformation, trained, refusals[0]) from refusals[0]
+
+
+def check_rule(
+    owner: str,
+    rule: Rule,
+    specs: Sequence[_frame.ParameterSpec],
+    statistics: Sequence[_tree.Path],
+) -> None:
+    """Raise unless an optimizer can do what the attributes of its parameters ask for.
+
+    Arguments:
+      specs: of penstock's parameters that it trains.
+      statistics: paths of the running statistics that the program moves.
+
+    Raises:
+      ProgramError: naming the first parameter that it cannot train so.
+    """
+    for spec in specs:
+        if rule.positions and spec.learning_rate != 1.0:
+            raise ProgramError(
+                f"{owner} got learning_rate={spec.learning_rate} for {spec.name!r} and the "
+                f"optimizer {rule.name}, expected 1. The optimizer keeps where its updates lead "
+                f"({rule.positions}), and a part of an update leads elsewhere. Give the parameter "
+                "a rate inside the optimizer, with optax.partition."
+            )
+        is_told = spec.regularizer is None or isinstance(spec.regularizer, PENALTIES)
+        if rule.compares_losses and not is_told:
+            raise ProgramError(
+                f"{owner} got the regularizer {spec.regularizer!r} for {spec.name!r} and the "
+                f"optimizer {rule.name}, expected L1Decay or L2Decay. The optimizer compares "
+                "losses, and the regularizer gives a gradient alone. Add it to the loss."
+            )
+        if rule.takes_examples and spec.regularizer is not None:
+            raise ProgramError(
+                f"{owner} got a regularizer for {spec.name!r} and the optimizer {rule.name}, "
+                "expected none. The optimizer takes the gradient of each example, which has no "
+                "share of it. Put optax.add_decayed_weights after the optimizer's first part."
+            )
+    if rule.takes_examples and statistics:
+        raise ProgramError(
+            f"{owner} got the running statistics {'/'.join(statistics[0])!r} and the optimizer "
+            f"{rule.name}, expected none. The optimizer takes the gradient of each example by "
+            "itself, and batch norm mixes them. Use layers.layer_norm, or freeze the layer."
+        )
+
+
+class _Misfit(Exception):
+    """What an optimizer returned does not fit the parameters or its state."""
+
+
+def _tried(rule: Rule, trained: Any) -> Rule:
+    """Return the rule with what a run of it, without values, tells."""
+    called: set[str] = set()
+
+    def value_fn(name: str, params: Any) -> jax.Array:
+        called.add(name)
+        return sum(jnp.sum(jnp.real(x)).astype(jnp.float32) for x in jax.tree.leaves(params))
+
+    def grad_fn(params: Any, *_: Any) -> Any:
+        called.add("grad_fn")
+        return params
+
+    def step(trained: Any) -> Any:
+        gradients = trained
+        if rule.takes_examples:
+            stacked = lambda x: jnp.broadcast_to(x, (_EXAMPLES, *x.shape))  # noqa: E731
+            gradients = jax.tree.map(stacked, trained)
+        offers = {
+            "value": jnp.zeros(()),
+            "grad": gradients,
+            "value_fn": functools.partial(value_fn, "value_fn"),
+            "grad_fn": grad_fn,
+            "obj_fn": functools.partial(value_fn, "obj_fn"),
+        }
+        state = rule.init(trained)
+        return state, *rule.update(gradients, state, trained, offers)
+
+    state, steps, after = jax.eval_shape(step, trained)
+    _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
+    _check_fits("a state", after, "its initial state", state, has_dtypes=True)
+    return dataclasses.replace(rule, called=frozenset(called), state=state)
+
+
+def _check_fits(what: str, tree: Any, like: str, wanted: Any, *, has_dtypes: bool) -> None:
+    found, expected = jax.tree.structure(tree), jax.tree.structure(wanted)
+    if found != expected:
+        raise _Misfit(f"its update returns {what} with the structure {found}, not that of {like}")
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    for (path, leaf), other in zip(leaves, jax.tree.leaves(wanted), strict=True):
+        if leaf.shape != other.shape or (has_dtypes and leaf.dtype != other.dtype):
+            where = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise _Misfit(
+                f"its update returns {what} with {leaf.str_short()} at {where}, where {like} "
+                f"has {other.str_short()}"
+            )
+
+
+def _keeps_slow_params(transformation: Any, trained: Any) -> bool:
+    # Optimizers that are no lookahead take any tree, but for masks, which fit another.
+    try:
+        state = jax.eval_shape(transformation.init, optax.LookaheadParams(trained, trained))
+    except Exception:
+        return False
+    is_state = lambda node: isinstance(node, optax.LookaheadState)  # noqa: E731
+    return any(is_state(node) for node in jax.tree.leaves(state, is_leaf=is_state))
+
+
+def _refused(owner: str, transformation: Any, trained: Any, error: Exception) -> ProgramError:
+    names = ["/".join(path) for path in _tree.flatten(trained)]
+    shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    if isinstance(error, _Misfit):
+        problem = str(error)
+    else:
+        # The first line: JAX explains at length, and the whole is the exception's cause.
+        told = next(iter(str(error).splitlines()), "")
+        problem = f"{_culprit(error)} raised {type(error).__name__}: {told}"
+    return ProgramError(
+        f"the optimizer of {owner} got {_maker_of(transformation.update)}, expected one that a "
+        f"train program can run. Tried without data, {problem.rstrip('.')}. It is given gradients, "
+        f"the parameters that are trained ({shown}) and, where it takes them, {', '.join(OFFERS)}. "
+        "Choose another optimizer, or make masks and labels functions of the parameters; "
+        "docs/optimizers.md says what runs."
+    )
+
+
+def _is_of_arguments(error: Exception) -> bool:
+    """Return whether an optimizer only says that it does not take what it was offered."""
+    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error).lower()
+
+
+def _maker_of(update: Callable[..., Any]) -> str:
+    """Return what made an optimizer, such as `optax.chain(optax.clip, optax.sgd)`."""
+    inside = {}
+    if update.__closure__ is not None:
+        cells = zip(update.__code__.co_freevars, update.__closure__, strict=True)
+        inside = {name: cell.cell_contents for name, cell in cells}
+    if "with_extra_args_support" in update.__qualname__ and "tx" in inside:
+        return _maker_of(inside["tx"].update)
+    name = _public(update.__module__, update.__qualname__)
+    if name == "optax.chain" and "update_fns" in inside:
+        return f"{name}({', '.join(_maker_of(each) for each in inside['update_fns'])})"
+    return name
+
+
+def _culprit(error: Exception) -> str:
+    """Return the optimizer whose function an exception came out of, the innermost one."""
+    found = "it"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        if "<locals>" in name and not module.startswith(("jax", "penstock.program_builder")):
+            found = _public(module, name)
+    return found
+
+
+def _public(module: str, qualname: str) -> str:
+    """Return how users write the function that a nested function belongs to."""
+    name = qualname.split(".<locals>")[0]
+    if module.split(".")[0] != "optax":
+        return name
+    return f"optax.contrib.{name}" if module.startswith("optax.contrib") else f"optax.{name}"
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _as_kept(state: Any) -> Any:
+    """Return an optimizer's state as a program keeps it: arrays of strong types alone."""
+
+    def kept(leaf: Any) -> Any:
+        leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+        if _is_key(leaf):
+            return RandomKey(jax.random.key_data(leaf), jax.random.key_impl(leaf))
+        return jnp.asarray(leaf, leaf.dtype)
+
+    return jax.tree.map(kept, state)
+
+
+def _as_used(state: Any) -> Any:
+    """Return a kept state as the optimizer made it."""
+    is_kept = lambda node: isinstance(node, RandomKey)  # noqa: E731
+    return jax.tree.map(lambda x: x.key if is_kept(x) else x, state, is_leaf=is_kept)
+
+
+def _like(state: Any, before: Any) -> Any:
+    """Return a state whose floating arrays have the dtypes they had: another would recompile."""
+    if jax.tree.structure(state) != jax.tree.structure(before):
+        return state
+
+    def cast(new: jax.Array, old: jax.Array) -> jax.Array:
+        is_floating = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (new, old))
+        return new.astype(old.dtype) if is_floating else new
+
+    return jax.tree.map(cast, state, before)
+
+
+def _masked(offer: Any, trained: Any, name: str) -> Any:
+    """Return what is offered so that a masked optimizer may ask for it, or have it.
+
+    `optax.masked` leaves `MaskedNode`s in place of what its optimizer is not to see: a loss is
+    evaluated at the present values there, and gradients leave the same gaps.
+    """
+    if not callable(offer):
+        return offer
+    is_gap = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
+
+    def filled(params: Any) -> Any:
+        choose = lambda given, own: own if is_gap(given) else given  # noqa: E731
+        return jax.tree.map(choose, params, trained, is_leaf=is_gap)
+
+    def masked(params: Any, *args: Any) -> Any:
+        result = offer(filled(params), *args)
+        if name != "grad_fn":
+            return result
+        keep = lambda given, gradient: given if is_gap(given) else gradient  # noqa: E731
+        return jax.tree.map(keep, params, result, is_leaf=is_gap)
+
+    return masked
