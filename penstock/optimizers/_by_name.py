@@ -52,14 +52,13 @@ _RULES: Mapping[str, Rule] = {
 }
 
 _UNFIT: Mapping[str, str] = {
-    "lbfgs": "Its line search evaluates the loss several times a step.",
-    "dpsgd": "It needs the gradient of every example.",
-    "noisy_sgd": "Its state holds a random key, which no checkpoint takes.",
-    "sophia": "It evaluates the loss once more a step.",
-    "schedule_free_adamw": "The parameters it trains are not those to evaluate.",
-    "schedule_free_sgd": "The parameters it trains are not those to evaluate.",
+    "dpsgd": "It needs a random key, a clipping norm and noise.",
+    "noisy_sgd": "It needs a random key.",
+    "sophia": "Its state holds a random key.",
+    "schedule_free_adamw": "It is evaluated with averaged=True, not where it trains.",
+    "schedule_free_sgd": "It is evaluated with averaged=True, not where it trains.",
 }
-"""Optimizers of optax that no train program can run as it should, and why."""
+"""Optimizers of optax that a name does not stand for, and why."""
 
 
 def get(
@@ -138,8 +137,8 @@ def _maker(name: str, options: OptimizerOptions) -> Callable[[Any], optax.Gradie
     short = name.removeprefix("optax.").removeprefix("contrib.")
     if short in _UNFIT:
         raise UnknownNameError(
-            f"optimizers.get got {name!r}, expected an optimizer that a train program can run. "
-            f"{_UNFIT[short]} Choose one of optimizers.names()."
+            f"optimizers.get got {name!r}, expected one of optimizers.names(). {_UNFIT[short]} "
+            f"Give the Trainer what {_written(short)}(...) returns."
         )
     function = _of_optax().get(short)
     if function is None:
@@ -155,6 +154,10 @@ def _maker(name: str, options: OptimizerOptions) -> Callable[[Any], optax.Gradie
                 f"{listed(known)}." + nearest(option, known)
             )
     return lambda rate: function(**{first: rate}, **options.optax_options)
+
+
+def _written(name: str) -> str:
+    return f"optax.{name}" if name in vars(optax) else f"optax.contrib.{name}"
 
 
 @functools.cache

@@ -223,7 +223,13 @@ class ProgramBuilder(Packing):
             # Of the test program too: in training batch norm brings the weights to everything.
             for each in [*self._network.train.values(), *self._network.test.values()]:
                 each.check_padding(mode, min(placed.counts), feeder.batch_size)
+            if mode == "train":
+                self._network.check_padding(min(placed.counts), feeder.batch_size)
         return placed
+
+    def check_update_scale(self, scale: float) -> None:
+        """Raise a `ProgramError` unless every optimizer's updates can be scaled by this."""
+        self._network.check_update_scale(scale)
 
     def check_rounds(self, rounds: Sequence[str]) -> None:
         """Raise a `ProgramError` unless each of the named objectives can be trained."""

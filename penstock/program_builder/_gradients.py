@@ -125,12 +125,16 @@ class Batch:
                 1
             ]
 
+        numbers = jnp.arange(self.weights.shape[0])
+        feed = {name: self.feed[name] for name in self.probe.feed_specs}
         size = self.weights.shape[0] // num_parts
-        numbers = jnp.arange(self.weights.shape[0]).reshape(num_parts, size)
-        operands = (numbers, *self._parts(num_parts)[1:])
-        stacked = jax.lax.map(lambda part: jax.vmap(of_one)(*part), operands)
-        stacked = jax.tree.map(lambda g: g.reshape(-1, *g.shape[2:]), self._unscaled(stacked))
-        return _mesh.all_gather(stacked, self.num_devices)
+        if num_parts == 1:
+            stacked = jax.vmap(of_one)(numbers, feed, self.weights)
+        else:
+            stacked = jax.lax.map(
+                lambda each: of_one(*each), (numbers, feed, self.weights), batch_size=size
+            )
+        return _mesh.all_gather(self._unscaled(stacked), self.num_devices)
 
     def loss(self, trained: Any, num_parts: int) -> jax.Array:
         """Return the mean loss over the global batch at other parameters.

@@ -212,6 +212,50 @@ class Network:
             },
         )
 
+    def check_padding(self, count: int, size: int) -> None:
+        """Raise if an optimizer would count the padding of a batch of `count` examples.
+
+        Raises:
+          ProgramError: naming the optimizer.
+        """
+        for name, update in self.updates.items():
+            if update.rule.takes_examples:
+                raise ProgramError(
+                    f"{owner_of(self.objectives[name].program_func, 'train')} got a batch of "
+                    f"{count} examples padded to {size}, expected full batches, whose size the "
+                    f"number of devices ({self.mesh.size}) divides. {update.rule.name} takes the "
+                    "gradient of every example and would count the padding. Leave the rest out: "
+                    "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
+                )
+
+    def check_update_scale(self, scale: float) -> None:
+        """Raise unless the updates of every optimizer can be multiplied by `scale`.
+
+        Raises:
+          ProgramError: naming an optimizer whose updates cannot.
+        """
+        for update in self.updates.values():
+            if scale != 1.0 and update.rule.positions:
+                raise ProgramError(
+                    f"update_scale got {scale}, expected 1 with the optimizer {update.rule.name}. "
+                    f"It keeps where its updates lead ({update.rule.positions}), and a part of an "
+                    "update leads elsewhere. Give it a schedule of learning rates instead."
+                )
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether an optimizer's state holds values of parameters."""
+        return any(any(update.rule.sources) for update in self.updates.values())
+
+    def follow(self, opt_state: Any, before: Any, after: Any) -> dict[str, Any]:
+        """Return the optimizers' states for parameters that no update has made."""
+        return {
+            name: update.rule.follow(
+                opt_state[name], update.trained(before)[0], update.trained(after)[0]
+            )
+            for name, update in self.updates.items()
+        }
+
     def _initial_modules(self, each: Probe, values: Any, key: jax.Array) -> dict[str, Any]:
         """Return the initial variables of flax modules, which only running the function makes."""
         if not any(each.module_shapes.values()):

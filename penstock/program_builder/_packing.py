@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from penstock import _mesh, optimizers
+from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
 from penstock.program_builder._programs import compiled, owned
 
@@ -20,6 +21,7 @@ class Packing:
     """What a `ProgramBuilder` does with states as a whole."""
 
     mesh: Mesh
+    _network: Network
     _initial_state: Callable[[jax.Array], State]
 
     @functools.cached_property
@@ -73,8 +75,16 @@ class Packing:
         return owned(tree, self.mesh)
 
     def adopt(self, variables: Mapping[str, Any], state: State) -> State:
-        """Return the state with other variables, copied into buffers that may be donated."""
-        return state._replace(variables=self.own(dict(variables)))
+        """Return the state with other variables, copied into buffers that may be donated.
+
+        Where an optimizer's state holds parameters, it holds the new ones then.
+        """
+        owned_variables = self.own(dict(variables))
+        after = state._replace(variables=owned_variables)
+        if not self._network.has_positions:
+            return after
+        before, params = state.variables["params"], owned_variables["params"]
+        return after._replace(opt_state=self._follow(state.opt_state, before, params))
 
     def averaged(self, state: State) -> State:
         """Return the state with the moving averages of its parameters in their place.
@@ -86,6 +96,10 @@ class Packing:
         """
         params = self._averaged(state.opt_state, state.variables["params"])
         return state._replace(variables={**state.variables, "params": params})
+
+    @functools.cached_property
+    def _follow(self) -> Callable[..., Any]:
+        return compiled(self._network.follow, self.mesh)
 
     @functools.cached_property
     def _averaged(self) -> Callable[..., Any]:

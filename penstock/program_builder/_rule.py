@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from penstock._errors import ProgramError, listed
 from penstock.layers import L1Decay, L2Decay, _frame
 from penstock.optimizers import SlowParamsState
 from penstock.program_builder import _tree
+from penstock.program_builder._origin import culprit_of, maker_of
 
 OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
 """What a step offers beside gradients and parameters, under the names optax has for it."""
@@ -62,6 +62,7 @@ class Rule:
       is_slow: it keeps a second set of parameters, optax's `LookaheadParams`.
       takes_examples: it takes the gradient of every example, stacked on a leading axis.
       called: which of the functions it was offered it calls.
+      params: the parameters that it trains, without values.
       state: its state, without values.
     """
 
@@ -70,12 +71,13 @@ class Rule:
     is_slow: bool
     takes_examples: bool
     called: frozenset[str] = frozenset()
+    params: Any = None
     state: Any = None
 
     @property
     def name(self) -> str:
         """What errors call the optimizer, such as `optax.lookahead`."""
-        return _maker_of(self.transformation.update)
+        return maker_of(self.transformation.update)
 
     @property
     def compares_losses(self) -> bool:
@@ -119,6 +121,38 @@ class Rule:
         if not self.is_slow:
             return steps, after
         return steps.fast, SlowParamsState(optax.apply_updates(state.slow, steps.slow), after)
+
+    @functools.cached_property
+    def sources(self) -> list[frozenset[int]]:
+        """The numbers of the parameters whose values each array of the initial state depends on."""
+        jaxpr = jax.make_jaxpr(self.init)(self.params).jaxpr
+        known = {variable: frozenset([number]) for number, variable in enumerate(jaxpr.invars)}
+
+        def sources_of(variables: Sequence[Any]) -> frozenset[int]:
+            found = [known.get(x, frozenset()) for x in variables if not hasattr(x, "val")]
+            return frozenset[int]().union(*found)
+
+        for equation in jaxpr.eqns:
+            known |= dict.fromkeys(equation.outvars, sources_of(equation.invars))
+        return [sources_of([variable]) for variable in jaxpr.outvars]
+
+    def follow(self, state: Any, before: Any, after: Any) -> Any:
+        """Return the state for parameters that something else than an update replaced.
+
+        What it holds of their values begins again at the new ones; the rest, momentum for one, is
+        kept. A lookahead would return to the old parameters otherwise.
+        """
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        is_new = [jnp.any(old != new) for old, new in pairs]
+
+        def chosen(old: Any, new: Any, found: frozenset[int]) -> Any:
+            if not found:
+                return old
+            return jnp.where(jnp.any(jnp.stack([is_new[number] for number in found])), new, old)
+
+        leaves, tree = jax.tree.flatten(state)
+        fresh = jax.tree.leaves(self.init(after))
+        return jax.tree.unflatten(tree, map(chosen, leaves, fresh, self.sources))
 
 
 def rule_of(
@@ -225,7 +259,7 @@ def _tried(rule: Rule, trained: Any) -> Rule:
     state, steps, after = jax.eval_shape(step, trained)
     _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
     _check_fits("a state", after, "its initial state", state, has_dtypes=True)
-    return dataclasses.replace(rule, called=frozenset(called), state=state)
+    return dataclasses.replace(rule, called=frozenset(called), params=trained, state=state)
 
 
 def _check_fits(what: str, tree: Any, like: str, wanted: Any, *, has_dtypes: bool) -> None:
@@ -235,11 +269,15 @@ def _check_fits(what: str, tree: Any, like: str, wanted: Any, *, has_dtypes: boo
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     for (path, leaf), other in zip(leaves, jax.tree.leaves(wanted), strict=True):
         if leaf.shape != other.shape or (has_dtypes and leaf.dtype != other.dtype):
-            where = jax.tree_util.keystr(path, simple=True, separator="/")
+            where = jax.tree_util.keystr(path, simple=True, separator="/") or "its top"
             raise _Misfit(
-                f"its update returns {what} with {leaf.str_short()} at {where}, where {like} "
-                f"has {other.str_short()}"
+                f"its update returns {what} with {_described(leaf)} at {where}, where {like} "
+                f"has {_described(other)}"
             )
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def _keeps_slow_params(transformation: Any, trained: Any) -> bool:
@@ -260,9 +298,9 @@ def _refused(owner: str, transformation: Any, trained: Any, error: Exception) ->
     else:
         # The first line: JAX explains at length, and the whole is the exception's cause.
         told = next(iter(str(error).splitlines()), "")
-        problem = f"{_culprit(error)} raised {type(error).__name__}: {told}"
+        problem = f"{culprit_of(error)} raised {type(error).__name__}: {told}"
     return ProgramError(
-        f"the optimizer of {owner} got {_maker_of(transformation.update)}, expected one that a "
+        f"the optimizer of {owner} got {maker_of(transformation.update)}, expected one that a "
         f"train program can run. Tried without data, {problem.rstrip('.')}. It is given gradients, "
         f"the parameters that are trained ({shown}) and, where it takes them, {', '.join(OFFERS)}. "
         "Choose another optimizer, or make masks and labels functions of the parameters; "
@@ -273,38 +311,6 @@ def _refused(owner: str, transformation: Any, trained: Any, error: Exception) ->
 def _is_of_arguments(error: Exception) -> bool:
     """Return whether an optimizer only says that it does not take what it was offered."""
     return isinstance(error, TypeError) and "unexpected keyword argument" in str(error).lower()
-
-
-def _maker_of(update: Callable[..., Any]) -> str:
-    """Return what made an optimizer, such as `optax.chain(optax.clip, optax.sgd)`."""
-    inside = {}
-    if update.__closure__ is not None:
-        cells = zip(update.__code__.co_freevars, update.__closure__, strict=True)
-        inside = {name: cell.cell_contents for name, cell in cells}
-    if "with_extra_args_support" in update.__qualname__ and "tx" in inside:
-        return _maker_of(inside["tx"].update)
-    name = _public(update.__module__, update.__qualname__)
-    if name == "optax.chain" and "update_fns" in inside:
-        return f"{name}({', '.join(_maker_of(each) for each in inside['update_fns'])})"
-    return name
-
-
-def _culprit(error: Exception) -> str:
-    """Return the optimizer whose function an exception came out of, the innermost one."""
-    found = "it"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
-        if "<locals>" in name and not module.startswith(("jax", "penstock.program_builder")):
-            found = _public(module, name)
-    return found
-
-
-def _public(module: str, qualname: str) -> str:
-    """Return how users write the function that a nested function belongs to."""
-    name = qualname.split(".<locals>")[0]
-    if module.split(".")[0] != "optax":
-        return name
-    return f"optax.contrib.{name}" if module.startswith("optax.contrib") else f"optax.{name}"
 
 
 def _is_key(leaf: Any) -> bool:

@@ -82,13 +82,16 @@ class ParameterAccess(ABC):
         """What every update of the parameters is multiplied by, 1 at first; may be set.
 
         It scales the learning rate of any optimizer, and with it a decoupled weight decay.
-        Reading it waits for the device.
+        Reading it waits for the device. An optimizer that keeps where its updates lead, such as
+        `optax.lookahead`, takes no other than 1.
         """
         return float(jax.device_get(self._state.update_scale))
 
     @update_scale.setter
     def update_scale(self, scale: float) -> None:
-        self._state = self._state._replace(update_scale=self.builder.own(scale_of(scale)))
+        value = scale_of(scale)
+        self.builder.check_update_scale(float(scale))
+        self._state = self._state._replace(update_scale=self.builder.own(value))
 
     @property
     def loss_scale(self) -> Any:

@@ -49,8 +49,14 @@ def test_optimizer_steps_and_keeps_the_arrays_of_its_state(name):
 
     @jax.jit
     def step(params, state):
-        gradients = jax.tree.map(lambda p: (0.5 * p + 0.1).astype(p.dtype), params)
-        updates, state = optimizer.update(gradients, state, params, value=jnp.float32(1.0))
+        def value_fn(params):
+            leaves = jax.tree.leaves(optax.tree.cast(params, jnp.float32))
+            return sum(jnp.sum(0.25 * x**2 + 0.1 * x) for x in leaves)
+
+        value, gradients = jax.value_and_grad(value_fn)(params)
+        updates, state = optimizer.update(
+            gradients, state, params, value=value, grad=gradients, value_fn=value_fn
+        )
         return optax.apply_updates(params, updates), state
 
     params, state = PARAMS, start
@@ -203,11 +209,11 @@ def test_state_of_a_constant_rate_has_the_structure_of_a_scheduled_one():
             "'b2', 'mu_dtype', 'weight_decay', 'mask'. Did you mean 'weight_decay'?",
         ),
         (
-            "optax.lbfgs",
+            "optax.contrib.dpsgd",
             {},
-            "optimizers.get got 'optax.lbfgs', expected an optimizer that a train program can run. "
-            "Its line search evaluates the loss several times a step. Choose one of "
-            "optimizers.names().",
+            "optimizers.get got 'optax.contrib.dpsgd', expected one of optimizers.names(). It "
+            "needs a random key, a clipping norm and noise. Give the Trainer what "
+            "optax.contrib.dpsgd(...) returns.",
         ),
     ],
 )
