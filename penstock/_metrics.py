@@ -8,7 +8,7 @@ the pair is exact to float64 there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,15 +23,17 @@ from penstock._errors import ProgramError
 class Structure:
     """How the values of a program function are arranged, and which of them have a batch axis.
 
-    `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for values without a
-    batch axis; `is_scalar[i]` is whether it has no axes. `loss_index` is the value that a train
-    program minimises.
+    `keys[i]` names value `i`: its key or number, and where `is_nested[i]` a path such as
+    `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
+    values without a batch axis; `is_scalar[i]` is whether it has no axes. `loss_index` is the value
+    that a train program minimises.
     """
 
     keys: tuple[Any, ...] | None
     build: Callable[[Sequence[Any]], Any]
     rows: tuple[int, ...] = ()
     is_scalar: tuple[bool, ...] = ()
+    is_nested: tuple[bool, ...] = ()
     loss_index: int = 0
 
     def label(self, number: int) -> str:
@@ -47,17 +49,16 @@ def structure_of(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
     Raises:
       ProgramError: nothing was returned, or a value is not an array.
     """
-    if isinstance(returned, Mapping):
-        keys, values = tuple(returned), list(returned.values())
-        build: Callable[[Sequence[Any]], Any] = lambda items: dict(zip(keys, items, strict=True))  # noqa: E731
-    elif isinstance(returned, (tuple, list)):
-        kind, keys, values = type(returned), tuple(range(len(returned))), list(returned)
-        is_named = hasattr(returned, "_fields")
-        build = (lambda items: kind(*items)) if is_named else kind
-    else:
-        keys, values, build = None, [returned], lambda items: items[0]
-    structure = Structure(keys=keys, build=build)
-    expected = "expected an array, or a tuple, list or dict of arrays"
+    entries = list(_entries(returned, ()))
+    paths, values = [path for path, _ in entries], [value for _, value in entries]
+    is_single = paths == [()]
+    outline = _outline(returned)
+    structure = Structure(
+        keys=None if is_single else tuple(map(_key, paths)),
+        build=lambda items: _filled(outline, iter(items)),
+        is_nested=tuple(len(path) > 1 for path in paths),
+    )
+    expected = "expected an array, or a tuple, list or dict of arrays, nested or not"
     if returned is None or not values:
         raise ProgramError(
             f"{owner} returned {returned!r}, {expected}. A program is derived from what its "
@@ -67,9 +68,50 @@ def structure_of(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
         if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int, bool)):
             raise ProgramError(
                 f"{owner} has {type(value).__name__} as {structure.label(number)}, {expected}. "
-                "Flatten nested structures into one tuple or dict."
+                "Return the arrays inside."
             )
     return structure, [jnp.asarray(value) for value in values]
+
+
+def values_of(returned: Any) -> list[Any]:
+    """Return the values of a nested structure in the order of its `Structure`."""
+    return [value for _, value in _entries(returned, ())]
+
+
+def _entries(returned: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield path and value of each leaf. Not JAX's order, which sorts the keys of dicts."""
+    if isinstance(returned, (Mapping, tuple, list)):
+        inner = returned.items() if isinstance(returned, Mapping) else enumerate(returned)
+        for key, value in inner:
+            yield from _entries(value, (*path, key))
+    else:
+        yield path, returned
+
+
+def _key(path: tuple[Any, ...]) -> Any:
+    return path[0] if len(path) == 1 else "/".join(map(str, path))
+
+
+def _outline(returned: Any) -> Any:
+    """Return the structure with no values, which are tracers that nothing may keep."""
+    if isinstance(returned, Mapping):
+        return {key: _outline(value) for key, value in returned.items()}
+    if isinstance(returned, (tuple, list)):
+        return _like(returned, map(_outline, returned))
+    return None
+
+
+def _filled(outline: Any, items: Iterator[Any]) -> Any:
+    if isinstance(outline, dict):
+        return {key: _filled(part, items) for key, part in outline.items()}
+    if isinstance(outline, (tuple, list)):
+        return _like(outline, [_filled(part, items) for part in outline])
+    return next(items)
+
+
+def _like(sequence: Any, items: Iterable[Any]) -> Any:
+    """Return a tuple, named tuple or list of the kind of `sequence`."""
+    return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 
 
 class Accumulator(NamedTuple):

@@ -7,16 +7,17 @@ from typing import Any
 
 
 def named(metrics: Any, names: Sequence[str]) -> dict[str, float]:
-    """Return the scalars of metrics by name; those of several objectives as `objective name`."""
+    """Return the scalars of metrics by name; of nested ones and objectives as `outer inner`."""
     if isinstance(metrics, Mapping):
-        values = {}
-        for key, value in metrics.items():
-            inner = isinstance(value, tuple | list | Mapping)
-            parts = named(value, names).items() if inner else [("", value)]
-            values |= {f"{key} {name}".strip(): part for name, part in parts}
+        entries = list(metrics.items())
     elif isinstance(metrics, tuple | list):
         more = [f"metric_{i}" for i in range(len(names), len(metrics))]
-        values = dict(zip([*names, *more], metrics, strict=False))
+        entries, names = list(zip([*names, *more], metrics, strict=False)), ()
     else:
-        values = {} if metrics is None else {names[0] if names else "loss": metrics}
+        entries = [] if metrics is None else [(names[0] if names else "loss", metrics)]
+    values: dict[str, Any] = {}
+    for key, value in entries:
+        is_nested = isinstance(value, tuple | list | Mapping)
+        parts = named(value, names).items() if is_nested else [("", value)]
+        values |= {f"{key} {name}".strip(): part for name, part in parts}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}

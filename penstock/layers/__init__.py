@@ -36,6 +36,7 @@ from penstock.layers.inputs import (
     is_training,
     random_key,
     scope,
+    sown,
 )
 from penstock.layers.losses import (
     cross_entropy,
@@ -71,6 +72,7 @@ __all__ = [
     "random_key",
     "reduce_sum",
     "scope",
+    "sown",
     # Layers with parameters
     "batch_norm",
     "conv2d",

@@ -33,6 +33,7 @@ class Probe:
       rows: for each query of a frame, whether an array had a batch axis; replayed by real frames.
       unweighted: labels of returned scalars that depend on the inputs but not on the example
         weights: they would count the padding of a short batch.
+      sown: collections of flax modules whose values the function asks for.
       has_convolution: whether there is one anywhere, nested functions included.
       options: of the builder; the precision is one of them.
     """
@@ -47,6 +48,7 @@ class Probe:
     shapes: tuple[tuple[int, ...], ...]
     rows: list[int]
     unweighted: tuple[str, ...]
+    sown: frozenset[str]
     has_convolution: bool
     options: ProgramOptions
 
@@ -118,13 +120,13 @@ def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
         with _frame.opened(frame):
             if frame.is_probe:
                 with _sites.intercepting(modules):
-                    returned, updates = module.init_with_output(rngs, function)
-            elif frame.is_training:
-                returned, updates = module.apply(
-                    dict(frame.variables), function, rngs=rngs, mutable=["batch_stats"]
-                )
+                    # All collections: what a module sows would be left out, without a word.
+                    returned, updates = module.init_with_output(rngs, function, mutable=True)
             else:
-                returned, updates = module.apply(dict(frame.variables), function, rngs=rngs), {}
+                statistics = ["batch_stats"] if frame.is_training else []
+                returned, updates = module.apply(
+                    dict(frame.variables), function, rngs=rngs, mutable=[*statistics, *frame.sown]
+                )
     except Exception as error:
         error.add_note(f"While tracing {owner}.")
         raise
@@ -132,13 +134,19 @@ def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
     if frame.mode != "infer":
         keys = structure.keys or ()
         loss_index = keys.index("loss") if "loss" in keys else 0
+        if structure.is_nested[loss_index]:
+            raise ProgramError(
+                f"{owner} has {structure.label(loss_index)} where the loss is expected: an array, "
+                "first or under the key 'loss', and not nested. It is minimised. Return the loss "
+                "first, nested metrics after it."
+            )
         structure = dataclasses.replace(structure, loss_index=loss_index)
         values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
     return Evaluated(
         values=values,
         structure=structure,
         modules=modules,
-        module_updates=dict(updates),  # pyright: ignore[reportArgumentType]
+        module_updates={name: updates[name] for name in set(updates) - frame.sown},
     )
 
 
@@ -207,6 +215,7 @@ def probe(
         shapes=shapes,
         rows=frame.rows,
         unweighted=_unweighted(body_jaxpr, structure),
+        sown=frame.sown,
         has_convolution=_has_convolution(body_jaxpr),
         options=options,
     )
@@ -226,7 +235,8 @@ def _module_shapes(variables: Mapping[str, Any]) -> dict[str, dict[Path, jax.Sha
     if unknown:
         raise ProgramError(
             f"a flax module got the variable collections {unknown}, expected 'params' and "
-            "'batch_stats' only. A program carries nothing else from step to step."
+            "'batch_stats' only. A program carries nothing else from step to step. Of what modules "
+            f"sow ask for it: layers.sown({unknown[0]!r})."
         )
     return {
         collection: {

@@ -39,6 +39,7 @@ def run(
         compute_dtype=probe.options.precision.compute_dtype,
         micro_batch=micro_batch,
         is_frozen=probe.options.is_frozen,
+        sown=probe.sown,
     )
     result = evaluate(probe.function, frame)
     result.values[:] = [

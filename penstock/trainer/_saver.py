@@ -307,12 +307,14 @@ def monitored(
             )
         metrics, structure = metrics.get(objective), structures[objective]
     keys = structure.keys
+    if metrics is None:
+        return None
     if keys is None:
         values = {"loss": metrics}
     else:
-        items = metrics if isinstance(metrics, Mapping) else dict(enumerate(metrics))
-        values = {str(key): items[key] for key in keys}
-        values.setdefault("loss", items[keys[structure.loss_index]])
+        items = _metrics.values_of(metrics)
+        values = {str(key): item for key, item in zip(keys, items, strict=True)}
+        values.setdefault("loss", items[structure.loss_index])
     if name not in values:
         raise UnknownNameError(
             f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
@@ -324,8 +326,7 @@ def _check_monitor(config: CheckpointConfig, builder: ProgramBuilder) -> None:
     if not config.num_best or callable(config.monitor) or not builder.structures:
         return
     means = {
-        name: dict.fromkeys(each.keys, 0.0) if each.keys is not None else 0.0
-        for name, each in builder.structures.items()
+        name: each.build([0.0] * len(each.keys or [0])) for name, each in builder.structures.items()
     }
     single = next(iter(means.values()))
     monitored(single if len(means) == 1 else means, config.monitor, builder.structures)

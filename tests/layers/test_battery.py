@@ -104,6 +104,7 @@ CASES = {
     ),
     "softmax_with_cross_entropy": pure(lambda x, y: layers.softmax_with_cross_entropy(x, y)),
     "square_error_cost": pure(lambda x, y: layers.square_error_cost(x, 2 * x)),
+    "sown": Case(lambda x, y: x + len(layers.sown())),
     "squeeze_excite": Case(lambda x, y, **k: layers.squeeze_excite(x, 2, **k), **IMAGE),
     "topk": pure(lambda x, y: layers.topk(x, 2)[0]),
     "weight_decay_loss": Case(lambda x, y: x + layers.weight_decay_loss(0.1)),

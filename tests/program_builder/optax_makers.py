@@ -66,9 +66,7 @@ _MADE: dict[str, Callable[[], Any]] = {
     "optax.scale_by_zoom_linesearch": lambda: optax.chain(
         optax.sgd(1.0), optax.scale_by_zoom_linesearch(10)
     ),
-    "optax.selective_transform": lambda: optax.selective_transform(
-        _sgd(), freeze_mask=lambda p: jax.tree.map(lambda x: x.ndim == 1, p)
-    ),
+    "optax.selective_transform": lambda: optax.selective_transform(_sgd(), freeze_mask=False),
     "optax.snapshot": lambda: optax.snapshot("norm", optax.tree.norm),
     "optax.stateless": lambda: optax.stateless(lambda updates, params: updates),
     "optax.stateless_with_tree_map": lambda: optax.stateless_with_tree_map(lambda g, p: g),
@@ -88,8 +86,8 @@ _MADE: dict[str, Callable[[], Any]] = {
     "optax.contrib.schedule_free": lambda: contrib.schedule_free(_sgd(), RATE),
     "optax.contrib.split_real_and_imaginary": lambda: contrib.split_real_and_imaginary(_sgd()),
     "sam, one gradient an update": lambda: contrib.sam(_sgd(), _adversary()),
-    "masked line search": lambda: optax.masked(
-        optax.lbfgs(), _is_matrix, mask_compatible_extra_args=True
+    "line search in a partition": lambda: optax.partition(
+        {"matrix": optax.lbfgs(), "vector": _sgd()}, _labels, mask_compatible_extra_args=True
     ),
     "line search in MultiSteps": lambda: optax.MultiSteps(
         optax.lbfgs(), 2
@@ -106,7 +104,10 @@ _DIRECTIONS = (
     *("keep_params_nonnegative", "measure_with_ema", "scale", "snapshot", "stateless", "trace"),
     *("zero_nans", "differentially_private_aggregate", "reduce_on_plateau"),
 )
-_WHOLE = {"scale_by_zoom_linesearch", "scale_by_backtracking_linesearch", "set_to_zero"}
+_WHOLE = {
+    *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch", "set_to_zero"),
+    *("scale_by_cocob", "scale_by_madgrad"),
+}
 
 
 def names() -> list[str]:

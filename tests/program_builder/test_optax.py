@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.flatten_util
 import numpy as np
 import pytest
 
@@ -29,13 +30,14 @@ NEEDS = {
         "optax.lbfgs",
         "optax.scale_by_backtracking_linesearch",
         "optax.scale_by_zoom_linesearch",
-        "line search in MultiSteps",
-        "masked line search",
+        "line search in a partition",
     },
 }
 REFUSED = {
     # Of matrices alone: optax.contrib.muon picks them.
     "optax.contrib.scale_by_muon": "optax.contrib.scale_by_muon raised ValueError",
+    # optax's wrapper passes nothing on.
+    "line search in MultiSteps": "optax.chain raised TypeError: scale_by_zoom_linesearch",
     "optax.measure_with_ema": "its update returns updates with the structure PyTreeDef",
 }
 RUN = sorted(set(names()) - set(REFUSED))
@@ -79,7 +81,8 @@ QUICK = {"optax.lbfgs"}
 )
 def test_loss_falls_alike_on_one_and_three_devices(name):
     (one, state, losses), (_, other, others) = (train(name, n) for n in (1, 3))
-    assert_close(host(other.variables), host(state.variables), 1e-5)
+    # Together: the offset is near 0, where the order of a sum shows.
+    assert_close(*(jax.flatten_util.ravel_pytree(host(x.variables))[0] for x in (other, state)))
     assert_close(others, losses, 1e-5)
     assert one.num_compiles == {"train": 1}
     if name in STANDS_STILL:

@@ -326,4 +326,4 @@ def test_float16_scales_the_gradients_of_a_line_search():
         state, loss = builder.train(state, BATCH)
         losses.append(float(loss))
     assert np.isfinite(losses).all()
-    assert losses[-1] < 0.1 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
