@@ -36,7 +36,6 @@ from penstock.layers.inputs import (
     is_training,
     random_key,
     scope,
-    sown,
 )
 from penstock.layers.losses import (
     cross_entropy,
@@ -57,6 +56,7 @@ from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_param
 from penstock.layers.pool import pool2d
 from penstock.layers.reductions import accuracy, mean, reduce_sum
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
+from penstock.layers.sowing import sown
 from penstock.layers.squeeze_excite import squeeze_excite
 
 __all__ = [

@@ -73,9 +73,6 @@ class ScopeModule(nn.Module):
     @nn.compact
     def __call__(self, function: Callable[[], Any]) -> Any:
         """Run `function` inside this module's compact method."""
-        frame = _CURRENT.get()
-        if frame is not None and frame.root is None:
-            frame.root = self
         return function()
 
 
@@ -95,8 +92,6 @@ class Frame:
     compute_dtype: Any = None
     micro_batch: MicroBatch | None = None
     is_frozen: Callable[[tuple[str, ...]], bool] = lambda path: False
-    sown: frozenset[str] = frozenset()
-    root: ScopeModule | None = None
 
     feed_specs: dict[str, FeedSpec] = dataclasses.field(default_factory=dict)
     specs: dict[str, ParameterSpec] = dataclasses.field(default_factory=dict)

@@ -112,33 +112,6 @@ def global_step() -> jax.Array:
     return _frame.current("global_step").global_step
 
 
-def sown(collection: str = "intermediates") -> dict[str, Any]:
-    """Return what flax modules have sown so far in this run, nested by module, in tuples.
-
-    For auxiliary losses and for values to look at. What is sown and not asked for is an error, for
-    it would be lost. Nothing stays for the next step.
-
-    >>> import flax.linen as nn
-    >>> import penstock as ps
-    >>> from penstock import layers
-    >>> class Doubled(nn.Module):
-    ...     @nn.compact
-    ...     def __call__(self, x):
-    ...         self.sow("intermediates", "before", x)
-    ...         return 2 * x
-    >>> def program():
-    ...     y = Doubled(name="doubled")(layers.data("x", shape=[1]))
-    ...     return {"y": y, "before": layers.sown()["doubled"]["before"][0]}
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> builder.infer(builder.init(), {"x": [[3.0]]})["before"].tolist()
-    [[3.0]]
-    """
-    frame = _frame.current("sown")
-    frame.sown |= {collection}
-    assert frame.root is not None
-    return jax.tree.map(lambda x: x, dict(frame.root.variables.get(collection, {})))
-
-
 def example_weights() -> jax.Array:
     """Return the weight of each example of this device's batch, shape `[B]`.
 

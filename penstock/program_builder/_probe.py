@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
-from penstock.layers import _frame
+from penstock.layers import _frame, sowing
 from penstock.program_builder import _sites
 from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._tree import Path, flatten
@@ -97,9 +97,12 @@ class Evaluated:
     structure: _metrics.Structure
     modules: _sites.Named
     module_updates: dict[str, Any]
+    sown: frozenset[str]
 
 
-def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
+def evaluate(
+    function: Callable[[], Any], frame: _frame.Frame, sown: frozenset[str] = frozenset()
+) -> Evaluated:
     """Run a program function inside `frame`, in the trace that is current.
 
     On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
@@ -117,15 +120,16 @@ def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
     module = _frame.ScopeModule()
     modules: _sites.Named = []
     try:
-        with _frame.opened(frame):
+        with _frame.opened(frame), sowing.gathering(sown) as gathered:
+            options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
             if frame.is_probe:
                 with _sites.intercepting(modules):
                     # All collections: what a module sows would be left out, without a word.
-                    returned, updates = module.init_with_output(rngs, function, mutable=True)
+                    returned, updates = module.init_with_output(mutable=True, **options)
             else:
                 statistics = ["batch_stats"] if frame.is_training else []
                 returned, updates = module.apply(
-                    dict(frame.variables), function, rngs=rngs, mutable=[*statistics, *frame.sown]
+                    dict(frame.variables), mutable=[*statistics, *sown], **options
                 )
     except Exception as error:
         error.add_note(f"While tracing {owner}.")
@@ -146,7 +150,8 @@ def evaluate(function: Callable[[], Any], frame: _frame.Frame) -> Evaluated:
         values=values,
         structure=structure,
         modules=modules,
-        module_updates={name: updates[name] for name in set(updates) - frame.sown},
+        module_updates={name: updates[name] for name in set(updates) - gathered.collections},
+        sown=frozenset(gathered.collections),
     )
 
 
@@ -215,7 +220,7 @@ def probe(
         shapes=shapes,
         rows=frame.rows,
         unweighted=_unweighted(body_jaxpr, structure),
-        sown=frame.sown,
+        sown=result.sown,
         has_convolution=_has_convolution(body_jaxpr),
         options=options,
     )

@@ -113,9 +113,11 @@ class Rule:
           offers: everything in `OFFERS`; functions take parameters in the structure of `trained`.
         """
         chosen = {name: _masked(offers[name], trained, name) for name in self.offered}
-        params, inner = trained, state
+        params: Any = trained
+        inner = state
         if self.is_slow:
             params, inner = optax.LookaheadParams(trained, state.slow), state.inner
+        steps: Any
         steps, after = self.transformation.update(gradients, _as_used(inner), params, **chosen)
         after = _like(_as_kept(after), inner)
         if not self.is_slow:
@@ -235,7 +237,8 @@ def _tried(rule: Rule, trained: Any) -> Rule:
 
     def value_fn(name: str, params: Any) -> jax.Array:
         called.add(name)
-        return sum(jnp.sum(jnp.real(x)).astype(jnp.float32) for x in jax.tree.leaves(params))
+        leaves = jax.tree.leaves(params)
+        return sum((jnp.sum(jnp.real(x)).astype(jnp.float32) for x in leaves), jnp.zeros(()))
 
     def grad_fn(params: Any, *_: Any) -> Any:
         called.add("grad_fn")

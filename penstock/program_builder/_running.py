@@ -39,9 +39,8 @@ def run(
         compute_dtype=probe.options.precision.compute_dtype,
         micro_batch=micro_batch,
         is_frozen=probe.options.is_frozen,
-        sown=probe.sown,
     )
-    result = evaluate(probe.function, frame)
+    result = evaluate(probe.function, frame, probe.sown)
     result.values[:] = [
         value if rows else _mesh.pmean(_as_number(value), frame.num_averaged)
         for value, rows in zip(result.values, probe.structure.rows, strict=True)
