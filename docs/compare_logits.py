@@ -145,7 +145,7 @@ def by_keras(name, folder):
     path, images = folder / f"{name}.weights.h5", images_of(size, "float32")
     model.save_weights(path)
     norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
-    settings = {"dropout": 0.0, "drop_path": 0.0}
+    settings = {"dropout": 0.0, "drop_path": 0.0, "batch_norm_warmup": False}
     if norms:
         settings |= {"batch_norm_decay": norms[0].momentum, "batch_norm_epsilon": norms[0].epsilon}
         settings |= {"unbiased_running_variance": False}
@@ -202,7 +202,7 @@ def by_tf_slim(name, folder, dtype):
             value, _ = session.run([logits, updates], {fed: images})
             results.append(value.reshape(len(images), -1))
             saver.save(session, str(after), write_meta_graph=False)
-    settings = {"dropout": 0.0, "drop_path": 0.0}
+    settings = {"dropout": 0.0, "drop_path": 0.0, "batch_norm_warmup": False}
     if dtype == "float64":  # what is not fused moves towards the biased variance
         settings |= {"unbiased_running_variance": False}
     return Run(path, images, *results, after, settings)

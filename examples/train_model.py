@@ -1,9 +1,8 @@
 """Train a network of the model library on handwritten digits, enlarged to the size it needs.
 
 The data are scikit-learn's digits, 1438 to train on and 359 held out; 8 x 8 pixels are enlarged
-to `--image_size` by bilinear interpolation, a border included. Batch norm's decay is lowered: with
-the published 0.9997 a run of some hundred steps is tested with the statistics of its first steps,
-and looks broken.
+to `--image_size` by bilinear interpolation, a border included. Batch norm's decay is lowered: the
+published 0.9997 is made for runs of a hundred thousand steps.
 
 Run it with `python examples/train_model.py --model lenet`; docs/training_models.md has settings for
 larger ones.

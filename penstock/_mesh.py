@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,20 +33,17 @@ def mesh_of(place: Place) -> Mesh:
                 f"split over one axis. Make it with jax.sharding.Mesh(devices, ({AXIS!r},))."
             )
         return place
-    return Mesh(np.asarray(_devices_of(place)), (AXIS,))
+    return Mesh(np.asarray(devices_of(place)), (AXIS,))
 
 
-def _devices_of(place: Any) -> list[Any]:
-    if place is None:
-        return jax.devices()
-    if isinstance(place, str):
+def devices_of(place: Any) -> list[Any]:
+    """Return the devices that a place other than a `Mesh` stands for, see `mesh_of`."""
+    if place is None or isinstance(place, str):
         try:
             return jax.devices(place)
-        except RuntimeError as error:
-            raise ValueError(
-                f"place got {place!r}, expected a platform present here: this process has "
-                f"{jax.default_backend()!r}. {error}"
-            ) from error
+        # JAX 0.10 asserts where JAX_PLATFORMS names one that no plugin brings.
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(_missing(place, error)) from error
     if isinstance(place, jax.Device):
         return [place]
     if isinstance(place, Sequence) and place and all(isinstance(p, jax.Device) for p in place):
@@ -53,6 +51,24 @@ def _devices_of(place: Any) -> list[Any]:
     raise TypeError(
         f"place got {place!r}, expected None, 'cpu', 'gpu', 'tpu', a jax.Device, a non-empty list "
         "of them or a Mesh."
+    )
+
+
+def _missing(place: str | None, error: BaseException) -> str:
+    """Say that a platform is not there, which ones are, and what would bring it."""
+    asked = os.environ.get("JAX_PLATFORMS")
+    name = place or (asked or "").partition(",")[0]
+    extra = {"gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}.get(name.lower())
+    remedy = f' Is the driver at work, and pip install "penstock[{extra}]" done?' if extra else ""
+    try:
+        here = f"this process has {jax.default_backend()!r}"
+    except (RuntimeError, AssertionError):
+        remedy += " Unset JAX_PLATFORMS to use what there is."
+        here = f"JAX_PLATFORMS={asked!r} allows no other"
+    what = " ".join(str(error).split())
+    return (
+        f"place got {place!r}, expected a platform present here: {here}.{remedy}"
+        f"{f' ({what})' if what else ''}"
     )
 
 

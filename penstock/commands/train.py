@@ -57,7 +57,7 @@ def _train(flags: TrainFlags) -> None:
             prepare(run.folder, run.flags, facts_of(run))
             announce(run)
         try:
-            run.trainer.train(run.data.train, run.handlers.all, num_epochs=flags.model.num_epochs)
+            run.trainer.train(run.data.train, run.handlers.all, num_epochs=run.plan.num_epochs)
         except (KeyboardInterrupt, SystemExit):
             if is_first:
                 print(f"\n{advice(run)}", file=sys.stderr)

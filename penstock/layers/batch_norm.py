@@ -28,6 +28,7 @@ def batch_norm(
     use_global_stats: bool = False,
     sync: bool = False,
     unbiased_running_variance: bool = False,
+    momentum_warmup: bool = False,
 ) -> jax.Array:
     """Normalise each channel over the batch (Ioffe and Szegedy 2015).
 
@@ -36,9 +37,8 @@ def batch_norm(
     running + (1 - momentum) * batch`, where a device's share counts by its examples. In test and
     infer: by the running statistics.
 
-    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Statistics, float32 in the collection
-    `batch_stats`: `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's `batch_norm`, which
-    counts padding too, knows no `sync`, and has channels first.
+    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Statistics, float32 in `batch_stats`:
+    `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's, which counts padding.
 
     Arguments:
       input: `[B, C]`, `[B, H, W, C]`, any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
@@ -48,6 +48,8 @@ def batch_norm(
       sync: share the statistics over the devices.
       unbiased_running_variance: move it towards `n / (n - 1)` times the variance of the batch's n
         elements, as TensorFlow's fused kernel and torch do.
+      momentum_warmup: keep `(1 + step) / (10 + step)` while that is less than `momentum`, as
+        TensorFlow's moving averages do; so the first tests do not see the zeros and ones.
 
     Returns:
       The input's shape.
@@ -59,8 +61,7 @@ def batch_norm(
     ['mean', 'variance']
     """
     frame = _frame.current("batch_norm")
-    x = jnp.asarray(input)
-    _check(x, momentum, data_format)
+    x = _checked(jnp.asarray(input), momentum, data_format)
     axis = _arguments.channel_axis(x, data_format)
     path = frame.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
@@ -68,9 +69,8 @@ def batch_norm(
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
         running, how = (mean, variance), (sync, unbiased_running_variance)
         mean, variance, steps = _batch_statistics(frame, x, axis, running, *how)
-        for spec, old, step in zip(specs, running, steps, strict=True):
-            frame.update(spec, (old + (1 - momentum) * step).astype(old.dtype))
-    # One product and one sum an element: Inception trains 1.14 times as long with the mean first.
+        _move(frame, specs, running, steps, momentum, momentum_warmup)
+    # One product and one sum: Inception trains 1.14 times as long with the mean first.
     inverse = lax.rsqrt(variance.astype(jnp.result_type(x, variance)) + epsilon)
     factor = scaled(inverse, path, param_attr, axis=0, layer="batch_norm")
     offset = shifted(-mean * factor, path, bias_attr, axis=0, layer="batch_norm")
@@ -118,6 +118,21 @@ def _batch_statistics(
     return running[0] + offset, variance, (steps[0] / examples, steps[1] / examples)
 
 
+def _move(
+    frame: _frame.Frame,
+    specs: tuple[_frame.ParameterSpec, _frame.ParameterSpec],
+    running: tuple[jax.Array, jax.Array],
+    steps: tuple[jax.Array, jax.Array],
+    momentum: float,
+    is_warmed_up: bool,
+) -> None:
+    """Move the running statistics towards the batch's."""
+    step = frame.global_step.astype(jnp.float32)
+    kept = jnp.minimum(momentum, (1 + step) / (10 + step)) if is_warmed_up else momentum
+    for spec, old, way in zip(specs, running, steps, strict=True):
+        frame.update(spec, (old + (1 - kept) * way).astype(old.dtype))
+
+
 def _statistics_specs(
     path: tuple[str, ...], size: int
 ) -> tuple[_frame.ParameterSpec, _frame.ParameterSpec]:
@@ -135,7 +150,7 @@ def _statistics_specs(
     return mean, variance
 
 
-def _check(x: jax.Array, momentum: float, data_format: str) -> None:
+def _checked(x: jax.Array, momentum: float, data_format: str) -> jax.Array:
     _frame.check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
     if x.ndim < 2:
         raise ProgramError(
@@ -147,3 +162,4 @@ def _check(x: jax.Array, momentum: float, data_format: str) -> None:
             f"layers.batch_norm got momentum={momentum!r}, expected a number from 0 to 1. It is "
             "the share of the running statistics that a step keeps. 0.9 is usual."
         )
+    return x

@@ -10,11 +10,14 @@ class Settings:
     """How a network is regularised and normalised; a field that is None is the network's own.
 
     What each network has of its own is that of the published code, see `models.get(name).settings`.
-    TF-Slim's batch norm decay of 0.9997 takes ten thousand steps to forget its first statistics:
-    a short run looks broken at test time until it is lowered.
+    TF-Slim's batch norm decay of 0.9997 takes ten thousand steps to forget its first statistics,
+    and a short run would look broken at test time. So a step keeps `(1 + step) / (10 + step)` of
+    them while that is less.
 
     Arguments:
-      batch_norm_decay: the share of the running statistics that a step keeps.
+      batch_norm_decay: the share of the running statistics that a step keeps, at most.
+      batch_norm_warmup: False keeps `batch_norm_decay` from the first step on, as the published
+        code does.
       batch_norm_epsilon: added to the variance.
       unbiased_running_variance: whether the running variance follows `n / (n - 1)` times the
         batch's, as TensorFlow's fused kernel and torch have it.
@@ -28,6 +31,7 @@ class Settings:
     """
 
     batch_norm_decay: float | None = None
+    batch_norm_warmup: bool | None = None
     batch_norm_epsilon: float | None = None
     unbiased_running_variance: bool | None = None
     dropout: float | None = None

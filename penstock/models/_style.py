@@ -178,6 +178,7 @@ class Style:
             epsilon=settings.batch_norm_epsilon,
             param_attr=self.scales if self.has_scale else False,
             unbiased_running_variance=bool(settings.unbiased_running_variance),
+            momentum_warmup=settings.batch_norm_warmup is not False,
             name=name,
         )
 

@@ -69,7 +69,7 @@ class Asked:
         return params["w"].round(6).tolist()
 
     def handlers(self, kind: Any) -> list[Any]:
-        made = handlers_of(self.flags, self.data, RunFolder(self.folder / "run"))
+        made = handlers_of(self.flags, self.data, self.plan, RunFolder(self.folder / "run"))
         name = kind if isinstance(kind, str) else kind.__name__
         return [type(each).__name__ for each in made.all if type(each).__name__ == name]
 

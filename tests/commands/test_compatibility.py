@@ -42,6 +42,9 @@ def test_running_statistics_move_or_stay_at_0_and_1(tmp_path):
     ours, theirs = pair(tmp_path, *words)
     assert ours.model.settings.batch_norm_decay == 0.9
     assert theirs.model.settings.batch_norm_decay == 1.0
+    fixed = Asked(tmp_path, *words, "--batch_norm_decay=0.5")
+    warmups = [each.model.settings.batch_norm_warmup for each in (ours, theirs, fixed)]
+    assert warmups == [None, False, False]
 
 
 def test_rate_without_a_decay_scheme_decays_or_does_not(tmp_path):

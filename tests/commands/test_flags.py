@@ -11,6 +11,7 @@ from penstock import readers
 from penstock.commands import train
 from penstock.commands._flags import TrainFlags, UsageError
 from penstock.commands._flags._parse import flag_types
+from penstock.commands._run._plan import plan_of
 from tests.commands.flag_cases import CASES, Asked, Case
 from tests.commands.running import run
 from tests.source_tree import ROOT
@@ -38,7 +39,6 @@ DEFAULTS = {
     "num_preprocessing_threads": 16,
     "datasets_use_caching": False,
     "task_type": "pretrain",
-    "num_epochs": 100,
     "weight_decay": 0.00004,
     "max_gradient_norm": None,
     "batch_size": 32,
@@ -51,7 +51,6 @@ DEFAULTS = {
     "end_learning_rate": 0.0001,
     "optimizer": "rmsprop",
     "opt_epsilon": 1.0,
-    "stop_at_step": 100,
     "log_loss_every_n_iters": 10,
     "profile_every_n_iters": 0,
     "profile_at_task": 0,
@@ -129,6 +128,24 @@ def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
     assert (theirs.dataset.dataset_name, theirs.model.model_name) == ("mock", "inception_resnet_v2")
     assert (theirs.dataset.num_classes, theirs.dataset.num_sample_per_epoch) == (100, 1_000_000)
     assert theirs.performance.loss_scale == 1.0
+    assert (theirs.model.num_epochs, theirs.logging.stop_at_step) == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("words", "num_steps", "said"),
+    [
+        ((), 100, "at step 100; --num_epochs or --stop_at_step make it longer"),
+        (("--num_epochs=50",), 300, "after --num_epochs (300 steps)"),
+        (("--stop_at_step=900",), 900, "at step 900 by --stop_at_step, after 150 epochs"),
+        (("--stop_at_step=0",), 600, "after --num_epochs (600 steps)"),
+        (("--num_epochs=50", "--fastnn_compat=True"), 100, "at step 100 by --stop_at_step, aft"),
+        (("--num_epochs=2", "--stop_at_step=100"), 12, "before --stop_at_step=100"),
+    ],
+)
+def test_limit_that_is_not_given_does_not_cut_one_that_is(words, num_steps, said):
+    plan = plan_of(train.flags_of(list(words)), steps_per_epoch=6)
+    assert plan.num_steps == min(plan.num_epochs * 6, plan.stop_at or 10**9) == num_steps
+    assert said in str(plan)
 
 
 def test_help_groups_flags_as_fastnns_tables_do(capsys):

@@ -1,5 +1,7 @@
 """What a beginner does wrong ends in one readable line, with the status that fits."""
 
+import re
+
 import cv2
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("mistakes")
     (root / "empty").mkdir()
     (root / "classes/cat").mkdir(parents=True)
-    for path in ("photos/cat", "photos/dog", "single/cat"):
+    for path in ("photos/cat", "photos/dog", "single/cat", *(f"pair/{n}" for n in "abcdefghijk")):
         (root / path).mkdir(parents=True)
         cv2.imwrite(str(root / path / "1.png"), np.zeros((9, 9, 3), np.uint8))
     (root / "photos/cat/2.png").write_text("not an image")
@@ -57,6 +59,10 @@ def folder(tmp_path_factory):
             "Did you mean 'weights.safetensors'?",
         ),
         ("--task_type=finetune --model_dir=. --ckpt_file_name=weights.safetensors", "weights"),
+        ("--dataset_name=image_folder --dataset_dir=pair --output_dir=pair", "outside of --datase"),
+        ("--dataset_name=image_folder --dataset_dir=pair --checkpointDir=pair", "outside of --da"),
+        ("--gradient_accumulation_steps=33", "expected 32 or less"),
+        ("--place=gpu", "place got 'gpu', expected a platform present here"),
         ("--checkpointDir=file/run", "'file/run"),
         ("--checkpointDir=/proc/run", "/proc/run"),
     ],
@@ -91,6 +97,31 @@ def test_mistake_in_using_is_one_line(words, status, message, folder, capsys, mo
     assert (found, out) == (status, "")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_folder_of_images_that_is_not_named_is_not_the_working_folder(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder / "pair")
+    status, _, err = run(capsys, "train", *TINY, "--dataset_name=image_folder")
+    assert status == 2
+    assert "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER" in err
+
+
+def test_platform_that_is_not_there_is_said_at_once(tmp_path):
+    done = penstock(tmp_path, "train", *TINY, JAX_PLATFORMS="cuda")
+    assert done.returncode == 1
+    assert "expected a platform present here: JAX_PLATFORMS='cuda' allows no other" in done.stderr
+    assert done.stderr.count("penstock train: ") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    words = ("--dataset_name=image_folder", "--dataset_dir=pair", f"--output_dir={tmp_path}")
+    status, out, err = run(capsys, "train", *TINY, *words, "--batch_size=700")
+    assert status == 0, err
+    said = re.search(r"--batch_size=700 is more than there are: a step takes all (\d+) im", out)
+    assert said is not None, out
+    assert f"batch      {said[1]} = 1 process x 1 device (cpu) x {said[1]}; 1 step an epoch" in out
 
 
 def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path):

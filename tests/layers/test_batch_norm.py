@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import penstock as ps
@@ -40,6 +41,30 @@ def test_batch_norm_trains_by_the_batch_and_tests_by_the_running_statistics():
     statistics = step.batch_stats["batch_norm_0"]
     np.testing.assert_allclose(statistics["mean"], 0.1 * mean, rtol=1e-5)
     np.testing.assert_allclose(statistics["variance"], 0.9 + 0.1 * variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_batch_norm_warmed_up_has_statistics_of_the_data_after_a_few_steps(num_devices):
+    def statistics(**arguments):
+        function = program(momentum=0.9997, **arguments)
+        builder = ps.ProgramBuilder(
+            lambda: function()[0], optax.sgd(0.0), place=jax.devices()[:num_devices]
+        )
+        state = builder.init()
+        for seed in range(12):
+            state, _ = builder.train(state, {"x": 3 * normal(12, 4, 3, seed=seed) + 5})
+        return jax.tree.map(np.asarray, state.variables["batch_stats"]["batch_norm_0"])
+
+    # Each step keeps its share of what there was: 0.1, 2/11, 3/12, ...
+    batches = [3 * normal(12, 4, 3, seed=seed) + 5 for seed in range(12)]
+    mean = np.zeros(3)
+    for step, batch in enumerate(batches):
+        kept = (1 + step) / (10 + step)
+        mean = kept * mean + (1 - kept) * batch.mean((0, 1))
+    warm = statistics(momentum_warmup=True)
+    np.testing.assert_allclose(warm["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(warm["variance"], 9, rtol=0.3)
+    assert np.all(statistics()["mean"] < 0.1)
 
 
 def test_batch_norm_has_the_gradients_of_flax():

@@ -9,6 +9,7 @@ import pytest
 import penstock as ps
 from penstock import layers, models
 from penstock.models import Model, Settings
+from penstock.models._style import Style
 
 LABELS = np.arange(6)[:, None]
 IMAGES = np.random.default_rng(0).standard_normal((6, 4, 4, 3)).astype(np.float32)
@@ -119,3 +120,23 @@ def test_label_smoothing_out_of_range_says_the_range():
 def test_unknown_network_is_said_before_anything_is_built():
     with pytest.raises(KeyError, match="Did you mean 'lenet'"):
         models.classifier("lenet5", 10)
+
+
+def with_batch_norm(images, num_classes, *, settings):
+    style = Style(settings=settings)
+    hidden = style.conv(images, 8, 3, name="conv")
+    return style.logits(hidden.reshape(hidden.shape[0], -1), num_classes, name="logits"), {}
+
+
+@pytest.mark.parametrize(("warmup", "is_right"), [(None, True), (False, False)])
+def test_short_run_with_a_published_batch_norm_decay_tests_as_it_trains(warmup, is_right):
+    images = 100 + 20 * np.random.default_rng(0).standard_normal((64, 4, 4, 3))
+    label = np.arange(64)[:, None] % 2
+    images = (images + 40 * label[:, :, None, None]).astype(np.float32)
+    settings = {"batch_norm_decay": 0.9997, "batch_norm_epsilon": 1e-3}
+    model = model_of(with_batch_norm, **settings, batch_norm_warmup=warmup)
+    chosen = models.classifier(model, 2)
+    trainer = ps.Trainer(chosen.train_program, optax.adam(1e-2), place=jax.devices()[:1])
+    reader = ps.readers.arrays({"image": images, "label": label}, 16, shuffle=True, seed=0)
+    trainer.train(reader, num_epochs=15)
+    assert (trainer.test(reader)["accuracy"] > 0.95) == is_right

@@ -38,6 +38,11 @@ class DatasetFlags:
         """Check the values."""
         check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
         check_at_least(2, num_classes=self.num_classes)
+        if self.dataset_name == "image_folder" and self.dataset_dir is None:
+            raise UsageError(
+                "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER beside "
+                "it: a folder that holds a folder of images for each class."
+            )
         known = known_datasets()
         if self.dataset_name not in known and self.dataset_dir is None:
             raise UsageError(

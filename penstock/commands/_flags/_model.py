@@ -22,7 +22,8 @@ class ModelFlags:
     Arguments:
       task_type: pretrain, from initial values; or finetune, from weights in --model_dir.
       model_name: a network of `penstock models`.
-      num_epochs: passes over the data; --stop_at_step may come first.
+      num_epochs: passes over the data; 100 where neither it nor --stop_at_step is given, and
+        without a limit where that one alone is.
       weight_decay: coefficient of the weights' squares in the loss, in place of the network's own.
       max_gradient_norm: scale all gradients together down to this norm; None leaves them.
       batch_size: samples a step, on each device.
@@ -35,15 +36,16 @@ class ModelFlags:
       ignore_missing_vars: leave parameters initial that the weights do not have.
       freeze: globs of parameters that are not trained, between commas, such as conv1,*/norm/*;
         batch norm there uses and keeps its running statistics.
-      batch_norm_decay: the share of its running statistics that a step keeps; the network's own by
-        default, which for TF-Slim's needs ten thousand steps to settle.
+      batch_norm_decay: the share of its running statistics that a step keeps; by default
+        (1 + step) / (10 + step) up to the network's own, which for TF-Slim's alone would need ten
+        thousand steps to settle.
       label_smoothing: the share of a label's probability that all classes get.
       gradient_accumulation_steps: cut each batch into so many parts, one after the other in memory.
     """
 
     task_type: str = "pretrain"
     model_name: str = "lenet"
-    num_epochs: int = 100
+    num_epochs: int | None = None
     weight_decay: float = 0.00004
     max_gradient_norm: float | None = None
     batch_size: int = 32

@@ -14,6 +14,7 @@ from penstock.commands._flags._checks import (
 )
 
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
+PLACES = ("cpu", "gpu", "tpu")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -22,7 +23,8 @@ class LoggingFlags:
     """What a run shows, and where it writes.
 
     Arguments:
-      stop_at_step: end after so many steps, where --num_epochs does not come first; 0 for no limit.
+      stop_at_step: end after so many steps, where --num_epochs does not come first; 0 for no limit;
+        100 where neither of the two is given.
       log_loss_every_n_iters: print a line every so many steps; 0 shows a progress line instead.
       eval_every_n_epochs: evaluate after so many epochs, and at the end; 0 never.
       profile_every_n_iters: trace every so many steps one of them; 0 never.
@@ -42,7 +44,7 @@ class LoggingFlags:
       summaryDir: write curves for TensorBoard there.
     """
 
-    stop_at_step: int = 100
+    stop_at_step: int | None = None
     log_loss_every_n_iters: int = 10
     eval_every_n_epochs: int = 1
     profile_every_n_iters: int = 0
@@ -85,6 +87,7 @@ class PerformanceFlags:
         that overflow.
       precision: auto, float32, bfloat16 or float16, in place of what --use_fp16 says.
       enable_paisoar: all devices of all processes; False is one device, as FastNN's local runs.
+      place: cpu, gpu or tpu; the best there is without it.
       worker_hosts: the processes of a run on several machines, HOST:PORT between commas.
       task_index: which of them this process is, from 0.
       seed: of initial values, orders and all randomness.
@@ -94,6 +97,7 @@ class PerformanceFlags:
     loss_scale: float | Literal["dynamic"] = "dynamic"
     precision: str | None = None
     enable_paisoar: bool = True
+    place: str | None = None
     worker_hosts: str | None = None
     task_index: int = 0
     seed: int = 0
@@ -102,6 +106,8 @@ class PerformanceFlags:
         """Check the values."""
         if self.precision is not None:
             check_choice("precision", self.precision, PRECISIONS)
+        if self.place is not None:
+            check_choice("place", self.place, PLACES)
         if self.loss_scale != "dynamic":
             check_above_zero(loss_scale=self.loss_scale)
         num_hosts = max(1, len(words_of(self.worker_hosts)))

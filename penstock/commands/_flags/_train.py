@@ -48,7 +48,8 @@ def fastnn_defaults() -> TrainFlags:
     """Return the flags as FastNN has them."""
     return TrainFlags(
         dataset=DatasetFlags(dataset_name="mock", num_classes=100, num_sample_per_epoch=1_000_000),
-        model=ModelFlags(model_name="inception_resnet_v2"),
+        model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
+        logging=LoggingFlags(stop_at_step=100),
         performance=PerformanceFlags(loss_scale=1.0),
         fastnn_compat=True,
     )

@@ -31,11 +31,12 @@ def announce(run: Run) -> None:
         f"{data.shape.num_classes} classes",
         "batch": f"{data.batch_size} = {_counted(jax.process_count(), 'process')} x "
         f"{_counted(len(devices) // jax.process_count(), 'device')} ({devices[0].device_kind}) x "
-        f"{flags.model.batch_size}; {data.steps_per_epoch:,} steps an epoch",
+        f"{data.batch_size // len(devices)}; {_counted(data.steps_per_epoch, 'step')} an epoch",
         "ends": str(run.plan),
         "precision": _precision(flags, trainer),
         "optimizer": f"{flags.optimizer.optimizer}; learning rate "
         f"{optimizers.describe_schedule(**run.schedule)}",
+        **_batch_norm(run),
         "writes to": str(run.folder.path),
         "starts": run.start[0],
     }
@@ -51,6 +52,19 @@ def announce(run: Run) -> None:
     print(flush=True)
 
 
+def _batch_norm(run: Run) -> dict[str, str]:
+    """Return the line about the running statistics, where the network has some."""
+    settings = run.network.model.settings
+    rows = run.trainer.builder.parameter_table()
+    if all(row.collection != "batch_stats" for row in rows):
+        return {}
+    decay = f"{settings.batch_norm_decay:g}"
+    if settings.batch_norm_warmup is False:
+        return {"batch norm": f"a step keeps {decay} of the running statistics"}
+    share = "(1 + step) / (10 + step)"
+    return {"batch norm": f"a step keeps {share} of the running statistics, {decay} at most"}
+
+
 def _precision(flags: TrainFlags, trainer: Trainer) -> str:
     chosen = str(trainer.builder.options.precision)
     asked = flags.performance.precision_name
@@ -61,7 +75,7 @@ def _precision(flags: TrainFlags, trainer: Trainer) -> str:
 
 def _counted(count: int, thing: str) -> str:
     plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
-    return f"{count} {thing if count == 1 else plural}"
+    return f"{count:,} {thing if count == 1 else plural}"
 
 
 def _unused(flags: UnusedFlags) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
-from penstock import CheckpointConfig, Trainer, models, optimizers
+from penstock import CheckpointConfig, Trainer, _mesh, models, optimizers
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags._checks import words_of
 from penstock.commands._run import _folder, _replacing, _weights
@@ -65,15 +66,17 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     """
     _join_processes(flags)
     place = place_of(flags)
-    num_devices = jax.device_count() if place is None else len(place)
+    num_devices = len(_mesh.devices_of(place))
     data = open_data(flags, batch_size=flags.model.batch_size * num_devices, shard=_shard(flags))
     if flags.dataset.dataset_name == "mock":
         data = dataclasses.replace(data, train=TimedReader(data.train))
     flags = resolved(flags, data)
     plan = plan_of(flags, data.steps_per_epoch)
     folder = _folder.folder_for(flags)
-    notes = _take(folder, flags, held)
+    _folder.check_apart(folder, flags.dataset)
     network = network_of(flags, data.shape)
+    weights = _read_weights(flags, folder, network.model, data.shape.image_shape[0])
+    notes = _take(folder, flags, held)
     schedule = schedule_of(flags, data, plan)
     trainer = _trainer(flags, network, schedule, folder, place)
     if data.preparation is not None:  # whoever copies its parameters finds it with them
@@ -85,10 +88,27 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
         folder=folder,
         network=network,
         trainer=trainer,
-        handlers=handlers_of(flags, data, folder),
+        handlers=handlers_of(flags, data, plan, folder),
         schedule=schedule,
-        start=[*_start(flags, data, network, trainer, folder), *notes],
+        start=[*_start(flags, data, network, trainer, folder, weights), *notes],
     )
+
+
+def _read_weights(
+    flags: TrainFlags, folder: RunFolder, model: models.Model, size: int
+) -> tuple[Path, _weights.Entries] | None:
+    """Return where the weights of a fine-tuning lie and what they are, before anything is built.
+
+    None of a training from initial values, and of one that goes on: its weights may be gone.
+
+    Raises:
+      FileNotFoundError: there are none.
+    """
+    goes_on = _folder.checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
+    if flags.model.task_type == "pretrain" or (goes_on and saves_checkpoints(flags)):
+        return None
+    path = _weights.weights_path(flags.model.model_dir, flags.model.ckpt_file_name)
+    return path, _weights.read_entries(path, model, size)
 
 
 def is_writer() -> bool:
@@ -149,8 +169,16 @@ def _shard(flags: TrainFlags) -> Shard:
 
 
 def place_of(flags: TrainFlags) -> Any:
-    """Return where it runs, as `Trainer` takes it: everywhere, or on one device."""
-    return None if flags.performance.enable_paisoar else [jax.local_devices()[0]]
+    """Return where it runs, as `Trainer` takes it: everywhere, or on one device.
+
+    Raises:
+      ValueError: there is no such device.
+    """
+    place = flags.performance.place
+    devices = _mesh.devices_of(place)
+    if flags.performance.enable_paisoar:
+        return place
+    return [next(d for d in devices if d.process_index == jax.process_index())]
 
 
 def schedule_of(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]:
@@ -207,13 +235,14 @@ def _start(
     network: models.Classifier,
     trainer: Trainer,
     folder: RunFolder,
+    weights: tuple[Path, _weights.Entries] | None,
 ) -> list[str]:
     """Load the weights of a fine-tuning; return from what the run starts, a line each."""
     if trainer.global_step:
         return [f"again at step {trainer.global_step}, from {folder.checkpoints}"]
-    if flags.model.task_type == "pretrain":
+    if weights is None:
         return ["from initial values"]
-    path = _weights.weights_path(flags.model.model_dir, flags.model.ckpt_file_name)
+    path, entries = weights
     return _weights.load_weights(
         trainer,
         path,
@@ -221,4 +250,5 @@ def _start(
         model=network.model,
         image_size=data.shape.image_shape[0],
         last_layers=lambda: last_layers(flags, data.shape, trainer),
+        entries=entries,
     )

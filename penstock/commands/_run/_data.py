@@ -126,6 +126,7 @@ def _of_sources(
         labels_offset=flags.dataset.labels_offset,
     )
     still = dataclasses.replace(part, crop=chosen.for_evaluation(size))
+    batch_size, said = _fitting(flags, batch_size, source.num_samples)
     options = _options(flags, batch_size, shard)
     names = source.class_names or tuple(map(str, range(width)))
     return Data(
@@ -139,7 +140,7 @@ def _of_sources(
         batch_size=batch_size,
         samples_per_epoch=_samples_per_epoch(flags, source.num_samples),
         preparation=preparation,
-        notes=(*preparation.notes, *notes),
+        notes=(*preparation.notes, *said, *notes),
     )
 
 
@@ -186,6 +187,26 @@ def _options(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> dict[s
         "look_ahead": read.prefetch_buffer_size,
         "cache_records": read.datasets_use_caching,
     }
+
+
+def _fitting(flags: TrainFlags, batch_size: int, num_samples: int) -> tuple[int, tuple[str, ...]]:
+    """Return the size of a batch of all devices, no larger than the data; and what to say.
+
+    Raises:
+      ValueError: a device's share cannot be cut into so many parts.
+    """
+    num_devices = batch_size // flags.model.batch_size
+    share = min(flags.model.batch_size, -(-num_samples // num_devices))
+    parts = flags.model.gradient_accumulation_steps
+    if parts > share:
+        raise ValueError(
+            f"--gradient_accumulation_steps got {parts}, expected {share} or less: a device gets "
+            f"{share} images a step, and a part of none would be padding."
+        )
+    if share == flags.model.batch_size:
+        return batch_size, ()
+    said = f"--batch_size={flags.model.batch_size} is more than there are: a step takes all"
+    return share * num_devices, (f"{said} {num_samples:,} images",)
 
 
 def _is_shuffled(flags: TrainFlags) -> bool:

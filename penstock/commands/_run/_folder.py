@@ -10,11 +10,12 @@ from typing import Any
 
 from penstock._checkpoint import CheckpointConfig, Store
 from penstock._parameters import DATA_FILE
-from penstock.commands._flags import TrainFlags, write_config
+from penstock.commands._flags import DatasetFlags, TrainFlags, write_config
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # What may differ between a run and its second part without a word.
 _BY_THE_WAY = ("config", "plugin", "overwrite", "checkpointDir", "output_dir")
+TEST_SPLITS = ("test", "validation", "val")
 _BESIDE = ("labels.txt", "confusion.png")
 _SHOWING = (
     "log_loss_every_n_iters",
@@ -28,6 +29,7 @@ _SHOWING = (
     "save_checkpoints_steps",
     "save_checkpoints_secs",
     "summaryDir",
+    "place",
     "task_index",
     "worker_hosts",
 )
@@ -205,6 +207,28 @@ def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, An
         # A flag that a folder does not know is newer than its run.
         if name not in (*_BY_THE_WAY, *_SHOWING) and name in before and before[name] != value
     }
+
+
+def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
+    """Raise where the run's files would lie among those of the data.
+
+    Raises:
+      ValueError: the next run would take them for a class, or its labels.txt for its own.
+    """
+    if flags.dataset_dir is None:
+        return
+    mine, data = folder.path.resolve(), Path(flags.dataset_dir).resolve()
+    parts = [p for p in (data / "train", *(data / n for n in TEST_SPLITS)) if p.is_dir()]
+    is_split = (data / "train").is_dir()
+    roots = parts if is_split else [data]
+    is_class = flags.dataset_name == "image_folder" and any(p in mine.parents for p in roots)
+    if mine == data or mine in roots or is_class:
+        what = "a class of images" if is_class else "files of the data set"
+        raise ValueError(
+            f"the run's folder got {str(folder.path)!r}, expected one outside of --dataset_dir="
+            f"{flags.dataset_dir!r}. The next run would take it for {what}. Name another by "
+            "--output_dir or --checkpointDir."
+        )
 
 
 def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:

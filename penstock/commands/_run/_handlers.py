@@ -14,6 +14,7 @@ from penstock.commands._flags import LoggingFlags, TrainFlags
 from penstock.commands._run._benchmark import Benchmark, TimedReader
 from penstock.commands._run._data import Data
 from penstock.commands._run._folder import RunFolder
+from penstock.commands._run._plan import Plan
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
 
 
@@ -30,7 +31,7 @@ class RunHandlers:
     evaluate: handlers.Evaluate | None
 
 
-def handlers_of(flags: TrainFlags, data: Data, folder: RunFolder) -> RunHandlers:
+def handlers_of(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) -> RunHandlers:
     """Return the handlers that the flags ask for.
 
     Raises:
@@ -59,8 +60,8 @@ def handlers_of(flags: TrainFlags, data: Data, folder: RunFolder) -> RunHandlers
         found.append(ProfileEvery(folder.profile, logging.profile_every_n_iters))
     if isinstance(data.train, TimedReader):
         found.append(Benchmark(data.train, max(every, 1)))
-    if logging.has_hook("StopAtStepHook") and logging.stop_at_step:
-        found.append(handlers.StopAt(step=logging.stop_at_step))
+    if plan.stop_at is not None:
+        found.append(handlers.StopAt(step=plan.stop_at))
     return RunHandlers(tuple(found), evaluate)
 
 

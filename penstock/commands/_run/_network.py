@@ -37,10 +37,12 @@ def network_of(
     Arguments:
       counts_auxiliary: an auxiliary head is part of the loss; not where it has no weights.
     """
+    is_fixed = flags.fastnn_compat or flags.model.batch_norm_decay is not None
     settings = models.Settings(
         weight_decay=0.0 if flags.fastnn_compat else flags.model.weight_decay,
         # FastNN never runs the updates: what is kept is what it begins with.
         batch_norm_decay=1.0 if flags.fastnn_compat else flags.model.batch_norm_decay,
+        batch_norm_warmup=False if is_fixed else None,
     )
     model = models.get(flags.model.model_name, settings)
     height, _, channels = shape.image_shape

@@ -15,6 +15,7 @@ from penstock._errors import listed, nearest
 from penstock.commands._flags import DatasetFlags
 from penstock.commands._flags._checks import words_of
 from penstock.commands._flags._data import known_datasets
+from penstock.commands._run._folder import TEST_SPLITS
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets._images import Subset
 from penstock.readers.datasets._registry import DATASETS, folder_of
@@ -24,7 +25,6 @@ from penstock.readers.datasets._split import fixed_split
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
 _NUM_CLASSES = {"cifar100": 100, "flowers": 5, **dict.fromkeys(("mnist", "cifar10"), 10)}
 _NUM_CLASSES |= {"digits": 10, "fashion_mnist": 10}
-_TEST_SPLITS = ("test", "validation", "val")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def _named(flags: DatasetFlags, split: str) -> Source:
     # Photographs keep their sizes, for a preprocessing to crop.
     shape = (None, None, 3) if flags.dataset_name == "flowers" else None
     splits = readers.dataset_splits(flags.dataset_name)
-    names = [s for s in (["train"] if split == "train" else _TEST_SPLITS) if s in splits]
+    names = [s for s in (["train"] if split == "train" else TEST_SPLITS) if s in splits]
     if not names:
         raise readers.DatasetNotFoundError(
             f"--dataset_name={flags.dataset_name} got no {split} split, expected one of "
@@ -131,11 +131,11 @@ class _Chain:
 
 def _of_folder(flags: DatasetFlags, split: str) -> Source:
     root = Path(flags.dataset_dir or ".")
-    own = [root / name for name in (["train"] if split == "train" else _TEST_SPLITS)]
+    own = [root / name for name in (["train"] if split == "train" else TEST_SPLITS)]
     parts = [path for path in own if path.is_dir()]
     has_parts = (root / "train").is_dir()
     if has_parts and not parts:
-        raise readers.DatasetNotFoundError(f"{str(root)!r} got no folder {listed(_TEST_SPLITS)}.")
+        raise readers.DatasetNotFoundError(f"{str(root)!r} got no folder {listed(TEST_SPLITS)}.")
     source: Any = readers.ImageFolder(parts[0] if has_parts else root)
     names = source.class_names
     if not has_parts:  # a tenth is held out
@@ -212,7 +212,7 @@ def _paths(flags: DatasetFlags, files: Sequence[str]) -> list[str]:
 
 def _found_beside(flags: DatasetFlags, split: str) -> list[str]:
     """Return the files of a split of a data set that nothing but --train_files names."""
-    names = [split] if split == "train" else list(_TEST_SPLITS)
+    names = [split] if split == "train" else list(TEST_SPLITS)
     folder = Path(flags.dataset_dir or ".")
     for name in names:
         found = sorted(map(str, folder.glob(f"{flags.dataset_name}_{name}*.tfrecord")))
