@@ -47,7 +47,18 @@ ALLOWED: dict[str, set[str]] = {
     "inferencer": {"_errors", "_feeding", "_mesh", "_parameters", "program_builder"},
 }
 ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
-ALLOWED["fluid"] = {"events", "inferencer", "layers", "optimizers", "trainer"}
+ALLOWED["fluid"] = {
+    "_batches",
+    "_checkpoint",
+    "_errors",
+    "_mesh",
+    "events",
+    "inferencer",
+    "layers",
+    "optimizers",
+    "program_builder",
+    "trainer",
+}
 ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}

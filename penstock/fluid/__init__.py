@@ -1,29 +1,37 @@
 """penstock under the conventions of PaddlePaddle Fluid, for scripts and people that come from it.
 
-`import penstock.fluid as fluid` in place of `import paddle.fluid as fluid`, and a script in the
-syntax of Fluid's high-level interface runs. The classes are penstock's own; what differs from
-`penstock` is where Fluid has another default:
+`import penstock.fluid as fluid` in place of `import paddle.fluid as fluid`, and a script that uses
+Fluid's high-level interface runs, in the syntax of its last release (August 2018) or of the draft
+before it. What differs from `penstock` is where Fluid has another default:
 
+- `event.metrics`, `trainer.test` and `inferencer.infer` are lists of arrays, for one value too;
+- the order is `trainer.train(num_epochs, event_handler, reader, feed_order)`;
+- without `parallel=True` one device is used;
 - images are channels first (NCHW) in `fluid.layers` and `fluid.nets`;
 - `dropout` scales in test and infer (`downgrade_in_infer`);
 - optimizers are `fluid.optimizer.SGD(learning_rate=...)` and so on, optax underneath;
 - places are `fluid.CPUPlace()` and `fluid.CUDAPlace(0)`, one device each.
 
 What Fluid had and penstock has in another form: sequences are padded arrays beside their lengths
-(no LoD), arithmetic is `jax.numpy` (no `elementwise_add`), data come from `penstock.readers`.
+(no LoD), data come from `penstock.readers`, which has `batch`, `shuffle` and the other decorators.
 """
 
-from penstock.events import BeginEpochEvent as BeginEpochEvent
-from penstock.events import BeginStepEvent as BeginStepEvent
-from penstock.events import EndEpochEvent as EndEpochEvent
-from penstock.events import EndStepEvent as EndStepEvent
+from penstock.fluid import contrib as contrib
+from penstock.fluid import core as core
 from penstock.fluid import initializer as initializer
 from penstock.fluid import layers as layers
 from penstock.fluid import nets as nets
 from penstock.fluid import optimizer as optimizer
 from penstock.fluid import regularizer as regularizer
+from penstock.fluid._lod import create_lod_tensor as create_lod_tensor
+from penstock.fluid._lod import create_random_int_lodtensor as create_random_int_lodtensor
 from penstock.fluid._param_attr import ParamAttr as ParamAttr
 from penstock.fluid._places import CPUPlace as CPUPlace
 from penstock.fluid._places import CUDAPlace as CUDAPlace
-from penstock.inferencer import Inferencer as Inferencer
-from penstock.trainer import Trainer as Trainer
+from penstock.fluid.inferencer import Inferencer as Inferencer
+from penstock.fluid.trainer import BeginEpochEvent as BeginEpochEvent
+from penstock.fluid.trainer import BeginStepEvent as BeginStepEvent
+from penstock.fluid.trainer import CheckpointConfig as CheckpointConfig
+from penstock.fluid.trainer import EndEpochEvent as EndEpochEvent
+from penstock.fluid.trainer import EndStepEvent as EndStepEvent
+from penstock.fluid.trainer import Trainer as Trainer

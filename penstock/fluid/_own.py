@@ -1,7 +1,7 @@
 """The layers whose defaults or arguments Fluid has otherwise; `fluid.layers` offers them.
 
-`use_cudnn` and `is_sparse` are accepted and change nothing: XLA chooses the kernels, and they never
-changed values.
+`use_cudnn`, `is_sparse` and `is_distributed` are accepted and change nothing: XLA chooses the
+kernels, and they never changed values.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from penstock import layers
+from penstock._errors import ProgramError
 
 Sizes = int | Sequence[int]
 Attr = layers.ParamAttr | Any
@@ -325,8 +327,10 @@ def embedding(
     input: jax.Array,
     size: Sequence[int],
     is_sparse: bool = False,
+    is_distributed: bool = False,
     padding_idx: int | None = None,
     param_attr: Attr = None,
+    dtype: Any = "float32",
     *,
     name: str | None = None,
 ) -> jax.Array:
@@ -335,6 +339,8 @@ def embedding(
     Arguments:
       input: integer ids, `[B, ...]`; a last axis of size 1 is dropped.
       size: `[vocabulary, width]`.
+      is_distributed: changes nothing: there is no parameter server.
+      dtype: float32, as every parameter.
 
     Returns:
       `[B, ..., width]`.
@@ -346,4 +352,16 @@ def embedding(
     >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["shared_w"].shape
     (100, 16)
     """
+    if not isinstance(is_distributed, bool):
+        raise TypeError(
+            f"fluid.layers.embedding got is_distributed={is_distributed!r}, expected True or "
+            "False. Fluid's order is input, size, is_sparse, is_distributed, padding_idx. Pass "
+            "padding_idx by its name."
+        )
+    if np.dtype(dtype) != np.float32:
+        raise ProgramError(
+            f"fluid.layers.embedding got dtype={dtype!r}, expected float32. Parameters are float32 "
+            'whatever the products are computed in. Use Trainer(..., precision="bfloat16") for '
+            "those."
+        )
     return layers.embedding(input, size, padding_idx, param_attr, name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import jax
 
+from penstock._mesh import Place
+
 
 def CPUPlace() -> jax.Device:  # pyright: ignore[reportInvalidTypeForm]
     """Return the first CPU device, for `place=`.
@@ -33,3 +35,19 @@ def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTyp
             f"{len(devices)} GPU."
         )
     return devices[device_id]
+
+
+def devices_of(owner: str, place: Place, parallel: bool) -> Place:
+    """Return where Fluid runs: on one device, or with `parallel` on all of its kind.
+
+    Raises:
+      TypeError: `parallel` is no bool.
+    """
+    if not isinstance(parallel, bool):
+        raise TypeError(
+            f"{owner} got parallel={parallel!r}, expected True or False. It says whether every "
+            "device of the place's kind is used."
+        )
+    if place is None and not parallel and jax.process_count() == 1:
+        return jax.devices()[0]
+    return place.platform if parallel and isinstance(place, jax.Device) else place

@@ -71,3 +71,11 @@ def MSRA(uniform: bool = True) -> Initializer:
     (3, 4)
     """
     return initializers.variance_scaling(2.0, "fan_in", "uniform" if uniform else "normal")
+
+
+# Fluid's long names of the same.
+ConstantInitializer = Constant
+UniformInitializer = Uniform
+NormalInitializer = Normal
+XavierInitializer = Xavier
+MSRAInitializer = MSRA

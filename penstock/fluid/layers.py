@@ -4,6 +4,17 @@ Images are channels first and `dropout` scales in test and infer. Most layers ar
 as they are. Those that Fluid never had, `separable_conv2d` for one, are in `penstock.layers` only.
 """
 
+from penstock.fluid._elementwise import elementwise_add as elementwise_add
+from penstock.fluid._elementwise import elementwise_div as elementwise_div
+from penstock.fluid._elementwise import elementwise_max as elementwise_max
+from penstock.fluid._elementwise import elementwise_min as elementwise_min
+from penstock.fluid._elementwise import elementwise_mul as elementwise_mul
+from penstock.fluid._elementwise import elementwise_pow as elementwise_pow
+from penstock.fluid._elementwise import elementwise_sub as elementwise_sub
+from penstock.fluid._elementwise import reshape as reshape
+from penstock.fluid._elementwise import scale as scale
+from penstock.fluid._elementwise import sums as sums
+from penstock.fluid._inputs import data as data
 from penstock.fluid._own import batch_norm as batch_norm
 from penstock.fluid._own import conv2d as conv2d
 from penstock.fluid._own import conv2d_transpose as conv2d_transpose
@@ -20,7 +31,6 @@ from penstock.layers import concat as concat
 from penstock.layers import cos_sim as cos_sim
 from penstock.layers import create_parameter as create_parameter
 from penstock.layers import cross_entropy as cross_entropy
-from penstock.layers import data as data
 from penstock.layers import elu as elu
 from penstock.layers import example_weights as example_weights
 from penstock.layers import fc as fc

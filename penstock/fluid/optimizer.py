@@ -130,6 +130,16 @@ def Adadelta(
     return _with(regularization, optax.adadelta(learning_rate, rho, epsilon))
 
 
+# Fluid's long names of the same.
+SGDOptimizer = SGD
+MomentumOptimizer = Momentum
+AdagradOptimizer = Adagrad
+AdamOptimizer = Adam
+AdamaxOptimizer = Adamax
+RMSPropOptimizer = RMSProp
+AdadeltaOptimizer = Adadelta
+
+
 def _with(
     regularization: Regularizer | None, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:

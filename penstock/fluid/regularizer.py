@@ -21,3 +21,7 @@ def L2Decay(regularization_coeff: float = 0.0) -> layers.L2Decay:
     L2Decay(coefficient=0.5)
     """
     return layers.L2Decay(regularization_coeff)
+
+
+L1DecayRegularizer = L1Decay
+L2DecayRegularizer = L2Decay

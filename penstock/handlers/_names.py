@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 
 def named(metrics: Any, names: Sequence[str]) -> dict[str, float]:
     """Return the scalars of metrics by name; of nested ones and objectives as `outer inner`."""
@@ -18,6 +20,12 @@ def named(metrics: Any, names: Sequence[str]) -> dict[str, float]:
     values: dict[str, Any] = {}
     for key, value in entries:
         is_nested = isinstance(value, tuple | list | Mapping)
-        parts = named(value, names).items() if is_nested else [("", value)]
+        parts = named(value, names).items() if is_nested else [("", _plain(value))]
         values |= {f"{key} {name}".strip(): part for name, part in parts}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _plain(value: Any) -> Any:
+    """Return an array without axes, as `penstock.fluid` fetches them, as a Python number."""
+    is_scalar = isinstance(value, np.ndarray | np.generic) and value.ndim == 0
+    return value.item() if is_scalar else value

@@ -1,0 +1,236 @@
+"""Fluid's arithmetic as layers, for scripts that call it by name; new code writes `x + y`.
+
+In `elementwise_*` the axes of `y` are a run of those of `x`: `axis` is where it begins, and by
+default it ends with `x`. Axes of size 1 at the end of `y` do not count. Unlike numpy's
+broadcasting, `x` is never made larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from penstock._errors import ProgramError
+from penstock.layers.activations import activate
+
+Array = jax.Array
+Operand = jax.Array | float
+
+
+def elementwise_add(
+    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Array:
+    """Return `x + y`; the axes of `y` are those of `x` from `axis` on, or its last.
+
+    Arguments:
+      x: `[B, ...]`.
+      y: an array whose shape is a run of the shape of `x`, or a number.
+      axis: the axis of `x` that the first of `y` meets; -1 lets the last ones meet.
+      act: name of an activation, applied last.
+      name: changes nothing.
+
+    Returns:
+      The shape of `x`.
+
+    Raises:
+      ProgramError: the axes do not meet.
+
+    >>> elementwise_add(jnp.zeros([2, 3]), jnp.array([1.0, 2.0]), axis=0).tolist()
+    [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
+    """
+    return _apply("elementwise_add", jnp.add, x, y, axis, act)
+
+
+def elementwise_sub(
+    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Array:
+    """Return `x - y`; see `elementwise_add`.
+
+    >>> elementwise_sub(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0]), act="relu").tolist()
+    [[0.0, 2.0]]
+    """
+    return _apply("elementwise_sub", jnp.subtract, x, y, axis, act)
+
+
+def elementwise_mul(
+    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Array:
+    """Return `x * y`; see `elementwise_add`.
+
+    >>> elementwise_mul(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
+    [[2.0, 15.0]]
+    """
+    return _apply("elementwise_mul", jnp.multiply, x, y, axis, act)
+
+
+def elementwise_div(
+    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Array:
+    """Return `x / y`, of integers the whole part of it; see `elementwise_add`.
+
+    >>> elementwise_div(jnp.array([[1.0, 6.0]]), jnp.array([2.0, 3.0])).tolist()
+    [[0.5, 2.0]]
+    """
+    return _apply("elementwise_div", _divide, x, y, axis, act)
+
+
+def elementwise_max(
+    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Array:
+    """Return the larger of `x` and `y`; see `elementwise_add`.
+
+    >>> elementwise_max(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
+    [[2.0, 5.0]]
+    """
+    return _apply("elementwise_max", jnp.maximum, x, y, axis, act)
+
+
+def elementwise_min(
+    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Array:
+    """Return the smaller of `x` and `y`; see `elementwise_add`.
+
+    >>> elementwise_min(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
+    [[1.0, 3.0]]
+    """
+    return _apply("elementwise_min", jnp.minimum, x, y, axis, act)
+
+
+def elementwise_pow(
+    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Array:
+    """Return `x` to the power of `y`; see `elementwise_add`.
+
+    >>> elementwise_pow(jnp.array([[1.0, 5.0]]), 2.0).tolist()
+    [[1.0, 25.0]]
+    """
+    return _apply("elementwise_pow", jnp.power, x, y, axis, act)
+
+
+def scale(
+    x: Array,
+    scale: Operand = 1.0,
+    bias: float = 0.0,
+    bias_after_scale: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+) -> Array:
+    """Return `scale * x + bias`, or `scale * (x + bias)`.
+
+    Arguments:
+      x: `[B, ...]`.
+      bias_after_scale: whether the bias itself is left unscaled.
+      act: name of an activation, applied last.
+      name: changes nothing.
+
+    Returns:
+      The shape and dtype of `x`.
+
+    >>> scale(jnp.array([1.0, 2.0]), scale=3.0, bias=1.0).tolist()
+    [4.0, 7.0]
+    """
+    x = jnp.asarray(x)
+    total = scale * x + bias if bias_after_scale else scale * (x + bias)
+    return activate(total.astype(x.dtype), act, "scale")
+
+
+def sums(input: Array | Sequence[Array], out: None = None) -> Array:
+    """Return the sum of arrays of one shape.
+
+    Arguments:
+      input: a list of arrays, or one.
+      out: Fluid's variable to write to; nothing can be written to here, only returned.
+
+    Raises:
+      ProgramError: their shapes differ, or there are none.
+
+    >>> sums([jnp.ones([2]), jnp.ones([2]), jnp.ones([2])]).tolist()
+    [3.0, 3.0, 3.0]
+    """
+    if out is not None:
+        raise ProgramError(
+            "fluid.layers.sums got out, expected none. Arrays are never written to. Use what sums "
+            "returns."
+        )
+    arrays = [jnp.asarray(x) for x in input] if isinstance(input, list | tuple) else [input]
+    shapes = [x.shape for x in arrays]
+    if len(set(shapes)) != 1:
+        raise ProgramError(
+            f"fluid.layers.sums got arrays of shapes {shapes}, expected one shape. It adds them "
+            "element by element. Use elementwise_add where one is smaller."
+        )
+    return sum(arrays[1:], start=arrays[0])
+
+
+def reshape(
+    x: Array,
+    shape: Sequence[int],
+    actual_shape: None = None,
+    act: str | None = None,
+    inplace: bool = True,
+    name: str | None = None,
+) -> Array:
+    """Return `x` in another shape.
+
+    Arguments:
+      x: `[B, ...]`.
+      shape: the sizes, the batch axis first: 0 keeps the size that `x` has at that place, and one
+        -1 is what the others leave. Begin with 0 or -1.
+      actual_shape: Fluid's sizes that are known only when a program runs; programs have static
+        shapes here.
+      act: name of an activation, applied last.
+      inplace: changes nothing, nor does `name`.
+
+    Raises:
+      ProgramError: the sizes do not fit those of `x`.
+
+    >>> reshape(jnp.zeros([5, 4, 6]), shape=[0, -1, 3]).shape
+    (5, 8, 3)
+    """
+    x = jnp.asarray(x)
+    if actual_shape is not None:
+        raise ProgramError(
+            "fluid.layers.reshape got actual_shape, expected none. Programs have static shapes. "
+            "Give the sizes in shape, with -1 for the one that follows from the others."
+        )
+    sizes = list(shape)
+    is_known = all(size or number < x.ndim for number, size in enumerate(sizes))
+    wanted = [size or x.shape[number] for number, size in enumerate(sizes)] if is_known else []
+    try:
+        result = x.reshape(wanted) if is_known else None
+    except TypeError:  # the sizes do not multiply to those of x
+        result = None
+    if result is None:
+        raise ProgramError(
+            f"fluid.layers.reshape got shape {sizes} for an array of shape {x.shape}, expected "
+            "sizes with the same product. 0 keeps a size of the array, and one -1 is what the "
+            "others leave."
+        )
+    return activate(result, act, "reshape")
+
+
+def _divide(x: Array, y: Array) -> Array:
+    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.issubdtype(y.dtype, jnp.integer):
+        return jax.lax.div(x, jnp.broadcast_to(y, x.shape).astype(x.dtype))
+    return jnp.divide(x, y)
+
+
+def _apply(
+    layer: str, function: Callable[[Any, Any], Array], x: Any, y: Any, axis: int, act: str | None
+) -> Array:
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    start = x.ndim - y.ndim if axis == -1 else axis
+    sizes = list(y.shape)
+    while sizes and sizes[-1] == 1:
+        sizes.pop()
+    if not 0 <= start <= x.ndim or tuple(sizes) != x.shape[start : start + len(sizes)]:
+        raise ProgramError(
+            f"fluid.layers.{layer} got x of shape {x.shape}, y of shape {y.shape} and axis={axis}, "
+            "expected the shape of y among the axes of x, from axis on. Only y is repeated. Choose "
+            "another axis, or use the operators of jax.numpy."
+        )
+    shape = [1] * start + sizes + [1] * (x.ndim - start - len(sizes))
+    return activate(function(x, y.reshape(shape)), act, layer)

@@ -1,0 +1,72 @@
+"""`Inferencer` with the arguments of Fluid's last release."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from penstock import inferencer
+from penstock._mesh import Place
+from penstock.fluid._fetched import fetched
+from penstock.fluid._places import devices_of
+
+__all__ = ["Inferencer"]
+
+
+class Inferencer(inferencer.Inferencer):
+    """Run an infer function with saved parameters; `penstock.Inferencer` with Fluid's arguments.
+
+    Arguments:
+      infer_func: a function without arguments that calls `fluid.layers.*` and returns the
+        prediction, or several values.
+      param_path: the folder that `trainer.save_params` wrote.
+      place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Inferencer` takes. Without
+        one, the first device of the default backend.
+      parallel: use every device of that kind.
+      ignore_extra: accept a file with more parameters than the function uses.
+
+    Raises:
+      FileNotFoundError: there are no parameters at `param_path`.
+      ParameterError: listing every missing, extra or mismatched entry.
+
+    >>> import tempfile, penstock.fluid as fluid
+    >>> def infer_program():
+    ...     return fluid.layers.fc(fluid.layers.data(name="x", shape=[2]), size=3, act="softmax")
+    >>> def train_program():
+    ...     return fluid.layers.mean(infer_program())
+    >>> folder = tempfile.mkdtemp()
+    >>> fluid.Trainer(train_program, fluid.optimizer.SGD).save_params(folder)
+    >>> [prediction] = Inferencer(infer_program, folder).infer({"x": [[1.0, 2.0], [3.0, 4.0]]})
+    >>> prediction.shape
+    (2, 3)
+    """
+
+    def __init__(
+        self,
+        infer_func: Callable[[], Any],
+        param_path: str | os.PathLike[str],
+        place: Place = None,
+        parallel: bool = False,
+        *,
+        ignore_extra: bool = False,
+    ) -> None:
+        place = devices_of("fluid.Inferencer", place, parallel)
+        super().__init__(infer_func, param_path, place=place, ignore_extra=ignore_extra)
+
+    def infer(  # pyright: ignore[reportIncompatibleMethodOverride]: the name is Fluid's
+        self, inputs: Mapping[str, Any], return_numpy: bool = True
+    ) -> Any:
+        """Return what the infer function returns, a list of arrays, also where it is one value.
+
+        Arguments:
+          inputs: input name to array with a leading batch axis of any length.
+          return_numpy: `False` gives `jax.Array`s.
+
+        Raises:
+          FeedError: a name, shape or dtype does not fit what the function declares.
+        """
+        values = fetched(super().infer(inputs))
+        return values if return_numpy else jax.tree.map(jax.numpy.asarray, values)

@@ -1,0 +1,282 @@
+"""`Trainer` and `CheckpointConfig` under the names and in the order of Fluid's last release."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from penstock import trainer
+from penstock._batches import FeedOrder
+from penstock._checkpoint import CheckpointConfig as Config
+from penstock._errors import listed, nearest
+from penstock._mesh import Place
+from penstock.events import BeginEpochEvent as BeginEpochEvent
+from penstock.events import BeginStepEvent as BeginStepEvent
+from penstock.events import EndEpochEvent as EndEpochEvent
+from penstock.events import EndStepEvent as EndStepEvent
+from penstock.events import Handler
+from penstock.fluid._events import in_fluids_form
+from penstock.fluid._fetched import fetched
+from penstock.fluid._places import devices_of
+from penstock.program_builder import Objective, Optimizer, Precision, PrecisionName
+
+__all__ = [
+    "Trainer",
+    "BeginEpochEvent",
+    "EndEpochEvent",
+    "BeginStepEvent",
+    "EndStepEvent",
+    "CheckpointConfig",
+]
+
+Path = str | os.PathLike[str]
+ProgramFunc = Callable[[], Any] | Mapping[str, Objective]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When a `Trainer` writes checkpoints, in Fluid's words; see `penstock.CheckpointConfig`.
+
+    What differs: checkpoints are kept when training ends, and a second run of the same script goes
+    on from them, so a run that was complete has nothing left to do; one is always written at the
+    end; without a folder they go to `checkpoints`, not into the current directory itself.
+
+    Arguments:
+      checkpoint_dir: the folder.
+      max_num_checkpoints: how many of the newest are kept.
+      epoch_interval: write at the end of every so many epochs.
+      step_interval: write after every so many steps.
+
+    Raises:
+      ValueError: a number is not a positive integer.
+
+    >>> CheckpointConfig("runs/a", epoch_interval=2)
+    CheckpointConfig(checkpoint_dir='runs/a', max_num_checkpoints=3, epoch_interval=2, \
+step_interval=10)
+    """
+
+    checkpoint_dir: Path | None = None
+    max_num_checkpoints: int = 3
+    epoch_interval: int = 1
+    step_interval: int = 10
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("max_num_checkpoints", "epoch_interval", "step_interval"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"fluid.CheckpointConfig got {name}={value!r}, expected a positive integer."
+                )
+
+    def as_config(self) -> Config:
+        """Return it in penstock's words."""
+        return Config(
+            directory="checkpoints" if self.checkpoint_dir is None else self.checkpoint_dir,
+            max_to_keep=self.max_num_checkpoints,
+            save_interval_epochs=self.epoch_interval,
+            save_interval_steps=self.step_interval,
+        )
+
+
+class Trainer(trainer.Trainer):
+    """Train a network written as a program function; `penstock.Trainer` with Fluid's arguments.
+
+    They have the names of the last release with this interface (August 2018), or those of the
+    draft before it: `program_func` for `train_func`, `optimizer` for `optimizer_func`. Each is
+    given once. What it returns has Fluid's form: `event.metrics`, `test` and `infer` are lists of
+    arrays, also where there is one value. A program function that returns a dict gets dicts.
+
+    Arguments:
+      train_func: a function without arguments that calls `fluid.layers.*` and returns the loss, or
+        a list with the loss first and metrics after it.
+      optimizer_func: a function without arguments that returns an optimizer; also an optimizer.
+      param_path: a folder of parameters to start from. Where there is none yet, training starts
+        from initial values and says so.
+      place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Trainer` takes. Without
+        one, the first device of the default backend.
+      parallel: use every device of that kind. The reader's batch is split over them.
+      checkpoint_config: a `fluid.CheckpointConfig`.
+      program_func: the draft's name of `train_func`.
+      optimizer: the draft's name of `optimizer_func`.
+      checkpoint: in place of `checkpoint_config`, as `penstock.Trainer` takes it; so are the
+        arguments after it.
+
+    Raises:
+      TypeError: an argument is missing, given under two names, or of the wrong kind.
+      ProgramError: no programs can be derived; said before any data is read.
+
+    >>> import numpy as np, penstock.fluid as fluid
+    >>> def train_program():
+    ...     x = fluid.layers.data(name="x", shape=[1])
+    ...     y = fluid.layers.data(name="y", shape=[1])
+    ...     prediction = fluid.layers.fc(input=x, size=1)
+    ...     return fluid.layers.mean(fluid.layers.square_error_cost(input=prediction, label=y))
+    >>> trainer = Trainer(train_func=train_program, optimizer_func=lambda: fluid.optimizer.SGD(0.1))
+    >>> reader = lambda: [[([1.0], [2.0]), ([2.0], [4.0])]]
+    >>> trainer.train(50, lambda event: None, reader, ["x", "y"])
+    >>> [cost] = trainer.test(reader, ["x", "y"])
+    >>> bool(cost < 0.01)
+    True
+    """
+
+    def __init__(
+        self,
+        train_func: ProgramFunc | None = None,
+        optimizer_func: Optimizer | None = None,
+        param_path: Path | None = None,
+        place: Place = None,
+        parallel: bool = False,
+        checkpoint_config: CheckpointConfig | None = None,
+        *,
+        program_func: ProgramFunc | None = None,
+        optimizer: Optimizer | None = None,
+        infer_func: Callable[[], Any] | None = None,
+        checkpoint: Config | Path | None = None,
+        schedule: Mapping[str, int] | None = None,
+        steps_per_call: int = 1,
+        seed: int = 0,
+        on_non_finite: Literal["stop", "skip", "roll_back"] = "stop",
+        precision: PrecisionName | Precision = "auto",
+        gradient_accumulation_steps: int = 1,
+        freeze: str | Sequence[str] = (),
+    ) -> None:
+        program = _one_of("train_func", train_func, "program_func", program_func)
+        if program is None:
+            raise TypeError(
+                "fluid.Trainer got no train_func, expected a function without arguments that "
+                "returns the loss. The programs are derived from it."
+            )
+        _check_param_path(param_path)
+        config = _one_of("checkpoint_config", checkpoint_config, "checkpoint", checkpoint)
+        super().__init__(
+            program,
+            _one_of("optimizer_func", optimizer_func, "optimizer", optimizer),
+            infer_func=infer_func,
+            param_path=param_path,
+            place=devices_of("fluid.Trainer", place, parallel),
+            schedule=schedule,
+            steps_per_call=steps_per_call,
+            seed=seed,
+            checkpoint=config.as_config() if isinstance(config, CheckpointConfig) else config,
+            on_non_finite=on_non_finite,
+            precision=precision,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            freeze=freeze,
+        )
+
+    def train(  # pyright: ignore[reportIncompatibleMethodOverride]: the order is Fluid's
+        self,
+        num_epochs: int = 1,
+        event_handler: Handler | Sequence[Handler] | None = None,
+        reader: Any = None,
+        feed_order: FeedOrder | None = None,
+    ) -> None:
+        """Train for `num_epochs` passes over `reader`; see `penstock.Trainer.train`.
+
+        Arguments:
+          num_epochs: how many passes.
+          event_handler: a function that takes an event, or a list of them; `event.metrics` is a
+            list of arrays, empty where `fetch_metrics` was set to `False`.
+          reader: yields batches: what `penstock.readers.batch` returns, or any other reader.
+          feed_order: the input names in the order of a sample's fields, or a dict of name to index.
+
+        Raises:
+          TypeError: an argument is missing or in another's place.
+        """
+        if isinstance(num_epochs, bool) or not isinstance(num_epochs, int):
+            raise TypeError(
+                f"fluid.Trainer.train got {type(num_epochs).__name__} as num_epochs, expected an "
+                "integer. Its order is train(num_epochs, event_handler, reader, feed_order), not "
+                "that of penstock.Trainer. Name the arguments to be safe."
+            )
+        if reader is None:
+            raise TypeError(
+                "fluid.Trainer.train got no reader, expected one that yields batches. "
+                "Pass reader=penstock.readers.batch(samples, batch_size=64), for one."
+            )
+        super().train(reader, in_fluids_form(event_handler, self._form), num_epochs, feed_order)
+
+    def test(
+        self, reader: Any, feed_order: FeedOrder | None = None, *, averaged: bool = False
+    ) -> Any:
+        """Return the means of the loss and the metrics over `reader`, a list of arrays.
+
+        Every example counts once; Fluid averaged the means of batches. With several objectives a
+        dict of such lists.
+
+        Arguments:
+          reader: yields batches.
+          feed_order: the input names in the order of a sample's fields; those of `train` without.
+          averaged: test the moving average of the parameters that the optimizer keeps.
+        """
+        return self._form(super().test(reader, feed_order, averaged=averaged))
+
+    def infer(self, feed: Mapping[str, Any]) -> Any:
+        """Return what `infer_func` returns for a feed, with the live parameters: a list of arrays.
+
+        Raises:
+          ProgramError: the trainer was made without `infer_func`.
+        """
+        return fetched(super().infer(feed))
+
+    def save_inference_model(
+        self,
+        param_path: Path,
+        feeded_var_names: Sequence[str] | None = None,
+        target_var_indexes: Sequence[int] | None = None,
+    ) -> None:
+        """Write the parameters, as `save_params` does.
+
+        The network is not part of it: an `Inferencer` gets it from its `infer_func`, which has
+        inputs and outputs of its own. The other arguments are checked and change nothing.
+
+        Arguments:
+          feeded_var_names: names of inputs.
+          target_var_indexes: positions of values that `train_func` returns.
+
+        Raises:
+          ValueError: there is no input of that name, or no value at that position.
+        """
+        inputs = self.builder.inputs("train")
+        for name in feeded_var_names or ():
+            if name not in inputs:
+                raise ValueError(
+                    f"save_inference_model got the input {name!r}, expected one of "
+                    f"{listed(inputs)}. They are those of train_func."
+                    + nearest(str(name), list(inputs))
+                )
+        counts = [len(each.rows) for each in self.builder.structures.values()]
+        for index in target_var_indexes or ():
+            if not isinstance(index, int) or not 0 <= index < max(counts):
+                raise ValueError(
+                    f"save_inference_model got the target {index!r}, expected 0 to "
+                    f"{max(counts) - 1}. It is a position in what train_func returns."
+                )
+        self.save_params(param_path)
+
+    def _form(self, metrics: Any) -> Any:
+        if len(self.builder.objectives) == 1 or metrics is None:
+            return fetched(metrics)
+        return {name: fetched(each) for name, each in metrics.items()}
+
+
+def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
+    """Return the one that is given of two names for the same argument."""
+    if value is not None and other is not None:
+        raise TypeError(
+            f"fluid.Trainer got {name} and {other_name}, expected one of them. They are two names "
+            f"of one argument, of Fluid's release and of its draft. Leave out {other_name}."
+        )
+    return value if value is not None else other
+
+
+def _check_param_path(param_path: Any) -> None:
+    if param_path is not None and not isinstance(param_path, str | os.PathLike):
+        raise TypeError(
+            f"fluid.Trainer got {type(param_path).__name__} as param_path, expected a folder. The "
+            "order is Trainer(train_func, optimizer_func, param_path, place, parallel, "
+            "checkpoint_config). Name the arguments to be safe."
+        )
