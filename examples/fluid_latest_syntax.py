@@ -66,7 +66,8 @@ def main(param_path="image.model"):
             trainer.save_inference_model(param_path)
         elif isinstance(event, fluid.EndStepEvent):
             test_metrics = trainer.test(reader=test_reader)
-            print(f"step {event.step}: cost {event.metrics:.3f}, in the test {test_metrics:.3f}")
+            cost, test_cost = event.metrics[0], test_metrics[0]
+            print(f"step {event.step}: cost {cost:.3f}, in the test {test_cost:.3f}")
 
     trainer.train(
         num_epochs=1,
@@ -76,7 +77,7 @@ def main(param_path="image.model"):
     )
 
     inferencer = fluid.Inferencer(infer_func=inference_program, param_path=param_path, place=place)
-    prediction = inferencer.infer({"image": images[100:]})
+    [prediction] = inferencer.infer({"image": images[100:]})
     accuracy = np.mean(prediction.argmax(axis=1) == labels[100:])
     print(f"{accuracy:.1%} of {len(prediction)} digits read right")
     return accuracy

@@ -5,9 +5,14 @@
 own.
 """
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from penstock import events as events
 from penstock import handlers as handlers
 from penstock import layers as layers
+from penstock import optimizers as optimizers
 from penstock import readers as readers
 from penstock._checkpoint import CheckpointConfig as CheckpointConfig
 from penstock._errors import CheckpointError as CheckpointError
@@ -37,3 +42,24 @@ from penstock.program_builder import Precision as Precision
 from penstock.program_builder import ProgramBuilder as ProgramBuilder
 from penstock.program_builder import State as State
 from penstock.trainer import Trainer as Trainer
+
+if TYPE_CHECKING:
+    from penstock import fluid as fluid
+    from penstock import models as models
+    from penstock import preprocessing as preprocessing
+
+# The library on top of the core loads when it is asked for: it would add a third to what
+# `import penstock` costs beyond JAX, flax and optax.
+_ON_FIRST_USE = ("fluid", "models", "preprocessing")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a package that is asked for the first time (PEP 562)."""
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    """Name what is imported and what would be."""
+    return sorted({*globals(), *_ON_FIRST_USE})

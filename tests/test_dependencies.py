@@ -10,9 +10,12 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 
+import pytest
+
+import penstock
 from tests.source_tree import PACKAGE, ROOT, read_sources
 
-PINNED_EXTRAS = ("test", "dev", "plot", "tensorboard", "bench")
+PINNED_EXTRAS = ("test", "dev", "grain", "keras", "plot", "tensorboard", "bench")
 
 
 def names_of(requirements: Iterable[str]) -> set[str]:
@@ -62,6 +65,20 @@ def test_every_package_imported_is_declared():
     assert not undeclared, "\n".join(undeclared)
 
 
+def test_every_core_dependency_is_imported():
+    imported = {
+        holder
+        for source in read_sources(PACKAGE).values()
+        for _, name in imports_of_others(source)
+        for holder in packages_holding(name)
+    }
+    idle = sorted(names_of(requirements()[0]) - imported)
+    assert not idle, (
+        f"pyproject.toml got the core dependencies {idle}, expected only what {PACKAGE} imports "
+        "somewhere. Everyone would install them for nothing. Make an extra of each, or use it."
+    )
+
+
 def test_every_package_that_make_installs_is_pinned():
     core, extras = requirements()
     declared = names_of(itertools.chain(core, *(extras[name] for name in PINNED_EXTRAS)))
@@ -86,3 +103,29 @@ def test_importing_penstock_loads_nothing_beyond_jax_flax_and_optax():
         f"`import penstock` got {sorted(loaded - {PACKAGE})} too, expected jax, flax and optax. "
         f"The rest is imported in the function that uses it."
     )
+
+
+@pytest.mark.parametrize("name", ["fluid", "models", "preprocessing"])
+def test_packages_on_top_of_the_core_load_on_first_use(name):
+    program = (
+        "import sys, penstock as ps;"
+        f"assert 'penstock.{name}' not in sys.modules and '{name}' in dir(ps);"
+        f"assert ps.{name} is sys.modules['penstock.{name}'] is ps.{name};"
+        f"assert dir(ps.{name})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_package_is_an_attribute():
+    folders = {path.split("/")[1].removesuffix(".py") for path in read_sources(PACKAGE)}
+    public = {name for name in folders if not name.startswith("_")} - {"commands"}
+    assert {name for name in public if not hasattr(penstock, name)} == set()
+    assert public <= set(dir(penstock))
+
+
+def test_attribute_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'model'"):
+        penstock.model  # noqa: B018

@@ -7,6 +7,7 @@ broadcasting, `x` is never made larger.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -148,21 +149,21 @@ def sums(input: Array | Sequence[Array], out: None = None) -> Array:
       ProgramError: their shapes differ, or there are none.
 
     >>> sums([jnp.ones([2]), jnp.ones([2]), jnp.ones([2])]).tolist()
-    [3.0, 3.0, 3.0]
+    [3.0, 3.0]
     """
     if out is not None:
         raise ProgramError(
             "fluid.layers.sums got out, expected none. Arrays are never written to. Use what sums "
             "returns."
         )
-    arrays = [jnp.asarray(x) for x in input] if isinstance(input, list | tuple) else [input]
+    arrays = [jnp.asarray(x) for x in (input if isinstance(input, list | tuple) else [input])]
     shapes = [x.shape for x in arrays]
     if len(set(shapes)) != 1:
         raise ProgramError(
             f"fluid.layers.sums got arrays of shapes {shapes}, expected one shape. It adds them "
             "element by element. Use elementwise_add where one is smaller."
         )
-    return sum(arrays[1:], start=arrays[0])
+    return functools.reduce(jnp.add, arrays)
 
 
 def reshape(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from penstock._mesh import Place
@@ -50,4 +52,7 @@ def devices_of(owner: str, place: Place, parallel: bool) -> Place:
         )
     if place is None and not parallel and jax.process_count() == 1:
         return jax.devices()[0]
-    return place.platform if parallel and isinstance(place, jax.Device) else place
+    if parallel and isinstance(place, jax.Device):
+        device: Any = place
+        return jax.devices(device.platform)
+    return place

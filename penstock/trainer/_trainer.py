@@ -92,6 +92,8 @@ class Trainer(ParameterAccess):
     True
     """
 
+    _emitter = staticmethod(emitter)  # `penstock.fluid` changes what handlers see
+
     def __init__(
         self,
         program_func: Callable[[], Any] | Mapping[str, Objective],
@@ -206,7 +208,7 @@ class Trainer(ParameterAccess):
           CheckpointError: checkpoints could not be written; said when training has ended.
         """
         check_count("num_epochs", num_epochs, 0)
-        emit = emitter(event_handler)
+        emit = self._emitter(event_handler)
         _batches.check_reader(reader, num_epochs)
         fields = self._fields(feed_order)
         reason: Reason = "failed"

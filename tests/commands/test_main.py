@@ -17,6 +17,18 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"penstock {__version__}\n"
 
 
+def test_module_runs_the_command():
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "penstock", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run("--help").stdout.startswith("usage: penstock COMMAND")
+    done = run("models", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: penstock models ")
+    assert run("trian").returncode == 2
+
+
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
 def test_help_lists_the_commands(argv, capsys):
     assert commands.main(argv) == 0

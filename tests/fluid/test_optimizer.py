@@ -107,3 +107,16 @@ def test_seeds_script_needs_no_learning_rate():
     one = jax.numpy.float32(1.0)
     update, _ = optimizer.SGD().update(one, optimizer.SGD().init(one))
     assert float(update) == pytest.approx(-0.001)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Momentum", "Adagrad", "Adam", "Adamax", "RMSProp"])
+def test_optimizers_have_long_names(name):
+    assert getattr(optimizer, f"{name}Optimizer") is getattr(optimizer, name)
+
+
+def test_regularizers_and_initializers_have_long_names():
+    assert fluid.regularizer.L1DecayRegularizer(0.5) == fluid.regularizer.L1Decay(0.5)
+    assert fluid.regularizer.L2DecayRegularizer(regularization_coeff=8e-4).coefficient == 8e-4
+    for name in ("Constant", "Uniform", "Normal", "Xavier", "MSRA"):
+        long = getattr(fluid.initializer, f"{name}Initializer")
+        assert long is getattr(fluid.initializer, name)

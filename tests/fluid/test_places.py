@@ -31,15 +31,19 @@ def test_cuda_place_is_the_gpu_of_that_number():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "Trainer",
-        "Inferencer",
-        "BeginEpochEvent",
-        "BeginStepEvent",
-        "EndStepEvent",
-        "EndEpochEvent",
-    ],
+    "name", ["BeginEpochEvent", "BeginStepEvent", "EndStepEvent", "EndEpochEvent"]
 )
-def test_classes_are_penstocks_own(name):
+def test_events_are_penstocks_own(name):
     assert getattr(fluid, name) is getattr(ps, name)
+
+
+@pytest.mark.parametrize("name", ["Trainer", "Inferencer"])
+def test_classes_are_penstocks_with_other_arguments(name):
+    assert issubclass(getattr(fluid, name), getattr(ps, name))
+
+
+def test_core_says_whether_there_is_a_gpu():
+    count = sum(device.platform == "gpu" for device in jax.devices())
+    assert fluid.core.get_cuda_device_count() == count
+    assert fluid.core.is_compiled_with_cuda() == (count > 0)
+    assert fluid.core.CPUPlace() == fluid.CPUPlace()

@@ -1,4 +1,4 @@
-"""`fluid.Trainer` and `fluid.Inferencer`: the signature of the release, that of the draft, lists."""
+"""`fluid.Trainer` and `fluid.Inferencer`: both signatures, and lists of arrays."""
 
 import functools
 import inspect
@@ -145,7 +145,7 @@ def test_wrong_arguments_of_the_trainer_are_named(arguments, message):
         ((reader, ignore, 2, ORDER), r"got \w+ as num_epochs.*train\(num_epochs, event_handler"),
         ((1, ignore), "got no reader, expected one"),
         ((True, ignore, reader), "got bool as num_epochs"),
-        ((1, reader, ignore, ORDER), "expected"),
+        ((1, reader, ignore, ORDER), "event"),
     ],
 )
 def test_arguments_of_train_in_another_order_are_named(arguments, message):

@@ -1,0 +1,88 @@
+"""Inputs as Fluid declares them, and what stands in for tensors with levels of detail."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+import penstock.fluid as fluid
+from tests.layers.programs import infer, initial
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape": [2]},
+        {"shape": [-1, 2], "append_batch_size": False},
+        {"shape": [-1, 2]},
+        {"shape": (None, 2)},
+        {"shape": [2], "dtype": "float32", "lod_level": 0, "stop_gradient": False},
+    ],
+)
+def test_batch_axis_is_in_front_however_it_is_declared(options):
+    def program():
+        return fluid.layers.data(name="x", **options)
+
+    assert infer(program, {"x": np.ones([3, 2], "float32")}).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("x", [1], "int64"), {}, TypeError, "append_batch_size='int64'.*Pass dtype by its name"),
+        (("x", [1]), {"lod_level": 1}, NotImplementedError, "lod_level=1, expected 0.*Pad them"),
+        (("x", [4, 1], False), {}, ps.ProgramError, "append_batch_size=False, expected -1 as"),
+        (("x", [4, -1]), {}, ps.ProgramError, "expected a sequence of positive sizes"),
+    ],
+)
+def test_other_declarations_are_refused(arguments, options, error, message):
+    def program():
+        return fluid.layers.data(*arguments, **options)
+
+    with pytest.raises(error, match=message):
+        ps.ProgramBuilder(infer_func=program)
+
+
+def test_embedding_takes_fluids_arguments():
+    def program():
+        word = fluid.layers.data(name="word", shape=[1], dtype="int64")
+        return fluid.layers.embedding(word, [9, 4], True, False, 0, "table", "float32")
+
+    assert initial(program)["params"]["table"].shape == (9, 4)
+    assert not infer(program, {"word": [[0]]}).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([9, 4], False, 0), TypeError, "is_distributed=0.*Pass padding_idx by its name"),
+        (([9, 4], False, False, None, None, "float64"), ps.ProgramError, "dtype='float64'"),
+    ],
+)
+def test_other_embeddings_are_refused(arguments, error, message):
+    def program():
+        word = fluid.layers.data(name="word", shape=[1], dtype="int64")
+        return fluid.layers.embedding(word, *arguments)
+
+    with pytest.raises(error, match=message):
+        ps.ProgramBuilder(infer_func=program)
+
+
+def test_tensors_of_single_elements_are_arrays():
+    place = fluid.CPUPlace()
+    assert fluid.create_lod_tensor([[3], [5]], [[1, 1]], place).tolist() == [[3], [5]]
+    array = np.ones([2, 7], "float32")
+    assert fluid.create_lod_tensor(array, np.array([[1, 1]]), place) is array
+    ids = fluid.create_random_int_lodtensor([[1] * 50], [1], place, low=0, high=2)
+    assert ids.shape == (50, 1)
+    assert set(np.unique(ids)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("lengths", [[[2]], [[1, 3]], [[1], [1]], []])
+def test_tensors_of_sequences_are_refused(lengths):
+    with pytest.raises(NotImplementedError, match=r"expected one list of ones.*Pad them"):
+        fluid.create_lod_tensor([[1, 2]], lengths, fluid.CPUPlace())
+
+
+def test_tensor_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="got 2 elements in data, expected 1"):
+        fluid.create_lod_tensor([[1], [2]], [[1]], fluid.CPUPlace())
