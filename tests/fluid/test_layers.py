@@ -58,6 +58,7 @@ NEVER_IN_FLUID = {
     "drop_path",
     "global_step",
     "separable_conv2d",
+    "sown",
     "squeeze_excite",
     "weight_decay_loss",
 }
