@@ -51,6 +51,7 @@ class EvalFlags:
       train_image_size: as in penstock train.
       batch_size: as in penstock train; it changes the speed alone.
       num_preprocessing_threads: as in penstock train.
+      skip_damaged: as in penstock train.
       plugin: as in penstock train.
       fastnn_compat: as in penstock train.
     """
@@ -69,6 +70,7 @@ class EvalFlags:
     train_image_size: int | None = None
     batch_size: int | None = None
     num_preprocessing_threads: int | None = None
+    skip_damaged: bool = False
     plugin: str | None = None
     fastnn_compat: bool = False
 

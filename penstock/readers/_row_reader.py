@@ -22,6 +22,8 @@ from penstock.readers._padding import pad_to_longest
 from penstock.readers._pool import WorkerProcesses
 from penstock.readers._read_options import ReadOptions
 
+_MOST_NAMED = 5
+
 _logger = logging.getLogger("penstock.readers")
 _MAX_PIECE = 32  # records a worker decodes at a time: a task costs 20 us, a small record 3 us
 _PIECE_BYTES = 1 << 18  # of images some five: still many pieces a batch, so that none waits long
@@ -119,6 +121,7 @@ class RowIterator(IteratorBase):
         damages = reader.rows.damages
         self.num_skipped = len(damages)
         self._first_skipped = damages[0] if damages else None
+        self._skipped = [_origin(error) for error in damages[:_MOST_NAMED]]
         self._position, self._num_read = 0, 0
         self._failure: BaseException | None = None
         self._template: Any = None
@@ -196,6 +199,8 @@ class RowIterator(IteratorBase):
             raise error
         self.num_skipped += 1
         self._first_skipped = self._first_skipped or error
+        if len(self._skipped) < _MOST_NAMED:
+            self._skipped.append(_origin(error))
 
     def _empty_batch(self) -> Any:
         """Return a batch of no samples: all processes must take the same number of steps."""
@@ -229,17 +234,24 @@ class RowIterator(IteratorBase):
         if self._first_skipped is None:
             return
         _logger.warning(
-            "%s: epoch %d skipped %d of %d records. The first: %s",
+            "%s: epoch %d skipped %d of %d records. The first: %s%s",
             self._source.name,
             self.epoch,
             self.num_skipped,
             self._order.num_records,
             self._first_skipped,
+            self._said_of_others(),
         )
         if self._num_read == 0 and self._position == self._order.total:
             self._failure = self._first_skipped
             self._first_skipped.add_note("every record of the pass was skipped")
             raise self._first_skipped from None
+
+    def _said_of_others(self) -> str:
+        """Return where the other records come from that were skipped, the first few of them."""
+        more = self.num_skipped - len(self._skipped)
+        names = [*self._skipped[1:], *([f"{more} more"] if more > 0 else [])]
+        return f" The others: {'; '.join(names)}." if names else ""
 
     def _start(self) -> None:
         """Start decoding at the position."""
@@ -293,3 +305,9 @@ class RowIterator(IteratorBase):
     def _abandon(self) -> None:
         if self._results is not None:
             self._results.abandon()
+
+
+def _origin(error: BaseException) -> str:
+    """Return where a record comes from, as it was noted with its error."""
+    notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
+    return notes[0].removeprefix("in ") if notes else str(error)

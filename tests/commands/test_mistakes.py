@@ -124,6 +124,28 @@ def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path
     assert f"batch      {said[1]} = 1 process x 1 device (cpu) x {said[1]}; 1 step an epoch" in out
 
 
+def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
+    capfd, caplog, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(20):
+            path = tmp_path / f"photos/{name}/{number}.jpg"
+            cv2.imwrite(str(path), np.full((9, 9, 3), 9 * number, np.uint8))
+    for number in (0, 3):
+        (tmp_path / f"photos/cat/{number}.jpg").write_bytes(b"\xff\xd8 not an image")
+    words = ("--dataset_name=image_folder", "--dataset_dir=photos")
+    status, _, err = run(capfd, "train", *TINY, *words)
+    assert status == 1
+    assert re.search(r"photos/cat/\d.jpg.*leaves it out with --skip_damaged=True", err)
+    status, out, err = run(capfd, "train", *TINY, *words, "--skip_damaged=True", "--stop_at_step=3")
+    assert status == 0, err
+    said = r"skipped 2 of 36 records. The first: .*cat/\d.jpg.* The others: .*cat/\d.jpg\."
+    assert re.search(said, caplog.text)
+    assert "best test" in out
+
+
 def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *TINY, "--num_classes=5")[0] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from penstock._errors import nearest
 from penstock.commands._flags._checks import UsageError, check_at_least, check_choice
@@ -70,6 +71,7 @@ class PreprocessingFlags:
       prefetch_buffer_size: how many batches are read ahead.
       num_preprocessing_threads: threads that read and prepare images; 0 does it between the steps.
       datasets_use_caching: keep the records in memory, compressed as they are.
+      skip_damaged: leave out images that cannot be read, and name them after each epoch.
     """
 
     preprocessing_name: str | None = None
@@ -79,6 +81,12 @@ class PreprocessingFlags:
     prefetch_buffer_size: int = 32
     num_preprocessing_threads: int = 16
     datasets_use_caching: bool = False
+    skip_damaged: bool = False
+
+    @property
+    def on_error(self) -> Literal["raise", "skip"]:
+        """What readers do with images that cannot be read."""
+        return "skip" if self.skip_damaged else "raise"
 
     def __post_init__(self) -> None:
         """Check the values."""

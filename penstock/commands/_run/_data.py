@@ -79,9 +79,10 @@ def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Da
             f"--dataset_name got {dataset.dataset_name!r}, expected one that is registered: FastNN "
             "fails on others, whatever --train_files says, and --fastnn_compat=True keeps to that."
         )
-    source = open_source(dataset, "train")
+    on_error = flags.preprocessing.on_error
+    source = open_source(dataset, "train", on_error)
     try:
-        test = open_source(dataset, "test")
+        test = open_source(dataset, "test", on_error)
     except readers.DatasetNotFoundError:
         test = None
     chosen = preparation_of(flags, starting_weights(flags))
@@ -98,7 +99,7 @@ def open_split(
 
     Raises: as `open_data`.
     """
-    source = open_source(flags.dataset, split)
+    source = open_source(flags.dataset, split, flags.preprocessing.on_error)
     chosen = preparation_of(flags, weights)
     data = _of_sources(flags, chosen, source, source, batch_size, readers.Shard())
     return data, data.test, source.num_samples
@@ -186,6 +187,7 @@ def _options(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> dict[s
         "num_workers": min(read.num_preprocessing_threads, in_flight),
         "look_ahead": read.prefetch_buffer_size,
         "cache_records": read.datasets_use_caching,
+        "on_error": read.on_error,
     }
 
 

@@ -21,6 +21,8 @@ _KNOWN = (
     ModuleNotFoundError,
     MemoryError,
 )
+# Those with a flag for what a reader's argument does.
+_SKIPPING = ("train", "eval")
 TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 
 
@@ -43,7 +45,10 @@ def run_command(name: str, command: Callable[[], None]) -> int:
     except _KNOWN as error:
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(f"penstock {name}: {one_line(error)}", file=sys.stderr)
+        text = one_line(error)
+        if name in _SKIPPING:
+            text = text.replace("on_error='skip'", "--skip_damaged=True")
+        print(f"penstock {name}: {text}", file=sys.stderr)
         return 1
     return 0
 

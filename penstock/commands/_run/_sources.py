@@ -6,7 +6,7 @@ import dataclasses
 import glob
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from penstock.readers.datasets._registry import DATASETS, folder_of
 from penstock.readers.datasets._split import fixed_split
 
 # Those whose record files have TF-Slim's keys, and how many channels their images have.
+OnError = Literal["raise", "skip"]
+
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
 _NUM_CLASSES = {"cifar100": 100, "flowers": 5, **dict.fromkeys(("mnist", "cifar10"), 10)}
 _NUM_CLASSES |= {"digits": 10, "fashion_mnist": 10}
@@ -48,8 +50,11 @@ class Source:
     class_names: tuple[str, ...] | None = None
 
 
-def open_source(flags: DatasetFlags, split: str) -> Source:
+def open_source(flags: DatasetFlags, split: str, on_error: OnError = "raise") -> Source:
     """Open the `"train"` or `"test"` split.
+
+    Arguments:
+      on_error: what is done with samples that cannot be read, as readers take it.
 
     Raises:
       DatasetNotFoundError, FileNotFoundError: there are no such files.
@@ -57,15 +62,15 @@ def open_source(flags: DatasetFlags, split: str) -> Source:
     """
     files = words_of(flags.train_files if split == "train" else flags.eval_files)
     if files:
-        return _of_files(flags, _paths(flags, files))
+        return _of_files(flags, _paths(flags, files), on_error)
     if flags.dataset_name == "image_folder":
-        return _of_folder(flags, split)
+        return _of_folder(flags, split, on_error)
     if flags.dataset_name not in DATASETS:
-        return _of_files(flags, _found_beside(flags, split))
-    return _named(flags, split)
+        return _of_files(flags, _found_beside(flags, split), on_error)
+    return _named(flags, split, on_error)
 
 
-def _named(flags: DatasetFlags, split: str) -> Source:
+def _named(flags: DatasetFlags, split: str, on_error: OnError) -> Source:
     # Photographs keep their sizes, for a preprocessing to crop.
     shape = (None, None, 3) if flags.dataset_name == "flowers" else None
     splits = readers.dataset_splits(flags.dataset_name)
@@ -86,10 +91,10 @@ def _named(flags: DatasetFlags, split: str) -> Source:
         )
 
     folder = folder_of(flags.dataset_name, flags.dataset_dir)
-    return _source(make, flags.dataset_name, folder)
+    return _source(make, flags.dataset_name, folder, on_error)
 
 
-def _of_files(flags: DatasetFlags, paths: Sequence[str]) -> Source:
+def _of_files(flags: DatasetFlags, paths: Sequence[str], on_error: OnError) -> Source:
     name = flags.dataset_name
     registered = None if name in _SLIM or name not in DATASETS else _registered(flags)
     features = {
@@ -103,7 +108,7 @@ def _of_files(flags: DatasetFlags, paths: Sequence[str]) -> Source:
         chain = [each for each in (registered.parse_fn, decode) if each is not None]
         return readers.tfrecord(paths, registered.features, decode=_Chain(tuple(chain)), **options)
 
-    return _source(make, name, Path(flags.dataset_dir or "."))
+    return _source(make, name, Path(flags.dataset_dir or "."), on_error)
 
 
 def _registered(flags: DatasetFlags) -> readers.RecordSet | None:
@@ -129,7 +134,7 @@ class _Chain:
         return sample
 
 
-def _of_folder(flags: DatasetFlags, split: str) -> Source:
+def _of_folder(flags: DatasetFlags, split: str, on_error: OnError) -> Source:
     root = Path(flags.dataset_dir or ".")
     own = [root / name for name in (["train"] if split == "train" else TEST_SPLITS)]
     parts = [path for path in own if path.is_dir()]
@@ -149,19 +154,20 @@ def _of_folder(flags: DatasetFlags, split: str) -> Source:
     def make(**options: Any) -> Any:
         return readers.indexed(source, **options)
 
-    made = _source(make, "image_folder", root)
+    made = _source(make, "image_folder", root, on_error)
     return dataclasses.replace(made, num_classes=len(names), class_names=names)
 
 
-def _source(make: Callable[..., Any], name: str, folder: Path) -> Source:
-    reader = make(batch_size=None)
+def _source(make: Callable[..., Any], name: str, folder: Path, on_error: OnError) -> Source:
+    reader = make(batch_size=None, on_error=on_error)
     labels = _labels_in(folder)
     num_classes = len(labels) if labels else _NUM_CLASSES.get(name)
     data = getattr(reader, "data", None)
     largest = int(np.max(data["label"])) if isinstance(data, dict) and "label" in data else None
     if num_classes is None and largest is not None:
         num_classes = largest + 1
-    first = next(iter(make(batch_size=None, **_in_this_thread(reader))))
+    options = {"on_error": on_error, **_in_this_thread(reader)}
+    first = next(iter(make(batch_size=None, **options)))
     names = labels or (_digits(num_classes) if name in ("digits", "mnist") else None)
     return Source(
         make=make,
