@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from penstock import trainer
 from penstock._batches import FeedOrder
 from penstock._checkpoint import CheckpointConfig as Config
@@ -186,7 +188,7 @@ class Trainer(trainer.Trainer):
         Raises:
           TypeError: an argument is missing or in another's place.
         """
-        if isinstance(num_epochs, bool) or not isinstance(num_epochs, int):
+        if isinstance(num_epochs, bool) or not isinstance(num_epochs, int | np.integer):
             raise TypeError(
                 f"fluid.Trainer.train got {type(num_epochs).__name__} as num_epochs, expected an "
                 "integer. Its order is train(num_epochs, event_handler, reader, feed_order), not "

@@ -46,7 +46,7 @@ def ignore(event):
 
 def test_released_signature_by_position(tmp_path):
     trainer = fluid.Trainer(train_program, optimizer_func, str(tmp_path), fluid.CPUPlace(), False)
-    trainer.train(2, ignore, ps.readers.batch(samples, 8), ORDER)
+    trainer.train(np.int64(2), ignore, ps.readers.batch(samples, 8), ORDER)
     assert trainer.global_step == 8
     trainer.save_params(tmp_path / "params")
     again = fluid.Trainer(train_program, optimizer_func, tmp_path / "params")
@@ -203,6 +203,17 @@ def test_objectives_and_dicts_keep_their_names():
     assert tested["first"] == [tested["second"]["cost"]]
     steps = [event for event in seen if isinstance(event, fluid.EndStepEvent)]
     assert [type(event.metrics["first"]) for event in steps] == [list] * 4
+
+
+def test_nested_metrics_keep_their_structure():
+    def nested():
+        cost = train_program()
+        return [cost, {"both": (cost, 2 * cost)}]
+
+    trainer = fluid.Trainer(nested, optimizer_func)
+    cost, parts = trainer.test(reader, ORDER)
+    assert [type(each) for each in parts["both"]] == [type(cost)] * 2
+    assert parts["both"] == [cost, pytest.approx(float(2 * cost))]
 
 
 def test_infer_gives_a_list_also_for_several_values(tmp_path):
