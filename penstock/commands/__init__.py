@@ -20,6 +20,7 @@ _COMMANDS = {
     "import-weights": "make parameters of weights that others published",
     "models": "list the networks of the model library, or show the layers of one",
     "convert": "make record files from datasets' archives, image folders or other record files",
+    "cache": "list or clear the decompressed copies of record files",
     "plot": "draw the curves of runs against each other, from their logs",
 }
 

@@ -19,7 +19,14 @@ from penstock.readers.records.preprocessors import (
     Random,
     run_preprocessors,
 )
-from penstock.readers.records.values import Values, dtype_name, fill_feature, list_values
+from penstock.readers.records.values import (
+    Values,
+    convert_list,
+    describe_list,
+    dtype_name,
+    fill_feature,
+    find_list,
+)
 
 Shape = tuple[int, ...]
 
@@ -237,10 +244,15 @@ class BlobConf:
         Raises:
           RecordError: the record does not hold what is declared.
         """
-        values = list_values(features, self.name)
-        if values is None:
+        found = find_list(features, self.name)
+        if found is None:
             raise missing(self.name, features)
         shape, dtype = tuple(self.shape), np.dtype(self.dtype)
+        # What these refuse is not made an array first.
+        is_refused = isinstance(self.codec, (ImageCodec, BytesListCodec)) or (
+            isinstance(self.codec, RawCodec) and len(found[1]) > math.prod(shape)
+        )
+        values = describe_list(*found) if is_refused else convert_list(*found)
         array = self.codec.decode(values, self.name, shape, dtype, random)
         return run_preprocessors(self.preprocessors, array, random)
 

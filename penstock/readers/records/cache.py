@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.readers._errors import message
+
 
 def cache_folder() -> Path:
     """Return the user's cache folder: `$PENSTOCK_CACHE`, else `penstock` in the XDG cache."""
@@ -14,6 +16,35 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def max_cache_bytes() -> int:
+    """Return the bound on the decompressed copies in a cache folder: `$PENSTOCK_CACHE_MAX_BYTES`.
+
+    Raises:
+      ValueError: that is no number of bytes.
+
+    >>> max_cache_bytes() >> 30
+    100
+    """
+    chosen = os.environ.get("PENSTOCK_CACHE_MAX_BYTES")
+    if not chosen:
+        return 100 << 30
+    try:
+        num_bytes = int(chosen)
+    except ValueError:
+        num_bytes = -1
+    if num_bytes < 0:
+        raise ValueError(
+            message(
+                "PENSTOCK_CACHE_MAX_BYTES",
+                repr(chosen),
+                "a number of bytes >= 0",
+                "It bounds the decompressed copies of record files that no reader uses",
+                "Set e.g. 50000000000",
+            )
+        )
+    return num_bytes
 
 
 def path_key(path: str | Path) -> str:

@@ -15,9 +15,11 @@ from penstock.readers.records.image_bytes import Interpolation, decode_image, re
 from penstock.readers.records.messages import Example, parse_features
 from penstock.readers.records.values import (
     cast_exactly,
+    convert_list,
+    describe_list,
     dtype_name,
     fill_feature,
-    list_values,
+    find_list,
     resolve_dtype,
 )
 
@@ -86,20 +88,21 @@ class FixedLenFeature:
     def extract(self, name: str, features: FeatureMap) -> Sample:
         """Return `{name: array}`."""
         key = self.key or name
-        values = list_values(features, key)
-        if values is None:
+        found = find_list(features, key)
+        if found is None:
             if self.default_value is None:
                 raise missing(key, features)
             return {name: self.default_value}
         size = math.prod(self.shape)
-        if len(values) != size:
+        if len(found[1]) != size:
             raise FeatureError(
                 f"feature {key!r}",
-                f"{len(values)} values",
+                f"{len(found[1])} values",
                 f"{size}",
                 f"Its declared shape is {self.shape}",
                 "Declare the shape the file has, or a VarLenFeature",
             )
+        values = convert_list(*found)
         return {name: cast_exactly(values, cast(Dtype, self.dtype), key, tuple(self.shape))}
 
 
@@ -137,20 +140,19 @@ class VarLenFeature:
     def extract(self, name: str, features: FeatureMap) -> Sample:
         """Return `{name: [L], name_length: []}`."""
         key = self.key or name
-        values = list_values(features, key)
-        count = 0 if values is None else len(values)
-        array = cast_exactly(
-            [] if values is None else values, cast(Dtype, self.dtype), key, (count,)
-        )
+        found = find_list(features, key)
+        count = 0 if found is None else len(found[1])
+        if self.max_length is not None and count > self.max_length:
+            raise FeatureError(
+                f"feature {key!r}",
+                f"{count} values",
+                f"at most {self.max_length}",
+                "max_length is a bound on every record",
+                "Raise max_length",
+            )
+        values = [] if found is None else convert_list(*found)
+        array = cast_exactly(values, cast(Dtype, self.dtype), key, (count,))
         if self.max_length is not None:
-            if count > self.max_length:
-                raise FeatureError(
-                    f"feature {key!r}",
-                    f"{count} values",
-                    f"at most {self.max_length}",
-                    "max_length is a bound on every record",
-                    "Raise max_length",
-                )
             array = pad(array, self.max_length, self.pad_value)
         return {name: array, f"{name}_length": np.asarray(count, np.int32)}
 
@@ -196,9 +198,10 @@ class ImageFeature:
 
     def extract(self, name: str, features: FeatureMap) -> Sample:
         """Return `{name: [H, W, C] uint8}`."""
-        values = list_values(features, self.key)
-        if values is None:
+        found = find_list(features, self.key)
+        if found is None:
             raise missing(self.key, features)
+        values = describe_list(*found)
         if len(values) != 1 or not isinstance(values[0], bytes):
             raise FeatureError(
                 f"feature {self.key!r}",

@@ -1,6 +1,7 @@
 """Random access to the records of many files, with a bounded number of them open."""
 
 import bisect
+import contextlib
 import itertools
 import os
 import threading
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.readers._errors import message, note
+from penstock.readers.records.cache import cache_folder, max_cache_bytes
+from penstock.readers.records.copies import CopyUse, evict, remove_copy
 from penstock.readers.records.errors import RecordError
 from penstock.readers.records.framing import TFRECORD, Framing
 from penstock.readers.records.index import RecordIndex, load_index
@@ -89,7 +92,8 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
         return descriptor, path, None
     os.close(descriptor)
     limit = form.max_plain_bytes
-    return plain_copy(path, kind, max_plain_bytes=limit, cache_dir=form.cache_dir)
+    cache_dir, framing = form.cache_dir, form.framing
+    return plain_copy(path, kind, max_plain_bytes=limit, cache_dir=cache_dir, framing=framing)
 
 
 def index_file(path: str, form: RecordFormat) -> RecordIndex:
@@ -105,7 +109,11 @@ def index_file(path: str, form: RecordFormat) -> RecordIndex:
         )
     finally:
         os.close(descriptor)
-    return RecordIndex(bounds=index.bounds, damage=damage or index.damage)
+    copy = None if damage or place == path else place
+    if copy is not None and not len(index):  # a copy of no use
+        remove_copy(Path(copy))
+        copy = None
+    return RecordIndex(bounds=index.bounds, damage=damage or index.damage, copy=copy)
 
 
 class RecordFiles:
@@ -126,12 +134,22 @@ class RecordFiles:
         """Index every file, several at a time."""
         self.paths = [str(path) for path in paths]
         self.form = form
+        self._use = CopyUse()  # the copies stay for as long as this does, or one made of it
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
-            self._indexes = list(pool.map(lambda path: index_file(path, form), self.paths))
+            self._indexes = list(pool.map(self._index, self.paths))
+        if any(index.copy for index in self._indexes):
+            evict(form.cache_dir or cache_folder(), max_cache_bytes())
         counts = [len(index) for index in self._indexes]
         self._starts = [0, *itertools.accumulate(counts)]
         self.damages = [index.damage for index in self._indexes if index.damage is not None]
         self._open = _OpenFiles(self.paths, form)
+
+    def _index(self, path: str) -> RecordIndex:
+        index = index_file(path, self.form)
+        if index.copy is not None:
+            with contextlib.suppress(FileNotFoundError):  # removed just now: it is made once more
+                self._use.add(Path(index.copy))
+        return index
 
     def reopened(self) -> "RecordFiles":
         """Return a copy that shares the indexes and has its own open files."""
@@ -141,8 +159,9 @@ class RecordFiles:
         return copy
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the open files behind."""
-        return {key: value for key, value in self.__dict__.items() if key != "_open"}
+        """Leave the open files behind, and the use of copies, which the sender goes on with."""
+        left = ("_open", "_use")
+        return {key: value for key, value in self.__dict__.items() if key not in left}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Start with no file open."""

@@ -29,10 +29,12 @@ class RecordIndex:
       bounds: byte offsets, `[N + 1]` int64: record `i` is the bytes `bounds[i]:bounds[i + 1]`.
       damage: why the index ends before the file does, `None` where it does not. A damaged
         length hides everything after it, so a damaged file ends there.
+      copy: the decompressed copy that holds the records, `None` where it is the file itself.
     """
 
     bounds: np.ndarray
     damage: RecordError | None = None
+    copy: str | None = None
 
     def __len__(self) -> int:
         """Return the number of records."""

@@ -4,9 +4,11 @@ GZIP and ZLIB streams have no random access, so a compressed file is decompresse
 1 MiB pieces, to `<cache folder>/plain/`, where later runs and other processes find it: global
 shuffling then costs the same as for a plain file, at the price of the disk space. A copy
 belongs to the file of that size and modification time; a stale one is removed. The copy is
-bounded, so that a hostile file of a kilobyte does not fill the disk.
+bounded, so that a hostile file of a kilobyte does not fill the disk, and what does not begin with a
+record is not copied at all.
 """
 
+import contextlib
 import os
 import tempfile
 import zlib
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from penstock.readers.records.cache import cache_folder, path_key, write_atomically
+from penstock.readers.records.copies import copy_name, write_source
 from penstock.readers.records.errors import FramingError, RecordError
 from penstock.readers.records.framing import TFRECORD, Framing
 
@@ -48,43 +51,57 @@ def plain_copy(
     *,
     max_plain_bytes: int,
     cache_dir: str | Path | None = None,
+    framing: Framing = TFRECORD,
 ) -> tuple[int, str, RecordError | None]:
     """Return an open descriptor of the decompressed file, its path, and the damage if any.
 
-    A stream that is damaged gives what came before the damage, in an unnamed temporary file.
+    A stream that is damaged gives what came before the damage, in an unnamed temporary file; one
+    that does not begin with a record gives nothing.
 
     Raises:
       FramingError: the stream holds more than `max_plain_bytes`.
       OSError: the file or the cache folder cannot be read or written.
     """
     folder = Path(cache_dir or cache_folder()) / "plain"
-    stat = os.stat(path)
-    copy = folder / f"{path_key(path)}-{stat.st_size}-{stat.st_mtime_ns}"
-    if not copy.exists():
-        for stale in folder.glob(f"{path_key(path)}-*"):
-            stale.unlink(missing_ok=True)
-        damage: list[RecordError] = []
+    copy = folder / (copy_name(path) or path_key(path))
+    with contextlib.suppress(FileNotFoundError):  # not there, or just removed by another process
+        return os.open(copy, os.O_RDONLY), str(copy), None
+    for stale in folder.glob(f"*{path_key(path)}-*"):
+        stale.unlink(missing_ok=True)
+    damage: list[RecordError] = []
 
-        def write(file: BinaryIO) -> None:
-            for piece in _decompressed(path, compression, max_plain_bytes):
-                if isinstance(piece, RecordError):
-                    damage.append(piece)
-                    raise piece
-                file.write(piece)
+    def write(file: BinaryIO) -> None:
+        head: bytes | None = b""
+        for piece in _decompressed(path, compression, max_plain_bytes):
+            if isinstance(piece, RecordError):
+                damage.append(piece)
+                raise piece
+            head = None if head is None else head + piece
+            if head is not None and len(head) >= framing.header_bytes:
+                try:
+                    framing.payload_length(head[: framing.header_bytes])
+                except FramingError as error:
+                    damage.append(error.at(path, offset=0, index=0))
+                    raise
+                head = None
+            file.write(piece)
 
-        try:
-            write_atomically(copy, write)
-        except FramingError:
-            if not damage:
-                raise
-            return _partial(path, compression, max_plain_bytes), str(path), damage[0]
+    try:
+        write_atomically(copy, write)
+    except FramingError:
+        if not damage:
+            raise
+        limit = 0 if damage[0].index == 0 else max_plain_bytes
+        return _partial(path, compression, limit), str(path), damage[0]
+    write_source(copy, path)
     return os.open(copy, os.O_RDONLY), str(copy), None
 
 
 def _partial(path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int) -> int:
-    """Return a descriptor of an unnamed file with what can be decompressed."""
+    """Return a descriptor of an unnamed file with what can be decompressed, none of it at 0."""
     with tempfile.TemporaryFile() as file:
-        for piece in _decompressed(path, compression, max_plain_bytes):
+        pieces = _decompressed(path, compression, max_plain_bytes) if max_plain_bytes else ()
+        for piece in pieces:
             if isinstance(piece, bytes):
                 file.write(piece)
         file.flush()

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from penstock.readers.records import (
     encode_png,
     parse_example,
 )
+from penstock.readers.records.messages import Example, parse_features
 
 GOLDEN = bytes.fromhex("0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107")
 
@@ -185,3 +188,19 @@ def test_value_no_record_can_hold_is_not_written(value: object):
 def test_samples_of_different_shapes_do_not_batch():
     with pytest.raises(ValueError, match=r"got \['x'\] \[3\] .*expected \['x'\] \[2\]"):
         stack_samples([{"x": np.zeros(2)}, {"x": np.zeros(3)}], {})
+
+
+def test_length_is_compared_before_values_are_converted():
+    """A record of 60 MB may hold as many numbers: only those that are declared become an array."""
+    features = parse_features(build_example({"a": np.zeros(1 << 20, np.int64)}), Example)
+    for feature in (
+        FixedLenFeature((3,), "int32"),
+        VarLenFeature("int32", max_length=3),
+        ImageFeature((4, 4, 3), key="a"),
+    ):
+        tracemalloc.start()
+        with pytest.raises(FeatureError, match="1048576 values"):
+            feature.extract("a", features)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 20
