@@ -64,9 +64,11 @@ if TYPE_CHECKING:
     from penstock.readers.records import RawCodec as RawCodec
     from penstock.readers.records import RecordError as RecordError
     from penstock.readers.records import RecordWriter as RecordWriter
+    from penstock.readers.records import SequenceFeature as SequenceFeature
     from penstock.readers.records import VarLenFeature as VarLenFeature
     from penstock.readers.records import build_example as build_example
     from penstock.readers.records import build_ofrecord as build_ofrecord
+    from penstock.readers.records import build_sequence_example as build_sequence_example
     from penstock.readers.records import parse_example as parse_example
     from penstock.readers.records import parse_ofrecord as parse_ofrecord
     from penstock.readers.tfds_sets import tfds as tfds
@@ -90,7 +92,7 @@ _MODULES = {
         *("BlobConf", "BytesListCodec", "ImageCodec", "RawCodec", "build_ofrecord"),
         *("parse_ofrecord", "ImageCenterCropPreprocessor", "ImageCropPreprocessor"),
         *("ImagePreprocessor", "ImageRandomSizeCropPreprocessor", "ImageResizePreprocessor"),
-        "NormByChannelPreprocessor",
+        *("NormByChannelPreprocessor", "SequenceFeature", "build_sequence_example"),
     ),
     "tfds_sets": ("tfds",),
     "tfrecord_files": ("tfrecord",),

@@ -31,7 +31,12 @@ from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import message
 from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
-from penstock.readers.records.features import Feature, VarLenFeature, parse_example
+from penstock.readers.records.features import (
+    Feature,
+    SequenceFeature,
+    VarLenFeature,
+    parse_example,
+)
 from penstock.readers.records.files import RecordFormat
 from penstock.readers.records.framing import TFRECORD
 from penstock.readers.records.plain import Compression
@@ -52,11 +57,12 @@ class ExampleDecoder:
     @property
     def pad_values(self) -> Mapping[str, Any]:
         """Return the padding of the features without a fixed length."""
-        return {
-            name: feature.pad_value if feature.dtype is not None else b""
-            for name, feature in (self.features or {}).items()
-            if isinstance(feature, VarLenFeature) and feature.max_length is None
-        }
+        values: dict[str, Any] = {}
+        for name, feature in (self.features or {}).items():
+            is_padded = isinstance(feature, (VarLenFeature, SequenceFeature))
+            if is_padded and feature.max_length is None:
+                values[name] = b"" if feature.is_bytes else feature.pad_value
+        return values
 
     def __call__(self, payload: bytes, random: np.random.Generator | None) -> Any:
         """Return the sample."""
@@ -88,8 +94,8 @@ def tfrecord(
 
     Args:
       paths: a file, a glob pattern (matches are sorted), or a list of files in the order given.
-      features: entry of the sample -> `FixedLenFeature`, `VarLenFeature` or `ImageFeature`;
-        `None` yields each record's bytes.
+      features: entry of the sample -> `FixedLenFeature`, `VarLenFeature`, `ImageFeature`,
+        and `SequenceFeature` for the lists of a `tf.SequenceExample`; `None` yields bytes.
       batch_size: see `records.ReadOptions`, as for the options not named here.
       compression: `"auto"` looks at each file; `""`, `"GZIP"`, `"ZLIB"` are TensorFlow's.
       cache_dir: a folder for indexes and decompressed copies; by default indexes lie beside the

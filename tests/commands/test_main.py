@@ -8,7 +8,7 @@ import pytest
 from penstock import __version__, commands
 from penstock.commands import train
 
-NAMES = ("train", "eval", "predict", "import-weights", "models", "convert", "plot")
+NAMES = ("train", "eval", "predict", "import-weights", "models", "convert", "cache", "plot")
 LISTED = ", ".join(NAMES)
 
 

@@ -17,8 +17,10 @@ from penstock.readers.records.errors import ImageError as ImageError
 from penstock.readers.records.errors import RecordError as RecordError
 from penstock.readers.records.features import FixedLenFeature as FixedLenFeature
 from penstock.readers.records.features import ImageFeature as ImageFeature
+from penstock.readers.records.features import SequenceFeature as SequenceFeature
 from penstock.readers.records.features import VarLenFeature as VarLenFeature
 from penstock.readers.records.features import build_example as build_example
+from penstock.readers.records.features import build_sequence_example as build_sequence_example
 from penstock.readers.records.features import parse_example as parse_example
 from penstock.readers.records.files import RecordFiles as RecordFiles
 from penstock.readers.records.files import RecordFormat as RecordFormat

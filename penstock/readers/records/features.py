@@ -12,7 +12,7 @@ from penstock.readers._batching import pad
 from penstock.readers._errors import message, nearest
 from penstock.readers.records.errors import FeatureError
 from penstock.readers.records.image_bytes import Interpolation, decode_image, resize_image
-from penstock.readers.records.messages import Example, parse_features
+from penstock.readers.records.messages import Example, SequenceExample, parse_sequence
 from penstock.readers.records.values import (
     cast_exactly,
     convert_list,
@@ -123,7 +123,7 @@ class VarLenFeature:
     length 0, as in `tf.io.VarLenFeature`.
 
     >>> VarLenFeature("int64", max_length=3).extract(
-    ...     "ids", parse_features(build_example({"ids": [4, 5]}), Example)
+    ...     "ids", parse_sequence(build_example({"ids": [4, 5]}))[0]
     ... )
     {'ids': array([4, 5, 0]), 'ids_length': array(2, dtype=int32)}
     """
@@ -136,6 +136,11 @@ class VarLenFeature:
     def __post_init__(self) -> None:
         """Normalise the dtype."""
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+
+    @property
+    def is_bytes(self) -> bool:
+        """Return whether the values are bytes."""
+        return self.dtype is None
 
     def extract(self, name: str, features: FeatureMap) -> Sample:
         """Return `{name: [L], name_length: []}`."""
@@ -217,17 +222,108 @@ class ImageFeature:
         return {name: image}
 
 
+@dataclass(frozen=True)
+class SequenceFeature:
+    """A feature list of a `tf.SequenceExample`: one feature a step, as many steps as a record has.
+
+    Args:
+      step: what each step holds: a `FixedLenFeature`, or an `ImageFeature` with a size (the frames
+        of a video). Their own `key` is not used.
+      max_length: where given, every record is padded to this number of steps, so that all batches
+        have one shape and the program compiles once; a longer record is an error. Without it a
+        batch is padded to its longest record.
+      pad_value: what padding holds; bytes are padded with `b""`.
+      key: the list's name in the record, where the sample calls it otherwise.
+
+    Gives two entries: `name`, `[T, *shape]`, in a batch `[B, T, *shape]`; and `<name>_length`, the
+    number of steps that are the record's own, int32, in a batch `[B]`. Features of the context are
+    declared as those of a `tf.Example`. Follows `tf.io.FixedLenSequenceFeature`.
+
+    >>> record = build_sequence_example({"label": 1}, {"x": [[1.0, 2.0], [3.0, 4.0]]})
+    >>> sample = parse_example(record, {"x": SequenceFeature(FixedLenFeature((2,)), max_length=3)})
+    >>> sample["x"].tolist(), int(sample["x_length"])
+    ([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]], 2)
+    """
+
+    step: "FixedLenFeature | ImageFeature"
+    max_length: int | None = field(default=None, kw_only=True)
+    pad_value: Any = field(default=0, kw_only=True)
+    key: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the step."""
+        if not isinstance(self.step, (FixedLenFeature, ImageFeature)) or None in self.step.shape:
+            raise TypeError(
+                message(
+                    "SequenceFeature",
+                    f"step={self.step!r}",
+                    "a FixedLenFeature, or an ImageFeature with a size",
+                    "The steps of a record are stacked",
+                    "Pass e.g. SequenceFeature(FixedLenFeature((), 'int32'))",
+                )
+            )
+
+    @property
+    def is_bytes(self) -> bool:
+        """Return whether the steps are bytes."""
+        return isinstance(self.step, FixedLenFeature) and self.step.dtype is None
+
+    def extract(self, name: str, features: FeatureMap) -> Sample:
+        """Return `{name: [T, *shape], name_length: []}` out of the feature lists."""
+        key = self.key or name
+        if key not in features:
+            raise missing(key, features)
+        steps = features[key].feature
+        if self.max_length is not None and len(steps) > self.max_length:
+            raise FeatureError(
+                f"feature list {key!r}",
+                f"{len(steps)} steps",
+                f"at most {self.max_length}",
+                "max_length is a bound on every record",
+                "Raise max_length",
+            )
+        dtype = np.uint8 if isinstance(self.step, ImageFeature) else self.step.dtype
+        shape = tuple(size or 0 for size in self.step.shape)
+        array = np.empty((len(steps), *shape), object if self.is_bytes else dtype)
+        in_record = self.step.key or key
+        for number, step in enumerate(steps):
+            try:
+                array[number] = self.step.extract(name, {in_record: step})[name]
+            except FeatureError as error:
+                thing, *rest = error.parts
+                located = f"step {number} of the feature list {key!r}: {thing}"
+                raise FeatureError(located, *rest) from None  # type: ignore[arg-type]
+        if self.max_length is not None:
+            array = pad(array, self.max_length, b"" if self.is_bytes else self.pad_value)
+        return {name: array, f"{name}_length": np.asarray(len(steps), np.int32)}
+
+
 def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
-    """Parse one serialised `tf.Example` into the declared features.
+    """Parse one serialised `tf.Example` or `tf.SequenceExample` into the declared features.
 
     Raises:
       FeatureError: the payload is no example, or does not hold what the spec declares.
     """
-    features = parse_features(payload, Example)
+    features, lists = parse_sequence(payload)
     sample: Sample = {}
     for name, feature in spec.items():
-        sample |= feature.extract(name, features)
+        is_list = isinstance(feature, SequenceFeature)
+        if lists and not is_list:
+            _check_context(getattr(feature, "key", None) or name, features, lists)
+        sample |= feature.extract(name, lists if is_list else features)
     return sample
+
+
+def _check_context(key: str, features: FeatureMap, lists: FeatureMap) -> None:
+    """Check that a feature that is declared for the context is no feature list."""
+    if key in lists and key not in features:
+        raise FeatureError(
+            f"feature {key!r}",
+            f"a feature list of {len(lists[key].feature)} steps",
+            "a feature of the context",
+            "The record is a tf.SequenceExample",
+            "Declare SequenceFeature(FixedLenFeature(...)) to read the list",
+        )
 
 
 def build_example(values: Mapping[str, Any]) -> bytes:
@@ -244,6 +340,32 @@ def build_example(values: Mapping[str, Any]) -> bytes:
     example = Example()
     for name in sorted(values):
         fill_feature(example.features.feature[name], name, values[name], has_narrow_types=False)
+    return example.SerializeToString(deterministic=True)
+
+
+def build_sequence_example(
+    context: Mapping[str, Any], feature_lists: Mapping[str, Sequence[Any]]
+) -> bytes:
+    """Serialise values as a `tf.SequenceExample`: the context as `build_example` does, and lists.
+
+    Args:
+      context: name -> value, of the whole record.
+      feature_lists: name -> a value a step, each as `build_example` takes it.
+
+    Raises:
+      FeatureError: a value of another kind, or an integer beyond int64.
+
+    >>> len(build_sequence_example({}, {"words": ["two", "steps"]}))
+    33
+    """
+    example = SequenceExample()
+    for name in sorted(context):
+        feature = example.context.feature[name]
+        fill_feature(feature, name, context[name], has_narrow_types=False)
+    for name in sorted(feature_lists):
+        steps = example.feature_lists.feature_list[name].feature
+        for value in feature_lists[name]:
+            fill_feature(steps.add(), name, value, has_narrow_types=False)
     return example.SerializeToString(deterministic=True)
 
 

@@ -1,4 +1,4 @@
-"""The protobuf messages inside records: tf.Example and OFRecord, declared in code.
+"""The protobuf messages inside records: tf's examples and OFRecord, declared in code.
 
 protobuf's own runtime parses them (upb, in C: bounds, recursion and UTF-8 are checked there),
 from descriptors built here, so that neither TensorFlow nor generated code is needed. The two
@@ -40,22 +40,24 @@ def _declare_lists(
         )
 
 
-def _declare_map(file: descriptor_pb2.FileDescriptorProto, message_name: str) -> None:
-    """Add a message with `map<string, Feature> feature = 1`."""
+def _declare_map(
+    file: descriptor_pb2.FileDescriptorProto, message_name: str, of: str, name: str = "feature"
+) -> None:
+    """Add a message with `map<string, of> name = 1`."""
     message = file.message_type.add(name=message_name)
-    entry = message.nested_type.add(name="FeatureEntry")
+    entry = message.nested_type.add(name=f"{of}Entry")
     entry.options.map_entry = True
     optional = _Field.LABEL_OPTIONAL
     entry.field.add(name="key", number=1, type=_Field.TYPE_STRING, label=optional)
-    feature_type = f".{file.package}.Feature"
+    feature_type = f".{file.package}.{of}"
     entry.field.add(
         name="value", number=2, type=_Field.TYPE_MESSAGE, type_name=feature_type, label=optional
     )
     message.field.add(
-        name="feature",
+        name=name,
         number=1,
         type=_Field.TYPE_MESSAGE,
-        type_name=f".{file.package}.{message_name}.FeatureEntry",
+        type_name=f".{file.package}.{message_name}.{of}Entry",
         label=_Field.LABEL_REPEATED,
     )
 
@@ -72,7 +74,8 @@ def _message_class(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
 
-def _example_class() -> Any:
+def _example_classes() -> tuple[Any, Any]:
+    """Return the classes of tf.Example and tf.SequenceExample."""
     file = _file("penstock.example")
     _declare_lists(
         file,
@@ -82,7 +85,7 @@ def _example_class() -> Any:
             "int64_list": (3, _Field.TYPE_INT64),
         },
     )
-    _declare_map(file, "Features")
+    _declare_map(file, "Features", "Feature")
     file.message_type.add(name="Example").field.add(
         name="features",
         number=1,
@@ -90,7 +93,26 @@ def _example_class() -> Any:
         type_name=f".{file.package}.Features",
         label=_Field.LABEL_OPTIONAL,
     )
-    return _message_class(file, "Example")
+    file.message_type.add(name="FeatureList").field.add(
+        name="feature",
+        number=1,
+        type=_Field.TYPE_MESSAGE,
+        type_name=f".{file.package}.Feature",
+        label=_Field.LABEL_REPEATED,
+    )
+    _declare_map(file, "FeatureLists", "FeatureList", "feature_list")
+    sequence = file.message_type.add(name="SequenceExample")
+    for number, (name, of) in enumerate(
+        {"context": "Features", "feature_lists": "FeatureLists"}.items(), 1
+    ):
+        sequence.field.add(
+            name=name,
+            number=number,
+            type=_Field.TYPE_MESSAGE,
+            type_name=f".{file.package}.{of}",
+            label=_Field.LABEL_OPTIONAL,
+        )
+    return _message_class(file, "Example"), _message_class(file, "SequenceExample")
 
 
 def _ofrecord_class() -> Any:
@@ -105,11 +127,11 @@ def _ofrecord_class() -> Any:
             "int64_list": (5, _Field.TYPE_INT64),
         },
     )
-    _declare_map(file, "OFRecord")
+    _declare_map(file, "OFRecord", "Feature")
     return _message_class(file, "OFRecord")
 
 
-Example = _example_class()
+Example, SequenceExample = _example_classes()
 OFRecord = _ofrecord_class()
 
 
@@ -119,10 +141,26 @@ def parse_features(payload: bytes, message_class: Any) -> Mapping[str, Message]:
     Raises:
       FeatureError: the payload is not such a message.
     """
+    parsed = _parse(payload, message_class, message_class.DESCRIPTOR.name)
+    return parsed.features.feature if message_class is Example else parsed.feature
+
+
+def parse_sequence(payload: bytes) -> tuple[Mapping[str, Message], Mapping[str, Any]]:
+    """Return the features and the feature lists of a `tf.SequenceExample`, by name.
+
+    A `tf.Example` is one without lists: its features have the number of the context.
+
+    Raises:
+      FeatureError: the payload is neither.
+    """
+    parsed = _parse(payload, SequenceExample, Example.DESCRIPTOR.name)
+    return parsed.context.feature, parsed.feature_lists.feature_list
+
+
+def _parse(payload: bytes, message_class: Any, name: str) -> Any:
     try:
-        parsed = message_class.FromString(payload)
+        return message_class.FromString(payload)
     except DecodeError as error:
-        name = message_class.DESCRIPTOR.name
         raise FeatureError(
             f"{name} payload",
             f"{len(payload)} bytes that do not parse ({error})",
@@ -130,4 +168,3 @@ def parse_features(payload: bytes, message_class: Any) -> Mapping[str, Message]:
             "The record is damaged or holds something else",
             "Check what wrote the file, or pass on_error='skip' to leave the record out",
         ) from None
-    return parsed.features.feature if message_class is Example else parsed.feature
