@@ -116,7 +116,8 @@ class Guardian:
         with self._lock:
             if self._owner != os.getpid():  # a fork has its parent's, which watches the parent
                 self._process, self._watched = None, frozenset()
-            running = {child.pid for child in multiprocessing.active_children()}
+            children = multiprocessing.active_children()
+            running = {child.pid for child in children if child.pid is not None}
             watched = frozenset(running & (self._watched | set(numbers)))
             if watched != self._watched:
                 self._watched = watched

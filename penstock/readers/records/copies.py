@@ -13,13 +13,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.readers.records.cache import path_key
 
 try:
-    import fcntl
+    import fcntl as _fcntl
 except ImportError:  # Windows
-    fcntl = None
+    _fcntl = None
+fcntl: Any = _fcntl
 
 _HALF_WRITTEN_SECS = 3600.0  # one that is being written is younger
 
