@@ -156,8 +156,12 @@ def watch(
     while first < cases.stop:
         done, last = _watch_child(range(first, cases.stop), max_secs, program)
         lines += done
+        for line in done:
+            if line["outcome"] not in ("right", "error"):
+                print(json.dumps(line), file=sys.stderr, flush=True)
         if last is None:
             break
+        print(f"case {last[0]} {last[1]}", file=sys.stderr, flush=True)
         lines.append({"case": last[0], "set": "?", "kind": "?", "outcome": last[1], "growth": 0})
         first = last[0] + 1
     return lines

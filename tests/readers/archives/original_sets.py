@@ -93,7 +93,7 @@ def zip_bytes(members: Sequence[Member]) -> bytes:
     ):
         for member in members:
             name = member.name[:60_000] + ("/" if member.kind == tarfile.DIRTYPE else "")
-            info = zipfile.ZipInfo(name)
+            info = zipfile.ZipInfo(name.encode(errors="replace").decode())
             info.compress_type = zipfile.ZIP_DEFLATED
             if member.kind != tarfile.REGTYPE:
                 info.external_attr = 0o120777 << 16
