@@ -66,10 +66,11 @@ def _of_timm(path: Path) -> Preprocessing | None:
 
 
 def _from_timm(given: Mapping[str, Any]) -> Preprocessing | None:
+    (red, green, blue), deviations = given["mean"], given["std"]
     try:
         return Torchvision(
-            means=tuple(map(float, given["mean"])),
-            deviations=tuple(map(float, given["std"])),
+            means=(float(red), float(green), float(blue)),
+            deviations=(float(deviations[0]), float(deviations[1]), float(deviations[2])),
             crop_fraction=float(given.get("crop_pct") or 0.875),
             interpolation=given.get("interpolation", "bilinear"),
         )

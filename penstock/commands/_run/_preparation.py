@@ -59,10 +59,10 @@ def preparation_of(flags: TrainFlags, weights: Path | None = None) -> Preparatio
     chosen = preprocessing.get(name)
     why = "FastNN's for the network" if _follows_fastnn(flags) else "the network's own"
     said = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
-    contradicts = carried is not None and carried != chosen
-    if contradicts:
-        said += f", though the weights were trained with {show(carried)}"
-    return Preparation(preprocessing=chosen, name=name, said=said, is_worth_saying=contradicts)
+    if carried is None or carried == chosen:
+        return Preparation(preprocessing=chosen, name=name, said=said, is_worth_saying=False)
+    said += f", though the weights were trained with {show(carried)}"
+    return Preparation(preprocessing=chosen, name=name, said=said, is_worth_saying=True)
 
 
 def starting_weights(flags: TrainFlags) -> Path | None:
