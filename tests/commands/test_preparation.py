@@ -78,6 +78,23 @@ def test_evaluation_and_prediction_use_it_and_say_it(folder, weights, capsys, mo
     assert CARRIED in err
 
 
+def test_head_without_weights_is_said_and_out_of_the_loss(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    network = ("--model_name=tiny_with_head", "--dataset_name=digits", PLUGIN)
+    words = ("import-weights", "tiny_with_head", "tiny.safetensors", PLUGIN, "--output=headless")
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert "not in the file, left initial: AuxLogits/head/w, AuxLogits/head/b" in out
+    plain = run(capsys, "eval", "tiny.safetensors", TINY, *network[1:], "--json=True")[1]
+    for weights in ("headless", "tiny.safetensors"):
+        status, out, err = run(capsys, "eval", weights, *network, "--json=True")
+        assert status == 0, err
+        assert "no weights for the auxiliary head (2 arrays)" in err
+        loss, expected = (json.loads(each)["loss"] for each in (out, plain))
+        # The decay of the head's own weights is all that it adds.
+        assert loss == pytest.approx(expected, rel=1e-4)
+
+
 def test_fine_tuning_carries_it_into_the_run_and_its_parameters(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     words = (*TUNED, "--model_dir=.", "--ckpt_file_name=tiny.safetensors")
