@@ -294,9 +294,9 @@ def compare(source, name, folder, dtype):
     after = models.load_weights(model, run.statistics, image_size=run.images.shape[1])
     moved = [error(value, after[path]) for path, value in statistics.items() if path in after]
     errors = [error(test, run.test), error(train, run.train), *([max(moved)] if moved else [])]
-    next_test, next_train, _ = results_of(mover())
-    next_float = [error(next_test, test), error(next_train, train)]
-    return Found(run.images.shape, errors, next_float, train, run.train)
+    moved_test, moved_train, _ = results_of(mover())
+    moved_logits = [error(moved_test, test), error(moved_train, train)]
+    return Found(run.images.shape, errors, moved_logits, train, run.train)
 
 
 def compare_in_float64(name, folder):
@@ -315,7 +315,7 @@ def main(arguments):
     if is_exact and source == "keras":
         raise SystemExit("--float64 got keras, expected tf_slim: Keras's batch norm is float32")
     known = {"keras": KERAS, "tf_slim": TF_SLIM}[source]
-    last = "float32 from it: here, there" if is_exact else "next float"
+    last = "float32 from it: here, there" if is_exact else "moved weights"
     print(f"| network | images | test logits | training logits | moving averages | {last} |")
     print("|---|---|---|---|---|---|")
     wide = []

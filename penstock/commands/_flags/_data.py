@@ -63,7 +63,7 @@ class PreprocessingFlags:
     """How images are read and prepared.
 
     Arguments:
-      preprocessing_name: the network's own by default.
+      preprocessing_name: that of the weights it starts from, or the network's own, by default.
       train_image_size: height and width in pixels that the network gets; its own by default.
       shuffle_buffer_size: above 1 every epoch has a new order of all records; 0 and 1 keep the
         order of the files.
