@@ -8,7 +8,13 @@ import sys
 import jax
 
 from penstock.commands._flags import TrainFlags, fastnn_defaults, parse
-from penstock.commands._run._announce import advice, announce, conclude
+from penstock.commands._run._alarm import leave_out_alarm
+from penstock.commands._run._announce import (
+    advice,
+    announce,
+    announce_compilations,
+    conclude,
+)
 from penstock.commands._run._assembly import assemble, facts_of, is_writer
 from penstock.commands._run._failures import run_command
 from penstock.commands._run._folder import prepare
@@ -51,6 +57,8 @@ def flags_of(argv: list[str]) -> TrainFlags:
 
 def _train(flags: TrainFlags) -> None:
     with contextlib.ExitStack() as held:
+        held.enter_context(leave_out_alarm())
+        held.enter_context(announce_compilations(flags))
         run = assemble(flags, held)
         is_first = is_writer()
         if is_first:

@@ -25,7 +25,7 @@ from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._packing import Packing
 from penstock.program_builder._precision import Precision, PrecisionName, precision_of
 from penstock.program_builder._probe import Probe
-from penstock.program_builder._programs import Program, compiled_call
+from penstock.program_builder._programs import Program, compiled_call, say_compilation
 
 
 class ProgramBuilder(Packing):
@@ -112,7 +112,8 @@ class ProgramBuilder(Packing):
         Every parameter's initial value depends on the seed and on its name alone.
         """
         root = np.asarray(jax.random.key_data(jax.random.key(seed)))
-        return compiled_call(self._initial_state, self.mesh, root)
+        with say_compilation("the initial values"):
+            return compiled_call(self._initial_state, self.mesh, root)
 
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums; `mean_metrics` starts anew from here."""

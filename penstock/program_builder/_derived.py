@@ -104,6 +104,7 @@ def reset_program(network: Network) -> Program:
         network.mesh,
         in_specs=(),
         out_specs=REPLICATED,
+        is_quick=True,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,6 +17,9 @@ from penstock import _mesh
 
 _LOGGER = logging.getLogger("penstock")
 
+COMPILATIONS = logging.getLogger("penstock.compilations")
+"""Tells, at the level INFO, when a program is compiled first, and how long it took."""
+
 REPLICATED = PartitionSpec()
 
 
@@ -24,6 +28,7 @@ class Program:
 
     Arguments:
       recompile_level: the level at which another compile is logged.
+      is_quick: it compiles in no time, and nothing is said of it.
 
     Attributes:
       num_compiles: how often the function was traced; more than once means that a shape changed,
@@ -40,12 +45,13 @@ class Program:
         out_specs: Any,
         donated: tuple[int, ...] = (),
         recompile_level: int = logging.WARNING,
+        is_quick: bool = False,
     ) -> None:
         self.name = name
         self.num_compiles = 0
         self._shapes: dict[str, Any] = {}
         self._function = function
-        self._recompile_level = recompile_level
+        self._recompile_level, self._is_quick = recompile_level, is_quick
         self._sharded = functools.partial(
             jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
@@ -63,6 +69,12 @@ class Program:
         Transfers from the host are allowed here and only here: what arrives on the host is a batch
         that `Feeder` left there because it is cheaper to pass than to place.
         """
+        if self.num_compiles or self._is_quick:
+            return self._launch(*args)
+        with say_compilation(f"the {self.name} program"):
+            return self._launch(*args)
+
+    def _launch(self, *args: Any) -> Any:
         if _guards_nothing():
             return self.jitted(*args)
         with jax.transfer_guard_host_to_device("allow"):
@@ -104,6 +116,15 @@ class Program:
         self.num_compiles += 1
         self._shapes = shapes
         return outputs
+
+
+@contextlib.contextmanager
+def say_compilation(what: str) -> Iterator[None]:
+    """Log that something is compiled, which may take minutes, and how many seconds it took."""
+    COMPILATIONS.info("compiling %s ...", what)
+    start = time.perf_counter()
+    yield
+    COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 
 def _guards_nothing() -> bool:

@@ -39,6 +39,12 @@ def test_first_lines_say_what_is_about_to_happen(run):
         assert part in head
 
 
+def test_compilations_are_said_before_and_after(run):
+    for what in ("the initial values", "the train program", "the test program"):
+        said = rf"^compiling {what} \.\.\.\ncompiled {what} in [\d.]+ s$"
+        assert len(re.findall(said, run[1], re.M)) == 1
+
+
 def test_each_epoch_has_a_line_with_its_test_accuracy(run):
     lines = re.findall(r"^epoch +(\d+)/10  loss .* accuracy [\d.]+ \(test [\d.]+\)", run[1], re.M)
     assert [int(line) for line in lines] == list(range(1, 11))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +16,8 @@ from penstock import Trainer, optimizers
 from penstock.commands._flags import TrainFlags, UnusedFlags
 from penstock.commands._run._assembly import Run
 from penstock.commands._run._folder import RunFolder, checkpoint_steps
+
+COMPILATIONS = logging.getLogger("penstock.compilations")
 
 
 def announce(run: Run) -> None:
@@ -102,6 +107,33 @@ def conclude(run: Run) -> None:
         print(f"use it:       penstock predict {path} IMAGE...")
     if not run.saves_checkpoints:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")
+
+
+@contextlib.contextmanager
+def announce_compilations(flags: TrainFlags) -> Iterator[None]:
+    """Print a line before each compilation, and one after it: a large network takes minutes."""
+    # On a terminal the live line says it, and a line in its midst would break it.
+    is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
+    if flags.performance.task_index or is_live:
+        yield
+        return
+    handler, before = _Printing(), (COMPILATIONS.level, COMPILATIONS.propagate)
+    COMPILATIONS.addHandler(handler)
+    COMPILATIONS.setLevel(logging.INFO)
+    COMPILATIONS.propagate = False
+    try:
+        yield
+    finally:
+        COMPILATIONS.removeHandler(handler)
+        COMPILATIONS.setLevel(before[0])
+        COMPILATIONS.propagate = before[1]
+
+
+class _Printing(logging.Handler):
+    """Prints records as they stand, to whatever standard output is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), flush=True)
 
 
 def advice(run: Run) -> str:
