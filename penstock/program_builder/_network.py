@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._probe import Path, Probe, compare, evaluate, owner_of, probe
 from penstock.program_builder._rule import Rule, check_rule, rule_of
+
+_LOGGER = logging.getLogger("penstock")
 
 
 class Network:
@@ -150,6 +153,12 @@ class Network:
             if collection == "batch_stats" and not self.options.is_frozen(path)
         ]
         check_rule(owner_of(function, "train"), rule, specs, statistics)
+        if rule.is_evaluated_elsewhere:
+            _LOGGER.warning(
+                "%s is to be evaluated at other parameters than it trains: pass averaged=True to "
+                "test, save_params and handlers.Evaluate",
+                rule.name,
+            )
         return rule
 
     def updates_of(self, rounds: Sequence[str]) -> list[_steps.Update]:

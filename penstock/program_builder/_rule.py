@@ -63,7 +63,7 @@ class Rule:
       takes_examples: it takes the gradient of every example, stacked on a leading axis.
       called: which of the functions it was offered it calls.
       params: the parameters that it trains, without values.
-      state: its state, without values.
+      state: its state for some parameters of each kind, without values.
     """
 
     transformation: optax.GradientTransformationExtraArgs
@@ -93,6 +93,13 @@ class Rule:
             if is_held(node) and getattr(node, "cache", node) is not None:
                 return type(node).__name__
         return None
+
+    @property
+    def is_evaluated_elsewhere(self) -> bool:
+        """Whether the parameters that it trains are not those to evaluate."""
+        is_free = lambda node: isinstance(node, optax.contrib.ScheduleFreeState)  # noqa: E731
+        nodes = jax.tree.leaves(self.state, is_leaf=is_free)
+        return self.is_slow or any(is_free(node) for node in nodes)
 
     def init(self, trained: Any) -> Any:
         """Return the state before the first update."""
@@ -165,22 +172,31 @@ def rule_of(
     Raises:
       ProgramError: no train program can run it.
     """
-    is_slow = _keeps_slow_params(transformation, trained)
+    # Adam of 1,400 parameters is traced for seconds. Some of each kind tell, but for masks that
+    # are trees, which fit all of them alone.
+    few = _some_of_each(trained)
+    trees = [few, trained] if len(_tree.flatten(few)) < len(_tree.flatten(trained)) else [trained]
     errors: list[Exception] = []
-    for takes_examples in (False, True):
-        for offered in _OFFERED:
-            rule = Rule(
-                transformation=transformation,
-                offered=offered,
-                is_slow=is_slow,
-                takes_examples=takes_examples,
-            )
-            try:
-                return _tried(rule, trained)
-            except Exception as error:
-                errors.append(error)
+    for tree in trees:
+        errors = []
+        for takes_examples in (False, True):
+            for offered in _OFFERED:
+                try:
+                    rule = _tried(transformation, offered, takes_examples, tree)
+                except Exception as error:
+                    errors.append(error)
+                else:
+                    return dataclasses.replace(rule, params=trained)
     refusals = [error for error in errors if not _is_of_arguments(error)] or errors
     raise _refused(owner, transformation, trained, refusals[0]) from refusals[0]
+
+
+def _some_of_each(trained: Any) -> Any:
+    """Return one parameter of each name, number of axes and dtype."""
+    entries = _tree.flatten(trained)
+    kinds = {(path[-1], x.ndim, str(x.dtype)): path for path, x in reversed(entries.items())}
+    kept = set(kinds.values())
+    return _tree.nest({path: value for path, value in entries.items() if path in kept})
 
 
 def check_rule(
@@ -231,8 +247,16 @@ class _Misfit(Exception):
     """What an optimizer returned does not fit the parameters or its state."""
 
 
-def _tried(rule: Rule, trained: Any) -> Rule:
+def _tried(
+    transformation: Any, offered: tuple[str, ...], takes_examples: bool, trained: Any
+) -> Rule:
     """Return the rule with what a run of it, without values, tells."""
+    rule = Rule(
+        transformation=transformation,
+        offered=offered,
+        is_slow=_keeps_slow_params(transformation, trained),
+        takes_examples=takes_examples,
+    )
     called: set[str] = set()
 
     def value_fn(name: str, params: Any) -> jax.Array:
@@ -262,7 +286,7 @@ def _tried(rule: Rule, trained: Any) -> Rule:
     state, steps, after = jax.eval_shape(step, trained)
     _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
     _check_fits("a state", after, "its initial state", state, has_dtypes=True)
-    return dataclasses.replace(rule, called=frozenset(called), params=trained, state=state)
+    return dataclasses.replace(rule, called=frozenset(called), state=state)
 
 
 def _check_fits(what: str, tree: Any, like: str, wanted: Any, *, has_dtypes: bool) -> None:

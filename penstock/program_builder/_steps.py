@@ -127,7 +127,8 @@ class Update:
 
         return {
             "value": loss + self._penalty(trained),
-            "grad": self._scaled(gradients, scale),
+            # Of every parameter an operation more to trace, so only where it is compared.
+            "grad": self._scaled(gradients, scale) if self.rule.compares_losses else gradients,
             "value_fn": after_scaling,
             "grad_fn": gradient,
             "obj_fn": objective,

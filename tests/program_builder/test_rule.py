@@ -12,9 +12,11 @@ from optax import contrib
 
 import penstock as ps
 from penstock import layers, optimizers
+from penstock.program_builder import _rule
 from tests.networks import (
     assert_close,
     assert_same_bits,
+    compile_warnings,
     host,
     linear_data,
     linear_program,
@@ -105,9 +107,13 @@ def test_line_search_over_parts_of_a_batch_goes_where_that_over_the_whole_goes()
     assert_close(ends[1], ends[0], 1e-4)
 
 
-def test_lookahead_trains_the_fast_parameters_and_its_slow_ones_are_evaluated():
+def test_lookahead_trains_the_fast_parameters_and_its_slow_ones_are_evaluated(caplog):
     optimizer: Any = optax.lookahead(optax.sgd(0.1), sync_period=3, slow_step_size=0.5)
     builder = builder_of(optimizer)
+    assert compile_warnings(caplog) == [
+        "optax.lookahead is to be evaluated at other parameters than it trains: pass averaged=True "
+        "to test, save_params and handlers.Evaluate"
+    ]
     state = builder.init()
     pair = optax.LookaheadParams.init_synced(params_of(state))
     opt_state = optimizer.init(pair)
@@ -327,3 +333,17 @@ def test_float16_scales_the_gradients_of_a_line_search():
         losses.append(float(loss))
     assert np.isfinite(losses).all()
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_optimizer_is_tried_with_some_parameters_of_each_kind():
+    kernel, offset = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((3, 3), (3,)))
+    shapes = {f"fc_{n}": {"w": kernel, "b": offset} for n in range(20)}
+    seen = []
+    scale = optax.stateless_with_tree_map(lambda g, p: seen.append(g.shape) or g)
+    mask = {f"fc_{n}": {"w": n > 5, "b": False} for n in range(20)}
+    rule = _rule.rule_of("it", optax.with_extra_args_support(scale), shapes)
+    assert sorted(seen) == [(3,), (3, 3)]
+    assert rule.params == shapes
+    # A mask that is a tree fits the whole alone.
+    masked = _rule.rule_of("it", optax.masked(optax.sgd(0.1), mask), shapes)
+    assert masked.params == shapes
