@@ -11,7 +11,6 @@ import argparse
 from pathlib import Path
 
 import cv2
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -46,7 +45,7 @@ def cost(logits, target):
 
 def draw():
     label = layers.data("label", shape=[1], dtype="int32")
-    noise = jax.random.normal(layers.random_key(), [label.shape[0], NOISE_SIZE])
+    noise = layers.gaussian_random_batch_size_like(label, [-1, NOISE_SIZE])
     return generate(noise, label), label
 
 

@@ -35,6 +35,8 @@ from penstock.layers import elu as elu
 from penstock.layers import example_weights as example_weights
 from penstock.layers import fc as fc
 from penstock.layers import flatten as flatten
+from penstock.layers import gaussian_random as gaussian_random
+from penstock.layers import gaussian_random_batch_size_like as gaussian_random_batch_size_like
 from penstock.layers import gelu as gelu
 from penstock.layers import glu as glu
 from penstock.layers import hard_sigmoid as hard_sigmoid
@@ -65,3 +67,5 @@ from penstock.layers import square_error_cost as square_error_cost
 from penstock.layers import swish as swish
 from penstock.layers import tanh as tanh
 from penstock.layers import topk as topk
+from penstock.layers import uniform_random as uniform_random
+from penstock.layers import uniform_random_batch_size_like as uniform_random_batch_size_like

@@ -34,7 +34,6 @@ from penstock.layers.inputs import (
     example_weights,
     global_step,
     is_training,
-    random_key,
     scope,
 )
 from penstock.layers.losses import (
@@ -51,7 +50,17 @@ from penstock.layers.nets import (
     scaled_dot_product_attention,
     simple_img_conv_pool,
 )
+from penstock.layers.nnx_modules import nnx_module
+from penstock.layers.noise import (
+    example_keys,
+    gaussian_random,
+    gaussian_random_batch_size_like,
+    random_key,
+    uniform_random,
+    uniform_random_batch_size_like,
+)
 from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn
+from penstock.layers.parameter_trees import create_parameters
 from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
 from penstock.layers.pool import pool2d
 from penstock.layers.reductions import accuracy, mean, reduce_sum
@@ -65,14 +74,21 @@ __all__ = [
     "L2Decay",
     "ParamAttr",
     "create_parameter",
+    "create_parameters",
     "data",
     "example_weights",
     "global_step",
     "is_training",
-    "random_key",
     "reduce_sum",
     "scope",
     "sown",
+    # Noise
+    "example_keys",
+    "gaussian_random",
+    "gaussian_random_batch_size_like",
+    "random_key",
+    "uniform_random",
+    "uniform_random_batch_size_like",
     # Layers with parameters
     "batch_norm",
     "conv2d",
@@ -82,6 +98,7 @@ __all__ = [
     "fc",
     "group_norm",
     "layer_norm",
+    "nnx_module",
     "separable_conv2d",
     # Layers without
     "drop_path",

@@ -96,6 +96,7 @@ class Frame:
     feed_specs: dict[str, FeedSpec] = dataclasses.field(default_factory=dict)
     specs: dict[str, ParameterSpec] = dataclasses.field(default_factory=dict)
     updates: dict[tuple[str, ...], jax.Array] = dataclasses.field(default_factory=dict)
+    module_rows: dict[tuple[str, ...], int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.batch_size: int = self.weights.shape[0]
@@ -107,10 +108,10 @@ class Frame:
             # One of nothing but padding counts nothing: its means must only not be nan.
             self.total_weight = jnp.where(self.total_weight > 0, self.total_weight, 1)
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
-        # Likewise: the number of the step, 0 where nothing is trained.
+        self.nnx_paths: dict[int, tuple[tuple[str, ...], Any]] = {}
+        self.nnx_draws: dict[tuple[str, ...], int] = {}
         self.global_step = jnp.zeros((), jnp.int32) if self.step is None else self.step
-        self.trace = tracers.current_trace()
-        self.scope = _Scope(())
+        self.trace, self.scope = tracers.current_trace(), _Scope(())
         self.used: dict[tuple[str, ...], jax.Array] = {}
         self._prefixes: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._modules: dict[tuple[str, ...], ScopeModule] = {}

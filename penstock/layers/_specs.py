@@ -85,3 +85,20 @@ def user_stack(depth: int = 1) -> tuple[str, ...]:
             lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return tuple(reversed(lines))
+
+
+def site_of(traceback: Any, is_wanted: Callable[[str], bool] = lambda file: True) -> str:
+    """Return `file:line` of the user's innermost frame in a traceback of JAX's, or nothing.
+
+    Arguments:
+      is_wanted: of a file, whether it is the user's after all.
+    """
+    for frame in getattr(traceback, "frames", ()):
+        if is_user_file(frame.file_name) and is_wanted(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
+
+
+def is_user_file(name: str) -> bool:
+    """Return whether a file of Python is neither a layer nor JAX's, flax's or the builder's."""
+    return not name.startswith((*_SKIPPED_FOLDERS, _BUILDER_FOLDER))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,7 +11,7 @@ from jax.nn import initializers
 
 from penstock import _mesh
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
+from penstock.layers import _arguments, _frame, _noise
 from penstock.layers._arguments import DataFormat
 from penstock.layers._widening import widened
 from penstock.layers.activations import activate
@@ -85,6 +87,7 @@ def _batch_statistics(
     running: tuple[jax.Array, jax.Array],
     sync: bool,
     is_unbiased: bool,
+    is_batch: bool | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Return mean, variance, and how far the global batch's are from the running ones.
 
@@ -94,7 +97,7 @@ def _batch_statistics(
     0.3 at every step.
     """
     num_rows, channels = x.shape[0], x.shape[axis]
-    is_batch = frame.rows_per_example(x) > 0
+    is_batch = frame.rows_per_example(x) > 0 if is_batch is None else is_batch
     weights = frame.row_weights(num_rows) if is_batch else jnp.ones([num_rows], jnp.float32)
     offsets = widened(x) - _frame.along(running[0], x.ndim, axis)
     # Row sums first: weights times [B, C] costs nothing, times the images a tenth of the layer.
@@ -131,6 +134,27 @@ def _move(
     kept = jnp.minimum(momentum, (1 + step) / (10 + step)) if is_warmed_up else momentum
     for spec, old, way in zip(specs, running, steps, strict=True):
         frame.update(spec, (old + (1 - kept) * way).astype(old.dtype))
+
+
+def sync_statistics(
+    frame: _frame.Frame,
+    x: jax.Array,
+    axis: int,
+    running: tuple[jax.Array, jax.Array],
+    momentum: float,
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
+    """Return mean and variance of the global batch, and the running ones after it; for flax's."""
+    mean, variance, steps = _batch_statistics(frame, x, axis % x.ndim, running, True, False, True)
+    pairs = zip(running, steps, strict=True)
+    new_mean, new_variance = (
+        (old + (1 - momentum) * step).astype(old.dtype) for old, step in pairs
+    )
+    return mean, variance, (new_mean, new_variance)
+
+
+def counts_examples(frame: _frame.Frame, x: jax.Array, axis: Any, path: tuple[str, ...]) -> bool:
+    """Return whether a flax batch norm is over the examples: `axis` is that of its features."""
+    return isinstance(axis, int) and axis % x.ndim > 0 and _noise.module_rows(frame, path, x) > 0
 
 
 def _statistics_specs(

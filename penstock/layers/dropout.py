@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers import _frame
+from penstock.layers import _frame, _noise
 
 
 def dropout(
@@ -63,7 +63,7 @@ def dropout(
         return x if upscale else x * keep_prob
     if keep_prob in (0.0, 1.0):
         return x * keep_prob
-    mask = _kept(frame, path, keep_prob, x.shape)
+    mask = _noise.kept_by_row(frame, frame.layer_key(path), keep_prob, x.shape)
     return jnp.where(mask, x / keep_prob if upscale else x, 0)
 
 
@@ -101,17 +101,6 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
         return x
     # float32 whatever the input: draws of another precision are other draws.
     keep_prob = jnp.asarray(1.0 - drop_prob, jnp.float32)
-    mask = _kept(frame, path, keep_prob, (x.shape[0], *(1,) * (x.ndim - 1)))
+    shape = (x.shape[0], *(1,) * (x.ndim - 1))
+    mask = _noise.kept_by_row(frame, frame.layer_key(path), keep_prob, shape)
     return jnp.where(mask, x / keep_prob.astype(x.dtype), 0)
-
-
-def _kept(
-    frame: _frame.Frame,
-    path: tuple[str, ...],
-    keep_prob: float | jax.Array,
-    shape: tuple[int, ...],
-) -> jax.Array:
-    """Draw a mask; a row's depends on its place in the global batch, not on the device."""
-    # A key a row costs nothing: 1.63 ms against 1.65 ms for one draw of [64, 4096] on 2 CPU cores.
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(frame.layer_key(path), frame.row_ids(shape[0]))
-    return jax.vmap(lambda key: jax.random.bernoulli(key, keep_prob, shape[1:]))(keys)

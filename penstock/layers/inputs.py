@@ -74,28 +74,6 @@ def is_training() -> bool:
     return _frame.current("is_training").is_training
 
 
-def random_key(name: str | None = None) -> jax.Array:
-    """Return a `jax.random` key for noise of one's own.
-
-    It differs between steps, between calls with other names, and between devices; it depends on
-    the seed and on the step's number, so a resumed run draws the same. In test and infer it is the
-    same at every call.
-
-    >>> import jax
-    >>> import penstock as ps
-    >>> from penstock import layers
-    >>> def program():
-    ...     x = layers.data("x", shape=[2])
-    ...     return x + jax.random.normal(layers.random_key(), x.shape)
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
-    (1, 2)
-    """
-    frame = _frame.current("random_key")
-    key = frame.layer_key(frame.layer("random_key", name))
-    return jax.random.fold_in(key, frame.first_row)
-
-
 def global_step() -> jax.Array:
     """Return the number of training steps done so far, an int32 scalar; 0 in test and infer.
 

@@ -64,8 +64,10 @@ class Batch:
         # Each device differentiated the global loss with respect to its own copy: the sum over
         # devices counts it once per device, the mean is the gradient of the global mean.
         gradients = self._unscaled(_mesh.pmean(gradients, self.num_devices))
+        # A device counts by its examples, as in a batch norm of ours.
+        share = jnp.sum(self.weights) / total_weight
         statistics = {
-            path: value if path in self.known else _mesh.pmean(value, self.num_devices)
+            path: value if path in self.known else self._shared(value, share)
             for path, value in updates.items()
         }
         return Gradients(values, gradients, statistics, total_weight)
@@ -260,6 +262,12 @@ class Batch:
         from_modules = _tree.flatten(result.module_updates.get("batch_stats", {}))
         theirs = {path: value for path, value in from_modules.items() if path not in self.known}
         return {**theirs, **frame.updates}
+
+    def _shared(self, value: jax.Array, share: jax.Array) -> jax.Array:
+        """Return the mean over the devices of a statistic that each has its own of."""
+        if self.num_devices == 1:
+            return value
+        return _mesh.psum(value * share.astype(value.dtype), self.num_devices)
 
     def _unscaled(self, gradients: Any) -> Any:
         scale = self.scale

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
 from penstock.layers import _frame, sowing
-from penstock.program_builder import _sites
+from penstock.program_builder import _flax_modules, _sites, _untrained
 from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._tree import Path, flatten
 
@@ -31,6 +31,7 @@ class Probe:
       structure: how the returned values are arranged.
       shapes: their shapes, with the probe's batch size.
       rows: for each query of a frame, whether an array had a batch axis; replayed by real frames.
+      module_rows: the same for the inputs of flax modules, by path.
       unweighted: labels of returned scalars that depend on the inputs but not on the example
         weights: they would count the padding of a short batch.
       sown: collections of flax modules whose values the function asks for.
@@ -47,6 +48,7 @@ class Probe:
     structure: _metrics.Structure
     shapes: tuple[tuple[int, ...], ...]
     rows: list[int]
+    module_rows: dict[Path, int]
     unweighted: tuple[str, ...]
     sown: frozenset[str]
     has_convolution: bool
@@ -115,12 +117,16 @@ def evaluate(
     owner = owner_of(function, frame.mode)
     rngs = {
         "params": jax.random.fold_in(frame.key, 0),
-        "dropout": jax.random.fold_in(jax.random.fold_in(frame.key, 1), frame.first_row),
+        "dropout": jax.random.fold_in(frame.key, 1),
     }
     module = _frame.ScopeModule()
     modules: _sites.Named = []
     try:
-        with _frame.opened(frame), sowing.gathering(sown) as gathered:
+        with (
+            _frame.opened(frame),
+            _flax_modules.following_examples(frame),
+            sowing.gathering(sown) as gathered,
+        ):
             options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
             if frame.is_probe:
                 with _sites.intercepting(modules):
@@ -178,16 +184,20 @@ def probe(
     """Run a program function without values, with a batch size no layer is likely to have."""
     seen: dict[str, Any] = {}
 
-    def body(anchor: jax.Array, weights: jax.Array) -> list[jax.Array]:
+    # The key and the step go in, so that what is drawn anew in each step is told from constants.
+    def body(
+        root: jax.Array, step: jax.Array, anchor: jax.Array, weights: jax.Array
+    ) -> list[jax.Array]:
         frame = _frame.Frame(
             mode=mode,
             variables={},
             feed=None,
             weights=weights,
-            key=jax.random.key(0),
+            key=jax.random.wrap_key_data(root),
             num_devices=mesh.size,
             rows=[],
             anchor=anchor,
+            step=step,
             compute_dtype=options.precision.compute_dtype,
             is_frozen=options.is_frozen,
         )
@@ -197,17 +207,19 @@ def probe(
     sharded = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec(_mesh.AXIS)),
+        in_specs=(*[PartitionSpec()] * 3, PartitionSpec(_mesh.AXIS)),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    size = _frame.PROBE_BATCH_SIZE * mesh.size
-    jaxpr = jax.make_jaxpr(sharded)(jnp.zeros(()), jax.ShapeDtypeStruct((size,), jnp.float32))
+    jaxpr = jax.make_jaxpr(sharded)(*_inputs(_frame.PROBE_BATCH_SIZE * mesh.size))
     frame, result = seen["frame"], seen["result"]
     shapes = tuple(value.shape for value in result.values)
     rows = tuple(_frame.rows_per_example(shape, _frame.PROBE_BATCH_SIZE) for shape in shapes)
     body_jaxpr = jaxpr.jaxpr.eqns[-1].params["jaxpr"]
     is_scalar = tuple(not shape for shape in shapes)
+    if mode == "train":
+        owner = owner_of(function, mode)
+        _untrained.check_constants(function, jaxpr, result.structure.loss_index, owner)
     structure = dataclasses.replace(result.structure, rows=rows, is_scalar=is_scalar)
     return Probe(
         function=function,
@@ -219,11 +231,19 @@ def probe(
         structure=structure,
         shapes=shapes,
         rows=frame.rows,
+        module_rows=frame.module_rows,
         unweighted=_unweighted(body_jaxpr, structure),
         sown=result.sown,
         has_convolution=_has_convolution(body_jaxpr),
         options=options,
     )
+
+
+def _inputs(size: int) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of a root key, a step's number, an anchor and example weights."""
+    root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    step, anchor = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.float32))
+    return [root, step, anchor, jax.ShapeDtypeStruct((size,), jnp.float32)]
 
 
 def _has_convolution(jaxpr: Any) -> bool:

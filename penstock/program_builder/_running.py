@@ -35,6 +35,7 @@ def run(
         key=key,
         num_devices=num_devices,
         rows=list(probe.rows),
+        module_rows=dict(probe.module_rows),
         step=step,
         compute_dtype=probe.options.precision.compute_dtype,
         micro_batch=micro_batch,

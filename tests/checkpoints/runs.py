@@ -39,7 +39,7 @@ def _judged(x: Any) -> Any:
 
 @layers.scope("generator")
 def _made(like: Any) -> Any:
-    noise = jax.random.normal(layers.random_key(), like.shape)
+    noise = layers.gaussian_random_batch_size_like(like, like.shape)
     hidden = layers.batch_norm(layers.fc(noise, size=6, bias_attr=False), act="relu", sync=True)
     return layers.fc(hidden, size=4)
 

@@ -27,10 +27,7 @@ ROUTE = ((1, 5), (8, EPOCH + 4), (4, 2 * EPOCH + 1))
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory):
-    """Return what the whole run saw and what the moved one saw, its states before and after.
-
-    Not of the GAN: it draws its noise from `layers.random_key`, which differs between devices.
-    """
+    """Return what the whole run saw and what the moved one saw, its states before and after."""
     _, whole = RUNS["classifier-1"].trained(None)
     directory = tmp_path_factory.mktemp("moved")
     left, restored, seen = [], [], Seen()

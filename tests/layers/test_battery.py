@@ -63,9 +63,16 @@ CASES = {
     "drop_path": Case(lambda x, y: layers.drop_path(x, 0.5)),
     "dropout": Case(lambda x, y: layers.dropout(x, 0.5)),
     "embedding": Case(lambda x, y, **k: layers.embedding(y, [10, x.shape[1]], **k), other=(5,)),
+    "example_keys": Case(
+        lambda x, y: x + jax.vmap(lambda key: jax.random.uniform(key, [1]))(layers.example_keys())
+    ),
     "example_weights": Case(lambda x, y: layers.example_weights()),
     "fc": Case(lambda x, y, **k: layers.fc(x, 3, **k), other=(5,)),
     "flatten": pure(lambda x, y: layers.flatten(x), 2, 3),
+    "gaussian_random": Case(lambda x, y: x + layers.gaussian_random([1, x.shape[1]])),
+    "gaussian_random_batch_size_like": Case(
+        lambda x, y: layers.gaussian_random_batch_size_like(x, [-1, 3])
+    ),
     "glu": pure(lambda x, y: layers.glu(x)),
     "global_step": Case(lambda x, y: x + layers.global_step()),
     "group_norm": Case(lambda x, y, **k: layers.group_norm(x, 2, **k), **IMAGE),
@@ -83,7 +90,7 @@ CASES = {
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
     "pad2d": pure(lambda x, y: layers.pad2d(x, [0, 1, 2, 0], "reflect"), 6, 6, 2),
     "pool2d": pure(lambda x, y: layers.pool2d(x, 2, "avg", 2, 1), 6, 6, 2),
-    "random_key": Case(lambda x, y: x + jax.random.uniform(layers.random_key(), x.shape)),
+    "random_key": Case(lambda x, y: x + jax.random.uniform(layers.random_key(), [1, x.shape[1]])),
     "scaled_dot_product_attention": Case(
         lambda x, y, **k: layers.scaled_dot_product_attention(x, x, x, 2, 0.5, **k),
         shape=(3, 4),
@@ -107,6 +114,10 @@ CASES = {
     "sown": Case(lambda x, y: x + len(layers.sown())),
     "squeeze_excite": Case(lambda x, y, **k: layers.squeeze_excite(x, 2, **k), **IMAGE),
     "topk": pure(lambda x, y: layers.topk(x, 2)[0]),
+    "uniform_random": Case(lambda x, y: x + layers.uniform_random([1, x.shape[1]])),
+    "uniform_random_batch_size_like": Case(
+        lambda x, y: layers.uniform_random_batch_size_like(x, [-1, 3])
+    ),
     "weight_decay_loss": Case(lambda x, y: x + layers.weight_decay_loss(0.1)),
     **{name: pure(lambda x, y, f=function: f(x)) for name, function in ACTIVATIONS.items()},
 }

@@ -238,11 +238,11 @@ def test_data_of_an_unknown_size_says_that_shapes_are_static(shape):
         initial(lambda: layers.data("x", shape))
 
 
-def test_random_key_differs_between_steps_and_devices_but_not_between_runs():
+def test_keys_of_examples_differ_between_steps_and_examples_but_not_between_runs():
     def function():
         x = layers.data("x", [3])
         w = layers.create_parameter([1], name="w")
-        noise = jax.random.normal(layers.random_key(), (x.shape[0], 1))
+        noise = jax.vmap(lambda key: jax.random.normal(key, [1]))(layers.example_keys())
         return layers.mean(x) + w[0], noise, jax.random.normal(layers.random_key("same"), [])
 
     def draws():

@@ -32,7 +32,7 @@ def discriminator(x):
 
 def fakes():
     x = layers.data("x", shape=[4])
-    return generator(jax.random.normal(layers.random_key("noise"), (x.shape[0], 3)))
+    return generator(layers.gaussian_random_batch_size_like(x, [-1, 3], name="noise"))
 
 
 def discriminator_program():

@@ -1,0 +1,296 @@
+"""Randomness: noise, and keys for noise of one's own, the same on any number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import dtypes
+
+from penstock._errors import ProgramError
+from penstock.layers import _frame, _noise
+
+Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+
+def random_key(name: str | None = None) -> jax.Array:
+    """Return a `jax.random` key for noise that all examples have in common.
+
+    It differs between steps and between calls with other names, and depends on the seed and on the
+    step's number, so a resumed run draws the same. In test and infer it is the same at every call.
+    It is the same on every device too: noise with a batch axis, of the shape of an input for one,
+    would then be the same for the first example of each device. So that is drawn with
+    `gaussian_random_batch_size_like` or with the keys of `example_keys`, and several devices refuse
+    to draw it with this key.
+
+    Returns:
+      A key, no axes.
+
+    >>> import jax
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x = layers.data("x", shape=[2])
+    ...     return x + jax.random.normal(layers.random_key(), [1, 2])
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
+    (1, 2)
+    """
+    frame = _frame.current("random_key")
+    return frame.layer_key(frame.layer("random_key", name))
+
+
+def example_keys(name: str | None = None) -> jax.Array:
+    """Return a `jax.random` key for each example, for noise of one's own with `jax.vmap`.
+
+    An example's key depends on the seed, the step's number, the name, and the example's place in
+    the global batch: noise is the same on any number of devices, in parts of a batch too. In test
+    and infer it is the same for every batch.
+
+    Returns:
+      Keys, `[B]`.
+
+    >>> import jax
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x = layers.data("x", shape=[2])
+    ...     return x * jax.vmap(lambda key: jax.random.gamma(key, 3.0, [2]))(layers.example_keys())
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
+    (1, 2)
+    """
+    frame = _frame.current("example_keys")
+    key = frame.layer_key(frame.layer("example_keys", name))
+    return _noise.row_keys(frame, key, frame.batch_size)
+
+
+def gaussian_random(
+    shape: Sequence[int],
+    mean: float = 0.0,
+    std: float = 1.0,
+    seed: int = 0,
+    dtype: Any = "float32",
+    name: str | None = None,
+) -> jax.Array:
+    """Return normally distributed noise that all examples have in common.
+
+    It differs from step to step in training, and is the same at every call in test and infer.
+    Source: Fluid's `gaussian_random`.
+
+    Arguments:
+      shape: without a batch axis; see `gaussian_random_batch_size_like` for one with it.
+      seed: another than 0 draws from it, in place of the program's seed, the same at every step.
+
+    Returns:
+      `shape`, the same on every device.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.data("x", [2]) + layers.gaussian_random([1, 2], std=0.1)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
+    (1, 2)
+    """
+    draw = _normal("gaussian_random", mean, std, dtype)
+    return _draw_once("gaussian_random", draw, shape, seed, name)
+
+
+def uniform_random(
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    min: float = -1.0,
+    max: float = 1.0,
+    seed: int = 0,
+    name: str | None = None,
+) -> jax.Array:
+    """Return noise, uniform from `min` to less than `max`, that all examples have in common.
+
+    As `gaussian_random`. Source: Fluid's `uniform_random`.
+
+    Arguments:
+      shape: without a batch axis; see `uniform_random_batch_size_like` for one with it.
+      seed: as there.
+
+    Returns:
+      `shape`, the same on every device.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.data("x", [2]) + layers.uniform_random([1, 2])
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
+    (1, 2)
+    """
+    draw = _uniform("uniform_random", min, max, dtype)
+    return _draw_once("uniform_random", draw, shape, seed, name)
+
+
+def gaussian_random_batch_size_like(
+    input: jax.Array,
+    shape: Sequence[int],
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    mean: float = 0.0,
+    std: float = 1.0,
+    seed: int = 0,
+    dtype: Any = "float32",
+    name: str | None = None,
+) -> jax.Array:
+    """Return normally distributed noise of its own for each example of `input`.
+
+    An example's noise depends on the seed, the step, the layer's name and the example's place in
+    the global batch, so it is the same on any number of devices and after a resume. It differs from
+    step to step in training; in test and infer every batch gets the same. Source: Fluid's
+    `gaussian_random_batch_size_like`.
+
+    Arguments:
+      input: `[B, ...]`, the batch axis at `input_dim_idx`.
+      shape: of the noise; what stands at `output_dim_idx`, -1 as a rule, becomes B.
+      seed: as for `gaussian_random`.
+
+    Returns:
+      `shape` with B in its place.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x = layers.data("x", shape=[2])
+    ...     return layers.gaussian_random_batch_size_like(x, shape=[-1, 3])
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
+    (1, 3)
+    """
+    layer = "gaussian_random_batch_size_like"
+    draw = _normal(layer, mean, std, dtype)
+    axes = (input_dim_idx, output_dim_idx)
+    return _draw_by_row(layer, draw, input, shape, axes, seed, name)
+
+
+def uniform_random_batch_size_like(
+    input: jax.Array,
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    min: float = -1.0,
+    max: float = 1.0,
+    seed: int = 0,
+    name: str | None = None,
+) -> jax.Array:
+    """Return noise of its own for each example of `input`, uniform from `min` to less than `max`.
+
+    As `gaussian_random_batch_size_like`. Source: Fluid's `uniform_random_batch_size_like`.
+
+    Arguments:
+      input: `[B, ...]`, the batch axis at `input_dim_idx`.
+      shape: of the noise; what stands at `output_dim_idx`, -1 as a rule, becomes B.
+      seed: as for `gaussian_random`.
+
+    Returns:
+      `shape` with B in its place.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x = layers.data("x", shape=[2])
+    ...     return layers.uniform_random_batch_size_like(x, shape=[-1, 3])
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
+    (1, 3)
+    """
+    layer = "uniform_random_batch_size_like"
+    draw = _uniform(layer, min, max, dtype)
+    axes = (input_dim_idx, output_dim_idx)
+    return _draw_by_row(layer, draw, input, shape, axes, seed, name)
+
+
+def _normal(layer: str, mean: float, std: float, dtype: Any) -> Draw:
+    dtype = _floating(layer, dtype)
+    return lambda key, shape: mean + std * jax.random.normal(key, shape, dtype)
+
+
+def _uniform(layer: str, low: float, high: float, dtype: Any) -> Draw:
+    dtype = _floating(layer, dtype)
+    if not low <= high:
+        raise ProgramError(
+            f"layers.{layer} got min={low!r} and max={high!r}, expected a min that is not above "
+            "the max. Noise lies between the two. Exchange them."
+        )
+    return lambda key, shape: jax.random.uniform(key, shape, dtype, low, high)
+
+
+def _floating(layer: str, dtype: Any) -> Any:
+    found = dtypes.canonicalize_dtype(dtype)
+    if not jnp.issubdtype(found, jnp.floating):
+        raise ProgramError(
+            f"layers.{layer} got dtype={dtype!r}, expected a floating dtype. Noise is not whole "
+            "numbers. Draw those with jax.random.randint and the keys of layers.example_keys."
+        )
+    return found
+
+
+def _draw_once(
+    layer: str, draw: Draw, shape: Sequence[int], seed: int, name: str | None
+) -> jax.Array:
+    frame = _frame.current(layer)
+    if any(size < 0 for size in shape):
+        raise ProgramError(
+            f"layers.{layer} got shape {list(shape)}, expected sizes of 0 or more. Its noise has "
+            f"no batch axis. Use layers.{layer}_batch_size_like for noise of each example's own."
+        )
+    key = _key(frame, frame.layer(layer, name), seed)
+    return _fixed(draw(key, tuple(int(size) for size in shape)), seed)
+
+
+def _draw_by_row(
+    layer: str,
+    draw: Draw,
+    input: jax.Array,
+    shape: Sequence[int],
+    axes: tuple[int, int],
+    seed: int,
+    name: str | None,
+) -> jax.Array:
+    frame = _frame.current(layer)
+    path = frame.layer(layer, name)
+    x = jnp.asarray(input)
+    input_dim_idx, output_dim_idx = axes
+    for argument, index, ndim in (
+        ("input_dim_idx", input_dim_idx, x.ndim),
+        ("output_dim_idx", output_dim_idx, len(shape)),
+    ):
+        if not 0 <= index < ndim:
+            raise ProgramError(
+                f"layers.{layer} got {argument}={index}, expected an axis from 0 to {ndim - 1}. "
+                "It is where the batch axis stands. Give its number."
+            )
+    rest = [int(size) for axis, size in enumerate(shape) if axis != output_dim_idx]
+    if any(size < 0 for size in rest):
+        raise ProgramError(
+            f"layers.{layer} got shape {list(shape)}, expected one -1 at most, at output_dim_idx="
+            f"{output_dim_idx}. Only the batch axis follows from the input. Give the other sizes."
+        )
+    if not frame.rows_per_example(jnp.moveaxis(x, input_dim_idx, 0)):
+        raise ProgramError(
+            f"layers.{layer} got an input whose axis {input_dim_idx} has {x.shape[input_dim_idx]} "
+            "elements, expected its batch axis there. Each example gets noise of its own. Give "
+            f"input_dim_idx, or use layers.{layer.removesuffix('_batch_size_like')} for noise that "
+            "all examples have in common."
+        )
+    keys = _noise.row_keys(frame, _key(frame, path, seed), x.shape[input_dim_idx])
+    drawn = jax.vmap(lambda key: draw(key, tuple(rest)))(keys)
+    return jnp.moveaxis(_fixed(drawn, seed), 0, output_dim_idx)
+
+
+def _key(frame: _frame.Frame, path: tuple[str, ...], seed: int) -> jax.Array:
+    return jax.random.key(seed) if seed else frame.layer_key(path)
+
+
+def _fixed(noise: jax.Array, seed: int) -> jax.Array:
+    # Numbers that are the same at every step would be taken for weights.
+    return jax.lax.stop_gradient(noise) if seed else noise

@@ -1,0 +1,82 @@
+"""Parameters whose initial values are at hand: trees of arrays that another library made."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock._errors import ProgramError
+from penstock.layers import _frame
+
+T = TypeVar("T")
+
+
+def create_parameters(tree: T, name: str | None = None) -> T:
+    """Create a parameter for each floating array of a tree, such as the weights of another library.
+
+    The values in the tree are the initial ones, whatever the seed. An Equinox module is a tree, and
+    so are the parameters that Haiku's or flax's `init` returns; see docs/other_modules.md. The same
+    explicit name in the same scope is the same parameters.
+
+    Arguments:
+      tree: any pytree; what is no floating array stays as it is.
+      name: of the scope that the parameters' paths begin with, `parameters_0` and so on without.
+
+    Returns:
+      The tree with the program's parameters in the place of its arrays.
+
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> weights = {"scale": np.ones([1, 2], np.float32), "act": "relu"}
+    >>> def program():
+    ...     return layers.data("x", [2]) * layers.create_parameters(weights, name="net")["scale"]
+    >>> jax.tree.map(np.shape, ps.ProgramBuilder(infer_func=program).init().variables["params"])
+    {'net': {'scale': (1, 2)}}
+    """
+    frame = _frame.current("create_parameters")
+    path = frame.layer("parameters", name)
+
+    def created(keys: Any, leaf: Any) -> Any:
+        if not _is_weight(leaf):
+            return leaf
+        # A key such as "mlp/linear_0" of Haiku's is a path by itself.
+        steps = [jax.tree_util.keystr((key,), simple=True) for key in keys]
+        parts = [part for step in steps for part in step.split("/") if part]
+        spec = weight_spec((*path, *(parts or ["value"])), leaf)
+        return frame.in_precision(frame.parameter(spec))
+
+    return jax.tree_util.tree_map_with_path(created, tree)
+
+
+def weight_spec(
+    path: tuple[str, ...], value: Any, collection: str = "params"
+) -> _frame.ParameterSpec:
+    """Return the spec of a parameter whose initial value is an array at hand, or only its shape."""
+
+    def initial(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise ProgramError(
+                f"parameter {'/'.join(path)!r} got a shape without values, expected an array. "
+                "A new network starts from them. Load parameters, or make the module outside "
+                "jax.eval_shape."
+            )
+        # By way of the host: an array on one device would not do for a program on others.
+        return jnp.asarray(np.asarray(value), dtype)
+
+    return _frame.ParameterSpec(
+        path=path,
+        collection=collection,
+        shape=tuple(value.shape),
+        dtype=value.dtype,
+        initializer=initial,
+        trainable=collection == "params",
+    )
+
+
+def _is_weight(value: Any) -> bool:
+    is_array = isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))
+    return is_array and jnp.issubdtype(value.dtype, jnp.floating)

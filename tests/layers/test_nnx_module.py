@@ -1,0 +1,198 @@
+"""Modules of flax.nnx in a program: their weights train, their noise and statistics are ours."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import LayerContextError, ProgramError
+from tests.layers.programs import infer, initial, normal, train
+
+SIZES = (12, 12, 7)
+
+
+class Network(nnx.Module):
+    """Shared and listed modules, dropout, batch norm, and a method beside the call."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(6, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=0.9, rngs=rngs)
+        self.dropout = nnx.Dropout(0.4, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(4, 4, rngs=rngs), nnx.LayerNorm(4, rngs=rngs)])
+        self.tied = self.first
+
+    def __call__(self, x, scale=1.0):
+        x = self.dropout(nnx.relu(self.norm(self.tied(x))))
+        for block in self.blocks:
+            x = block(x)
+        return scale * x
+
+    def encode(self, x):
+        return self.first(x)
+
+
+MODEL = Network(nnx.Rngs(0))
+FEED = {"x": normal(12, 6)}
+
+
+def program():
+    x = layers.data("x", [6])
+    hidden = layers.nnx_module(MODEL, name="net")(x, scale=2.0)
+    hidden = hidden + layers.nnx_module(MODEL.encode)(x)
+    return layers.mean(layers.square_error_cost(layers.fc(hidden, 1), x[:, :1])), hidden
+
+
+def run(num_devices, **options):
+    """Return three steps' losses, the last running statistics, and the loss of a test."""
+    builder = ps.ProgramBuilder(
+        program, optax.adam(0.01), place=jax.devices()[:num_devices], **options
+    )
+    state = builder.init(seed=0)
+    found = []
+    for number, size in enumerate(SIZES):
+        state, values = builder.train(state, {"x": normal(size, 6, seed=number)})
+        found.append(float(values[0]))
+    tested = builder.test(state, {"x": normal(7, 6, seed=9)})
+    return [*found, float(tested[0])], jax.tree.map(np.asarray, state.variables)
+
+
+@pytest.fixture(scope="module")
+def run_on_one():
+    return run(1)
+
+
+def test_weights_and_statistics_are_in_the_tree_once_and_train(run_on_one):
+    _, variables = run_on_one
+    assert sorted(variables["params"]) == ["fc_0", "net"]
+    net = variables["params"]["net"]
+    assert sorted(net) == ["blocks", "first", "norm"]
+    assert sorted(net["blocks"]) == ["0", "1"]
+    assert not np.array_equal(net["first"]["kernel"], MODEL.first.kernel[...])
+    assert sorted(variables["batch_stats"]["net"]["norm"]) == ["mean", "var"]
+    assert variables["batch_stats"]["net"]["norm"]["mean"].any()
+    assert not np.any(MODEL.norm.mean[...])  # the module itself stays as it was
+
+
+def test_losses_and_statistics_agree_on_any_number_of_devices_and_in_short_batches(run_on_one):
+    losses, variables = run(3)
+    np.testing.assert_allclose(losses, run_on_one[0], rtol=1e-5)
+    for one, other in zip(jax.tree.leaves(run_on_one[1]), jax.tree.leaves(variables), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
+
+
+def test_initial_weights_are_those_of_the_module_whatever_the_seed():
+    variables = initial(program, seed=7)
+    net = variables["params"]["net"]
+    np.testing.assert_array_equal(net["blocks"]["0"]["kernel"], MODEL.blocks[0].kernel[...])
+    np.testing.assert_array_equal(net["first"]["kernel"], MODEL.first.kernel[...])
+
+
+def test_network_without_noise_gives_what_the_module_gives_in_training_and_in_test():
+    def network():
+        x = layers.data("x", [6])
+        y = layers.nnx_module(MODEL.encode)(x)
+        return layers.mean(y), layers.nnx_module(norm)(y), layers.nnx_module(dropout)(y)
+
+    norm, dropout = nnx.BatchNorm(4, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    step = train(network, FEED, is_tested=True)
+    hidden = MODEL.encode(jnp.asarray(FEED["x"]))
+    np.testing.assert_allclose(step.test_values[2], hidden, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(step.values[1], nnx.clone(norm)(hidden), rtol=1e-4, atol=1e-4)
+    set_aside = nnx.clone(norm)
+    set_aside.eval()
+    np.testing.assert_allclose(step.test_values[1], set_aside(hidden), rtol=1e-5, atol=1e-5)
+    assert (step.values[2] == 0).any()
+    assert len(np.unique(step.values[2] == 0, axis=0)) > 4
+
+
+def test_saved_weights_serve_an_inferencer_that_was_given_shapes_alone(tmp_path):
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=jax.devices()[:2])
+    trainer.train(lambda: iter([FEED]), num_epochs=1)
+    trainer.save_params(str(tmp_path / "net"))
+    abstract = nnx.eval_shape(lambda: Network(nnx.Rngs(1)))
+
+    def predict():
+        return layers.nnx_module(abstract.encode, name="net")(layers.data("x", [6]))
+
+    inferencer = ps.Inferencer(
+        predict, str(tmp_path / "net"), place=jax.devices()[:1], ignore_extra=True
+    )
+    kernel, bias = (np.asarray(trainer.parameters[f"net/first/{n}"]) for n in ("kernel", "bias"))
+    expected = FEED["x"] @ kernel + bias
+    np.testing.assert_allclose(inferencer.infer(FEED), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ProgramError, match=r"'net/.*' got a shape without values"):
+        initial(predict)
+
+
+def test_frozen_module_stays_and_normalises_by_its_statistics():
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1], freeze="net/norm")
+    state = builder.init(seed=0)
+    state, _ = builder.train(state, FEED)
+    assert not np.any(state.variables["batch_stats"]["net"]["norm"]["mean"])
+    norm = state.variables["params"]["net"]["norm"]
+    np.testing.assert_array_equal(norm["scale"], np.ones(4))
+    first = state.variables["params"]["net"]["first"]["kernel"]
+    assert not np.array_equal(first, MODEL.first.kernel[...])
+
+
+def test_module_computes_in_the_precision_of_the_program():
+    def network():
+        return layers.nnx_module(MODEL)(layers.data("x", [6]))
+
+    builder = ps.ProgramBuilder(infer_func=network, place=jax.devices()[:1], precision="bfloat16")
+    assert "bf16[6,4]" in str(builder.inspect("infer", batch_size=4).jaxpr)
+
+
+class Counting(nnx.Module):
+    def __init__(self):
+        self.calls = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.calls[...] = self.calls[...] + 1
+        return x
+
+
+class Noting(nnx.Module):
+    def __call__(self, x):
+        self.seen = nnx.Intermediate(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Counting(), r"changes 'calls' when it is called, expected changes of nnx.BatchStat only"),
+        (Noting(), r"changes 'seen' when it is called"),
+        (nn.Dense(3), r"got Dense, expected an nnx.Module or a method of one"),
+        (nnx.Linear, r"got the class Linear, expected an nnx.Module"),
+    ],
+)
+def test_module_that_a_program_cannot_call_is_refused(module, message):
+    with pytest.raises(ProgramError, match=message):
+        infer(lambda: layers.nnx_module(module)(layers.data("x", [6])), FEED)
+
+
+def test_layer_outside_a_program_is_an_error():
+    with pytest.raises(LayerContextError, match=r"layers.nnx_module got called outside"):
+        layers.nnx_module(MODEL)
+
+
+def test_parameters_of_a_tree_train_and_keep_what_is_no_array():
+    tree = {"mlp/linear_0": {"w": normal(6, 2), "b": jnp.zeros(2)}, "act": jnp.tanh, "n": 3}
+
+    def network():
+        made = layers.create_parameters(tree, name="net")
+        first = made["mlp/linear_0"]
+        assert made["n"] == 3
+        return layers.mean(made["act"](layers.data("x", [6]) @ first["w"] + first["b"][None]))
+
+    step = train(network, FEED)
+    assert sorted(step.gradients["net"]["mlp"]["linear_0"]) == ["b", "w"]
+    assert np.abs(step.gradients["net"]["mlp"]["linear_0"]["w"]).sum() > 0
+    made = initial(network)["params"]["net"]["mlp"]["linear_0"]["w"]
+    np.testing.assert_array_equal(made, tree["mlp/linear_0"]["w"])

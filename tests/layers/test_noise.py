@@ -1,0 +1,195 @@
+"""Noise is the same on any number of devices, in parts of a batch and in short ones, flax's too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import ProgramError
+from tests.layers.programs import infer, initial, normal
+
+SIZES = (12, 12, 7)
+"""Two full batches and a short one, of a batch size that 1 and 3 devices split, in 2 parts too."""
+
+
+def autoencoder():
+    """Return a VAE's loss, its noise and a mask, with dropout of flax and ours."""
+    is_training = layers.is_training()
+    x = layers.data("x", shape=[6])
+    mask = nn.Dropout(0.3, deterministic=not is_training)(jnp.ones([x.shape[0], 8]) + 0 * x[:, :1])
+    hidden = layers.dropout(nn.relu(nn.Dense(8)(x)) * mask, 0.2)
+    mean, log_variance = layers.fc(hidden, 3), layers.fc(hidden, 3)
+    noise = layers.gaussian_random_batch_size_like(mean, [-1, 3])
+    scale = 1 + 0.1 * layers.uniform_random([1, 3])  # one for all examples
+    decoded = layers.fc(mean + jnp.exp(log_variance / 2) * noise * scale, 6)
+    distance = jnp.sum(1 + log_variance - mean**2 - jnp.exp(log_variance), axis=1, keepdims=True)
+    error = jnp.sum(layers.square_error_cost(decoded, x), axis=1, keepdims=True)
+    return layers.mean(error - 0.5 * distance), noise, mask
+
+
+def run(num_devices, **options):
+    """Return losses, noise and masks of three steps, and the loss of a test."""
+    builder = ps.ProgramBuilder(
+        autoencoder, optax.adam(0.01), place=jax.devices()[:num_devices], **options
+    )
+    state = builder.init(seed=1)
+    batches = [{"x": normal(size, 6, seed=number)} for number, size in enumerate(SIZES)]
+    found = []
+    for batch in batches:
+        state, values = builder.train(state, batch)
+        found.append([np.asarray(value) for value in values])
+    return [*map(list, zip(*found, strict=True)), [builder.test(state, batches[2])[0]]]
+
+
+@pytest.fixture(scope="module")
+def run_on_one():
+    return run(1)
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "parts"),
+    [
+        (3, 2),
+        pytest.param(1, 4, marks=pytest.mark.slow),
+        pytest.param(3, 1, marks=pytest.mark.slow),
+        pytest.param(8, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_noise_and_losses_of_an_autoencoder_agree_on_any_number_of_devices(
+    num_devices, parts, run_on_one
+):
+    losses, noise, masks, tested = run(num_devices, gradient_accumulation_steps=parts)
+    np.testing.assert_allclose(losses, run_on_one[0], rtol=1e-5)
+    np.testing.assert_allclose(tested, run_on_one[3], rtol=1e-5)
+    for one, other in zip(noise + masks, run_on_one[1] + run_on_one[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_masks_of_flax_dropout_differ_between_examples_and_steps(run_on_one):
+    masks = run_on_one[2]
+    assert set(np.unique(masks[0])) == {np.float32(0), np.float32(1 / 0.7)}
+    assert len(np.unique(masks[0], axis=0)) > 9
+    assert not np.array_equal(masks[0], masks[1])
+    assert len(np.unique(run_on_one[1][0])) == 36
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_losses_of_an_epoch_agree_on_any_number_of_devices_and_steps_a_launch(steps_per_call):
+    data = normal(41, 6)
+
+    def losses(num_devices, steps_per_call):
+        seen = []
+
+        def note(event):
+            if isinstance(event, ps.EndStep):
+                seen.append(float(event.metrics[0]))
+
+        trainer = ps.Trainer(
+            autoencoder,
+            optax.adam(0.01),
+            place=jax.devices()[:num_devices],
+            steps_per_call=steps_per_call,
+        )
+        reader = ps.readers.arrays({"x": data}, batch_size=24)
+        trainer.train(reader, note, num_epochs=3)
+        return [*seen, float(trainer.test(reader)[0])]
+
+    expected = losses(1, 1)
+    for num_devices in (1, 3, 8):
+        np.testing.assert_allclose(losses(num_devices, steps_per_call), expected, rtol=1e-5)
+
+
+class Attention(nn.Module):
+    """Dropout of flax's attention, one mask for all examples, and one that drops whole rows."""
+
+    @nn.compact
+    def __call__(self, x, is_training):
+        x = nn.MultiHeadDotProductAttention(2, dropout_rate=0.5)(x, deterministic=not is_training)
+        x = nn.Dropout(0.5, broadcast_dims=(1, 2))(x, deterministic=not is_training)
+        return nn.Dropout(0.5, broadcast_dims=(0,), deterministic=not is_training)(x)
+
+
+@pytest.mark.slow
+def test_dropout_of_flax_along_axes_and_in_attention_agrees_on_any_number_of_devices():
+    def function():
+        x = layers.data("x", shape=[5, 4])
+        h = Attention()(x, layers.is_training())
+        return layers.mean(h**2), h
+
+    feed = {"x": normal(24, 5, 4)}
+    found = []
+    for num_devices in (1, 3, 8):
+        builder = ps.ProgramBuilder(function, optax.sgd(0.1), place=jax.devices()[:num_devices])
+        found.append([np.asarray(v) for v in builder.train(builder.init(seed=0), feed)[1]])
+    for other in found[1:]:
+        np.testing.assert_allclose(other[1], found[0][1], rtol=1e-5, atol=1e-6)
+    dropped = np.all(found[0][1] == 0, axis=(1, 2))
+    assert 0 < dropped.sum() < 24
+
+
+def test_noise_has_the_shape_mean_and_deviation_it_was_given():
+    def function():
+        x = layers.data("x", [1])
+        return {
+            "rows": layers.gaussian_random_batch_size_like(x, [-1, 4000], mean=3.0, std=0.5),
+            "column": layers.uniform_random_batch_size_like(
+                x[None], [900, -1], "float32", 1, 1, min=2.0, max=4.0
+            ).T,
+            "common": 0 * x + layers.gaussian_random([1, 4000], mean=-1.0, std=2.0),
+            "half": layers.uniform_random_batch_size_like(x, [-1, 2], "bfloat16"),
+        }
+
+    found = infer(function, {"x": normal(6, 1)})
+    assert {name: value.shape for name, value in found.items()} == {
+        "rows": (6, 4000),
+        "column": (6, 900),
+        "common": (6, 4000),
+        "half": (6, 2),
+    }
+    for name, mean, std in [("rows", 3, 0.5), ("column", 3, 3**-0.5), ("common", -1, 2)]:
+        np.testing.assert_allclose(np.mean(found[name], axis=1), mean, atol=5 * std / 30)
+        np.testing.assert_allclose(np.std(found[name], axis=1), std, rtol=0.1)
+    assert found["half"].dtype == jnp.bfloat16
+    assert len(np.unique(found["common"], axis=0)) == 1
+    assert len(np.unique(found["rows"], axis=0)) == 6
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda x: layers.gaussian_random([-1, 3]),
+            r"gaussian_random got shape \[-1, 3\], expected sizes of 0 or more.* Use "
+            r"layers.gaussian_random_batch_size_like",
+        ),
+        (
+            lambda x: layers.uniform_random([1, 3], min=2.0, max=1.0),
+            r"uniform_random got min=2.0 and max=1.0, expected a min that is not above",
+        ),
+        (
+            lambda x: layers.uniform_random([1, 3], dtype="int32"),
+            r"uniform_random got dtype='int32', expected a floating dtype",
+        ),
+        (
+            lambda x: layers.gaussian_random_batch_size_like(x, [-1, -1]),
+            r"got shape \[-1, -1\], expected one -1 at most, at output_dim_idx=0",
+        ),
+        (
+            lambda x: layers.gaussian_random_batch_size_like(x, [-1, 3], output_dim_idx=2),
+            r"got output_dim_idx=2, expected an axis from 0 to 1",
+        ),
+        (
+            lambda x: layers.uniform_random_batch_size_like(jnp.ones([4, 3]), [-1, 3]),
+            r"got an input whose axis 0 has 4 elements, expected its batch axis there.* "
+            r"layers.uniform_random for noise",
+        ),
+    ],
+)
+def test_noise_of_an_impossible_shape_is_refused(call, message):
+    with pytest.raises(ProgramError, match=message):
+        initial(lambda: call(layers.data("x", [1])))
