@@ -115,8 +115,7 @@ class Frame:
         self.used: dict[tuple[str, ...], jax.Array] = {}
         self._prefixes: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._modules: dict[tuple[str, ...], ScopeModule] = {}
-        self._num_row_queries = 0
-        self._traces = contextlib.ExitStack()
+        self._num_row_queries, self._traces = 0, contextlib.ExitStack()
 
     @property
     def is_probe(self) -> bool:
