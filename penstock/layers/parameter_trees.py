@@ -55,7 +55,17 @@ def create_parameters(tree: T, name: str | None = None) -> T:
 def weight_spec(
     path: tuple[str, ...], value: Any, collection: str = "params"
 ) -> _frame.ParameterSpec:
-    """Return the spec of a parameter whose initial value is an array at hand, or only its shape."""
+    """Return the spec of a parameter whose initial value is an array at hand, or only its shape.
+
+    Raises:
+      ProgramError: the value was made inside the program function.
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise ProgramError(
+            f"parameter {'/'.join(path)!r} got a value made inside the program function, expected "
+            "an array made outside. Inside, there are no values yet to start from. Make the "
+            "module, or the tree, before the programs."
+        )
 
     def initial(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         if isinstance(value, jax.ShapeDtypeStruct):

@@ -54,9 +54,12 @@ def test_images_are_channels_first_and_numbers_the_same(name):
 
 ELSEWHERE_IN_FLUID = {"L1Decay", "L2Decay", "ParamAttr"}
 NEVER_IN_FLUID = {
+    "create_parameters",
     "depthwise_conv2d",
     "drop_path",
+    "example_keys",
     "global_step",
+    "nnx_module",
     "separable_conv2d",
     "sown",
     "squeeze_excite",

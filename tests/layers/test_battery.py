@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import penstock as ps
 from penstock import layers
@@ -41,6 +42,12 @@ def pure(call: Call, *shape: int) -> Case:
     return Case(call, shape or (4,), needs_program=False)
 
 
+def nnx_linear(x: jax.Array, **options: Any) -> jax.Array:
+    with jax.ensure_compile_time_eval():  # as if it were made outside of the program
+        module = nnx.Linear(x.shape[1], 3, rngs=nnx.Rngs(0))
+    return layers.nnx_module(module, **options)(x)
+
+
 IMAGE = {"shape": (6, 6, 2), "other": (6, 6, 4)}
 
 CASES = {
@@ -54,6 +61,12 @@ CASES = {
     "cos_sim": pure(lambda x, y: layers.cos_sim(x, 2 * x)),
     "create_parameter": Case(
         lambda x, y, **k: layers.create_parameter([1, x.shape[1]], **k) + x, other=(5,)
+    ),
+    "create_parameters": Case(
+        lambda x, y, **k: (
+            x @ layers.create_parameters({"w": np.ones([x.shape[1], 3], "f")}, **k)["w"]
+        ),
+        other=(5,),
     ),
     "cross_entropy": Case(lambda x, y: layers.cross_entropy(layers.softmax(x), y)),
     "data": Case(lambda x, y: layers.data("x", x.shape[1:])),
@@ -87,6 +100,7 @@ CASES = {
     "lrn": pure(lambda x, y: layers.lrn(x, 3), 6, 6, 4),
     "mean": Case(lambda x, y: layers.mean(x)),
     "reduce_sum": Case(lambda x, y: layers.reduce_sum(x)),
+    "nnx_module": Case(lambda x, y, **k: nnx_linear(x, **k), other=(5,)),
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
     "pad2d": pure(lambda x, y: layers.pad2d(x, [0, 1, 2, 0], "reflect"), 6, 6, 2),
     "pool2d": pure(lambda x, y: layers.pool2d(x, 2, "avg", 2, 1), 6, 6, 2),
@@ -239,7 +253,8 @@ def parameter_arguments(name: str) -> dict[str, inspect.Parameter]:
 def test_layer_with_parameters_takes_a_name_and_attributes(name):
     arguments = parameter_arguments(name)
     assert "name" in arguments
-    if name not in {"scaled_dot_product_attention"}:  # Fluid's has none either
+    # Fluid's attention has none either; those of other libraries have several parameters.
+    if name not in {"scaled_dot_product_attention", "create_parameters", "nnx_module"}:
         assert {"param_attr", "attr"} & set(arguments)
 
 

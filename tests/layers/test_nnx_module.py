@@ -177,6 +177,14 @@ def test_module_that_a_program_cannot_call_is_refused(module, message):
         infer(lambda: layers.nnx_module(module)(layers.data("x", [6])), FEED)
 
 
+def test_module_made_inside_the_program_function_is_refused():
+    def network():
+        return layers.nnx_module(nnx.Linear(6, 2, rngs=nnx.Rngs(0)))(layers.data("x", [6]))
+
+    with pytest.raises(ProgramError, match=r"'nnx_module_0/\w+' got a value made inside the prog"):
+        initial(network)
+
+
 def test_layer_outside_a_program_is_an_error():
     with pytest.raises(LayerContextError, match=r"layers.nnx_module got called outside"):
         layers.nnx_module(MODEL)
