@@ -122,12 +122,14 @@ def _at(module: Any, keys: Any) -> Any:
     """Return the variable of a module at a path."""
     for key in keys:
         is_item = isinstance(key, int) or isinstance(module, dict)
-        module = module[key] if is_item else getattr(module, key)
+        module = module[key] if is_item else getattr(module, str(key))
     return module
 
 
 class _Dropout(nnx.Dropout):
     """Draws by the places of the examples, as `layers.dropout` does."""
+
+    _penstock_path: Path
 
     def __call__(
         self, inputs: Any, *, deterministic: bool | None = None, rngs: Any = None
@@ -146,6 +148,9 @@ class _Dropout(nnx.Dropout):
 
 class _BatchNorm(nnx.BatchNorm):
     """Normalises by the statistics of the valid examples of the global batch."""
+
+    _penstock_path: Path
+    _penstock_is_frozen: bool
 
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from penstock._errors import ProgramError
 from penstock.layers import _frame
@@ -60,7 +61,7 @@ def weight_spec(
     Raises:
       ProgramError: the value was made inside the program function.
     """
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, core.Tracer):
         raise ProgramError(
             f"parameter {'/'.join(path)!r} got a value made inside the program function, expected "
             "an array made outside. Inside, there are no values yet to start from. Make the "
