@@ -102,3 +102,12 @@ def test_two_processes_both_refuse_a_folder_of_another_run(tmp_path):
     assert first[0].returncode == second[0].returncode == 1
     assert f"by process {os.getpid()} on" in first[1][1]
     assert "expected it to take the folder" in second[1][1]
+
+
+@pytest.mark.slow
+def test_two_processes_replay_a_step_that_one_of_them_made_bad(tmp_path):
+    first, second = results(2, 1, "replay")
+    assert first == second
+    assert len(first) == 2
+    assert "Invalid value (nan) encountered in sharded computation" in first[1]
+    assert "in bent_program: bent = jnp.log(" in first[1]

@@ -7,6 +7,10 @@ With a directory: 12 epochs with checkpoints there; process 0 sends itself SIGTE
 python -m tests.two_processes PORT INDEX COUNT roll_back DIRECTORY
 
 Three epochs of which the second has a batch of nan; the disk of process 0 takes its time.
+
+python -m tests.two_processes PORT INDEX COUNT replay
+
+An epoch of which process 1 makes a loss that is not finite, and the replay of that step.
 """
 
 import itertools
@@ -18,6 +22,7 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -100,6 +105,31 @@ def run_with_a_roll_back(shard, num_shards, directory):
     return {"parameters": parameters, "said": [line for line in said if line]}
 
 
+def run_with_a_replay(shard, num_shards):
+    """Return what a replay says of a step to which one process gave a negative number."""
+
+    def bent_program():
+        x = layers.data("x", shape=[5])
+        bent = jnp.log(x[:, :1] + 100.0)
+        return layers.mean(layers.fc(x, size=1) + bent)
+
+    def bend(batch):
+        is_bad = shard == 1 and 17 in batch["number"]
+        return {"x": batch["x"] - np.float32(200) * is_bad}
+
+    data, _ = data_and_reader(readers.Shard(shard, num_shards))
+    data = {"x": data["x"], "number": np.arange(NUM_EXAMPLES)}
+    part = readers.Shard(shard, num_shards)
+    reader = readers.arrays(data, batch_size=BATCH_SIZE, shard=part, transform=bend)
+    trainer, said = ps.Trainer(bent_program, optax.sgd(0.05)), []
+    for call in (trainer.train, trainer.replay):
+        try:
+            call(reader)
+        except FloatingPointError as error:
+            said.append(str(error))
+    return said
+
+
 def run(shard, num_shards):
     """Return what a training run leaves behind, as lists."""
     part = readers.Shard(shard, num_shards)
@@ -126,6 +156,8 @@ if __name__ == "__main__":
     what = sys.argv[4:5]
     if what == ["checkpoints"]:
         result = run_with_checkpoints(index, count, sys.argv[5], int(sys.argv[6]))
+    elif what == ["replay"]:
+        result = run_with_a_replay(index, count)
     elif what == ["roll_back"]:
         result = run_with_a_roll_back(index, count, sys.argv[5])
     else:

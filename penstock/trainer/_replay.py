@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ import optax
 from penstock import _batches
 from penstock._checkpoint import Contents, Position
 from penstock._errors import ReaderError, listed
+from penstock._feeding import Placed
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer._reader_states import decoded
 from penstock.trainer._restoring import restored
@@ -24,6 +26,8 @@ _MOST_STEPS = 100_000
 
 _LIBRARIES = tuple(Path(str(module.__file__)).parent for module in (jax, flax, optax, np, _batches))
 """Where the lines of libraries are; those of the program function are elsewhere."""
+
+_PYTHON = Path(traceback.__file__).parent
 
 
 def replayed(
@@ -36,6 +40,8 @@ def replayed(
     step: int | None,
 ) -> None:
     """Train from a state until a step is not finite, and run that one with JAX's nan debugging.
+
+    Collective; each process then runs the step of all of them alone, and all raise the same.
 
     Arguments:
       contents: the checkpoint to begin with; the initial state of `seed` where it is None.
@@ -126,22 +132,79 @@ def _explain(
     is_infinite: bool,
 ) -> NoReturn:
     where, placed = f"replay of global step {number}", builder.place("train", [batch])
+    builder, leaves, placed = _alone(builder, leaves, placed)
     modes = [jax.debug_nans, jax.debug_infs]
     try:
         # An infinite loss makes nan of every gradient: there the first infinity says more.
         for mode in reversed(modes) if is_infinite else modes:
-            builder.debug(leaves, placed, rounds, mode)
-    except FloatingPointError as error:
-        feed = jax.device_get(dict(placed.feed))
-        bad = [name for name, value in feed.items() if not np.all(np.isfinite(value))]
-        inputs = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
+            with _without_repetitions():
+                builder.debug(leaves, placed, rounds, mode)
+    except (FloatingPointError, RecursionError) as error:
+        # JAX 0.10 calls itself until the stack is full where a function that it compiles is handed
+        # a nan that nothing has computed, as in `jnp.where(x < 0, jnp.nan, x)`.
+        is_given = isinstance(error, RecursionError)
+        what = "Invalid value (nan) given to an operation." if is_given else str(error)
         raise FloatingPointError(
-            f"{where}: {str(error).splitlines()[0]} {inputs}{_line_of(error)}"
+            f"{where}: {what.splitlines()[0]} {_not_finite(builder, leaves, placed)}"
+            f"{_line_of(error)}"
         ) from error
     raise FloatingPointError(
         f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "
         "step=... of another step, or see whether the reader yields the batches of the run."
     )
+
+
+def _alone(
+    builder: ProgramBuilder, leaves: list[jax.Array], placed: Placed
+) -> tuple[ProgramBuilder, list[Any], Placed]:
+    """Return what runs a step of all processes in this one alone. Collective.
+
+    Operation by operation only the process whose examples make the nan would raise, and the others
+    would wait for it in the next reduction.
+    """
+    if jax.process_count() == 1:
+        return builder, list(leaves), placed
+    from jax.experimental import multihost_utils
+
+    arrays = (dict(placed.feed), placed.weights)
+    feed, weights = multihost_utils.process_allgather(arrays, tiled=True)
+    return builder.alone(), jax.device_get(leaves), placed._replace(feed=feed, weights=weights)
+
+
+@contextlib.contextmanager
+def _without_repetitions() -> Iterator[None]:
+    """Print what is printed inside, but for what JAX prints of every call that was nan."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        lines = printed.getvalue().splitlines(keepends=True)
+        print(*(line for line in lines if "de-optimized" not in line), sep="", end="")
+
+
+def _not_finite(builder: ProgramBuilder, leaves: list[Any], placed: Placed) -> str:
+    """Return which inputs of a step were not finite before it ran."""
+    feed = jax.device_get(dict(placed.feed))
+    bad = [name for name, value in feed.items() if not np.all(np.isfinite(value))]
+    said = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
+    variables = builder.unpack(leaves).variables
+    lost = [
+        jax.tree_util.keystr(path[1:], simple=True, separator="/")
+        for path, value in jax.tree_util.tree_leaves_with_path(variables)
+        if not np.all(np.isfinite(jax.device_get(value)))
+    ]
+    if lost:
+        said += (
+            f"Before it {listed(lost[:5])} had such values: pass the step=... of an earlier one. "
+        )
+    return said
+
+
+def _is_of_a_library(path: Path) -> bool:
+    # What is installed lies in Python's own folder too, and may hold program functions.
+    is_python = _PYTHON in path.parents and "site-packages" not in path.parts
+    return is_python or any(library in path.parents for library in _LIBRARIES)
 
 
 def _line_of(error: BaseException) -> str:
@@ -150,7 +213,7 @@ def _line_of(error: BaseException) -> str:
     found = [
         frame
         for frame in traceback.extract_tb((forward or error).__traceback__)
-        if not any(library in Path(frame.filename).parents for library in _LIBRARIES)
+        if not _is_of_a_library(Path(frame.filename))
     ]
     if not found:
         return "The traceback above this one ends at the operation."

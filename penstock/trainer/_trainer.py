@@ -362,7 +362,7 @@ class Trainer(ParameterAccess):
 
         Goes from the last checkpoint before that step, or from the initial values where there is
         none, to the step itself, and there raises JAX's `FloatingPointError` at the operation that
-        made the first nan. The trainer's own state is left alone.
+        made the first nan. The trainer's own state is left alone. Of several processes all call it.
 
         Arguments:
           reader: the reader of the run, which must yield the same batches again.

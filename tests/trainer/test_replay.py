@@ -4,6 +4,7 @@ import inspect
 import re
 import traceback
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -306,3 +307,42 @@ def test_replay_of_a_run_that_is_finite_ends(monkeypatch):
     with pytest.raises(ps.ReaderError, match="replay got 20 steps that are all finite") as caught:
         trainer.replay(linear_reader())
     assert "Pass step=... where the step is known to be later." in str(caught.value)
+
+
+@jax.custom_vjp
+def lost(x):
+    """Return its argument, and a nan where that is 0."""
+    return x
+
+
+def lost_forward(x):
+    return jnp.where(x == 0, jnp.nan, x), None
+
+
+lost.defvjp(lost_forward, lambda _, gradient: (gradient,))
+
+
+def lost_program():
+    return layers.mean(lost(layers.data("bend", shape=[1]) + 0 * linear_program()))
+
+
+def test_replay_of_a_nan_that_is_given_out_by_a_custom_gradient_names_its_line(capsys):
+    trainer = trainer_of(lost_program)
+    train_to_the_end(trainer, batches(3, {1: infinite}))
+    with pytest.raises(FloatingPointError) as caught:
+        trainer.replay(batches(3, {1: infinite}))
+    number = line_of(lost_forward, "jnp.where")
+    assert str(caught.value).startswith(
+        "replay of global step 1: Invalid value (nan) given to an operation. This line made it: "
+        f"{__file__}:{number}, in lost_forward: return jnp.where("
+    )
+    assert capsys.readouterr().out == ""
+
+
+def test_replay_of_a_step_after_the_first_bad_one_says_so():
+    trainer = trainer_of(light_program)
+    train_to_the_end(trainer, batches(4, {1: bent}))
+    with pytest.raises(
+        FloatingPointError, match=r"Before it 'fc_0/.* step=\.\.\. of an earlier one"
+    ):
+        trainer.replay(batches(4, {1: bent}), step=2)
