@@ -77,7 +77,8 @@ def checked(
     sizes = {name: column.shape[0] for name, column in columns.items()}
     if len(set(sizes.values())) > 1:
         raise FeedError(
-            f"feed got batches of different lengths {sizes}, expected one length for all inputs."
+            f"feed got batches of different lengths {sizes}, expected one length for all inputs. "
+            "The first axis counts examples. See which input the reader cuts otherwise."
         )
     size = next(iter(sizes.values()), 1)
     if not size and jax.process_count() == 1:
@@ -123,12 +124,17 @@ def _shaped(value: Any, spec: FeedSpec) -> Any:
             "without a batch axis. Use readers.batch, or value[None] for a batch of one."
         )
     if not value.ndim or value.size != value.shape[0] * size:
-        return f"feed {spec.name!r} got shape {list(value.shape)}, {expected}."
+        return (
+            f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. Without the batch "
+            "axis that is what layers.data declares. Change the shape there, or what the reader "
+            "yields."
+        )
     is_flat = value.ndim <= 2 or spec.shape == (1,)
     if value.shape[1:] != spec.shape and not is_flat:
         return (
             f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. Only flat examples are "
-            "reshaped; these axes are in another order or another grouping."
+            "reshaped; these axes are in another order or another grouping. Transpose or reshape "
+            "them in the reader, or declare them so with layers.data."
         )
     return value.reshape(value.shape[0], *spec.shape)
 

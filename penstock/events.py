@@ -30,6 +30,7 @@ The classes carry Fluid's names too: `BeginEpochEvent` is `BeginEpoch`, and so o
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -263,6 +264,27 @@ EndStepEvent = EndStep
 EndEpochEvent = EndEpoch
 
 
+def _check_takes_an_event(handler: Handler) -> None:
+    if isinstance(handler, type):
+        raise TypeError(
+            f"event_handler got the class {handler.__qualname__}, expected an object that is "
+            f"called with each event. Make one: {handler.__qualname__}(...)."
+        )
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # of some that are written in C
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = getattr(handler, "__qualname__", type(handler).__qualname__)
+        raise TypeError(
+            f"event_handler got {name}{signature}, expected a function of one argument. It is "
+            "called with one event at a time: def on_event(event). Bind what else it needs with "
+            "functools.partial."
+        ) from None
+
+
 def emitter(event_handler: Handler | Sequence[Handler] | None) -> Handler:
     """Return one function that calls every handler with an event, in order.
 
@@ -279,6 +301,7 @@ def emitter(event_handler: Handler | Sequence[Handler] | None) -> Handler:
                 f"event_handler got {type(handler).__name__}, expected a function that takes an "
                 "event, or a list of such functions."
             )
+        _check_takes_an_event(handler)
 
     def emit(event: Any) -> None:
         failed: BaseException | None = None
@@ -287,8 +310,13 @@ def emitter(event_handler: Handler | Sequence[Handler] | None) -> Handler:
                 handler(event)
             except BaseException as error:
                 name = getattr(handler, "__qualname__", type(handler).__qualname__)
-                error.add_note(f"Raised by the event handler {name} at {event!r}.")
                 # The end reaches every handler: what they hold open must be closed.
+                if isinstance(event, EndTraining) and event.error is not None:
+                    said = f"{type(error).__name__}: {error}"
+                    event.error.add_note(f"The event handler {name} failed at the end too: {said}")
+                    if isinstance(error, Exception):
+                        continue  # what ended the training is what is raised
+                error.add_note(f"Raised by the event handler {name} at {event!r}.")
                 if not isinstance(event, EndTraining):
                     raise
                 failed = failed or error

@@ -114,11 +114,17 @@ def test_feed_with_masked_values_is_refused_and_says_what_to_pass(make):
     assert text.startswith("feed 'image' got masked values, expected an array without a mask.")
 
 
+REMEDY = (
+    "Without the batch axis that is what layers.data declares. Change the shape there, or what the "
+    "reader yields."
+)
+
+
 def test_feed_with_several_problems_lists_them_all():
     text = error_of({"image": images(2, 5), "lable": np.zeros(2, np.int32)})
     assert text.splitlines() == [
         "feed got the unknown input 'lable', expected 'image', 'label'. Did you mean 'label'?",
-        "feed 'image' got shape [2, 5], expected [batch, 2, 3, 1].",
+        f"feed 'image' got shape [2, 5], expected [batch, 2, 3, 1]. {REMEDY}",
         "feed got 'image', 'lable', expected also 'label'.",
     ]
 
@@ -126,14 +132,15 @@ def test_feed_with_several_problems_lists_them_all():
 @pytest.mark.parametrize("shape", [(2, 7), (2,), (2, 2, 3, 2), ()])
 def test_feed_of_another_size_gives_both_shapes(shape):
     text = error_of({"image": np.zeros(shape, np.float32)}, IMAGE)
-    assert text == f"feed 'image' got shape {list(shape)}, expected [batch, 2, 3, 1]."
+    assert text == f"feed 'image' got shape {list(shape)}, expected [batch, 2, 3, 1]. {REMEDY}"
 
 
 def test_feed_with_axes_in_another_order_is_not_reshaped():
     text = error_of({"image": images(2, 1, 2, 3)}, IMAGE)
     assert text == (
         "feed 'image' got shape [2, 1, 2, 3], expected [batch, 2, 3, 1]. Only flat examples are "
-        "reshaped; these axes are in another order or another grouping."
+        "reshaped; these axes are in another order or another grouping. Transpose or reshape them "
+        "in the reader, or declare them so with layers.data."
     )
 
 
@@ -166,7 +173,7 @@ def test_batches_of_different_lengths_are_refused():
     text = error_of({"image": images(3), "label": np.zeros((2, 1), np.int32)})
     assert text == (
         "feed got batches of different lengths {'image': 3, 'label': 2}, expected one length for "
-        "all inputs."
+        "all inputs. The first axis counts examples. See which input the reader cuts otherwise."
     )
 
 

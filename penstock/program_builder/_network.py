@@ -124,7 +124,8 @@ class Network:
                     known = _tree.top_levels(paths)
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
-                        f"layer or parameter: {listed(known)}." + nearest(str(wanted), known)
+                        f"layer or parameter: {listed(known)}."
+                        + nearest(str(wanted), _tree.prefixes(paths))
                     )
             trained = [p for p in paths if objective.covers(p) and self._is_trainable(p)]
             if objective.optimizer is not None and not trained:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import optax
 
+from penstock.program_builder._advice import check_without_arguments
+
 SINGLE = "train"
 """The name of the objective of a builder that was given one program function."""
 
@@ -70,6 +72,7 @@ def check_program_func(owner: str, function: Any) -> None:
             f"{owner} got {type(function).__name__} as program function, expected a function "
             "without arguments. Pass the function itself, not what it returns."
         )
+    check_without_arguments(function)
 
 
 def _resolved(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:

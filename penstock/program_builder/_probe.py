@@ -15,6 +15,7 @@ from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
 from penstock.layers import _frame, sowing
 from penstock.program_builder import _flax_modules, _sites, _untrained
+from penstock.program_builder._advice import advice_on
 from penstock.program_builder._options import ProgramOptions
 from penstock.program_builder._tree import Path, flatten
 
@@ -139,6 +140,9 @@ def evaluate(
                 )
     except Exception as error:
         error.add_note(f"While tracing {owner}.")
+        advice = advice_on(error, owner)
+        if advice:
+            error.add_note(advice)
         raise
     structure, values = _metrics.structure_of(returned, owner)
     if frame.mode != "infer":

@@ -80,3 +80,8 @@ def _drawn(
 def top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
     """Return the first components of paths, sorted, each once."""
     return sorted({path[0] for path in paths})
+
+
+def prefixes(paths: Iterable[Path]) -> list[str]:
+    """Return every name that stands for a part of a tree: scopes, layers and parameters."""
+    return sorted({"/".join(path[:length]) for path in paths for length in range(1, len(path) + 1)})

@@ -24,6 +24,9 @@ from penstock.trainer._restoring import restored
 
 _MOST_STEPS = 100_000
 
+_MOST_TRIED = 100
+"""Different ids of a batch that are tried."""
+
 _LIBRARIES = tuple(Path(str(module.__file__)).parent for module in (jax, flax, optax, np, _batches))
 """Where the lines of libraries are; those of the program function are elsewhere."""
 
@@ -146,7 +149,7 @@ def _explain(
         what = "Invalid value (nan) given to an operation." if is_given else str(error)
         raise FloatingPointError(
             f"{where}: {what.splitlines()[0]} {_not_finite(builder, leaves, placed)}"
-            f"{_line_of(error)}"
+            f"{_line_of(error)}{_out_of_range(builder, leaves, placed, rounds)}"
         ) from error
     raise FloatingPointError(
         f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "
@@ -205,6 +208,42 @@ def _is_of_a_library(path: Path) -> bool:
     # What is installed lies in Python's own folder too, and may hold program functions.
     is_python = _PYTHON in path.parents and "site-packages" not in path.parts
     return is_python or any(library in path.parents for library in _LIBRARIES)
+
+
+def _out_of_range(
+    builder: ProgramBuilder, leaves: list[Any], placed: Placed, rounds: tuple[str, ...]
+) -> str:
+    """Return which ids or labels make the step not finite, found by putting 0 in their place.
+
+    Which of them are valid only the layers know that take them, each in its own way; to try costs
+    nothing but a few steps.
+    """
+    feed = {name: np.asarray(jax.device_get(value)) for name, value in placed.feed.items()}
+    specs = builder.feed_specs
+    ids = {name: x for name, x in feed.items() if np.issubdtype(specs[name].dtype, np.integer)}
+    none = {name: np.zeros_like(x) for name, x in ids.items()}
+
+    def is_bad(changed: Mapping[str, Any]) -> bool:
+        tried = placed._replace(feed={**feed, **none, **changed})
+        before = builder.own(jax.device_get(leaves))
+        after, values, _, _ = builder.launch(builder.copy(before), tried, rounds)
+        losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
+        return _is_bad(builder, before, after, losses)
+
+    if not ids or is_bad({}):
+        return ""
+    for name, column in ids.items():
+        values = np.unique(column)
+        from_the_ends = sorted(values, key=lambda value: -abs(float(value) - values.mean()))
+        for value in from_the_ends[:_MOST_TRIED]:
+            if is_bad({name: np.where(column == value, column, 0)}):
+                row = int(np.argwhere(column == value)[0][0])
+                return (
+                    f" The input {name!r} holds {value} in row {row} of the batch; with 0 there "
+                    "all is finite: it is out of range. Ids and labels count from 0, and are less "
+                    "than the number of classes, or of rows of the embedding."
+                )
+    return ""
 
 
 def _line_of(error: BaseException) -> str:

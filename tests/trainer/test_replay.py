@@ -323,7 +323,8 @@ lost.defvjp(lost_forward, lambda _, gradient: (gradient,))
 
 
 def lost_program():
-    return layers.mean(lost(layers.data("bend", shape=[1]) + 0 * linear_program()))
+    unused = linear_program() + layers.mean(layers.data("root", shape=[1]))
+    return layers.mean(lost(layers.data("bend", shape=[1]) + 0 * unused))
 
 
 def test_replay_of_a_nan_that_is_given_out_by_a_custom_gradient_names_its_line(capsys):
@@ -339,10 +340,46 @@ def test_replay_of_a_nan_that_is_given_out_by_a_custom_gradient_names_its_line(c
     assert capsys.readouterr().out == ""
 
 
+def spoilt_program():
+    root = layers.mean(layers.data("root", shape=[1]))
+    return linear_program() * root * layers.mean(jnp.log(layers.data("bend", shape=[1])))
+
+
 def test_replay_of_a_step_after_the_first_bad_one_says_so():
-    trainer = trainer_of(light_program)
+    trainer = trainer_of(spoilt_program)
     train_to_the_end(trainer, batches(4, {1: bent}))
     with pytest.raises(
         FloatingPointError, match=r"Before it 'fc_0/.* step=\.\.\. of an earlier one"
     ):
         trainer.replay(batches(4, {1: bent}), step=2)
+
+
+def named_program():
+    """Return the loss of two inputs of integers, each with a range of its own."""
+    word = layers.embedding(layers.data("word", shape=[1], dtype="int32"), size=[7, 3])
+    label = layers.data("label", shape=[1], dtype="int32")
+    prediction = layers.fc(word, size=5, act="softmax")
+    return layers.mean(layers.cross_entropy(prediction, label))
+
+
+@pytest.fixture(scope="module")
+def named_trainer():
+    """Return a trainer of the program with two inputs of integers."""
+    return trainer_of(named_program)
+
+
+@pytest.mark.parametrize(("name", "value"), [("label", 5), ("label", -1), ("word", 7)])
+def test_replay_names_the_label_or_id_that_is_out_of_range(name, value, named_trainer):
+    batch = {
+        "word": np.arange(BATCH_SIZE, dtype=np.int32)[:, None] % 7,
+        "label": np.arange(BATCH_SIZE, dtype=np.int32)[:, None] % 5,
+    }
+    wrong = {**batch, name: batch[name].copy()}
+    wrong[name][3] = value
+    with pytest.raises(FloatingPointError) as caught:
+        named_trainer.replay([batch, wrong])
+    assert str(caught.value).endswith(
+        f"The input {name!r} holds {value} in row 3 of the batch; with 0 there all is finite: it "
+        "is out of range. Ids and labels count from 0, and are less than the number of classes, or "
+        "of rows of the embedding."
+    )

@@ -1,0 +1,77 @@
+"""What to do where a program function cannot be called, or asks for values that are not there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_NO_VALUES = (
+    "{owner} asked for the values of an array, in {what}. A program is traced once, before there "
+    "are any: no Python branch, loop or number can depend on them. {remedy}"
+)
+
+_REMEDIES: list[tuple[type[Exception], str, str]] = [
+    (
+        jax.errors.TracerBoolConversionError,
+        "an if, a while, an assert, and, or, not",
+        "Use jnp.where(condition, a, b) to choose for each example, jax.lax.cond to choose once, "
+        "jax.lax.while_loop for a while, & | ~ for and, or, not.",
+    ),
+    (
+        jax.errors.NonConcreteBooleanIndexError,
+        "an index of True and False",
+        "It would give an array of a length that depends on them. Use jnp.where(mask, x, 0).",
+    ),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "range() or the index of a Python list",
+        "Use jax.lax.fori_loop or jax.lax.scan for the loop, jnp.take for the index.",
+    ),
+    (
+        jax.errors.TracerArrayConversionError,
+        "a function of NumPy",
+        "Use that of jax.numpy: jnp.sum for np.sum.",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "float(), int(), .item() or a shape",
+        "Leave it an array: jnp functions take it as a number; return it to see it in the metrics.",
+    ),
+]
+
+
+def advice_on(error: Exception, owner: str) -> str | None:
+    """Return what to do where a program function asked for values; None for another error."""
+    for kind, what, remedy in _REMEDIES:
+        if isinstance(error, kind):
+            return _NO_VALUES.format(owner=owner[0].upper() + owner[1:], what=what, remedy=remedy)
+    return None
+
+
+def check_without_arguments(function: Callable[..., Any]) -> None:
+    """Raise unless a function can be called without arguments.
+
+    Raises:
+      TypeError: it needs some.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some that are written in C
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        first = next(
+            each.name
+            for each in signature.parameters.values()
+            if each.default is each.empty and not each.kind.name.startswith("VAR_")
+        )
+        raise TypeError(
+            f"a program got {name}{signature}, expected a function without arguments. Data comes "
+            f"in by layers.data: {first} = layers.data({first!r}, shape=[...]), fed by that "
+            f"name. What is no data is bound before: functools.partial({name}, ...)."
+        ) from None
