@@ -67,10 +67,12 @@ def _array_handler() -> Any:
                 for info, arg in one_by_one
             ]
             done = await asyncio.gather(*reads, return_exceptions=True)
+            arrays = []
             for each in done:
                 if isinstance(each, BaseException):
                     raise each
-            return [each[0] for each in done]
+                arrays.append(each[0])
+            return arrays
 
     return _Handler(deepcopy_host_arrays=False)  # nobody writes into them
 

@@ -262,17 +262,6 @@ class ProgramBuilder(Packing):
             )
         return program(leaves, placed.feed, placed.weights)
 
-    def alone(self) -> ProgramBuilder:
-        """Return a builder of the same programs on one device of this process."""
-        return ProgramBuilder(
-            dict(self.objectives),
-            place=jax.local_devices()[:1],
-            skips_non_finite=self.options.skips_non_finite,
-            precision=self.options.precision,
-            gradient_accumulation_steps=self.options.num_parts,
-            freeze=self.options.freeze,
-        )
-
     def debug(
         self, leaves: list[jax.Array], placed: _feeding.Placed, rounds: tuple[str, ...], mode: Any
     ) -> None:

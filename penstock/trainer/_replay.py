@@ -171,7 +171,16 @@ def _alone(
 
     arrays = (dict(placed.feed), placed.weights)
     feed, weights = multihost_utils.process_allgather(arrays, tiled=True)
-    return builder.alone(), jax.device_get(leaves), placed._replace(feed=feed, weights=weights)
+    options = builder.options
+    alone = ProgramBuilder(
+        dict(builder.objectives),
+        place=jax.local_devices()[:1],
+        skips_non_finite=options.skips_non_finite,
+        precision=options.precision,
+        gradient_accumulation_steps=options.num_parts,
+        freeze=options.freeze,
+    )
+    return alone, jax.device_get(leaves), placed._replace(feed=feed, weights=weights)
 
 
 @contextlib.contextmanager
