@@ -182,6 +182,7 @@ def test_best_before_a_resume_is_not_overwritten_by_a_worse_one_after_it(tmp_pat
 
 def test_best_of_another_run_is_kept_beside_that_of_this_one(tmp_path, capsys):
     path = tmp_path / "best"
+    evaluate = Evaluate(linear_reader(), best_path=path)
     for run in range(3):
         trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device(), seed=run)
         evaluate = Evaluate(linear_reader(), best_path=path)
