@@ -17,6 +17,7 @@ from penstock.readers._archives.pieces import (
     Limits,
     archive_error,
     blame,
+    check_size,
     file_size,
     open_stream,
     read_file,
@@ -90,15 +91,16 @@ def _folder_entries(path: Path) -> Iterator[Entry]:
 
 
 def _zip_entries(path: Path, limits: Limits) -> Iterator[Entry]:
-    left = limits.unpacked_bytes(file_size(path))
+    check_size(path, file_size(path), limits)
+    left = max_bytes = limits.unpacked_bytes(file_size(path))
     with blame(path, _ZIP), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             left -= info.file_size
             if left < 0:
                 raise archive_error(
                     path,
-                    f"more than {limits.unpacked_bytes(file_size(path))} bytes unpacked",
-                    f"at most {limits.unpacked_bytes(file_size(path))}",
+                    f"more than {max_bytes} bytes unpacked",
+                    f"at most {max_bytes}",
                     "The original is not that large, and would fill the memory",
                 )
 

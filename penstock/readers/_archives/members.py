@@ -8,7 +8,9 @@ from penstock.readers._archives.entries import Entry, iterate_entries
 from penstock.readers._archives.pieces import Limits, Piece, archive_error, read_file
 from penstock.readers._errors import UnsafeArchiveError, message
 
-_MAX_PATH_BYTES = 255
+_MAX_PART_BYTES = 255
+_MAX_PATH_BYTES = 1024  # what systems take, less what the folder's own path needs
+_MAX_DEPTH = 32
 
 
 def read_files(
@@ -122,7 +124,11 @@ def unpack(path: str | Path, folder: str | Path, limits: Limits) -> None:
 
 def _check_place(entry: Entry, path: Path) -> None:
     parts = PurePosixPath(entry.name).parts
-    is_long = any(len(os.fsencode(part)) > _MAX_PATH_BYTES for part in parts)
+    is_long = (
+        len(os.fsencode(entry.name)) > _MAX_PATH_BYTES
+        or len(parts) > _MAX_DEPTH
+        or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in parts)
+    )
     if entry.name.startswith("/") or ".." in parts or "\\" in entry.name:
         got = "a path outside the folder"
     elif entry.kind == "other":

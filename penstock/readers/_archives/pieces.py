@@ -137,6 +137,13 @@ def file_size(path: Path) -> int:
     return status.st_size
 
 
+def check_size(path: Path, size: int, limits: Limits) -> None:
+    """Raise where an archive is larger than what may be in it: a sparse file of a terabyte."""
+    if size > limits.total_bytes:
+        got, expected = f"{size} bytes", f"at most {limits.total_bytes}"
+        raise archive_error(path, got, expected, "The original is not that large")
+
+
 class BoundedStream:
     """A stream that is read once, in pieces, and never beyond a number of bytes."""
 
@@ -210,6 +217,8 @@ def open_stream(
       limits: see `max_bytes`.
     """
     size = file_size(path)
+    if limits is not None:
+        check_size(path, size, limits)
     if max_bytes is None:
         max_bytes = size if limits is None else limits.unpacked_bytes(size)
     with open(path, "rb") as raw, _decompressed(raw) as file:

@@ -52,6 +52,8 @@ def test_files_are_unpacked_below_the_folder_without_their_modes(tmp_path: Path)
         member("link", tarfile.LNKTYPE, "../../escaped"),
         member("fifo", tarfile.FIFOTYPE),
         member("device", tarfile.CHRTYPE),
+        member("a/" * 40 + "a"),
+        member("a/" + "a" * 300),
     ],
     ids=lambda info: f"{info.name}-{info.type.decode()}",
 )
