@@ -51,6 +51,10 @@ from penstock.layers import logsigmoid as logsigmoid
 from penstock.layers import mean as mean
 from penstock.layers import one_hot as one_hot
 from penstock.layers import random_key as random_key
+from penstock.layers import reduce_max as reduce_max
+from penstock.layers import reduce_mean as reduce_mean
+from penstock.layers import reduce_min as reduce_min
+from penstock.layers import reduce_prod as reduce_prod
 from penstock.layers import reduce_sum as reduce_sum
 from penstock.layers import relu as relu
 from penstock.layers import relu6 as relu6

@@ -63,7 +63,19 @@ from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn
 from penstock.layers.parameter_trees import create_parameters
 from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
 from penstock.layers.pool import pool2d
-from penstock.layers.reductions import accuracy, mean, reduce_sum
+from penstock.layers.reduce import (
+    reduce_all,
+    reduce_any,
+    reduce_max,
+    reduce_mean,
+    reduce_median,
+    reduce_min,
+    reduce_prod,
+    reduce_std,
+    reduce_sum,
+    reduce_var,
+)
+from penstock.layers.reductions import accuracy, mean
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.sowing import sown
 from penstock.layers.squeeze_excite import squeeze_excite
@@ -79,7 +91,16 @@ __all__ = [
     "example_weights",
     "global_step",
     "is_training",
+    "reduce_all",
+    "reduce_any",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_median",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_std",
     "reduce_sum",
+    "reduce_var",
     "scope",
     "sown",
     # Noise

@@ -8,15 +8,14 @@ Two kinds of frame exist. A *probe* runs first, abstractly (`jax.eval_shape`): p
 values yet, a layer's request for one is recorded and answered with zeros. From the record the
 builder initialises parameters outside the program function, which is why layers may be called
 inside `lax.scan` bodies: no initialiser ever runs inside the traced body. Real frames then read
-the values. The probe's batch size is a prime no layer width is likely to have, so that an array
-with a batch axis is told from one without; real frames replay that decision.
+the values. A program is probed with two batch sizes, and what differs between the two has a batch
+axis; real frames replay that decision.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
@@ -27,17 +26,28 @@ from flax import linen as nn
 from flax.core import tracers
 
 from penstock import _mesh
-from penstock._errors import FeedError, LayerContextError, ProgramError, listed, nearest
-from penstock.layers._rows import PROBE_BATCH_SIZE as PROBE_BATCH_SIZE
+from penstock._errors import FeedError, LayerContextError, ProgramError, listed
+from penstock.layers._names import check_choice as check_choice
+from penstock.layers._names import check_name as check_name
+from penstock.layers._names import find as find
+from penstock.layers._names import path_hash as path_hash
+from penstock.layers._rows import PROBE_BATCH_SIZES as PROBE_BATCH_SIZES
+from penstock.layers._rows import ProbedRows as ProbedRows
 from penstock.layers._rows import along as along
-from penstock.layers._rows import probed_rows_per_example
 from penstock.layers._rows import rows_per_example as rows_per_example
 from penstock.layers._specs import FeedSpec as FeedSpec
 from penstock.layers._specs import Initializer as Initializer
 from penstock.layers._specs import ParameterSpec as ParameterSpec
+from penstock.layers._specs import site_of as site_of
 from penstock.layers._specs import user_stack as user_stack
 
 Mode = Literal["train", "test", "infer"]
+
+REDUCED_SCOPE = "penstock.reduced"
+"""The scope, in a probe's trace, of what is reduced over the whole batch, right on any device."""
+
+PER_DEVICE_SCOPE = "penstock.per_device"
+"""The scope of what each device is meant to have of its own: batch norm's statistics."""
 
 
 class _Scope:
@@ -88,6 +98,8 @@ class Frame:
     num_devices: int
     rows: list[int]
     anchor: jax.Array | None = None
+    probed: ProbedRows | None = None
+    is_cut_up: bool = False
     step: jax.Array | None = None
     compute_dtype: Any = None
     micro_batch: MicroBatch | None = None
@@ -121,6 +133,11 @@ class Frame:
     def is_probe(self) -> bool:
         """Whether this run only records what the program function asks for."""
         return self.feed is None
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether this run may take a layer's width for the batch, so that nothing is refused."""
+        return self.probed is not None and self.probed.is_guessing
 
     @property
     def num_averaged(self) -> int:
@@ -234,34 +251,43 @@ class Frame:
 
     def row_ids(self, num_rows: int) -> jax.Array:
         """Return the position in the global batch of this device's rows, shape `[num_rows]`."""
-        return jnp.arange(num_rows) + self.first_row * (num_rows // self.batch_size or 1)
+        with self.noted(PER_DEVICE_SCOPE):
+            return jnp.arange(num_rows) + self.first_row * (num_rows // self.batch_size or 1)
 
     def rows_per_example(self, value: jax.Array) -> int:
         """Return how many rows of axis 0 belong to one example; 0 when axis 0 is no batch axis."""
         return self._decide(value.shape)
 
     def _decide(self, shape: tuple[int, ...]) -> int:
+        if self.probed is not None:
+            return self.probed.answer(shape)
         number = self._num_row_queries
         self._num_row_queries += 1
-        if self.is_probe:
-            self.rows.append(probed_rows_per_example(shape))
         if number < len(self.rows):
             return self.rows[number]
         return rows_per_example(shape, self.batch_size)
 
-    def sum(self, value: jax.Array) -> jax.Array:
-        """Return the sum over the valid examples of the global batch, a scalar.
+    def sum(
+        self, value: jax.Array, axes: tuple[int, ...] | None = None, keep_axes: bool = False
+    ) -> jax.Array:
+        """Return the sum over axes, all by default; over axis 0 of the valid examples of the batch.
 
         A value without a batch axis is summed as it is.
         """
         value = jnp.asarray(value)
-        if not self.rows_per_example(value):
-            return jnp.sum(value)
-        weights = along(self.row_weights(value.shape[0]), value.ndim, 0)
-        total = _mesh.psum(jnp.sum(value * weights), self.num_averaged)
-        if self.micro_batch is None:
-            return total
-        return total * (self.micro_batch.total_weight / self.total_weight)
+        if not self.rows_per_example(value) or (axes is not None and 0 not in axes):
+            return jnp.sum(value, axes, keepdims=keep_axes)
+        with self.noted(REDUCED_SCOPE):
+            weights = along(self.row_weights(value.shape[0]), value.ndim, 0)
+            total = jnp.sum(value * weights.astype(value.dtype), axes, keepdims=keep_axes)
+            total = _mesh.psum(total, self.num_averaged)
+            if self.micro_batch is None:
+                return total
+            return total * (self.micro_batch.total_weight / self.total_weight)
+
+    def noted(self, scope: str) -> contextlib.AbstractContextManager[None]:
+        """Note in a probe's trace what is computed inside; other traces stay as they are."""
+        return jax.named_scope(scope) if self.is_probe else contextlib.nullcontext()
 
     def row_weights(self, num_rows: int) -> jax.Array:
         """Return the example weights repeated to `num_rows`, shape `[num_rows]`."""
@@ -273,12 +299,14 @@ class Frame:
         A value without a batch axis is averaged as it is.
         """
         value = jnp.asarray(value)
-        if not self.rows_per_example(value):
-            return _mesh.pmean(jnp.mean(value), self.num_averaged)
-        weights = self.row_weights(value.shape[0])
-        per_row = jnp.sum(value.reshape(value.shape[0], -1), axis=1)
-        total = _mesh.psum(jnp.sum(per_row * weights), self.num_averaged)
-        return total / (self.total_weight * (value.size // self.batch_size))
+        rows = self.rows_per_example(value)
+        with self.noted(REDUCED_SCOPE):
+            if not rows:
+                return _mesh.pmean(jnp.mean(value), self.num_averaged)
+            weights = self.row_weights(value.shape[0])
+            per_row = jnp.sum(value.reshape(value.shape[0], -1), axis=1)
+            total = _mesh.psum(jnp.sum(per_row * weights), self.num_averaged)
+            return total / (self.total_weight * (value.size // self.batch_size))
 
     def run_scope(self, name: str, function: Callable[[], Any]) -> Any:
         """Run `function` with names below `name`; running a scope again shares its parameters."""
@@ -365,36 +393,3 @@ def logits_of(layer: str, probabilities: jax.Array) -> jax.Array | None:
     """Return the logits under the result of a softmax of this program, or None."""
     entry = current(layer).logits.get(id(probabilities))
     return None if entry is None else entry[1]
-
-
-def find(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """Return the entry of a nested dict at `path`, or None."""
-    node: Any = tree
-    for key in path:
-        if not isinstance(node, Mapping) or key not in node:
-            return None
-        node = node[key]
-    return node
-
-
-def path_hash(path: tuple[str, ...]) -> int:
-    """Return a number that depends on the path alone, the same in every process."""
-    return zlib.crc32("/".join(path).encode())
-
-
-def check_name(owner: str, name: str) -> None:
-    """Raise unless `name` can stand in a parameter path."""
-    if not isinstance(name, str) or not name or "/" in name:
-        raise ProgramError(
-            f"{owner} got the name {name!r}, expected a non-empty string without '/'. Slashes "
-            "separate scopes. Use layers.scope for a nested name."
-        )
-
-
-def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ProgramError(
-            f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
-            + nearest(str(value), choices)
-        )

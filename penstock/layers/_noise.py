@@ -53,8 +53,7 @@ def module_rows(frame: _frame.Frame, path: tuple[str, ...], x: jax.Array) -> int
 
     Found on the probe for each module, since lifted transformations may trace one several times.
     """
-    if frame.is_probe:
-        size = _frame.PROBE_BATCH_SIZE
-        frame.module_rows.setdefault(path, _frame.rows_per_example(x.shape, size))
+    if frame.probed is not None:
+        return frame.probed.answer_module(path, x.shape)
     found = frame.module_rows.get(path)
     return _frame.rows_per_example(x.shape, frame.batch_size) if found is None else found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import jax
 
 from penstock._errors import ProgramError
 
-PROBE_BATCH_SIZE = 251
-"""The batch size of a probe: a prime that no layer width is likely to have."""
+PROBE_BATCH_SIZES = (480, 672)
+"""The batch sizes of the two probes of a program. They share many divisors, so that a function that
+takes its batch apart in halves or eighths is traced too."""
 
 
 def along(vector: jax.Array, num_axes: int, axis: int = -1) -> jax.Array:
@@ -27,18 +31,103 @@ def rows_per_example(shape: tuple[int, ...], batch_size: int) -> int:
     return shape[0] // batch_size
 
 
-def probed_rows_per_example(shape: tuple[int, ...]) -> int:
-    """Return the same of a probe, whose batch size no other axis has.
+def shown(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
+    """Return a shape as errors show it, `[B, 3]`, from the shapes of both probes."""
+    first, second = PROBE_BATCH_SIZES
+    sizes = []
+    for a, b in zip(shape, other, strict=True):
+        is_multiple = a % first == 0 and a * second == b * first
+        count = "B" if a == first else f"{a // first}*B"
+        sizes.append(str(a) if a == b else count if is_multiple else "?")
+    return f"[{', '.join(sizes)}]"
 
-    Raises:
-      ProgramError: the batch axis is not the first.
+
+def name_batch(message: str, other: str) -> str:
+    """Return a message of the first probe with `B` where its batch size stands.
+
+    Arguments:
+      other: the same message of the second probe; what differs between the two are batch sizes.
     """
-    rows = rows_per_example(shape, PROBE_BATCH_SIZE)
-    if not rows and any(size and size % PROBE_BATCH_SIZE == 0 for size in shape):
-        shown = ", ".join("B" if size == PROBE_BATCH_SIZE else str(size) for size in shape)
-        raise ProgramError(
-            f"a mean over examples got an array of shape [{shown}] with the batch axis B "
-            "elsewhere, expected it first. Padding rows of a short batch are left out along axis "
-            "0. Move the batch axis to the front, e.g. with jnp.moveaxis."
-        )
-    return rows
+    first, second = PROBE_BATCH_SIZES
+    parts, others = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
+    if parts[::2] != others[::2]:
+        return message
+    for number in range(1, len(parts), 2):
+        a, b = int(parts[number]), int(others[number])
+        if a != b and a * second == b * first:
+            count = a // first if a % first == 0 else a / first
+            parts[number] = "B" if count == 1 else f"{count}*B"
+    return "".join(parts)
+
+
+class ProbedRows:
+    """What a probe was asked about batch axes.
+
+    The first probe of a program guesses from sizes. The second, of another batch size, knows which
+    axes have changed. A wrong guess, about a layer with as many units as the probe has examples, is
+    mended by a third, told what the second found.
+
+    Attributes:
+      batch_size: of this probe.
+      answers: the rows per example of each array asked about, in order.
+      module_answers: those of the inputs of flax modules, by path.
+    """
+
+    def __init__(
+        self, batch_size: int, *, first: ProbedRows | None = None, known: ProbedRows | None = None
+    ) -> None:
+        self.batch_size = batch_size
+        self.answers: list[int] = []
+        self.module_answers: dict[tuple[str, ...], int] = {}
+        self._first, self._known = first, known
+        self._shapes: dict[Any, tuple[int, ...]] = {}
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether answers are guesses from sizes."""
+        return self._first is None and self._known is None
+
+    def agrees_with(self, other: ProbedRows) -> bool:
+        """Return whether another probe was given the same answers."""
+        return (self.answers, self.module_answers) == (other.answers, other.module_answers)
+
+    def answer(self, shape: tuple[int, ...]) -> int:
+        """Return how many rows of axis 0 belong to one example, 0 when it is no batch axis.
+
+        Raises:
+          ProgramError: the batch axis is not the first.
+        """
+        number = len(self.answers)
+        known = self._known.answers[number:] if self._known else []
+        self.answers.append(known[0] if known else self._found(number, shape))
+        return self.answers[-1]
+
+    def answer_module(self, path: tuple[str, ...], shape: tuple[int, ...]) -> int:
+        """Return the same of the input of a flax module; its first call decides."""
+        if path not in self.module_answers:
+            known = self._known.module_answers if self._known else {}
+            found = known[path] if path in known else self._found(path, shape)
+            self.module_answers[path] = found
+        return self.module_answers[path]
+
+    def _found(self, key: Any, shape: tuple[int, ...]) -> int:
+        self._shapes[key] = shape
+        if self._first is None or key not in self._first._shapes:
+            return rows_per_example(shape, self.batch_size)
+        return _rows_of(self._first._shapes[key], shape)
+
+
+def _rows_of(shape: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Return the rows per example, from the shapes of one array in both probes."""
+    if shape == other:
+        return 0
+    if len(shape) == len(other) and shape[1:] == other[1:]:
+        rows = rows_per_example(shape, PROBE_BATCH_SIZES[0])
+        if rows and rows == rows_per_example(other, PROBE_BATCH_SIZES[1]):
+            return rows
+    text = shown(shape, other) if len(shape) == len(other) else "that the batch size changes"
+    raise ProgramError(
+        f"a mean over examples got an array of shape {text}, expected the batch axis B first and "
+        "nowhere else. Padding rows of a short batch are left out along axis 0. Move the batch "
+        "axis to the front, e.g. with jnp.moveaxis."
+    )

@@ -70,7 +70,8 @@ def batch_norm(
     mean, variance = (lax.stop_gradient(frame.parameter(spec)) for spec in specs)
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
         running, how = (mean, variance), (sync, unbiased_running_variance)
-        mean, variance, steps = _batch_statistics(frame, x, axis, running, *how)
+        with frame.noted(_frame.PER_DEVICE_SCOPE):
+            mean, variance, steps = _batch_statistics(frame, x, axis, running, *how)
         _move(frame, specs, running, steps, momentum, momentum_warmup)
     # One product and one sum: Inception trains 1.14 times as long with the mean first.
     inverse = lax.rsqrt(variance.astype(jnp.result_type(x, variance)) + epsilon)
@@ -144,7 +145,9 @@ def sync_statistics(
     momentum: float,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Return mean and variance of the global batch, and the running ones after it; for flax's."""
-    mean, variance, steps = _batch_statistics(frame, x, axis % x.ndim, running, True, False, True)
+    with frame.noted(_frame.PER_DEVICE_SCOPE):
+        how = (True, False, True)
+        mean, variance, steps = _batch_statistics(frame, x, axis % x.ndim, running, *how)
     pairs = zip(running, steps, strict=True)
     new_mean, new_variance = (
         (old + (1 - momentum) * step).astype(old.dtype) for old, step in pairs

@@ -58,26 +58,3 @@ def accuracy(input: jax.Array, label: jax.Array, k: int = 1) -> jax.Array:
     else:
         is_right = jnp.any(jax.lax.top_k(scores, k)[1] == ids[..., None], axis=-1)
     return frame.mean(is_right.astype(jnp.float32))
-
-
-def reduce_sum(input: jax.Array) -> jax.Array:
-    """Return the sum over every element of the valid examples of the global batch.
-
-    Padding of a short batch is left out, and all devices are summed over. An array without a batch
-    axis is summed as it is. The same in train, test and infer.
-
-    Arguments:
-      input: `[B, ...]`, the rows of one example next to each other where there are several.
-
-    Returns:
-      A scalar.
-
-    >>> import penstock as ps
-    >>> from penstock import layers
-    >>> def program():
-    ...     return layers.reduce_sum(layers.data("x", [2]))
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]})
-    21.0
-    """
-    return _frame.current("reduce_sum").sum(jnp.asarray(input))

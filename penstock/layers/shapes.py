@@ -44,8 +44,8 @@ def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
             "arrays that agree in every other axis. Only one axis may differ. Reshape them, or "
             "choose another axis."
         )
-    # On a probe the batch size is told from every other size.
-    if frame.is_probe and axis % num_axes == 0 and shapes[0][0] % frame.batch_size == 0:
+    is_first = axis % num_axes == 0
+    if is_first and frame.rows_per_example(arrays[0]) and not frame.is_guessing:
         raise ProgramError(
             f"layers.concat got axis={axis} and arrays with a batch axis in front, expected "
             "another axis. The weights that leave out the padding of a short batch would no longer "

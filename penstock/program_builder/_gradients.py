@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from penstock import _mesh
 from penstock.layers import _frame
 from penstock.program_builder import _tree
-from penstock.program_builder._probe import Evaluated, Path, Probe
+from penstock.program_builder._evaluation import Evaluated
+from penstock.program_builder._probe import Path, Probe
 from penstock.program_builder._running import run
 
 

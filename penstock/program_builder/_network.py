@@ -15,13 +15,14 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._selection import check_patterns
-from penstock.layers._frame import PROBE_BATCH_SIZE, FeedSpec, Frame
+from penstock.layers._frame import PROBE_BATCH_SIZES, FeedSpec, Frame
 from penstock.program_builder import _sites, _steps, _tree
+from penstock.program_builder._evaluation import evaluate, owner_of
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._options import ProgramOptions
-from penstock.program_builder._probe import Path, Probe, compare, evaluate, owner_of, probe
+from penstock.program_builder._probe import Path, Probe, compare, probe
 from penstock.program_builder._rule import Rule, check_rule, rule_of
 
 _LOGGER = logging.getLogger("penstock")
@@ -280,12 +281,12 @@ class Network:
                 weights=weights,
                 key=key,
                 num_devices=self.mesh.size,
-                rows=[],
+                rows=list(each.rows),
                 is_frozen=self.options.is_frozen,
             )
             return evaluate(each.function, frame).module_updates
 
-        weights = jnp.ones(PROBE_BATCH_SIZE * self.mesh.size)
+        weights = jnp.ones(PROBE_BATCH_SIZES[0] * self.mesh.size)
         made = jax.shard_map(
             body,
             mesh=self.mesh,

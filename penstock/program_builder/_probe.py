@@ -7,16 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from penstock import _mesh, _metrics
+from penstock import _metrics
 from penstock._errors import ProgramError, listed, nearest
-from penstock.layers import _frame, sowing
-from penstock.program_builder import _flax_modules, _sites, _untrained
-from penstock.program_builder._advice import advice_on
+from penstock.layers import _frame
+from penstock.layers._rows import shown
+from penstock.program_builder import _sites, _untrained
+from penstock.program_builder._dependence import DivergedError, Traces, check_split
+from penstock.program_builder._evaluation import owner_of
+from penstock.program_builder._kinds import SAME, Kind, Reason
 from penstock.program_builder._options import ProgramOptions
+from penstock.program_builder._traces import answers_of, trace_twice
 from penstock.program_builder._tree import Path, flatten
 
 
@@ -33,8 +36,8 @@ class Probe:
       shapes: their shapes, with the probe's batch size.
       rows: for each query of a frame, whether an array had a batch axis; replayed by real frames.
       module_rows: the same for the inputs of flax modules, by path.
-      unweighted: labels of returned scalars that depend on the inputs but not on the example
-        weights: they would count the padding of a short batch.
+      counts_padding: labels of returned values that would count the padding of a short batch, and
+        what counts it.
       sown: collections of flax modules whose values the function asks for.
       has_convolution: whether there is one anywhere, nested functions included.
       options: of the builder; the precision is one of them.
@@ -50,7 +53,7 @@ class Probe:
     shapes: tuple[tuple[int, ...], ...]
     rows: list[int]
     module_rows: dict[Path, int]
-    unweighted: tuple[str, ...]
+    counts_padding: tuple[str, ...]
     sown: frozenset[str]
     has_convolution: bool
     options: ProgramOptions
@@ -61,10 +64,10 @@ class Probe:
         Raises:
           ProgramError: naming what does not use the example weights.
         """
-        if self.unweighted:
+        if self.counts_padding:
             raise ProgramError(
                 f"{owner_of(self.function, mode)} got a batch of {count} examples padded to "
-                f"{size}, expected a full batch: {', '.join(self.unweighted)} does not use the "
+                f"{size}, expected a full batch: {', '.join(self.counts_padding)} does not use the "
                 "example weights and would count the padding. Use layers.mean in place of "
                 "jnp.mean, layers.reduce_sum in place of jnp.sum, or leave the rest out: "
                 "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
@@ -87,144 +90,31 @@ class Probe:
         return table
 
 
-def owner_of(function: Callable[[], Any], mode: str) -> str:
-    """Return how errors name a program."""
-    return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """One run of a program function: values in order, the loss reduced to a scalar."""
-
-    values: list[jax.Array]
-    structure: _metrics.Structure
-    modules: _sites.Named
-    module_updates: dict[str, Any]
-    sown: frozenset[str]
-
-
-def evaluate(
-    function: Callable[[], Any], frame: _frame.Frame, sown: frozenset[str] = frozenset()
-) -> Evaluated:
-    """Run a program function inside `frame`, in the trace that is current.
-
-    On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
-    new running statistics.
-
-    Raises:
-      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
-        Errors of the function itself pass, with a note that names the program.
-    """
-    owner = owner_of(function, frame.mode)
-    rngs = {
-        "params": jax.random.fold_in(frame.key, 0),
-        "dropout": jax.random.fold_in(frame.key, 1),
-    }
-    module = _frame.ScopeModule()
-    modules: _sites.Named = []
-    try:
-        with (
-            _frame.opened(frame),
-            _flax_modules.following_examples(frame),
-            sowing.gathering(sown) as gathered,
-        ):
-            options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
-            if frame.is_probe:
-                with _sites.intercepting(modules):
-                    # All collections: what a module sows would be left out, without a word.
-                    returned, updates = module.init_with_output(mutable=True, **options)
-            else:
-                statistics = ["batch_stats"] if frame.is_training else []
-                returned, updates = module.apply(
-                    dict(frame.variables), mutable=[*statistics, *sown], **options
-                )
-    except Exception as error:
-        error.add_note(f"While tracing {owner}.")
-        advice = advice_on(error, owner)
-        if advice:
-            error.add_note(advice)
-        raise
-    structure, values = _metrics.structure_of(returned, owner)
-    if frame.mode != "infer":
-        keys = structure.keys or ()
-        loss_index = keys.index("loss") if "loss" in keys else 0
-        if structure.is_nested[loss_index]:
-            raise ProgramError(
-                f"{owner} has {structure.label(loss_index)} where the loss is expected: an array, "
-                "first or under the key 'loss', and not nested. It is minimised. Return the loss "
-                "first, nested metrics after it."
-            )
-        structure = dataclasses.replace(structure, loss_index=loss_index)
-        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
-    return Evaluated(
-        values=values,
-        structure=structure,
-        modules=modules,
-        module_updates={name: updates[name] for name in set(updates) - gathered.collections},
-        sown=frozenset(gathered.collections),
-    )
-
-
-def _scalar_loss(loss: jax.Array, frame: _frame.Frame, owner: str) -> jax.Array:
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise ProgramError(
-            f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
-            "returned is minimised. Return the loss first, metrics after it."
-        )
-    if loss.ndim == 0:
-        return loss
-    if loss.size == frame.batch_size and loss.shape[0] == frame.batch_size:
-        return frame.mean(loss)
-    shown = ", ".join("B" if size == frame.batch_size else str(size) for size in loss.shape)
-    raise ProgramError(
-        f"{owner} got a loss of shape [{shown}], expected a scalar, [B] or [B, 1]. The first value "
-        "returned is minimised. Reduce it, e.g. with layers.mean."
-    )
-
-
 def probe(
     function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh, options: ProgramOptions
 ) -> Probe:
-    """Run a program function without values, with a batch size no layer is likely to have."""
-    seen: dict[str, Any] = {}
+    """Run a program function without values, with two batch sizes: what differs is the batch.
 
-    # The key and the step go in, so that what is drawn anew in each step is told from constants.
-    def body(
-        root: jax.Array, step: jax.Array, anchor: jax.Array, weights: jax.Array
-    ) -> list[jax.Array]:
-        frame = _frame.Frame(
-            mode=mode,
-            variables={},
-            feed=None,
-            weights=weights,
-            key=jax.random.wrap_key_data(root),
-            num_devices=mesh.size,
-            rows=[],
-            anchor=anchor,
-            step=step,
-            compute_dtype=options.precision.compute_dtype,
-            is_frozen=options.is_frozen,
-        )
-        seen["frame"], seen["result"] = frame, evaluate(function, frame)
-        return [jnp.mean(value) for value in seen["result"].values]
-
-    sharded = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(*[PartitionSpec()] * 3, PartitionSpec(_mesh.AXIS)),
-        out_specs=PartitionSpec(),
-        check_vma=False,
+    Raises:
+      ProgramError: something that is returned has its batch axis elsewhere than in front, or would
+        differ between one device and those of the mesh.
+    """
+    first, second = trace_twice(function, mode, mesh, options)
+    frame, result = first.frame, first.result
+    owner = owner_of(function, mode)
+    rows = tuple(
+        _returned_rows(a, b, f"{owner} has {result.structure.label(number)}")
+        for number, (a, b) in enumerate(zip(first.shapes, second.shapes, strict=True))
     )
-    jaxpr = jax.make_jaxpr(sharded)(*_inputs(_frame.PROBE_BATCH_SIZE * mesh.size))
-    frame, result = seen["frame"], seen["result"]
-    shapes = tuple(value.shape for value in result.values)
-    rows = tuple(_frame.rows_per_example(shape, _frame.PROBE_BATCH_SIZE) for shape in shapes)
-    body_jaxpr = jaxpr.jaxpr.eqns[-1].params["jaxpr"]
-    is_scalar = tuple(not shape for shape in shapes)
-    if mode == "train":
-        owner = owner_of(function, mode)
-        _untrained.check_constants(function, jaxpr, result.structure.loss_index, owner)
+    is_scalar = tuple(not shape for shape in first.shapes)
     structure = dataclasses.replace(result.structure, rows=rows, is_scalar=is_scalar)
+    is_in_parts = mode == "train" and options.num_parts > 1
+    kinds = _follow(first.jaxpr, second.jaxpr, is_in_parts)
+    if mesh.size > 1 or is_in_parts:
+        check_split(kinds, structure, owner, mesh.size)
+    if mode == "train":
+        _untrained.check_constants(function, first.whole, structure.loss_index, owner)
+    padded = (structure.label(n) + f" ({k.padding})" for n, k in enumerate(kinds) if k.padding)
     return Probe(
         function=function,
         mode=mode,
@@ -233,21 +123,49 @@ def probe(
         module_shapes=_module_shapes(result.module_updates),
         feed_specs=frame.feed_specs,
         structure=structure,
-        shapes=shapes,
-        rows=frame.rows,
-        module_rows=frame.module_rows,
-        unweighted=_unweighted(body_jaxpr, structure),
+        shapes=first.shapes,
+        rows=list(answers_of(frame).answers),
+        module_rows=dict(answers_of(frame).module_answers),
+        counts_padding=tuple(padded),
         sown=result.sown,
-        has_convolution=_has_convolution(body_jaxpr),
+        has_convolution=_has_convolution(first.jaxpr),
         options=options,
     )
 
 
-def _inputs(size: int) -> list[jax.ShapeDtypeStruct]:
-    """Return the shapes of a root key, a step's number, an anchor and example weights."""
-    root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    step, anchor = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.float32))
-    return [root, step, anchor, jax.ShapeDtypeStruct((size,), jnp.float32)]
+def _returned_rows(shape: tuple[int, ...], other: tuple[int, ...], what: str) -> int:
+    """Return how many rows of a returned value belong to one example, 0 without a batch axis."""
+    if shape == other:
+        return 0
+    if len(shape) == len(other) and shape[1:] == other[1:]:
+        first, second = _frame.PROBE_BATCH_SIZES
+        rows = _frame.rows_per_example(shape, first)
+        if rows and rows == _frame.rows_per_example(other, second):
+            return rows
+    shape_shown = shown(shape, other) if len(shape) == len(other) else "that the batch size changes"
+    raise ProgramError(
+        f"{what} of shape {shape_shown}, expected the batch axis B first and nowhere else, or a "
+        "value without one. Rows are split over devices, and those of padding cut off, along "
+        "axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
+        "layers.mean."
+    )
+
+
+def _follow(first: Any, second: Any, is_in_parts: bool) -> list[Kind]:
+    """Return what each returned value is to the batch."""
+    # Constants of the function come first; of different sizes they count rows.
+    num_consts = len(first.invars) - 4
+    consts = [
+        SAME if a.aval.shape == b.aval.shape else Kind("index")
+        for a, b in zip(first.invars[:num_consts], second.invars[:num_consts], strict=False)
+    ]
+    weights = Kind("rows", is_weighted=True, is_weights=True)
+    traces = Traces(_frame.PROBE_BATCH_SIZES, is_in_parts)
+    try:
+        return traces.follow(first, second, [*consts, SAME, SAME, Kind("feed"), weights])
+    except DivergedError:
+        reason = Reason("Python code that does something else for another batch size", "")
+        return [Kind("other", why=reason, padding=reason)] * len(first.outvars)
 
 
 def _has_convolution(jaxpr: Any) -> bool:
@@ -274,24 +192,6 @@ def _module_shapes(variables: Mapping[str, Any]) -> dict[str, dict[Path, jax.Sha
         }
         for collection, tree in variables.items()
     }
-
-
-def _unweighted(jaxpr: Any, structure: _metrics.Structure) -> tuple[str, ...]:
-    """Return labels of values without batch axis that meet the inputs but not the weights.
-
-    Walks the trace backwards from each value; an equation needs all of its inputs. A mean that
-    meets the weights elsewhere (through batch norm, say) is not noticed.
-    """
-    anchor, weights = jaxpr.invars[-2:]  # after constants of the function
-    found = []
-    for number, (value, rows) in enumerate(zip(jaxpr.outvars, structure.rows, strict=True)):
-        needed = {value} if not hasattr(value, "val") else set()
-        for equation in reversed(jaxpr.eqns):
-            if needed.intersection(equation.outvars):
-                needed.update(v for v in equation.invars if not hasattr(v, "val"))
-        if not rows and anchor in needed and weights not in needed:
-            found.append(structure.label(number))
-    return tuple(found)
 
 
 def compare(train: Probe, other: Probe) -> None:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from penstock import _mesh
 from penstock.layers import _frame
-from penstock.program_builder._probe import Evaluated, Probe, evaluate
+from penstock.program_builder._evaluation import Evaluated, evaluate
+from penstock.program_builder._probe import Probe
 
 
 def run(

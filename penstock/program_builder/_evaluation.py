@@ -1,0 +1,110 @@
+"""One run of a program function, in the trace that is current: what it returns and leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from penstock import _metrics
+from penstock._errors import ProgramError
+from penstock.layers import _frame, sowing
+from penstock.program_builder import _flax_modules, _sites
+from penstock.program_builder._advice import advice_on
+
+
+def owner_of(function: Callable[[], Any], mode: str) -> str:
+    """Return how errors name a program."""
+    return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One run of a program function: values in order, the loss reduced to a scalar."""
+
+    values: list[jax.Array]
+    structure: _metrics.Structure
+    modules: _sites.Named
+    module_updates: dict[str, Any]
+    sown: frozenset[str]
+
+
+def evaluate(
+    function: Callable[[], Any], frame: _frame.Frame, sown: frozenset[str] = frozenset()
+) -> Evaluated:
+    """Run a program function inside `frame`, in the trace that is current.
+
+    On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
+    new running statistics.
+
+    Raises:
+      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
+        Errors of the function itself pass, with a note that names the program.
+    """
+    owner = owner_of(function, frame.mode)
+    rngs = {
+        "params": jax.random.fold_in(frame.key, 0),
+        "dropout": jax.random.fold_in(frame.key, 1),
+    }
+    module = _frame.ScopeModule()
+    modules: _sites.Named = []
+    try:
+        with (
+            _frame.opened(frame),
+            _flax_modules.following_examples(frame),
+            sowing.gathering(sown) as gathered,
+        ):
+            options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
+            if frame.is_probe:
+                with _sites.intercepting(modules):
+                    # All collections: what a module sows would be left out, without a word.
+                    returned, updates = module.init_with_output(mutable=True, **options)
+            else:
+                statistics = ["batch_stats"] if frame.is_training else []
+                returned, updates = module.apply(
+                    dict(frame.variables), mutable=[*statistics, *sown], **options
+                )
+    except Exception as error:
+        error.add_note(f"While tracing {owner}.")
+        advice = advice_on(error, owner)
+        if advice:
+            error.add_note(advice)
+        raise
+    structure, values = _metrics.structure_of(returned, owner)
+    if frame.mode != "infer":
+        keys = structure.keys or ()
+        loss_index = keys.index("loss") if "loss" in keys else 0
+        if structure.is_nested[loss_index]:
+            raise ProgramError(
+                f"{owner} has {structure.label(loss_index)} where the loss is expected: an array, "
+                "first or under the key 'loss', and not nested. It is minimised. Return the loss "
+                "first, nested metrics after it."
+            )
+        structure = dataclasses.replace(structure, loss_index=loss_index)
+        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
+    return Evaluated(
+        values=values,
+        structure=structure,
+        modules=modules,
+        module_updates={name: updates[name] for name in set(updates) - gathered.collections},
+        sown=frozenset(gathered.collections),
+    )
+
+
+def _scalar_loss(loss: jax.Array, frame: _frame.Frame, owner: str) -> jax.Array:
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise ProgramError(
+            f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
+            "returned is minimised. Return the loss first, metrics after it."
+        )
+    if loss.ndim == 0:
+        return loss
+    if loss.size == loss.shape[0] and frame.rows_per_example(loss) == 1:
+        return frame.mean(loss)
+    raise ProgramError(
+        f"{owner} got a loss of shape {list(loss.shape)}, expected a scalar, [B] or [B, 1]. The "
+        "first value returned is minimised. Reduce it, e.g. with layers.mean."
+    )

@@ -1,0 +1,122 @@
+"""Abstract runs of a program function, with two batch sizes: what differs is the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from penstock import _mesh
+from penstock.layers import _frame
+from penstock.layers._rows import name_batch
+from penstock.program_builder._evaluation import Evaluated, evaluate
+from penstock.program_builder._options import ProgramOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One abstract run of a program function: what it asked for, and what it computes.
+
+    Attributes:
+      whole: the closed trace, a `shard_map` at its end.
+      jaxpr: the trace of the program function in it.
+    """
+
+    frame: _frame.Frame
+    result: Evaluated
+    whole: Any
+    jaxpr: Any
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what was returned."""
+        return tuple(value.shape for value in self.result.values)
+
+
+def trace_twice(*program: Any) -> tuple[Trace, Trace]:
+    """Return the traces of a program for both batch sizes, with the same answers about rows.
+
+    Raises:
+      Exception: of the function; its message names the batch size `B`.
+    """
+    first_size, second_size = _frame.PROBE_BATCH_SIZES
+    try:
+        first = _trace(*program, _frame.ProbedRows(first_size))
+    except Exception as error:
+        _name_batch(error, lambda: _trace(*program, _frame.ProbedRows(second_size)))
+        raise
+    guessed = answers_of(first.frame)
+    second = _trace(*program, _frame.ProbedRows(second_size, first=guessed))
+    known = answers_of(second.frame)
+    if not known.agrees_with(guessed):
+        first = _trace(*program, _frame.ProbedRows(first_size, known=known))
+    return first, second
+
+
+def _trace(
+    function: Callable[[], Any],
+    mode: _frame.Mode,
+    mesh: Mesh,
+    options: ProgramOptions,
+    probed: _frame.ProbedRows,
+) -> Trace:
+    seen: dict[str, Any] = {}
+
+    # The key and the step go in, so that what is drawn anew in each step is told from constants.
+    def body(
+        root: jax.Array, step: jax.Array, anchor: jax.Array, weights: jax.Array
+    ) -> list[jax.Array]:
+        frame = _frame.Frame(
+            mode=mode,
+            variables={},
+            feed=None,
+            weights=weights,
+            key=jax.random.wrap_key_data(root),
+            num_devices=mesh.size,
+            rows=[],
+            anchor=anchor,
+            step=step,
+            probed=probed,
+            is_cut_up=mode == "train" and options.num_parts > 1,
+            compute_dtype=options.precision.compute_dtype,
+            is_frozen=options.is_frozen,
+        )
+        seen["frame"], seen["result"] = frame, evaluate(function, frame)
+        return seen["result"].values
+
+    sharded = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(*[PartitionSpec()] * 3, PartitionSpec(_mesh.AXIS)),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    whole = jax.make_jaxpr(sharded)(*_inputs(probed.batch_size * mesh.size))
+    body_jaxpr = whole.jaxpr.eqns[-1].params["jaxpr"]
+    return Trace(frame=seen["frame"], result=seen["result"], whole=whole, jaxpr=body_jaxpr)
+
+
+def _inputs(size: int) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of a root key, a step's number, an anchor and example weights."""
+    root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    step, anchor = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.float32))
+    return [root, step, anchor, jax.ShapeDtypeStruct((size,), jnp.float32)]
+
+
+def answers_of(frame: _frame.Frame) -> _frame.ProbedRows:
+    assert frame.probed is not None
+    return frame.probed
+
+
+def _name_batch(error: Exception, rerun: Callable[[], Any]) -> None:
+    """Put `B` in place of the probe's batch size in an error's message."""
+    try:
+        rerun()
+    except Exception as other:
+        texts = [each.args[0] if each.args else None for each in (error, other)]
+        if type(error) is type(other) and all(isinstance(text, str) for text in texts):
+            error.args = (name_batch(*texts), *error.args[1:])
