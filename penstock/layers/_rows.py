@@ -42,6 +42,10 @@ def shown(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     return f"[{', '.join(sizes)}]"
 
 
+_SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?\)")
+"""A tuple such as `(B, 3)`, which is shown as `[B, 3]`."""
+
+
 def name_batch(message: str, other: str) -> str:
     """Return a message of the first probe with `B` where its batch size stands.
 
@@ -57,7 +61,7 @@ def name_batch(message: str, other: str) -> str:
         if a != b and a * second == b * first:
             count = a // first if a % first == 0 else a / first
             parts[number] = "B" if count == 1 else f"{count}*B"
-    return "".join(parts)
+    return _SHAPE_WITH_BATCH.sub(r"[\1]", "".join(parts))
 
 
 class ProbedRows:

@@ -99,8 +99,12 @@ CASES = {
     "layer_norm": Case(lambda x, y, **k: layers.layer_norm(x, **k), other=(5,)),
     "lrn": pure(lambda x, y: layers.lrn(x, 3), 6, 6, 4),
     "mean": Case(lambda x, y: layers.mean(x)),
-    "reduce_sum": Case(lambda x, y: layers.reduce_sum(x)),
     "nnx_module": Case(lambda x, y, **k: nnx_linear(x, **k), other=(5,)),
+    **{
+        name: Case(lambda x, y, name=name: getattr(layers, name)(x))
+        for name in layers.__all__
+        if name.startswith("reduce_")
+    },
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
     "pad2d": pure(lambda x, y: layers.pad2d(x, [0, 1, 2, 0], "reflect"), 6, 6, 2),
     "pool2d": pure(lambda x, y: layers.pool2d(x, 2, "avg", 2, 1), 6, 6, 2),

@@ -56,7 +56,7 @@ def test_fc_without_bias_has_none():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: layers.fc(x, 5, num_flatten_dims=2), r"shape \(251, 4\) and num_flatten_dims=2"),
+        (lambda x: layers.fc(x, 5, num_flatten_dims=2), r"shape \[B, 4\] and num_flatten_dims=2"),
         (lambda x: layers.fc([], 5), r"got 0 inputs"),
         (lambda x: layers.fc([x, x], 5, param_attr=[None]), r"got 2 inputs and 1 param_attr"),
         (lambda x: layers.fc(x, 5, param_attr=3), r"layers.fc got param_attr=3, expected a Param"),
