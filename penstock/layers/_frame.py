@@ -285,7 +285,7 @@ class Frame:
                 return total
             return total * (self.micro_batch.total_weight / self.total_weight)
 
-    def noted(self, scope: str) -> contextlib.AbstractContextManager[None]:
+    def noted(self, scope: str) -> contextlib.AbstractContextManager[Any]:
         """Note in a probe's trace what is computed inside; other traces stay as they are."""
         return jax.named_scope(scope) if self.is_probe else contextlib.nullcontext()
 

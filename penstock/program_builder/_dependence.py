@@ -212,6 +212,7 @@ _REMEDIES = {
     "median": "layers.reduce_median",
     "std": "layers.reduce_std",
     "var": "layers.reduce_var",
+    "one key for all rows": "layers.gaussian_random_batch_size_like or layers.example_keys",
 }
 
 
@@ -236,7 +237,7 @@ def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_dev
         raise ProgramError(
             f"{owner} got {', '.join(found)}, expected values that are the same on one device and "
             f"on several. A batch is split {split}, and this is computed from each part alone. Use "
-            f"{' or '.join(dict.fromkeys(remedies))}, over the valid examples of the global batch, "
+            f"{' or '.join(dict.fromkeys(remedies))}, which follow the valid examples of the global batch, "
             'or collectives of jax.lax over the axis "data".'
         )
 

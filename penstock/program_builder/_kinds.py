@@ -86,6 +86,7 @@ _SHOWN = {
     "var": "a variance over examples",
     "median": "a median over examples",
     "sort": "a sort of examples",
+    "one key for all rows": "random numbers drawn by one key for all rows",
 }
 
 SAME = Kind("same")

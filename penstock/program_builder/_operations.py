@@ -6,6 +6,7 @@ has the batch axis of its operands, or none of them has one.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -103,8 +104,8 @@ def _reduce_sum(operation: Operation) -> list[Kind]:
         return [kind.with_degree(kind.degree + 1)]
     if kind.form != "rows":
         return operation.other()
-    flags = merge_flags([kind]) | {"is_ordered": True}
-    return operation.counts_padding([Kind("part", kind.degree, **flags)])
+    total = dataclasses.replace(kind, form="part", is_ordered=True, is_weights=False)
+    return operation.counts_padding([total])
 
 
 def _reduce(operation: Operation) -> list[Kind]:
@@ -244,10 +245,8 @@ def _dot_general(operation: Operation) -> list[Kind]:
     product = combine("mul", operation.kinds, operation.reason)
     if product.form != "rows":
         return operation.other()
-    flags = merge_flags(operation.kinds) | {"is_ordered": True}
-    is_weighted = any(k.is_weighted for k in operation.kinds)
-    total = Kind("part", product.degree, **flags | {"padding": product.padding})
-    return [total if is_weighted else total.with_padding(operation.reason)]
+    total = dataclasses.replace(product, form="part", is_ordered=True, is_weights=False)
+    return [total if total.is_weighted else total.with_padding(operation.reason)]
 
 
 def _convolution(operation: Operation) -> list[Kind]:
@@ -268,7 +267,7 @@ def _random_bits(operation: Operation) -> list[Kind]:
     axes = batch_axes(operation.results[0])
     has_key_per_row = any(map(batch_axes, operation.operands))
     if axes and not has_key_per_row:
-        reason = Reason("random numbers drawn by one key for all rows", operation.reason.site)
+        reason = Reason("one key for all rows", operation.reason.site)
         return [other(operation.kinds, reason)] * len(operation.results)
     return operation.combined()
 

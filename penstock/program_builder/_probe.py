@@ -19,7 +19,7 @@ from penstock.program_builder._dependence import DivergedError, Traces, check_sp
 from penstock.program_builder._evaluation import owner_of
 from penstock.program_builder._kinds import SAME, Kind, Reason
 from penstock.program_builder._options import ProgramOptions
-from penstock.program_builder._traces import answers_of, trace_twice
+from penstock.program_builder._traces import trace_twice
 from penstock.program_builder._tree import Path, flatten
 
 
@@ -124,8 +124,8 @@ def probe(
         feed_specs=frame.feed_specs,
         structure=structure,
         shapes=first.shapes,
-        rows=list(answers_of(frame).answers),
-        module_rows=dict(answers_of(frame).module_answers),
+        rows=list(first.answers.answers),
+        module_rows=dict(first.answers.module_answers),
         counts_padding=tuple(padded),
         sown=result.sown,
         has_convolution=_has_convolution(first.jaxpr),

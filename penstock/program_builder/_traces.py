@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,28 +33,35 @@ class Trace:
     jaxpr: Any
 
     @property
+    def answers(self) -> _frame.ProbedRows:
+        """What it was told of batch axes."""
+        assert self.frame.probed is not None
+        return self.frame.probed
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of what was returned."""
         return tuple(value.shape for value in self.result.values)
 
 
-def trace_twice(*program: Any) -> tuple[Trace, Trace]:
+def trace_twice(
+    function: Callable[[], Any], mode: _frame.Mode, mesh: Mesh, options: ProgramOptions
+) -> tuple[Trace, Trace]:
     """Return the traces of a program for both batch sizes, with the same answers about rows.
 
     Raises:
       Exception: of the function; its message names the batch size `B`.
     """
+    trace = functools.partial(_trace, function, mode, mesh, options)
     first_size, second_size = _frame.PROBE_BATCH_SIZES
     try:
-        first = _trace(*program, _frame.ProbedRows(first_size))
+        first = trace(_frame.ProbedRows(first_size))
     except Exception as error:
-        _name_batch(error, lambda: _trace(*program, _frame.ProbedRows(second_size)))
+        _name_batch(error, lambda: trace(_frame.ProbedRows(second_size)))
         raise
-    guessed = answers_of(first.frame)
-    second = _trace(*program, _frame.ProbedRows(second_size, first=guessed))
-    known = answers_of(second.frame)
-    if not known.agrees_with(guessed):
-        first = _trace(*program, _frame.ProbedRows(first_size, known=known))
+    second = trace(_frame.ProbedRows(second_size, first=first.answers))
+    if not second.answers.agrees_with(first.answers):
+        first = trace(_frame.ProbedRows(first_size, known=second.answers))
     return first, second
 
 
@@ -107,16 +115,11 @@ def _inputs(size: int) -> list[jax.ShapeDtypeStruct]:
     return [root, step, anchor, jax.ShapeDtypeStruct((size,), jnp.float32)]
 
 
-def answers_of(frame: _frame.Frame) -> _frame.ProbedRows:
-    assert frame.probed is not None
-    return frame.probed
-
-
 def _name_batch(error: Exception, rerun: Callable[[], Any]) -> None:
     """Put `B` in place of the probe's batch size in an error's message."""
     try:
         rerun()
     except Exception as other:
-        texts = [each.args[0] if each.args else None for each in (error, other)]
-        if type(error) is type(other) and all(isinstance(text, str) for text in texts):
-            error.args = (name_batch(*texts), *error.args[1:])
+        text, its = (each.args[0] if each.args else None for each in (error, other))
+        if type(error) is type(other) and isinstance(text, str) and isinstance(its, str):
+            error.args = (name_batch(text, its), *error.args[1:])

@@ -157,7 +157,7 @@ def test_refused_value_names_the_line_and_the_layer_to_use():
     text = str(caught.value)
     assert f"returned value 'top' (a maximum over examples at {__file__}:" in text
     assert f"returned value 'std' (a standard deviation over examples at {__file__}:" in text
-    assert "Use layers.reduce_max or layers.reduce_std, over the valid examples" in text
+    assert "Use layers.reduce_max or layers.reduce_std, which follow the valid" in text
 
 
 def test_loss_and_outputs_of_infer_are_looked_at_too():
