@@ -15,9 +15,10 @@ import numpy as np
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 _PACKAGE = Path(__file__).parents[1]
-_BUILDER_FOLDER = str(_PACKAGE / "program_builder")
+_CALLER = str(_PACKAGE / "program_builder" / "_evaluation.py")
+"""What calls the program function."""
 _SKIPPED_FOLDERS = (
-    *(str(_PACKAGE / name) for name in ("layers", "fluid")),
+    *(str(_PACKAGE / name) for name in ("layers", "fluid", "program_builder")),
     *(str(Path(str(module.__file__)).parent) for module in (jax, flax)),
 )
 
@@ -80,8 +81,9 @@ def user_stack(depth: int = 1) -> tuple[str, ...]:
       depth: how many frames above this one to begin.
     """
     lines, frame = [], sys._getframe(depth)
-    while frame is not None and not frame.f_code.co_filename.startswith(_BUILDER_FOLDER):
-        if not frame.f_code.co_filename.startswith(_SKIPPED_FOLDERS):
+    # What the builder puts around flax modules stands between the user's lines.
+    while frame is not None and frame.f_code.co_filename != _CALLER:
+        if is_user_file(frame.f_code.co_filename):
             lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return tuple(reversed(lines))
@@ -101,4 +103,4 @@ def site_of(traceback: Any, is_wanted: Callable[[str], bool] = lambda file: True
 
 def is_user_file(name: str) -> bool:
     """Return whether a file of Python is neither a layer nor JAX's, flax's or the builder's."""
-    return not name.startswith((*_SKIPPED_FOLDERS, _BUILDER_FOLDER))
+    return not name.startswith(_SKIPPED_FOLDERS)

@@ -224,7 +224,7 @@ def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_dev
     """
     found, remedies = [], []
     for number, (kind, rows) in enumerate(zip(kinds, structure.rows, strict=True)):
-        is_right = kind.form == "rows" and kind.is_ordered if rows else kind.form == "same"
+        is_right = kind.form == "same" or (rows and kind.form == "rows" and kind.is_ordered)
         is_mean = not rows and (kind.form, kind.degree) == ("part", -1)
         if is_mean or (is_right and not kind.degree) or kind.form == "feed":
             continue
@@ -237,8 +237,8 @@ def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_dev
         raise ProgramError(
             f"{owner} got {', '.join(found)}, expected values that are the same on one device and "
             f"on several. A batch is split {split}, and this is computed from each part alone. Use "
-            f"{' or '.join(dict.fromkeys(remedies))}, which follow the valid examples of the global batch, "
-            'or collectives of jax.lax over the axis "data".'
+            f"{' or '.join(dict.fromkeys(remedies))}, which follow the valid examples of the "
+            'global batch, or collectives of jax.lax over the axis "data".'
         )
 
 
