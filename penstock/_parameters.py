@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
@@ -124,8 +125,6 @@ def save(
     Arguments:
       about: what belongs to them, as JSON: the preprocessing of their images for one.
     """
-    from safetensors.numpy import save_file
-
     if jax.process_index():
         return
     folder = Path(path)
@@ -148,12 +147,29 @@ def save(
     tensors = {"/".join((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
     temporary = folder / f".{os.getpid()}.tmp"
     try:
-        save_file(tensors, temporary, metadata={"format": "penstock parameters 1"})
+        _write(tensors, temporary, folder / DATA_FILE)
         os.replace(temporary, folder / DATA_FILE)
         temporary.write_text(json.dumps(description, indent=1) + "\n")
         os.replace(temporary, folder / DESCRIPTION_FILE)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _write(tensors: dict[str, np.ndarray], path: Path, target: Path) -> None:
+    """Write a file of safetensors; a disk that does not take it is an OSError, as elsewhere.
+
+    Arguments:
+      target: the name that it is to have, which an error says.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "penstock parameters 1"})
+    except SafetensorError as error:
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(target)) from error
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:

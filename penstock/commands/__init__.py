@@ -40,6 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run_words(words)
+        sys.stdout.flush()  # at exit it would be too late to say nothing of a closed pipe
+    except BrokenPipeError:  # `penstock train | head` has seen enough
+        _discard_output()
+        return 1
+    return status
+
+
+def _run_words(words: list[str]) -> int:
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
         print(_help())
@@ -66,11 +76,18 @@ def _dispatched(name: str, words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"\npenstock {name}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `penstock train | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return 1
     except SystemExit as request:  # from argparse: 0 after --help, 2 after wrong arguments
         return request.code if isinstance(request.code, int) else 1
+
+
+def _discard_output() -> None:
+    """Send to nowhere what is still to be flushed at exit: with `2>&1` both pipes are closed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
 
 
 def _help() -> str:

@@ -82,7 +82,6 @@ def _predict(argv: list[str]) -> None:
     facts = _facts(found)
     height, width, channels = facts.image_shape
     preparation = preparation_of(found.flags, found.weights)
-    print(preparation.said, file=sys.stderr)
     chosen = preparation.preprocessing
     shape = Shape(
         image_shape=(height, width, channels),
@@ -94,6 +93,8 @@ def _predict(argv: list[str]) -> None:
     for start in range(0, len(files), _BATCH_SIZE):
         part = files[start : start + _BATCH_SIZE]
         images = [crop({"image": _image(path, facts, channels)})["image"] for path in part]
+        if not start:  # not before a failure to read them, which is to be the only line
+            print(preparation.said, file=sys.stderr)
         probabilities = np.asarray(trainer.infer({"image": np.stack(images)}))
         for path, row in zip(part, probabilities, strict=True):
             _show(path, row, facts.class_names, flags)

@@ -1,5 +1,6 @@
 """The command line: which command runs, and what its exit status says."""
 
+import os
 import subprocess
 import sys
 
@@ -86,6 +87,21 @@ def test_failure_keeps_its_traceback_and_ends_with_1():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "TypeError" in done.stderr
+
+
+@pytest.mark.parametrize("is_unbuffered", ["", "1"])
+def test_closed_pipe_ends_without_a_word(is_unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "--help"],
+            env=os.environ | {"PYTHONUNBUFFERED": is_unbuffered},
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_argument_words_come_from_the_process(monkeypatch, capsys):

@@ -49,7 +49,11 @@ def folder(tmp_path_factory):
         ("--num_classes=5", "--num_classes got 5, expected at least 10"),
         ("--labels_offset=1 --num_classes=9", "got the label -1 after --labels_offset=1"),
         ("--preprocessing_name=none --train_image_size=9", "expected 9 x 9"),
-        ("--model_name=alexnet_v2 --train_image_size=9", "the reach of the window"),
+        (
+            "--model_name=alexnet_v2 --train_image_size=9",
+            "--train_image_size got 9, expected 67 or more. Of smaller images 'alexnet_v2' has",
+        ),
+        ("--model_name=lenet --train_image_size=3", "--train_image_size got 3, expected 4 or more"),
         ("--freeze=conv9", "freeze got 'conv9', expected what matches a parameter"),
         ("--decay_scheme=luong10", "decay_scheme='luong10', expected at least 10 steps"),
         ("--task_type=finetune --model_dir=nowhere", "'nowhere' got nothing"),
@@ -166,6 +170,7 @@ def test_images_that_predict_cannot_read_are_named(capsys, monkeypatch, tmp_path
         assert status == 1
         assert message in err
         assert err.count("\n") == 1
+        assert "on_error" not in err
     status, _, err = run(capsys, "predict", "runs/digits_tiny")
     assert status == 2
     status, _, err = run(capsys, "eval", "runs/digits_tiny", "--num_classes=12")

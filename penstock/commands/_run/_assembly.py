@@ -18,7 +18,12 @@ from penstock.commands._run._benchmark import TimedReader
 from penstock.commands._run._data import Data, open_data, resolved
 from penstock.commands._run._folder import RunFolder
 from penstock.commands._run._handlers import RunHandlers, handlers_of
-from penstock.commands._run._network import last_layers, network_of, precision_of
+from penstock.commands._run._network import (
+    last_layers,
+    name_smallest_size,
+    network_of,
+    precision_of,
+)
 from penstock.commands._run._plan import Plan, plan_of
 from penstock.commands._run._preparation import about_weights
 from penstock.readers import Shard
@@ -75,10 +80,12 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     folder = _folder.folder_for(flags)
     _folder.check_apart(folder, flags.dataset)
     network = network_of(flags, data.shape)
-    weights = _read_weights(flags, folder, network.model, data.shape.image_shape[0])
-    notes = _take(folder, flags, held)
+    size = data.shape.image_shape[0]
     schedule = schedule_of(flags, data, plan)
-    trainer = _trainer(flags, network, schedule, folder, place)
+    with name_smallest_size(network.model, size):
+        weights = _read_weights(flags, folder, network.model, size)
+        notes = _take(folder, flags, held)
+        trainer = _trainer(flags, network, schedule, folder, place)
     if data.preparation is not None:  # whoever copies its parameters finds it with them
         trainer.about = about_weights(data.preparation.preprocessing)
     return Run(

@@ -48,6 +48,8 @@ def run_command(name: str, command: Callable[[], None]) -> int:
         text = one_line(error)
         if name in _SKIPPING:
             text = text.replace("on_error='skip'", "--skip_damaged=True")
+        else:
+            text = text.replace("; a reader leaves it out with on_error='skip'", "")
         print(f"penstock {name}: {text}", file=sys.stderr)
         return 1
     return 0

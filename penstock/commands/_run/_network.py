@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 from penstock import Precision, ProgramBuilder, Trainer, layers, models, preprocessing
 from penstock.commands._flags import PerformanceFlags, TrainFlags
 from penstock.models._classifier import AUXILIARY_WEIGHT
+from penstock.models._foreign_weights import program_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,52 @@ def network_of(
     if is_mnist_of_fastnn:
         return made._replace(train_program=_with_broadcast_accuracy(made.train_program, seen))
     return made
+
+
+@contextlib.contextmanager
+def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
+    """Name the smallest images that a network takes where it cannot be built for smaller ones.
+
+    Arguments:
+      size: height and width in pixels that it is built for inside.
+
+    Raises:
+      ValueError: nothing is left of images of that size on the way through the network.
+    """
+    try:
+        yield
+    except ValueError as error:
+        smallest = _smallest_size(model, size)
+        if smallest == size:
+            raise
+        raise ValueError(
+            f"--train_image_size got {size}, expected {smallest} or more. Of smaller images "
+            f"{model.name!r} has nothing left before its last layer. Leave the flag out for "
+            f"{model.default_image_size}, the network's own."
+        ) from error
+
+
+def _smallest_size(model: models.Model, size: int) -> int:
+    """Return the smallest image size from `size` on that a network takes, else `size`."""
+    if _takes(model, size):
+        return size
+    # Where a size is too small, building ends at the layer that says so: it is the sizes that fit
+    # which take time, seconds for the largest networks. So the search goes up from below.
+    least, step = size, 1
+    while not _takes(model, least + step):
+        least, step = least + step, 2 * step
+        if least > model.default_image_size:  # it fails for another reason
+            return size
+    sizes = range(least + 1, least + step + 1)
+    return sizes[bisect.bisect_left(sizes, True, key=lambda each: _takes(model, each))]
+
+
+def _takes(model: models.Model, size: int) -> bool:
+    try:
+        program_of(model, 2, size)
+    except ValueError:
+        return False
+    return True
 
 
 def precision_of(flags: PerformanceFlags) -> Precision:

@@ -13,7 +13,13 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._flags import ModelFlags, TrainFlags, UsageError, fastnn_defaults, parse
 from penstock.commands._run import _folder, _weights
 from penstock.commands._run._folder import RunFolder
-from penstock.commands._run._network import Shape, last_layers, network_of, precision_of
+from penstock.commands._run._network import (
+    Shape,
+    last_layers,
+    name_smallest_size,
+    network_of,
+    precision_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +81,8 @@ def trained(found: Found, shape: Shape) -> Trainer:
     """
     size = shape.image_shape[0]
     network = network_of(found.flags, shape)
-    entries = _weights.read_entries(found.weights, network.model, size)
+    with name_smallest_size(network.model, size):
+        entries = _weights.read_entries(found.weights, network.model, size)
     if entries.optional:  # a head without weights would be a random share of the loss
         network = network_of(found.flags, shape, counts_auxiliary=False)
     trainer = Trainer(
