@@ -23,7 +23,8 @@ from penstock.program_builder._kinds import (
     literal_kind,
     other,
 )
-from penstock.program_builder._operations import Operation, Shapes, batch_axes, follow
+from penstock.program_builder._operation import Operation, Shapes, batch_axes
+from penstock.program_builder._operations import follow
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all"}
@@ -88,7 +89,7 @@ class Traces:
         def read(a: Any, b: Any) -> Kind:
             if hasattr(a, "val"):
                 _require(hasattr(b, "val"))
-                return literal_kind(a.val, b.val, self.sizes[1] / self.sizes[0])
+                return literal_kind(a.val, b.val, self.sizes)
             return known[a]
 
         for a, b in zip(first.eqns, second.eqns, strict=True):
@@ -128,22 +129,35 @@ class Traces:
         if operation.name == "axis_index":
             return [Kind("device")]
         if operation.name in _COLLECTIVES and REDUCED_SCOPE not in scope:
-            # Whoever talks to the other devices answers for what is made of it.
-            found = combine("add", kinds, operation.reason)
-            return [SAME.with_padding(found.padding) if found.padding else SAME] * len(
-                operation.results
-            )
-        results = follow(operation)
+            return self._collective(operation)
+        is_gathering = operation.name in _COLLECTIVES and any(map(batch_axes, operation.results))
+        results = self._collective(operation) if is_gathering else follow(operation)
         if PER_DEVICE_SCOPE in scope:
             return [_known(k, s) for k, s in zip(results, operation.results, strict=True)]
         if REDUCED_SCOPE not in scope or any(k.form == "other" for k in kinds):
             return results
+        if not all(map(_can_be_reduced, kinds)):
+            return operation.other()
         form = MEAN if self.is_in_parts else SAME
         return [
             k
             if batch_axes(s) and k.form != "other"
             else dataclasses.replace(form, padding=k.padding)
             for k, s in zip(results, operation.results, strict=True)
+        ]
+
+    def _collective(self, operation: Operation) -> list[Kind]:
+        """Follow a user's own: whoever talks to the other devices answers for what is made of it.
+
+        Of micro-batches only means can be put together.
+        """
+        found = combine("add", operation.kinds, operation.reason)
+        if self.is_in_parts and not {k.form for k in operation.kinds} <= {"same", "device"}:
+            is_mean = found.form == "part" and operation.name.startswith("psum")
+            return [found if is_mean else other([found], operation.reason)] * len(operation.results)
+        return [
+            dataclasses.replace(SAME, padding=found.padding, is_gathered=bool(batch_axes(shapes)))
+            for shapes in operation.results
         ]
 
     def _scan(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
@@ -224,7 +238,7 @@ def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_dev
     """
     found, remedies = [], []
     for number, (kind, rows) in enumerate(zip(kinds, structure.rows, strict=True)):
-        is_right = kind.form == "same" or (rows and kind.form == "rows" and kind.is_ordered)
+        is_right = kind.form == "same" or (rows and kind.form == "rows" and len(kind.blocks) == 1)
         is_mean = not rows and (kind.form, kind.degree) == ("part", -1)
         if is_mean or (is_right and not kind.degree) or kind.form == "feed":
             continue
@@ -240,6 +254,13 @@ def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_dev
             f"{' or '.join(dict.fromkeys(remedies))}, which follow the valid examples of the "
             'global batch, or collectives of jax.lax over the axis "data".'
         )
+
+
+def _can_be_reduced(kind: Kind) -> bool:
+    """Return whether our own reductions make the same of a value on any number of devices."""
+    if kind.form == "part":
+        return kind.degree == -1  # the mean of means
+    return kind.form not in ("index", "device") and (kind.form != "rows" or not kind.degree)
 
 
 def _known(kind: Kind, shapes: Shapes) -> Kind:

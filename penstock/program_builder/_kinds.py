@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
+
+from penstock.program_builder._layouts import Blocks, rows_of
 
 Form = Literal["same", "rows", "part", "index", "device", "feed", "other"]
 
@@ -27,20 +30,27 @@ class Kind:
         number of the device, `"feed"` is what inputs are made of. `"other"` depends on how the
         batch is split, for the reason in `why`.
       degree: the power of `b` that the array is multiplied by.
-      is_ordered: rows of one example are next to each other, in the order of the examples.
+      blocks: how the rows lie along the batch axis; in one block they are in the order of examples.
       is_weighted: rows have met the example weights.
       is_weights: rows are the example weights themselves.
       is_zero: 0 in every entry, which adds to anything.
+      is_gathered: made of the rows of all devices, for which whoever gathered them answers.
+      span: of an `"index"`, how many rows an example has in the array whose rows it numbers; None
+        where it is computed with, so that it may stand for another row.
+      column: where it stands among the indices that a gather takes, one for each axis.
       padding: where the padding of a short batch was counted, if it was.
       why: what made an `"other"`, and where.
     """
 
     form: Form
     degree: int = 0
-    is_ordered: bool = True
+    blocks: Blocks = (1,)
     is_weighted: bool = False
     is_weights: bool = False
     is_zero: bool = False
+    is_gathered: bool = False
+    span: Fraction | int | None = None
+    column: int = 0
     padding: Reason | None = None
     why: Reason | None = None
 
@@ -52,9 +62,9 @@ class Kind:
         """Return this kind multiplied by another power of the batch size."""
         return dataclasses.replace(self, degree=degree)
 
-    def with_order(self, is_ordered: bool) -> Kind:
-        """Return this kind with its rows in the order of the examples, or in another."""
-        return dataclasses.replace(self, is_ordered=is_ordered)
+    def with_blocks(self, blocks: Blocks) -> Kind:
+        """Return this kind with its rows in these blocks."""
+        return dataclasses.replace(self, blocks=blocks)
 
     def with_padding(self, reason: Reason | None) -> Kind:
         """Return this kind with a note of what counted the padding."""
@@ -95,26 +105,25 @@ ROWS = Kind("rows")
 MEAN = Kind("part", degree=-1)
 
 _LAYOUT = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "split")
-_CHOICE = (
-    "dynamic_slice",
-    "concatenate",
-    "pad",
-    "gather",
-    "copy",
-    "copy_p",
-    "optimization_barrier",
-)
+_CHOICE = ("dynamic_slice", "concatenate", "stack", "unstack", "tile", "pad", "gather")
+_COPIES = ("copy", "copy_p", "optimization_barrier")
 _SUMS = ("add", "sub", "neg", "add_any", "reduce_sum", "cumsum", "real", "imag")
 _CASTS = ("convert_element_type", "reduce_precision", "stop_gradient")
-LINEAR = frozenset([*_LAYOUT, *_CHOICE, *_SUMS, *_CASTS])
+LINEAR = frozenset([*_LAYOUT, *_CHOICE, *_COPIES, *_SUMS, *_CASTS])
 """Operations that a sum over devices passes through, as long as the other operands are the same."""
+
+
+_COMPARISONS = {"eq", "ne", "gt", "ge", "lt", "le"}
+# Operations after which an index still numbers the same rows.
+_KEEPS_INDEX = {*_LAYOUT, *_COPIES, *_CASTS, "concatenate", "stack", "tile", "round"}
 
 
 def merge_flags(kinds: Sequence[Kind]) -> dict[str, Any]:
     """Return the flags of what is computed from arrays of these kinds."""
     return {
         "is_weighted": any(k.is_weighted for k in kinds),
-        "is_ordered": all(k.is_ordered for k in kinds),
+        "blocks": next((k.blocks for k in kinds if k.blocks != (1,)), (1,)),
+        "is_gathered": any(k.is_gathered for k in kinds),
         "padding": next((k.padding for k in kinds if k.padding), None),
     }
 
@@ -135,19 +144,34 @@ def combine(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
         return other(kinds, reason)
     if "part" in forms:
         return _part(operation, kinds, flags, reason)
+    if "rows" in forms and forms & {"device", "index"}:
+        return other(kinds, reason)
     if "device" in forms:
-        is_of_rows = bool(forms & {"index", "rows"})
-        return Kind("rows" if is_of_rows else "device", **flags)
+        return Kind("rows" if "index" in forms else "device", **flags)
     if "index" in forms:
-        # Only indices are made of a row's number on this device: jnp.arange(len(x)), labels.
-        return other(kinds, reason) if "rows" in forms else Kind("index", **flags)
+        return _index(operation, kinds, flags)
     if "feed" in forms:
         return Kind("feed", **flags)
     return _rows(operation, kinds, flags, reason)
 
 
+def _index(operation: str, kinds: Sequence[Kind], flags: dict[str, Any]) -> Kind:
+    """Follow the numbers of a device's rows: jnp.arange(len(x)), of which only indices are made."""
+    if flags["is_gathered"]:
+        return Kind("same", **flags)
+    if operation == "select_n" and kinds[0].is_zero:
+        return kinds[1]
+    spans = {k.span for k in kinds if k.form == "index"}
+    is_kept = len(spans) == 1 and (operation in _KEEPS_INDEX or operation == "lt")
+    if operation == "lt":  # of an index that counts from 0: jnp asks whether it is negative
+        is_false = is_kept and spans != {None} and kinds[1].is_zero and kinds[0].form == "index"
+        return Kind("index", is_zero=is_false, **flags)
+    column = next(k.column for k in kinds if k.form == "index")
+    return Kind("index", span=spans.pop() if is_kept else None, column=column, **flags)
+
+
 def _same(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
-    degree = _degree(operation, kinds)
+    degree = 0 if any(k.is_gathered for k in kinds) else _degree(operation, kinds)
     if degree is None:
         return other(kinds, reason)
     is_zero = all(k.is_zero for k in kinds) and operation in LINEAR
@@ -157,9 +181,11 @@ def _same(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
 def _rows(operation: str, kinds: Sequence[Kind], flags: dict[str, Any], reason: Reason) -> Kind:
     degree = _degree(operation, kinds)
     rows = [k for k in kinds if k.form == "rows"]
-    if len({k.is_ordered for k in rows}) > 1:
+    if len({k.blocks for k in rows}) > 1:
         # Rows in another order meet the weights, which are wrong for them where some are 0.
-        if operation == "mul" and all(k.is_weights for k in rows if k.is_ordered):
+        blocks = {k.blocks for k in rows if not k.is_weights}
+        if operation == "mul" and len(blocks) == 1:
+            flags["blocks"] = blocks.pop()
             flags["padding"] = flags["padding"] or reason
         else:
             degree = None
@@ -197,6 +223,8 @@ def _degree(operation: str, kinds: Sequence[Kind]) -> int | None:
         return sum(k.degree for k in kinds)
     if operation == "div":
         return kinds[0].degree - kinds[1].degree
+    if operation in _COMPARISONS and any(k.is_zero for k in kinds):
+        return 0
     degrees = {k.degree for k in kinds if not k.is_zero} or {0}
     if degrees == {0}:
         return 0
@@ -204,16 +232,35 @@ def _degree(operation: str, kinds: Sequence[Kind]) -> int | None:
     return degrees.pop() if is_kept and len(degrees) == 1 else None
 
 
-def literal_kind(first: Any, second: Any, ratio: float) -> Kind:
-    """Return the kind of a number that two traces hold, `ratio` being that of their batch sizes."""
+def literal_kind(first: Any, second: Any, sizes: tuple[int, int]) -> Kind:
+    """Return the kind of a number or a constant that traces of these batch sizes hold."""
     a, b = np.asarray(first), np.asarray(second)
     if a.shape != b.shape:
-        return Kind("index")
+        return _constant_rows(a, b, sizes)
     if a.dtype.kind not in "iufV" or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
         return ZERO if a.dtype.kind in "iuf" and not a.any() else SAME
     a, b = a.astype(np.float64), b.astype(np.float64)
     tolerance = 1e-2 if np.asarray(first).dtype.itemsize < 4 else 1e-6
     for degree in (1, -1, 2, -2):
-        if np.allclose(b, a * ratio**degree, rtol=tolerance, atol=0):
+        if np.allclose(b, a * (sizes[1] / sizes[0]) ** degree, rtol=tolerance, atol=0):
             return Kind("same", degree)
     return Kind("other", why=Reason("a number that depends on the batch size", ""))
+
+
+def _constant_rows(a: np.ndarray, b: np.ndarray, sizes: tuple[int, int]) -> Kind:
+    """Return the kind of a constant with a batch axis: np.ones(len(x)), np.arange(len(x))."""
+    axes = [axis for axis, size in enumerate(a.shape) if size != b.shape[axis]]
+    rows = rows_of((a.shape[axes[0]], b.shape[axes[0]]), sizes) if len(axes) == 1 else None
+    unknown = Kind("index")
+    if rows is None or rows.denominator > 1 or a.dtype.kind not in "biuf":
+        return unknown
+    if (a == a.flat[0]).all() and (b == a.flat[0]).all():
+        return SAME if a.flat[0] else ZERO
+    a, b = np.moveaxis(a, axes[0], 0), np.moveaxis(b, axes[0], 0)
+    if a.ndim == 1 and all(np.array_equal(each, np.arange(len(each))) for each in (a, b)):
+        return Kind("index", blocks=(rows,), span=rows)
+    blocks = [each.reshape(int(rows), -1, *each.shape[1:]) for each in (a, b)]
+    is_known = all((each == each[:, :1]).all() for each in blocks)
+    if is_known and np.array_equal(blocks[0][:, 0], blocks[1][:, 0]):
+        return Kind("rows", blocks=(1,) * int(rows))  # labels of joined batches
+    return unknown

@@ -17,9 +17,9 @@ from penstock.layers._rows import shown
 from penstock.program_builder import _sites, _untrained
 from penstock.program_builder._dependence import DivergedError, Traces, check_split
 from penstock.program_builder._evaluation import owner_of
-from penstock.program_builder._kinds import SAME, Kind, Reason
+from penstock.program_builder._kinds import SAME, Kind, Reason, literal_kind
 from penstock.program_builder._options import ProgramOptions
-from penstock.program_builder._traces import trace_twice
+from penstock.program_builder._traces import Trace, trace_twice
 from penstock.program_builder._tree import Path, flatten
 
 
@@ -109,7 +109,7 @@ def probe(
     is_scalar = tuple(not shape for shape in first.shapes)
     structure = dataclasses.replace(result.structure, rows=rows, is_scalar=is_scalar)
     is_in_parts = mode == "train" and options.num_parts > 1
-    kinds = _follow(first.jaxpr, second.jaxpr, is_in_parts)
+    kinds = _follow(first, second, is_in_parts)
     if mesh.size > 1 or is_in_parts:
         check_split(kinds, structure, owner, mesh.size)
     if mode == "train":
@@ -151,21 +151,30 @@ def _returned_rows(shape: tuple[int, ...], other: tuple[int, ...], what: str) ->
     )
 
 
-def _follow(first: Any, second: Any, is_in_parts: bool) -> list[Kind]:
+def _follow(first: Trace, second: Trace, is_in_parts: bool) -> list[Kind]:
     """Return what each returned value is to the batch."""
-    # Constants of the function come first; of different sizes they count rows.
-    num_consts = len(first.invars) - 4
+    # Constants of the function come first.
     consts = [
-        SAME if a.aval.shape == b.aval.shape else Kind("index")
-        for a, b in zip(first.invars[:num_consts], second.invars[:num_consts], strict=False)
+        literal_kind(a, b, _frame.PROBE_BATCH_SIZES)
+        if a is not None and b is not None
+        else Kind("same" if x.aval.shape == y.aval.shape else "index")
+        for a, b, x, y in zip(
+            first.constants,
+            second.constants,
+            first.jaxpr.invars,
+            second.jaxpr.invars,
+            strict=False,
+        )
     ]
     weights = Kind("rows", is_weighted=True, is_weights=True)
     traces = Traces(_frame.PROBE_BATCH_SIZES, is_in_parts)
     try:
-        return traces.follow(first, second, [*consts, SAME, SAME, Kind("feed"), weights])
+        return traces.follow(
+            first.jaxpr, second.jaxpr, [*consts, SAME, SAME, Kind("feed"), weights]
+        )
     except DivergedError:
         reason = Reason("Python code that does something else for another batch size", "")
-        return [Kind("other", why=reason, padding=reason)] * len(first.outvars)
+        return [Kind("other", why=reason, padding=reason)] * len(first.jaxpr.outvars)
 
 
 def _has_convolution(jaxpr: Any) -> bool:

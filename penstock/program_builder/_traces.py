@@ -39,6 +39,14 @@ class Trace:
         return self.frame.probed
 
     @property
+    def constants(self) -> list[Any]:
+        """The values of the constants that `jaxpr` takes in front, None where not known."""
+        known = dict(zip(self.whole.jaxpr.constvars, self.whole.consts, strict=True))
+        call = self.whole.jaxpr.eqns[-1]
+        given = call.invars[: len(self.jaxpr.invars) - 4]
+        return [v.val if hasattr(v, "val") else known.get(v) for v in given]
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of what was returned."""
         return tuple(value.shape for value in self.result.values)

@@ -39,9 +39,22 @@ SAME = {
     "labels picked": lambda h, y: -jax.nn.log_softmax(h)[jnp.arange(len(h)), y].mean(),
     "labels taken": lambda h, y: jnp.take_along_axis(h, y[:, None], 1).mean(),
     "embedding": lambda h, y: jnp.arange(12.0).reshape(4, 3)[y],
+    "labels set": lambda h, y: h.at[jnp.arange(len(h)), y].set(0.0),
+    "labels counted": lambda h, y: jnp.bincount(y, length=4) / len(h),
+    "sum by label": lambda h, y: jax.ops.segment_sum(h, y, 4) / len(h),
+    "sum by example": lambda h, y: jax.ops.segment_sum(
+        jnp.repeat(h, 2, axis=0), jnp.repeat(jnp.arange(len(h)), 2), len(h)
+    ),
+    "gradient of an embedding": lambda h, y: jax.grad(lambda e: jnp.mean(e[y] ** 2))(jnp.ones(4)),
+    "constants of numpy": lambda h, y: h[np.arange(len(h))] * np.ones((len(h), 1), np.float32),
+    "labels of numpy": lambda h, y: jnp.mean(
+        jnp.concatenate([h[:, 0], h[:, 1]]) * np.repeat(np.float32([1, 0]), len(h))
+    ),
     "mean of products": lambda h, y: h.T @ h / len(h),
     "joined": lambda h, y: jnp.concatenate([h, 2 * h]).mean(),
     "joined and split": lambda h, y: jnp.split(jnp.concatenate([h, 2 * h]), 2)[1],
+    "time in front": lambda h, y: h.T.reshape(-1, 1).reshape(4, len(h)).T,
+    "views in front": lambda h, y: jnp.tile(h, (2, 1)).reshape(2, -1, 4).max(axis=0),
     "repeated": lambda h, y: jnp.repeat(h, 2, axis=0),
     "transposed twice": lambda h, y: (h.T * jnp.arange(4.0)[:, None]).T,
     "scan": lambda h, y: lax.scan(lambda c, x: (c + x, c), h[:, 0], h.T)[0],
@@ -51,6 +64,7 @@ SAME = {
     "parameter": lambda h, y: jnp.arange(5.0),
     "parameter as long as a probe": lambda h, y: jnp.ones((480,)).cumsum(),
     "collective of one's own": lambda h, y: lax.pmax(lax.stop_gradient(jnp.max(h)), "data"),
+    "gathered": lambda h, y: jnp.std(lax.all_gather(h, "data", tiled=True)),
     "layers.mean": lambda h, y: layers.mean(h),
     "root of layers.mean": lambda h, y: jnp.sqrt(layers.mean(h**2)),
     "centred": lambda h, y: h - layers.reduce_mean(h, dim=0, keep_dim=True),
@@ -107,6 +121,24 @@ REFUSED = {
     "loop by a mean": lambda h, y: lax.while_loop(lambda v: v < 9, lambda v: 2 * v, jnp.mean(h)),
     "layers.mean of a maximum": lambda h, y: layers.mean(jnp.max(h)),
     "counted": lambda h, y: jnp.zeros(4).at[y].add(1.0),
+    "next by index": lambda h, y: h[jnp.arange(len(h)) - 1],
+    "pairs by index": lambda h, y: h[jnp.arange(len(h)) // 2 * 2],
+    "index of another axis": lambda h, y: h[y, jnp.arange(len(h)) % 4],
+    "every second": lambda h, y: jnp.mean(h[jnp.arange(0, len(h), 2)]),
+    "permuted by numpy": lambda h, y: h[np.random.default_rng(0).permutation(len(h))],
+    "weighted by place": lambda h, y: jnp.mean(h[:, 0] * jnp.cumsum(jnp.ones(len(h)))),
+    "one of them": lambda h, y: jnp.mean(h[:, 0] * jnp.zeros(len(h)).at[0].set(1.0)),
+    "halves compared": lambda h, y: jnp.mean(jnp.prod(h.reshape(2, len(h) // 2, 4), axis=0)),
+    "time taken for examples": lambda h, y: jnp.mean(jnp.max(h.T.reshape(len(h), 4), axis=1)),
+    "views in two orders": lambda h, y: jnp.mean(jnp.tile(h, (2, 1)) * jnp.repeat(h, 2, axis=0)),
+    "keys of one key": lambda h, y: (
+        h[:, 0] + jax.vmap(jax.random.normal)(jax.random.split(jax.random.key(0), len(h)))
+    ),
+    "number of a device": lambda h, y: h + lax.axis_index("data"),
+    "layers.mean of a sum": lambda h, y: layers.mean(jnp.sum(h)),
+    "layers.mean of places": lambda h, y: layers.mean(jnp.arange(len(h)) * 1.0),
+    "layers.mean of shares": lambda h, y: layers.mean(h / len(h)),
+    "layers.reduce_max of shares": lambda h, y: layers.reduce_max(h / len(h)),
 }
 
 
@@ -192,6 +224,8 @@ def test_micro_batches_refuse_reductions_that_they_cannot_put_together():
         builder_of({"top": SAME["reduce_max"]}, 1, gradient_accumulation_steps=2)
     with pytest.raises(ps.ProgramError, match="A batch is split into micro-batches"):
         builder_of({"root": SAME["root of layers.mean"]}, 1, gradient_accumulation_steps=2)
+    with pytest.raises(ps.ProgramError, match="A batch is split into micro-batches"):
+        builder_of({"v": SAME["collective of one's own"]}, 1, gradient_accumulation_steps=2)
 
 
 # A short batch.
