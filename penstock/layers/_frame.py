@@ -113,7 +113,8 @@ class Frame:
     def __post_init__(self) -> None:
         self.batch_size: int = self.weights.shape[0]
         # Made here, in the outermost trace: made lazily inside a scan body it would leak from it.
-        self.total_weight = _mesh.psum(jnp.sum(self.weights), self.num_averaged)
+        with self.noted(PER_DEVICE_SCOPE):  # not of the user's own, which micro-batches refuse
+            self.total_weight = _mesh.psum(jnp.sum(self.weights), self.num_averaged)
         self.first_row = _mesh.device_index(self.num_devices) * self.batch_size
         if self.micro_batch is not None:
             self.first_row = self.micro_batch.first_row

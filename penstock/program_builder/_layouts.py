@@ -50,6 +50,6 @@ def cut_blocks(
 ) -> tuple[Fraction | int, ...] | None:
     """Return the blocks between two places, given in rows of an example, None if one is cut."""
     ends = [sum(blocks[:number]) for number in range(len(blocks) + 1)]
-    if start not in ends or stop not in ends:
+    if start is None or stop is None or start not in ends or stop not in ends:
         return None
     return blocks[ends.index(start) : ends.index(stop)] or None

@@ -46,7 +46,8 @@ def _check(operation: Operation, kind: Kind, shapes: Shapes) -> Kind:
         return dataclasses.replace(kind, span=None)  # jnp.eye(len(x))
     if kind.form in ("rows", "index") and len(axes) != 1:
         return other([kind], operation.reason)
-    if kind.form == "rows" and shapes[0][axes[0]] != sum(kind.blocks) * operation.sizes[0]:
+    size = shapes[0][axes[0]] if axes else 0
+    if kind.form == "rows" and size != sum(kind.blocks) * operation.sizes[0]:
         return other([kind], operation.reason)  # some were left out
     return kind
 

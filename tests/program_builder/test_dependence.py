@@ -219,6 +219,13 @@ def test_micro_batches_refuse_what_devices_do(name):
         builder_of({name: REFUSED[name]}, 1, gradient_accumulation_steps=2)
 
 
+def test_micro_batches_return_the_means_and_sums_of_the_batch():
+    functions = {"mean": SAME["layers.mean"], "sum": SAME["reduce_sum"], "rows": SAME["rows"]}
+    whole, parts = (builder_of(functions, 1, gradient_accumulation_steps=n) for n in (1, 2))
+    expected = whole.train(whole.init(), DATA)[1]
+    assert_close(parts.train(parts.init(), DATA)[1], expected)
+
+
 def test_micro_batches_refuse_reductions_that_they_cannot_put_together():
     with pytest.raises(ps.ProgramError, match=r"layers.reduce_max got a batch that grad"):
         builder_of({"top": SAME["reduce_max"]}, 1, gradient_accumulation_steps=2)
