@@ -319,8 +319,8 @@ def test_loss_gone_bad_that_a_handler_reads_ends_training_after_its_launch(poiso
         "this epoch that are not finite: 'loss'. The parameters stayed finite. Look for an id or a "
         "label out of range (they give nan), the log of zero or a division by zero; else lower the "
         "learning rate, or clip gradients (optax.clip_by_global_norm). trainer.replay(reader) runs "
-        "the step again and shows the line; Trainer(..., on_non_finite='skip') leaves such updates "
-        "out."
+        "the step again and shows the line, the id or the label; Trainer(..., "
+        "on_non_finite='skip') leaves such updates out."
     )
     assert recorder.lines[-2].endswith(" 3")
 

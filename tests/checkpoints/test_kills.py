@@ -13,8 +13,7 @@ def test_killed_run_ends_with_the_bits_of_one_that_nobody_killed(num_kills, tmp_
     assert result.unreadable == []
     assert result.has_equal_bits
     assert sum(result.kills.values()) == num_kills
-    assert result.resumes > num_kills // 2
-    assert result.num_read > num_kills
+    assert result.num_read >= result.resumes > num_kills // 2
     assert result.kills["saving"] > num_kills // 5
 
 

@@ -100,7 +100,7 @@ def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeyp
         (folder / f"scans/{label}").mkdir(parents=True, exist_ok=True)
         cv2.imwrite(f"scans/{label}/{number}.png", np.rint(255 * image[:, :, 0]))
     status, out, err = run(capsys, "predict", "runs/digits_tiny", "scans", "--top_k=2")
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, "images: lenet, which the weights were trained with\n")
     found = re.findall(r"^scans/(\d)/\d+\.png  (\d) [\d.]+%  \d [\d.]+%$", out, re.M)
     assert len(found) == 24
     assert np.mean([label == guess for label, guess in found]) > 0.8

@@ -249,8 +249,10 @@ def check_and_resume(run: Run, recorder: Recorder, expected: Any) -> None:
     resumed.train(data_reader(), num_epochs=NUM_EPOCHS)
     assert resumed.global_step == NUM_EPOCHS * NUM_STEPS
     assert_same_bits(variables(resumed), expected)
-    run.trainer.train(data_reader())  # the old one is valid too: it begins the next epoch
-    assert run.trainer.epoch == epoch + 1
+    # The old one is valid too, and leaves the other's checkpoints alone.
+    assert run.trainer.epoch == epoch
+    with pytest.raises(ps.FolderInUseError, match="got checkpoints of another run since"):
+        run.trainer.train(data_reader())
 
 
 @pytest.mark.parametrize(

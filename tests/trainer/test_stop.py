@@ -25,7 +25,7 @@ STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
 ADVICE = (
     "Look for an id or a label out of range (they give nan), the log of zero or a division by "
     "zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "
-    "trainer.replay(reader) runs the step again and shows the line; "
+    "trainer.replay(reader) runs the step again and shows the line, the id or the label; "
     "Trainer(..., on_non_finite='skip') leaves such updates out."
 )
 
