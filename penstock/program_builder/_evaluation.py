@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -54,14 +55,15 @@ def evaluate(
     try:
         with (
             _frame.opened(frame),
+            # First, so that it sees modules that the next one runs itself.
+            _sites.intercepting(modules) if frame.is_probe else contextlib.nullcontext(),
             _flax_modules.following_examples(frame),
             sowing.gathering(sown) as gathered,
         ):
             options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
             if frame.is_probe:
-                with _sites.intercepting(modules):
-                    # All collections: what a module sows would be left out, without a word.
-                    returned, updates = module.init_with_output(mutable=True, **options)
+                # All collections: what a module sows would be left out, without a word.
+                returned, updates = module.init_with_output(mutable=True, **options)
             else:
                 statistics = ["batch_stats"] if frame.is_training else []
                 returned, updates = module.apply(

@@ -79,3 +79,16 @@ def test_one_parameter_with_other_attributes_for_two_objectives_is_refused():
 
     with pytest.raises(ps.ProgramError, match="One parameter has one set of attributes"):
         ps.ProgramBuilder({"a": objective(True), "b": objective(False)})
+
+
+def test_two_modules_on_one_line_are_told_apart_in_every_mode():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train):
+            return nn.Dense(1)(nn.Dropout(0.5, deterministic=not train)(nn.Dense(3)(x)))
+
+    def program():
+        return layers.mean(Block()(layers.data("x", shape=[4]), train=layers.is_training()))
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1))
+    assert set(builder.init().variables["params"]["Block_0"]) == {"Dense_0", "Dense_1"}
