@@ -14,7 +14,7 @@ from penstock.commands._flags import DatasetFlags, TrainFlags, write_config
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # What may differ between a run and its second part without a word.
-_BY_THE_WAY = ("config", "plugin", "overwrite", "checkpointDir", "output_dir")
+_BY_THE_WAY = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
 TEST_SPLITS = ("test", "validation", "val")
 _BESIDE = ("labels.txt", "confusion.png")
 _SHOWING = (
