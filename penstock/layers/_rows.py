@@ -34,6 +34,8 @@ def rows_per_example(shape: tuple[int, ...], batch_size: int) -> int:
 def shown(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     """Return a shape as errors show it, `[B, 3]`, from the shapes of both probes."""
     first, second = PROBE_BATCH_SIZES
+    if len(shape) != len(other):
+        return "that the batch size changes"
     sizes = []
     for a, b in zip(shape, other, strict=True):
         is_multiple = a % first == 0 and a * second == b * first
@@ -118,20 +120,29 @@ class ProbedRows:
         self._shapes[key] = shape
         if self._first is None or key not in self._first._shapes:
             return rows_per_example(shape, self.batch_size)
-        return _rows_of(self._first._shapes[key], shape)
+        return _rows_of_mean(self._first._shapes[key], shape)
 
 
-def _rows_of(shape: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Return the rows per example, from the shapes of one array in both probes."""
+def rows_of(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """Return the rows per example, from the shapes of one array in both probes.
+
+    0 without a batch axis, None where the batch axis is not the first alone.
+    """
     if shape == other:
         return 0
     if len(shape) == len(other) and shape[1:] == other[1:]:
         rows = rows_per_example(shape, PROBE_BATCH_SIZES[0])
         if rows and rows == rows_per_example(other, PROBE_BATCH_SIZES[1]):
             return rows
-    text = shown(shape, other) if len(shape) == len(other) else "that the batch size changes"
-    raise ProgramError(
-        f"a mean over examples got an array of shape {text}, expected the batch axis B first and "
-        "nowhere else. Padding rows of a short batch are left out along axis 0. Move the batch "
-        "axis to the front, e.g. with jnp.moveaxis."
-    )
+    return None
+
+
+def _rows_of_mean(shape: tuple[int, ...], other: tuple[int, ...]) -> int:
+    rows = rows_of(shape, other)
+    if rows is None:
+        raise ProgramError(
+            f"a mean over examples got an array of shape {shown(shape, other)}, expected the batch "
+            "axis B first and nowhere else. Padding rows of a short batch are left out along axis "
+            "0. Move the batch axis to the front, e.g. with jnp.moveaxis."
+        )
+    return rows

@@ -77,14 +77,7 @@ def evaluate(
         raise
     structure, values = _metrics.structure_of(returned, owner)
     if frame.mode != "infer":
-        keys = structure.keys or ()
-        loss_index = keys.index("loss") if "loss" in keys else 0
-        if structure.is_nested[loss_index]:
-            raise ProgramError(
-                f"{owner} has {structure.label(loss_index)} where the loss is expected: an array, "
-                "first or under the key 'loss', and not nested. It is minimised. Return the loss "
-                "first, nested metrics after it."
-            )
+        loss_index = _loss_index(structure, owner)
         structure = dataclasses.replace(structure, loss_index=loss_index)
         values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
     return Evaluated(
@@ -94,6 +87,19 @@ def evaluate(
         module_updates={name: updates[name] for name in set(updates) - gathered.collections},
         sown=frozenset(gathered.collections),
     )
+
+
+def _loss_index(structure: _metrics.Structure, owner: str) -> int:
+    """Return which of the returned values is the loss: the one of that name, else the first."""
+    keys = structure.keys or ()
+    index = keys.index("loss") if "loss" in keys else 0
+    if structure.is_nested[index]:
+        raise ProgramError(
+            f"{owner} has {structure.label(index)} where the loss is expected: an array, first or "
+            "under the key 'loss', and not nested. It is minimised. Return the loss first, nested "
+            "metrics after it."
+        )
+    return index
 
 
 def _scalar_loss(loss: jax.Array, frame: _frame.Frame, owner: str) -> jax.Array:

@@ -8,6 +8,7 @@ from penstock.program_builder._operation import Operation, batch_axes, mix
 
 
 def gather(operation: Operation) -> list[Kind]:
+    """Follow rows that are picked by indices: an example picks its own, or from what is the same."""
     values, indices = operation.kinds[:2]
     axes = batch_axes(operation.operands[0])
     numbers = operation.params["dimension_numbers"]
@@ -40,6 +41,7 @@ def _numbers_rows_of(operation: Operation) -> bool:
 
 
 def scatter(operation: Operation) -> list[Kind]:
+    """Follow values that are put, or added, at indices."""
     values, indices, updates = operation.kinds[:3]
     axes = batch_axes(operation.operands[0])
     numbers = operation.params["dimension_numbers"]

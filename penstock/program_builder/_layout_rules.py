@@ -12,6 +12,7 @@ from penstock.program_builder._operation import Operation, Shapes, batch_axes, m
 
 
 def reshape(operation: Operation) -> list[Kind]:
+    """Follow another shape: rows stay whole, or examples are mixed."""
     (kind,) = operation.combined()[:1]
     (before,), (after,) = operation.operands[:1], operation.results
     axes = [batch_axes(each) for each in (before, after)]
@@ -44,6 +45,7 @@ def _rows_along(operation: Operation, shapes: Shapes, axis: int) -> Blocks | Non
 
 
 def tile(operation: Operation) -> list[Kind]:
+    """Follow copies of an array side by side."""
     (kind,), (shapes,) = operation.combined(), operation.operands
     axes, (after,) = batch_axes(shapes), map(batch_axes, operation.results)
     if not axes:
@@ -57,6 +59,7 @@ def tile(operation: Operation) -> list[Kind]:
 
 
 def concatenate(operation: Operation) -> list[Kind]:
+    """Follow arrays joined along an axis, batches too."""
     axis = operation.params["dimension"]
     joined = [axis in batch_axes(shapes) for shapes in operation.operands]
     forms = {k.form for k in operation.kinds}
@@ -88,6 +91,7 @@ def _join_indices(operation: Operation) -> Kind:
 
 
 def slice_rows(operation: Operation) -> list[Kind]:
+    """Follow a slice, which may take a batch out of joined ones."""
     (before,), (after,) = operation.operands[:1], operation.results
     if not batch_axes(before) or (batch_axes(before) == batch_axes(after) and before == after):
         return operation.combined()
@@ -116,6 +120,7 @@ def _cut_rows(operation: Operation, ends: Sequence[Sequence[int]]) -> list[Kind]
 
 
 def split(operation: Operation) -> list[Kind]:
+    """Follow the pieces of an array, batches that were joined among them."""
     axis = operation.params["axis"]
     if axis not in batch_axes(operation.operands[0]):
         return operation.combined()
@@ -129,6 +134,7 @@ def split(operation: Operation) -> list[Kind]:
 
 
 def pad(operation: Operation) -> list[Kind]:
+    """Follow a border put around an array, or cut off."""
     config = operation.params["padding_config"]
     axes = batch_axes(operation.operands[0])
     if any(any(config[axis]) for axis in axes):

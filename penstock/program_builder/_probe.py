@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from penstock import _metrics
 from penstock._errors import ProgramError, listed, nearest
 from penstock.layers import _frame
-from penstock.layers._rows import shown
+from penstock.layers._rows import rows_of, shown
 from penstock.program_builder import _sites, _untrained
 from penstock.program_builder._dependence import DivergedError, Traces, check_split
 from penstock.program_builder._evaluation import owner_of
@@ -135,20 +135,15 @@ def probe(
 
 def _returned_rows(shape: tuple[int, ...], other: tuple[int, ...], what: str) -> int:
     """Return how many rows of a returned value belong to one example, 0 without a batch axis."""
-    if shape == other:
-        return 0
-    if len(shape) == len(other) and shape[1:] == other[1:]:
-        first, second = _frame.PROBE_BATCH_SIZES
-        rows = _frame.rows_per_example(shape, first)
-        if rows and rows == _frame.rows_per_example(other, second):
-            return rows
-    shape_shown = shown(shape, other) if len(shape) == len(other) else "that the batch size changes"
-    raise ProgramError(
-        f"{what} of shape {shape_shown}, expected the batch axis B first and nowhere else, or a "
-        "value without one. Rows are split over devices, and those of padding cut off, along "
-        "axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
-        "layers.mean."
-    )
+    rows = rows_of(shape, other)
+    if rows is None:
+        raise ProgramError(
+            f"{what} of shape {shown(shape, other)}, expected the batch axis B first and nowhere "
+            "else, or a value without one. Rows are split over devices, and those of padding cut "
+            "off, along axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or "
+            "reduce it with layers.mean."
+        )
+    return rows
 
 
 def _follow(first: Trace, second: Trace, is_in_parts: bool) -> list[Kind]:
