@@ -8,7 +8,7 @@ from penstock.program_builder._operation import Operation, batch_axes, mix
 
 
 def gather(operation: Operation) -> list[Kind]:
-    """Follow rows that are picked by indices: an example picks its own, or from what is the same."""
+    """Follow rows picked by indices: an example picks its own, or from what is the same."""
     values, indices = operation.kinds[:2]
     axes = batch_axes(operation.operands[0])
     numbers = operation.params["dimension_numbers"]
