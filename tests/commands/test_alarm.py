@@ -8,16 +8,17 @@ from penstock.commands._run._alarm import leave_out_alarm
 
 STARS = "*" * 32
 WRITTEN = f"""before
-2026-01-01 00:00:00.000000: E external/xla/xla/service/slow_operation_alarm.cc:73]
+E1122 08:06:05.604353   26793 slow_operation_alarm.cc:73]
 {STARS}
-[Compiling module jit_train] Very slow compile? If you want to file a bug, run with envvar
-XLA_FLAGS=--xla_dump_to=/tmp/foo and attach the results.
+[Compiling module jit_train for CPU] Very slow compile? If you want to file a bug, run with \
+envvar XLA_FLAGS=--xla_dump_to=/tmp/foo and attach the results.
 {STARS}
 2026-01-01 00:02:00.000000: E external/xla/xla/service/rendezvous.cc:100] may be stuck
-2026-01-01 00:03:00.000000: E external/xla/xla/service/slow_operation_alarm.cc:140] It took 3m
+E1122 08:06:22.359257   25581 slow_operation_alarm.cc:140] The operation took 2m16.755041981s
 
 {STARS}
-[Compiling module jit_train] Very slow compile?
+[Compiling module jit_train for CPU] Very slow compile? If you want to file a bug, run with \
+envvar XLA_FLAGS=--xla_dump_to=/tmp/foo and attach the results.
 {STARS}
 
 after
