@@ -1,6 +1,5 @@
 """Samples to batches: stacking, with padding where a feature has another length each record."""
 
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,78 +10,6 @@ from penstock.readers import _tree
 from penstock.readers._errors import message
 
 _MIN_PLACED_BYTES = 1 << 12  # below, a lookup costs more than the copy it saves
-_MAX_POOLED = 16
-
-
-def _num_references(arrays: list[np.ndarray], number: int) -> int:
-    return sys.getrefcount(arrays[number])
-
-
-def _references_of_free() -> int | None:
-    """Return the count of an array that a list alone holds; `None` where it cannot be relied on.
-
-    What counts as a reference is CPython's own affair and has changed: 3.14 borrows the references
-    of local variables. So it is measured, by the very function that is asked later, and must rise
-    by one with each way a batch can be held. Without a GIL the count of an object that another
-    thread holds is an estimate.
-    """
-    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if sys.implementation.name != "cpython" or not has_gil:
-        return None
-    arrays = [np.empty((2, 2))]
-    free = _num_references(arrays, 0)
-    held: list[Any] = []
-    for hold in (lambda: arrays[0], lambda: arrays[0][1, :1], lambda: arrays[0].data):
-        held.append(hold())
-        if _num_references(arrays, 0) != free + len(held):
-            return None
-    local = arrays[0]
-    is_seen = _num_references(arrays, 0) == free + len(held) + 1
-    del local
-    held.clear()
-    return free if is_seen and _num_references(arrays, 0) == free else None
-
-
-_REFERENCES_OF_FREE = _references_of_free()
-
-
-class BufferPool:
-    """Arrays of batches that nobody holds any more, to be filled again.
-
-    A fresh batch of 64 images of 224x224 costs 5 ms of page faults, a tenth of decoding it on two
-    cores. An array is used again only when the pool holds the last reference to it: views, JAX
-    arrays that share its memory and transfers under way each hold one. A Python whose reference
-    counts do not say so (see `_references_of_free`) gets a fresh array each time.
-
-    >>> pool = BufferPool()
-    >>> first = pool.take((4,), np.dtype("int32"))
-    >>> pool.take((4,), np.dtype("int32")) is first
-    False
-    >>> address = id(first)
-    >>> del first
-    >>> id(pool.take((4,), np.dtype("int32"))) == address
-    True
-    """
-
-    def __init__(self) -> None:
-        """Hold nothing."""
-        self._arrays: list[np.ndarray] = []
-        self._lock = threading.Lock()
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an array with arbitrary contents."""
-        with self._lock:
-            for number in range(len(self._arrays)):
-                if _num_references(self._arrays, number) == _REFERENCES_OF_FREE:
-                    array = self._arrays[number]
-                    if array.shape != shape or array.dtype != dtype:  # another field, a short batch
-                        continue
-                    return array
-            array = np.empty(shape, dtype)
-            if _REFERENCES_OF_FREE is None:
-                return array
-            self._arrays = [*self._arrays[-_MAX_POOLED:], array]
-            return array
 
 
 class BatchRows:
@@ -94,19 +21,18 @@ class BatchRows:
 
     Args:
       num_rows: records of the batch.
-      pool: where its arrays come from.
     """
 
-    def __init__(self, num_rows: int, pool: BufferPool) -> None:
+    def __init__(self, num_rows: int) -> None:
         """Allocate nothing yet: the first sample tells the shapes."""
-        self._num_rows, self._pool = num_rows, pool
+        self._num_rows = num_rows
         self._lock = threading.Lock()
         self._buffers: dict[Any, np.ndarray] = {}
 
     def place(self, row: int, sample: Any) -> Any:
         """Return the sample with its large arrays moved into row `row`.
 
-        >>> rows = BatchRows(2, BufferPool())
+        >>> rows = BatchRows(2)
         >>> samples = [rows.place(row, {"x": np.full(2048, row)}) for row in range(2)]
         >>> stack_samples(samples, {}, rows)["x"].base is None
         True
@@ -125,7 +51,10 @@ class BatchRows:
             with self._lock:
                 buffer = self._buffers.get(key)
                 if buffer is None:
-                    buffer = self._pool.take((self._num_rows, *leaf.shape), leaf.dtype)
+                    # Fresh for every batch. To fill one again that nobody holds any more, found by
+                    # its reference count, made reading JPEGs 4 % faster (benchmarks/readers_records,
+                    # two threads) and hung on how a release of CPython counts.
+                    buffer = np.empty((self._num_rows, *leaf.shape), leaf.dtype)
                     self._buffers[key] = buffer
         if buffer.shape[1:] != leaf.shape or buffer.dtype != leaf.dtype:
             return leaf

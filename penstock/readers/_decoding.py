@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.readers._batching import BatchRows, BufferPool
+from penstock.readers._batching import BatchRows
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding, add_lengths
@@ -120,13 +120,10 @@ class Outcome(NamedTuple):
     payload: Any = None
 
 
-def pieces(
-    order: RecordOrder, epoch: int, position: int, size: int, pool: BufferPool
-) -> Iterator[Piece]:
+def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator[Piece]:
     """Yield an epoch's records from `position` on in pieces of at most `size`.
 
-    The memory of batches comes from `pool`. A piece never spans two batches; without a batch size
-    it spans several samples.
+    A piece never spans two batches; without a batch size it spans several samples.
     """
     rows = order.epoch(epoch)
     single = Piece(epoch, [], [])
@@ -145,7 +142,7 @@ def pieces(
                 yield single
                 single = Piece(epoch, [], [])
             continue
-        memory = BatchRows(len(records), pool)
+        memory = BatchRows(len(records))
         for at in range(0, max(1, len(records)), size):
             piece = records[at : at + size]
             ends: list[int | None] = [None] * max(1, len(piece))

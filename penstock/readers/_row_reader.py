@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.readers import _tree
-from penstock.readers._batching import BatchRows, BufferPool, UnlikeError, stack_samples
+from penstock.readers._batching import BatchRows, UnlikeError, stack_samples
 from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._decoding import Decoder, Outcome, Piece, PieceDecoder, Rows, pieces
 from penstock.readers._errors import note
@@ -44,8 +44,6 @@ class RowReader(ReaderBase, abc.ABC):
         super().__init__()
         self.name, self.decoder, self.options = options.name, decoder, options
         self.cache: dict[int, Any] | None = {} if options.cache_records else None
-        # Of the reader, not of a pass: a pass begins with the memory of the one before it.
-        self.pool = BufferPool()
         self._processes: WorkerProcesses | None = None
 
     @property
@@ -59,14 +57,9 @@ class RowReader(ReaderBase, abc.ABC):
         """Return which records make which batch."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the memory of batches, cached records and worker processes behind."""
+        """Leave cached records and worker processes behind."""
         cache = None if self.cache is None else {}
-        return {**super().__getstate__(), "pool": None, "cache": cache, "_processes": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin with no memory."""
-        super().__setstate__(state)
-        self.pool = BufferPool()
+        return {**super().__getstate__(), "cache": cache, "_processes": None}
 
     def __len__(self) -> int:
         """Return the number of batches (samples without a batch size) when none is skipped."""
@@ -263,7 +256,7 @@ class RowIterator(IteratorBase):
         if self._order.batch_size is not None:
             size = min(size, -(-share // max(1, num_workers)))
         self._rows, self._decode = rows, source.decoder_of(rows)
-        items: Iterator[Piece] = pieces(self._order, self.epoch, self._position, size, source.pool)
+        items: Iterator[Piece] = pieces(self._order, self.epoch, self._position, size)
         cache = source.cache
         if cache is not None:
             items = (piece.with_cached(cache) for piece in items)

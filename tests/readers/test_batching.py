@@ -1,12 +1,10 @@
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from penstock.readers import _batching as batching
-from penstock.readers._batching import BatchRows, BufferPool, stack_samples
+from penstock.readers._batching import BatchRows, stack_samples
 from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
 from penstock.readers.tfrecord_files import tfrecord
 
@@ -38,25 +36,6 @@ def test_views_alone_keep_the_memory_of_their_batch(path: Path):
     assert [view.tolist() for _, view in rows] == [[number, number] for number, _ in rows]
 
 
-def test_memory_of_batches_nobody_holds_is_used_again(path: Path):
-    iterator = iter(read(path, num_workers=0))
-    addresses = {next(iterator)["x"].ctypes.data for _ in range(12)}
-    assert len(addresses) <= 2
-
-
-def test_python_without_exact_reference_counts_gets_fresh_memory(monkeypatch):
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    assert batching._references_of_free() is None
-    monkeypatch.delattr(sys, "_is_gil_enabled")
-    monkeypatch.setattr(batching, "_num_references", lambda arrays, number: 2)  # sees no holder
-    assert batching._references_of_free() is None
-    monkeypatch.setattr(batching, "_REFERENCES_OF_FREE", None)
-    pool = BufferPool()
-    first, second = (pool.take((4,), np.dtype("int32")) for _ in range(2))
-    assert first is not second
-    assert pool._arrays == []
-
-
 def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path: Path):
     record = path.stat().st_size // 40
     data = bytearray(path.read_bytes())
@@ -68,14 +47,14 @@ def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path: Path):
 
 
 def test_rows_of_other_shapes_are_not_placed():
-    rows = BatchRows(2, BufferPool())
+    rows = BatchRows(2)
     samples = [rows.place(row, {"x": np.zeros(SIZE + row)}) for row in range(2)]
     with pytest.raises(ValueError, match=r"got \['x'\] \[2049\] .*expected \['x'\] \[2048\]"):
         stack_samples(samples, {}, rows)
 
 
 def test_structures_other_than_dicts_and_tuples_are_stacked():
-    rows = BatchRows(2, BufferPool())
+    rows = BatchRows(2)
     samples = [rows.place(row, [np.full(SIZE, row), {"y": row}]) for row in range(2)]
     first, second = stack_samples(samples, {}, rows)
     assert first[:, 0].tolist() == second["y"].tolist() == [0, 1]
@@ -85,11 +64,11 @@ def test_structures_other_than_dicts_and_tuples_are_stacked():
 
 def test_array_of_the_users_own_is_copied():
     own = np.zeros((2, SIZE))
-    batch = stack_samples([{"x": own[0]}, {"x": own[1]}], {}, BatchRows(2, BufferPool()))
+    batch = stack_samples([{"x": own[0]}, {"x": own[1]}], {}, BatchRows(2))
     assert not np.shares_memory(batch["x"], own)
 
 
-def test_memory_jax_reads_from_is_not_used_again(path: Path):
+def test_batches_that_jax_still_reads_keep_their_values(path: Path):
     add = jax.jit(lambda x: x + 1.0)
     reader = read(path, batch_size=4, num_workers=2)
     placed, computed = [], []
