@@ -46,6 +46,15 @@ class UnknownNameError(KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+def message(thing: str, got: object, expected: str, why: str, remedy: str) -> str:
+    """Return the text of an error, in the shape that every error of penstock has.
+
+    >>> message("batch_size", 0, "an int >= 1", "A batch holds samples", "Pass e.g. 64")
+    'batch_size got 0, expected an int >= 1. A batch holds samples. Pass e.g. 64.'
+    """
+    return f"{thing} got {got}, expected {expected}. {why}. {remedy}."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the known name closest to `name`, or an empty string.
 

@@ -16,8 +16,6 @@ from penstock._errors import CheckpointError
 
 FORMAT = 1
 
-_CRC_BYTES = 1 << 22
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
@@ -60,14 +58,9 @@ def host_leaves(names: Sequence[str], leaves: Sequence[Any]) -> dict[str, np.nda
 
 def checksum(array: np.ndarray) -> int:
     """Return the CRC-32C of an array's bytes; copies none of one that is contiguous."""
-    import google_crc32c
+    from penstock._checksums import crc32c
 
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    crc = 0
-    # In pieces: the library keeps Python's other threads waiting while it computes.
-    for start in range(0, data.size, _CRC_BYTES):
-        crc = google_crc32c.extend(crc, data[start : start + _CRC_BYTES])
-    return crc
+    return crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def read(description: Mapping[str, Any], leaves: Mapping[str, Any], where: str) -> Contents:

@@ -54,8 +54,9 @@ class Store:
 
     def prepare(self) -> None:
         """Import what writing needs: 0.25 s of a core that no step should miss."""
-        import google_crc32c  # noqa: F401
         import orbax.checkpoint  # noqa: F401
+
+        import penstock._checksums  # noqa: F401
 
     def try_writing(self) -> None:
         """Write a little in the folder, with a name as long as those in a checkpoint.

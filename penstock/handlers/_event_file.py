@@ -173,8 +173,7 @@ def _proto(name: str) -> Any:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the checksum of TensorFlow's record files: CRC-32C, rotated and offset."""
-    import google_crc32c
+    """Return the checksum of TensorFlow's record files."""
+    from penstock._checksums import masked_crc32c
 
-    crc = google_crc32c.value(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return struct.pack("<I", masked_crc32c(data))

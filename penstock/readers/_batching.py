@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._errors import message
 from penstock.readers import _tree
-from penstock.readers._errors import message
 
 _MIN_PLACED_BYTES = 1 << 12  # below, a lookup costs more than the copy it saves
 
@@ -52,8 +52,8 @@ class BatchRows:
                 buffer = self._buffers.get(key)
                 if buffer is None:
                     # Fresh for every batch. To fill one again that nobody holds any more, found by
-                    # its reference count, made reading JPEGs 4 % faster (benchmarks/readers_records,
-                    # two threads) and hung on how a release of CPython counts.
+                    # its reference count, made reading JPEGs 4 % faster on two threads
+                    # (benchmarks/readers_records) and hung on how a release of CPython counts.
                     buffer = np.empty((self._num_rows, *leaf.shape), leaf.dtype)
                     self._buffers[key] = buffer
         if buffer.shape[1:] != leaf.shape or buffer.dtype != leaf.dtype:

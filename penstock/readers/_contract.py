@@ -31,7 +31,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from penstock.readers._errors import ReaderStateError, message
+from penstock._errors import message
+from penstock.readers._errors import ReaderStateError
 
 Item_co = TypeVar("Item_co", covariant=True)
 State = dict[str, Any]

@@ -1,7 +1,6 @@
-"""The errors of readers, and the shape every error message has."""
+"""The errors of readers, notes on the errors of others, and a check of numbers."""
 
-from penstock._errors import ReaderError as ReaderError
-from penstock._errors import nearest as nearest
+from penstock._errors import ReaderError, message
 
 
 class ShardError(ReaderError):
@@ -38,15 +37,6 @@ class ArchiveError(ReaderError):
 
 class UnsafeArchiveError(ArchiveError):
     """An archive would write outside the folder that it is unpacked to."""
-
-
-def message(thing: str, got: object, expected: str, why: str, remedy: str) -> str:
-    """Format an error the way every error of penstock reads.
-
-    >>> message("batch_size", 0, "an int >= 1", "A batch holds samples", "Pass e.g. 64")
-    'batch_size got 0, expected an int >= 1. A batch holds samples. Pass e.g. 64.'
-    """
-    return f"{thing} got {got}, expected {expected}. {why}. {remedy}."
 
 
 def note(error: BaseException, origin: str) -> None:

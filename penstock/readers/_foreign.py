@@ -1,13 +1,14 @@
 """Others' readers as they are: Grain, `tf.data`, torch, Fluid's callables, generators, lists."""
 
-import base64
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from penstock._errors import message
+from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State
-from penstock.readers._errors import ReaderExhaustedError, message, note
+from penstock.readers._errors import ReaderExhaustedError, note
 from penstock.readers._parent_watch import WatchedChildren
 
 
@@ -104,15 +105,11 @@ class ForeignIterator(IteratorBase):
         if not self._is_stateful:
             return {"position": self._position}
         state = self._iterator.get_state()  # type: ignore[attr-defined]
-        if isinstance(state, bytes):  # Grain's DataLoader
-            state = {"base64": base64.b64encode(state).decode("ascii")}
-        return {"position": self._position, "source": state}
+        return {"position": self._position, "source": encode_bytes(state)}
 
     def _load(self, state: State) -> None:
         if "source" in state and self._is_stateful:
-            source = state["source"]
-            if isinstance(source, dict) and source.keys() == {"base64"}:
-                source = base64.b64decode(source["base64"])
+            source = decode_bytes(state["source"], older_key="base64")
             self._iterator.set_state(source)  # type: ignore[attr-defined]
         else:
             self._skip(state["position"])

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.readers._errors import ReaderStateError, check_int, message
+from penstock._errors import message
+from penstock.readers._errors import ReaderStateError, check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 Rows = slice | np.ndarray

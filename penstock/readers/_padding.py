@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import nearest
+from penstock._errors import message, nearest
 from penstock.readers._batching import pad
-from penstock.readers._errors import check_int, message
+from penstock.readers._errors import check_int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.readers._errors import message, note
+from penstock._errors import message
+from penstock.readers._errors import note
 from penstock.readers._parent_watch import end_with_parent
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from penstock._errors import message
 from penstock.readers._decoding import Augment, Decode
-from penstock.readers._errors import check_int, message
+from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding
 from penstock.readers._pool import Workers, check_workers, num_usable_cores

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.readers._errors import message
+from penstock._errors import message
 from penstock.readers._order import Rows
 
 

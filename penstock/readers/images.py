@@ -7,9 +7,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from penstock._errors import nearest
+from penstock._errors import message, nearest
 from penstock.readers._decoding import Augment
-from penstock.readers._errors import message
 from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers.random_access import IndexedReader

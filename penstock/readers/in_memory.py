@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock._errors import message
 from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
-from penstock.readers._errors import message, note
+from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, Rows, named
 from penstock.readers.sharding import BatchSize, Shard
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._errors import message
 from penstock.readers._decoding import Augment, Decode
-from penstock.readers._errors import message
 from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord

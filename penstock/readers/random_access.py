@@ -6,8 +6,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from penstock._errors import message
 from penstock.readers._decoding import Augment
-from penstock.readers._errors import check_int, message, note
+from penstock.readers._errors import check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding
 from penstock.readers._pool import Workers, check_workers

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from penstock.readers._errors import ShardError, message
+from penstock._errors import message
+from penstock.readers._errors import ShardError
 
 ShardRule = Literal["records", "files_round_robin", "files_contiguous"]
 File = TypeVar("File")

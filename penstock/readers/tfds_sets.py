@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock._errors import nearest
+from penstock._errors import message, nearest
 from penstock.readers._decoding import Augment
-from penstock.readers._errors import DatasetNotFoundError, message
+from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._padding import Padding
 from penstock.readers._pool import Workers
 from penstock.readers._read_options import ReadOptions

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._errors import message
 from penstock.readers._decoding import Augment, Decode
-from penstock.readers._errors import message
 from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers.records.features import (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
+
+from penstock._state_bytes import decode_bytes, encode_bytes
 
 
 def encoded(state: Any) -> Any:
@@ -17,10 +17,8 @@ def encoded(state: Any) -> Any:
     Raises:
       TypeError: JSON cannot hold it.
     """
-    if isinstance(state, bytes):
-        state = {"__base64__": base64.b64encode(state).decode()}
     try:
-        text = json.dumps(state)
+        text = json.dumps(encode_bytes(state))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
@@ -41,7 +39,4 @@ def decoded(states: Any) -> Any:
     if not states or len(states) != jax.process_count():
         # Our readers' states do not depend on the process that took them.
         states = (states or [None])[:1] * jax.process_count()
-    state = states[jax.process_index()]
-    if isinstance(state, Mapping) and set(state) == {"__base64__"}:
-        return base64.b64decode(state["__base64__"])
-    return state
+    return decode_bytes(states[jax.process_index()])

@@ -1,5 +1,6 @@
 """Others' readers as they are: callables, iterables, generators, Grain, tensors."""
 
+import json
 import sys
 
 import numpy as np
@@ -144,3 +145,36 @@ def test_missing_package_skips_a_test_but_fails_it_where_its_extra_is_required(m
         require("tensorflow")
     assert not is_missing("tensorflow")
     assert is_missing("torch")  # of no extra
+
+
+class StateOfBytes:
+    """Five numbers, with a position in bytes as Grain's `DataLoader` has it."""
+
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.position == 5:
+            raise StopIteration
+        self.position += 1
+        return self.position
+
+    def get_state(self):
+        return bytes([self.position])
+
+    def set_state(self, state):
+        (self.position,) = state
+
+
+@pytest.mark.parametrize("key", ["__base64__", "base64"])  # as it was written at first
+def test_state_of_bytes_is_restored_from_both_forms(key):
+    iterator = readers.of(lambda: StateOfBytes())()
+    assert next(iterator) == 1
+    state = json.loads(json.dumps(iterator.get_state()))
+    assert state["source"] == {"__base64__": "AQ=="}
+    fresh = readers.of(lambda: StateOfBytes())()
+    fresh.set_state({**state, "source": {key: "AQ=="}})
+    assert list(fresh) == [2, 3, 4, 5]

@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from penstock._errors import message
 from penstock.readers._archives.entries import Entry, iterate_entries
 from penstock.readers._archives.pieces import Limits, Piece, archive_error, read_file
-from penstock.readers._errors import UnsafeArchiveError, message
+from penstock.readers._errors import UnsafeArchiveError
 
 _MAX_PART_BYTES = 255
 _MAX_PATH_BYTES = 1024  # what systems take, less what the folder's own path needs

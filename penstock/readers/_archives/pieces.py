@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from penstock.readers._errors import ArchiveError, message
+from penstock._errors import message
+from penstock.readers._errors import ArchiveError
 
 # What the standard library raises while it reads damaged archives.
 _FOREIGN = (

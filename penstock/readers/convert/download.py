@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.readers._errors import message
+from penstock._errors import message
 from penstock.readers.convert.errors import DownloadError
 from penstock.readers.convert.progress import Progress, no_progress
 

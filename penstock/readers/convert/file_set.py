@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from penstock.readers._errors import message
+from penstock._errors import message
 from penstock.readers.convert.errors import ArgumentError, StaleFilesError
 
 _PART_NAME = re.compile(r"(part-)\d+")

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.readers._errors import check_int, message, nearest
+from penstock._errors import message, nearest
+from penstock.readers._errors import check_int
 from penstock.readers.convert.errors import ArgumentError
 from penstock.readers.convert.file_set import made_together, must_make
 from penstock.readers.convert.progress import Progress, no_progress

@@ -4,8 +4,9 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from penstock._errors import message
 from penstock.readers._archives import Limits, unpack
-from penstock.readers._errors import ArchiveError, check_int, message
+from penstock.readers._errors import ArchiveError, check_int
 from penstock.readers.convert.download import Source, fetch
 from penstock.readers.convert.errors import ArgumentError, ConversionError
 from penstock.readers.convert.file_set import hidden_folder, made_together, must_make

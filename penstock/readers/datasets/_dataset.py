@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock._errors import listed, nearest
+from penstock._errors import listed, message, nearest
 from penstock.readers import _tree
 from penstock.readers._contract import ReaderBase
 from penstock.readers._decoding import Augment, Decode
-from penstock.readers._errors import message
 from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers.datasets._registry import (

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock._errors import message
 from penstock.readers._archives import (
     CIFAR10_LIMITS,
     CIFAR100_LIMITS,
@@ -12,7 +13,7 @@ from penstock.readers._archives import (
     read_mnist,
     read_named,
 )
-from penstock.readers._errors import DatasetNotFoundError, message
+from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers.datasets import _files
 from penstock.readers.datasets._registry import (
     DatasetRequest,

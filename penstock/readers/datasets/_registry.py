@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock._errors import UnknownNameError, listed, nearest
-from penstock.readers._errors import DatasetNotFoundError, message
+from penstock._errors import UnknownNameError, listed, message, nearest
+from penstock.readers._errors import DatasetNotFoundError
 
 
 @dataclass(frozen=True, kw_only=True)

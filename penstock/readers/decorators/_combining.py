@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from penstock._errors import message
 from penstock.readers._contract import (
     IteratorBase,
     ReaderBase,
@@ -10,7 +11,7 @@ from penstock.readers._contract import (
     State,
     reader_length,
 )
-from penstock.readers._errors import ComposeNotAligned, check_int, message, note
+from penstock.readers._errors import ComposeNotAligned, check_int, note
 from penstock.readers._foreign import of
 from penstock.readers.decorators._stage import Stage, StageIterator, name_of, origin
 

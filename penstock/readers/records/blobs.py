@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.readers._errors import message
+from penstock._errors import message
 from penstock.readers.records.errors import FeatureError, ImageError
 from penstock.readers.records.features import missing
 from penstock.readers.records.image_bytes import decode_bgr

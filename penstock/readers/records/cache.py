@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.readers._errors import message
+from penstock._errors import message
 
 
 def cache_folder() -> Path:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.readers._errors import message
+from penstock._errors import message
 
 
 class RecordError(ValueError):

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.readers._errors import message, note
+from penstock._errors import message
+from penstock.readers._errors import note
 from penstock.readers.records.cache import cache_folder, max_cache_bytes
 from penstock.readers.records.copies import CopyUse, evict, remove_copy
 from penstock.readers.records.errors import RecordError

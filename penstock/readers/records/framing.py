@@ -2,31 +2,18 @@
 
 TFRecord: `u64 length | u32 masked crc of the length | payload | u32 masked crc of the payload`.
 OFRecord: `i64 length | payload`. Both are little endian, without a magic number or an index.
-Checksums are CRC-32C (Castagnoli), masked as TensorFlow masks them, so that the checksum of
-bytes that contain checksums stays useful.
+Checksums are CRC-32C (Castagnoli), masked as TensorFlow masks them.
 """
 
 import struct
 from dataclasses import dataclass
 
-import google_crc32c
-
+from penstock._checksums import masked_crc32c
 from penstock.readers.records.errors import FramingError
 
-_MASK_DELTA = 0xA282EAD8
 _LENGTH = struct.Struct("<Q")
 _LENGTH_AND_CRC = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
-
-
-def masked_crc(data: bytes) -> int:
-    """Return TensorFlow's masked CRC-32C of `data`.
-
-    >>> masked_crc(b"abc").to_bytes(4, "little").hex()
-    '6e57f121'
-    """
-    crc = google_crc32c.value(data)
-    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +60,8 @@ class Framing:
         length = _LENGTH.pack(len(payload))
         if not self.has_crc:
             return length + payload
-        header = length + _CRC.pack(masked_crc(length))
-        return header + payload + _CRC.pack(masked_crc(payload))
+        header = length + _CRC.pack(masked_crc32c(length))
+        return header + payload + _CRC.pack(masked_crc32c(payload))
 
     def payload_length(self, header: bytes) -> int:
         """Return the payload's length from the `header_bytes` before it.
@@ -88,10 +75,10 @@ class Framing:
             (length,) = _LENGTH.unpack(header)
         else:
             length, crc = _LENGTH_AND_CRC.unpack(header)
-            if masked_crc(header[:8]) != crc:
+            if masked_crc32c(header[:8]) != crc:
                 raise FramingError(
                     f"{self.name} length",
-                    f"checksum {masked_crc(header[:8]):08x}",
+                    f"checksum {masked_crc32c(header[:8]):08x}",
                     f"{crc:08x} as stored",
                     "The file is damaged, compressed, or of another format",
                     "Write it again, or pass on_error='skip' to leave the rest of it out",
@@ -126,10 +113,10 @@ class Framing:
         payload = record[self.header_bytes : self.header_bytes + length]
         if self.has_crc:
             (crc,) = _CRC.unpack_from(record, self.header_bytes + length)
-            if masked_crc(payload) != crc:
+            if masked_crc32c(payload) != crc:
                 raise FramingError(
                     f"{self.name} payload",
-                    f"checksum {masked_crc(payload):08x}",
+                    f"checksum {masked_crc32c(payload):08x}",
                     f"{crc:08x} as stored",
                     "The record is damaged",
                     "Write the file again, or pass on_error='skip' to leave the record out",

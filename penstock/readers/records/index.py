@@ -6,9 +6,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 
+from penstock._checksums import crc32c
 from penstock.readers.records.cache import cache_folder, path_key, write_atomically
 from penstock.readers.records.errors import FramingError, RecordError
 from penstock.readers.records.framing import Framing
@@ -126,7 +126,7 @@ def _places(path: Path, cache_dir: str | Path | None) -> list[Path]:
 
 def _pack(index: RecordIndex, stat: os.stat_result, framing: Framing) -> bytes:
     bounds = index.bounds.astype("<i8").tobytes()
-    crc = google_crc32c.value(bounds)
+    crc = crc32c(bounds)
     head = (stat.st_size, stat.st_mtime_ns, len(index.bounds), framing.has_crc, crc)
     return _HEAD.pack(_MAGIC, *head) + bounds
 
@@ -142,7 +142,7 @@ def _read_kept(place: Path, stat: os.stat_result, framing: Framing) -> RecordInd
     magic, size, mtime_ns, count, has_crc, crc = _HEAD.unpack_from(data)
     bounds = data[_HEAD.size :]
     is_fitting = (magic, size, mtime_ns) == (_MAGIC, stat.st_size, stat.st_mtime_ns)
-    is_whole = len(bounds) == 8 * count and google_crc32c.value(bounds) == crc
+    is_whole = len(bounds) == 8 * count and crc32c(bounds) == crc
     if not (is_fitting and is_whole and bool(has_crc) == framing.has_crc):
         return None
     return RecordIndex(bounds=np.frombuffer(bounds, "<i8").astype(np.int64))

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from penstock.readers._errors import message
+from penstock._errors import message
 from penstock.readers.records.errors import FeatureError, ImageError
 
 Random = np.random.Generator | None

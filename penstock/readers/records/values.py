@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.readers._errors import message
+from penstock._errors import message
 from penstock.readers.records.errors import FeatureError
 
 _LISTS = {

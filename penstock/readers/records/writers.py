@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.readers._errors import message
+from penstock._errors import message
 from penstock.readers.records.framing import TFRECORD, Framing
 
 

@@ -2,8 +2,9 @@ import re
 
 import pytest
 
+from penstock._checksums import masked_crc32c
 from penstock.readers.records.errors import FramingError
-from penstock.readers.records.framing import OFRECORD, TFRECORD, masked_crc
+from penstock.readers.records.framing import OFRECORD, TFRECORD
 
 # The bytes TensorFlow writes for the payload b"abc", and OneFlow for class/label = [7].
 GOLDEN_TFRECORD = bytes.fromhex("0300000000000000b099490e6162636e57f121")
@@ -31,7 +32,7 @@ def test_crc_is_castagnolis():
     # RFC 3720, B.4: 32 bytes of zeros have CRC-32C 8a9136aa.
     crc = 0x8A9136AA
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    assert masked_crc(bytes(32)) == masked
+    assert masked_crc32c(bytes(32)) == masked
 
 
 @pytest.mark.parametrize("position", range(len(GOLDEN_TFRECORD)))
