@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import datetime
-import sys
 
+from penstock.commands._checks import UsageError
+from penstock.commands._failures import run_command
+from penstock.commands._parser import parse, positional
 from penstock.commands._tables import print_table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheFlags:
+    """List or clear the decompressed copies of compressed record files.
+
+    A copy that a reader uses stays. PENSTOCK_CACHE_MAX_BYTES bounds the others, PENSTOCK_CACHE is
+    their folder. Data sets in that folder are left alone.
+
+    Arguments:
+      action: list, the default, or clear.
+      cache_dir: the folder that a reader's cache_dir= named.
+    """
+
+    action: str | None = positional("list|clear", "?")
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.action not in (None, "list", "clear"):
+            raise UsageError(f"got {self.action!r}, expected list or clear.")
 
 
 def run(argv: list[str]) -> int:
@@ -16,29 +39,26 @@ def run(argv: list[str]) -> int:
       The exit status: 0 when it was listed or cleared, 1 when a file could not be removed, 2 when
       an argument or `$PENSTOCK_CACHE_MAX_BYTES` was wrong.
     """
-    flags = _parser().parse_args(argv)
+    return run_command("cache", lambda: _show_cache(argv), usage_errors=(ValueError,))
+
+
+def _show_cache(argv: list[str]) -> None:
+    flags, _ = parse(CacheFlags, argv, prog="penstock cache")
     # Imported here: `penstock cache --help` needs no records.
     from penstock.readers.records.cache import cache_folder, max_cache_bytes
     from penstock.readers.records.copies import evict, list_copies
 
     folder = flags.cache_dir or cache_folder()
-    try:
-        bound = max_cache_bytes()
-    except ValueError as error:
-        print(f"penstock cache: {error}", file=sys.stderr)
-        return 2
+    bound = max_cache_bytes()
     if flags.action == "clear":
-        try:
-            removed = evict(folder, 0)
-        except OSError as error:
-            print(f"penstock cache: {error}", file=sys.stderr)
-            return 1
-        print(f"removed {_num_copies(len(removed))}: {_size(sum(c.num_bytes for c in removed))}")
+        removed = evict(folder, 0)
+        freed = _format_bytes(sum(copy.num_bytes for copy in removed))
+        print(f"removed {_count_copies(len(removed))}: {freed}")
     copies = list_copies(folder)
     if copies:
         rows = [
             (
-                _size(copy.num_bytes),
+                _format_bytes(copy.num_bytes),
                 datetime.datetime.fromtimestamp(copy.last_used).strftime("%Y-%m-%d %H:%M"),
                 "in use" if copy.is_in_use else "source changed" if copy.is_stale else "",
                 copy.source or copy.path.name,
@@ -46,29 +66,15 @@ def run(argv: list[str]) -> int:
             for copy in copies
         ]
         print_table(("size", "last used", "state", "copy of"), rows, right={0})
-    total = _size(sum(copy.num_bytes for copy in copies))
-    print(f"{folder}: {_num_copies(len(copies))}, {total} of at most {_size(bound)}")
-    return 0
+    total = _format_bytes(sum(copy.num_bytes for copy in copies))
+    print(f"{folder}: {_count_copies(len(copies))}, {total} of at most {_format_bytes(bound)}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock cache",
-        description="List or clear the decompressed copies of compressed record files. A copy that "
-        "a reader uses stays. PENSTOCK_CACHE_MAX_BYTES bounds the others, PENSTOCK_CACHE is their "
-        "folder. Data sets in that folder are left alone.",
-    )
-    add = parser.add_argument
-    add("action", nargs="?", choices=["list", "clear"], default="list", help="list by default")
-    add("--cache_dir", help="the folder that a reader's cache_dir= named")
-    return parser
-
-
-def _num_copies(number: int) -> str:
+def _count_copies(number: int) -> str:
     return f"{number} cop{'y' if number == 1 else 'ies'}"
 
 
-def _size(num_bytes: int) -> str:
+def _format_bytes(num_bytes: int) -> str:
     size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
     while size >= 1000 and len(units) > 1:
         size /= 1000

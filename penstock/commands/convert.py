@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal
 from urllib.parse import urlsplit
 
-from penstock._errors import nearest
+from penstock.commands._checks import UsageError, check_at_least
+from penstock.commands._failures import run_command
+from penstock.commands._parser import parse
 from penstock.readers import convert
-from penstock.readers.convert.progress import shown_progress
+from penstock.readers.convert.progress import Progress, shown_progress
 from penstock.readers.ofrecord_files import find_parts
-from penstock.readers.records.errors import RecordError
 from penstock.readers.tfrecord_files import find_files
 
 _ARCHIVES = ("cifar10", "mnist", "flowers")
 _COPIES = ("ofrecord", "tfrecord")
-_NAMES = (*_ARCHIVES, "image_folder", *_COPIES)
+# Which data sets each flag beside --dataset_name and --dataset_dir has an effect on.
 _USED_BY = {
-    "source": ("image_folder", *_COPIES),
     "base_url": _ARCHIVES,
     "skip_checksum": _ARCHIVES,
     "num_validation": ("flowers", "image_folder"),
+    "source": ("image_folder", *_COPIES),
     "num_shards": ("image_folder", *_COPIES),
     "output_name": ("image_folder", "tfrecord"),
     "seed": ("image_folder",),
     "part_name_suffix_length": _COPIES,
     "rename": _COPIES,
-    "force": _NAMES,
+    "force": (*_ARCHIVES, "image_folder", *_COPIES),
 }
-_DEFAULTS = {
-    "source": None,
-    "base_url": None,
-    "skip_checksum": False,
-    "num_validation": None,
-    "num_shards": 5,
-    "output_name": "images",
-    "seed": 0,
-    "part_name_suffix_length": 5,
-    "rename": "",
-    "force": False,
-}
+PROG = "penstock convert"
 _EXAMPLES = """examples:
   penstock convert --dataset_name=flowers --dataset_dir=data/flowers
   penstock convert --dataset_name=image_folder --source=photos --dataset_dir=data/photos
@@ -53,6 +42,84 @@ _EXAMPLES = """examples:
 _MAX_SHARDS = 99_999  # their names have five digits
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertFlags:
+    """Make TF-Slim's record files, and print their paths.
+
+    They are made from the original archives or an image folder, or TFRecord and OFRecord files from
+    each other.
+
+    Arguments:
+      dataset_name: cifar10, mnist or flowers, from the original archives (cifar10 from
+        cifar-10-binary.tar.gz: TF-Slim's cifar-10-python.tar.gz is pickled, and is not read);
+        image_folder, from your images; ofrecord, from your TFRecords; tfrecord, from your
+        OFRecords.
+      dataset_dir: where the files go, and where archives are looked for and downloaded to.
+      force: make files again that are there already, and remove those that an earlier conversion to
+        more files left.
+      base_url: cifar10, mnist, flowers: a mirror's folder to download from, not the original
+        address.
+      skip_checksum: cifar10, mnist, flowers: take archives of another checksum.
+      num_validation: image_folder, flowers: images held out (a tenth by default; of flowers 350).
+      source: image_folder, ofrecord, tfrecord: a folder that holds a folder of images for each
+        class; TFRecord files as a glob pattern; or a folder of OFRecord parts.
+      num_shards: image_folder, ofrecord, tfrecord: number of files to make, of each split for
+        image_folder.
+      output_name: image_folder, tfrecord: what the files' names begin with.
+      seed: image_folder: of the shuffle.
+      part_name_suffix_length: ofrecord, tfrecord: digits in the parts' names, -1 for part-0.
+      rename: ofrecord, tfrecord: features under new names, OLD:NEW between commas; `slim` is
+        TF-Slim's names to OneFlow's, or back.
+    """
+
+    dataset_name: Literal["cifar10", "mnist", "flowers", "image_folder", "ofrecord", "tfrecord"]
+    dataset_dir: str
+    force: bool = False
+    base_url: str | None = None
+    skip_checksum: bool = False
+    num_validation: int | None = None
+    source: str | None = None
+    num_shards: int = 5
+    output_name: str = "images"
+    seed: int = 0
+    part_name_suffix_length: int = 5
+    rename: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        known = {name for name, users in _USED_BY.items() if self.dataset_name in users}
+        changed = [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name in _USED_BY and getattr(self, field.name) != field.default
+        ]
+        if unused := [name for name in changed if name not in known]:
+            used = ", ".join(f"--{name}" for name in _USED_BY if name in known)
+            raise UsageError(
+                f"--dataset_name={self.dataset_name} got {', '.join(f'--{n}' for n in unused)}, "
+                f"expected none but {used}. It would have no effect. Leave it out."
+            )
+        check_at_least(0, num_validation=self.num_validation)
+        _check_folder(self.dataset_dir)
+        if self.base_url is not None and not _is_url(self.base_url):
+            raise UsageError(
+                f"--base_url got {self.base_url!r}, expected http://... or https://..."
+            )
+        if not 1 <= self.num_shards <= _MAX_SHARDS:
+            raise UsageError(
+                f"--num_shards got {self.num_shards}, expected a number from 1 to {_MAX_SHARDS}."
+            )
+        if Path(self.output_name).name != self.output_name or not self.output_name:
+            raise UsageError(
+                f"--output_name got {self.output_name!r}, expected a name without a slash."
+            )
+        if self.part_name_suffix_length < 1 and self.part_name_suffix_length != -1:
+            raise UsageError(
+                f"--part_name_suffix_length got {self.part_name_suffix_length}, expected -1, or a "
+                "number of 1 or more."
+            )
+
+
 def run(argv: list[str]) -> int:
     """Run `penstock convert` with the arguments after the command's name.
 
@@ -60,245 +127,88 @@ def run(argv: list[str]) -> int:
 
     Returns:
       The exit status: 0 when the files were made, or are there already and stay as they are; 1
-      when something was wrong with a file or the network; 2 when an argument was, by
-      `SystemExit` where it cannot be parsed.
+      when something was wrong with a file or the network; 2 when an argument was.
     """
-    flags = _parse(argv)
-    try:
-        made = _COMMANDS[flags.dataset_name](flags)
-    except (convert.ArgumentError, FileNotFoundError) as error:
-        print(f"penstock convert: {error}", file=sys.stderr)
-        return 2
-    except (OSError, convert.ArchiveError, convert.ConversionError, RecordError) as error:
-        print(f"penstock convert: {error}", file=sys.stderr)
-        return 1
+    usage_errors = (convert.ArgumentError, FileNotFoundError)
+    return run_command("convert", lambda: _convert(argv), usage_errors=usage_errors)
+
+
+def _convert(argv: list[str]) -> None:
+    flags, _ = parse(ConvertFlags, argv, prog=PROG, epilog=_EXAMPLES)
+    with shown_progress() as progress:
+        made = _COMMANDS[flags.dataset_name](flags, progress)
     for path in made:
         print(path)
-    return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Say what is wrong in one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        end = "" if message.endswith(("?", ".")) else "."
-        self.exit(2, f"{self.prog}: {message}{end} `{self.prog} --help` says more.\n")
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = _parser()
-    given = vars(parser.parse_args(argv))
-    name = given["dataset_name"]
-    unused = [flag for flag in _USED_BY if flag in given and name not in _USED_BY[flag]]
-    if unused:
-        used = ", ".join(f"--{flag}" for flag in _USED_BY if name in _USED_BY[flag])
-        parser.error(
-            f"--dataset_name={name} got {', '.join(f'--{flag}' for flag in unused)}, expected "
-            f"none but {used}. It would have no effect. Leave it out"
-        )
-    return argparse.Namespace(**{**_DEFAULTS, **given})
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="penstock convert",
-        usage="penstock convert --dataset_name=NAME --dataset_dir=FOLDER [OPTIONS]",
-        description="Make TF-Slim's record files from the original archives or an image folder,\n"
-        "or convert between TFRecord and OFRecord. Prints the paths of the files.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
-    add = parser.add_argument
-    add(
-        "--dataset_name",
-        required=True,
-        type=_name,
-        metavar="NAME",
-        help="cifar10, mnist or flowers, from the original archives (cifar10 from "
-        "cifar-10-binary.tar.gz: TF-Slim's cifar-10-python.tar.gz is pickled, and is not read); "
-        "image_folder, from your images; ofrecord, from your TFRecords; tfrecord, from your "
-        "OFRecords",
-    )
-    add(
-        "--dataset_dir",
-        required=True,
-        type=_folder,
-        metavar="FOLDER",
-        help="where the files go, and where archives are looked for and downloaded to",
-    )
-    add(
-        "--force",
-        action="store_true",
-        help="make files again that are there already, and remove "
-        "those that an earlier conversion to more files left",
-    )
-    add(
-        "--num_validation",
-        type=_int(0),
-        metavar="N",
-        help="image_folder, flowers: images held out (default: a tenth; flowers: 350)",
-    )
-    _add_archive_options(parser)
-    _add_source_options(parser)
-    return parser
-
-
-def _add_archive_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("cifar10, mnist, flowers").add_argument
-    add(
-        "--base_url",
-        type=_url,
-        metavar="URL",
-        help="a mirror's folder to download from, not the original address",
-    )
-    add("--skip_checksum", action="store_true", help="take archives of another checksum")
-
-
-def _add_source_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("image_folder, ofrecord, tfrecord").add_argument
-    add(
-        "--source",
-        metavar="PATH",
-        help="a folder that holds a folder of images for each class; TFRecord files as a glob "
-        "pattern; or a folder of OFRecord parts",
-    )
-    add(
-        "--num_shards",
-        type=_int(1, _MAX_SHARDS),
-        metavar="N",
-        help="number of files to make, of each split for image_folder (default: 5)",
-    )
-    add(
-        "--output_name",
-        type=_plain_name,
-        metavar="NAME",
-        help="image_folder, tfrecord: what the files' names begin with (default: images)",
-    )
-    add("--seed", type=int, metavar="N", help="image_folder: of the shuffle (default: 0)")
-    add(
-        "--part_name_suffix_length",
-        type=_suffix_length,
-        metavar="N",
-        help="ofrecord, tfrecord: digits in the parts' names, -1 for part-0 (default: 5)",
-    )
-    add(
-        "--rename",
-        metavar="OLD:NEW,...",
-        help="ofrecord, tfrecord: features under new names; `slim` is TF-Slim's names to "
-        "OneFlow's, or back",
-    )
-
-
-def _name(text: str) -> str:
-    if text not in _NAMES:
-        raise argparse.ArgumentTypeError(
-            f"got {text!r}, expected one of: {', '.join(_NAMES)}.{nearest(text, _NAMES)}"
-        )
-    return text
-
-
-def _folder(text: str) -> str:
+def _check_folder(text: str) -> None:
     present = next(path for path in (Path(text), *Path(text).parents, ".") if os.path.exists(path))
     if not text or not os.path.isdir(present):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder or a path for one")
-    return text
+        raise UsageError(f"--dataset_dir got {text!r}, expected a folder or a path for one.")
 
 
-def _url(text: str) -> str:
+def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number
-        is_url = False
-    if not is_url:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected http://... or https://...")
-    return text
+        return False
 
 
-def _plain_name(text: str) -> str:
-    if not text or Path(text).name != text:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a name without a slash")
-    return text
-
-
-def _int(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
-    expected = f"an int >= {minimum}" if maximum is None else f"an int {minimum} to {maximum}"
-
-    def parse(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() else -1
-        if number < minimum or (maximum is not None and number > maximum):
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected}")
-        return number
-
-    return parse
-
-
-def _suffix_length(text: str) -> int:
-    if text != "-1" and not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected -1 or an int >= 1")
-    return int(text)
-
-
-def _cifar10(flags: argparse.Namespace) -> list[Path]:
+def _cifar10(flags: ConvertFlags, progress: Progress) -> list[Path]:
     source = convert.CIFAR10.moved(flags.base_url, is_checked=not flags.skip_checksum)
-    with shown_progress() as progress:
-        return convert.convert_cifar10(
-            flags.dataset_dir, source=source, force=flags.force, progress=progress
-        )
+    return convert.convert_cifar10(
+        flags.dataset_dir, source=source, force=flags.force, progress=progress
+    )
 
 
-def _mnist(flags: argparse.Namespace) -> list[Path]:
+def _mnist(flags: ConvertFlags, progress: Progress) -> list[Path]:
     sources = {
         name: source.moved(flags.base_url, is_checked=not flags.skip_checksum)
         for name, source in convert.MNIST.items()
     }
-    with shown_progress() as progress:
-        return convert.convert_mnist(
-            flags.dataset_dir, sources=sources, force=flags.force, progress=progress
-        )
+    return convert.convert_mnist(
+        flags.dataset_dir, sources=sources, force=flags.force, progress=progress
+    )
 
 
-def _flowers(flags: argparse.Namespace) -> list[Path]:
+def _flowers(flags: ConvertFlags, progress: Progress) -> list[Path]:
     source = convert.FLOWERS.moved(flags.base_url, is_checked=not flags.skip_checksum)
-    with shown_progress() as progress:
-        return convert.convert_flowers(
-            flags.dataset_dir,
-            source=source,
-            num_validation=350 if flags.num_validation is None else flags.num_validation,
-            force=flags.force,
-            progress=progress,
-        )
+    return convert.convert_flowers(
+        flags.dataset_dir,
+        source=source,
+        num_validation=350 if flags.num_validation is None else flags.num_validation,
+        force=flags.force,
+        progress=progress,
+    )
 
 
-def _image_folder(flags: argparse.Namespace) -> list[Path]:
-    with shown_progress() as progress:
-        return convert.convert_image_folder(
-            _required_source(flags),
-            flags.dataset_dir,
-            flags.output_name,
-            num_validation=flags.num_validation,
-            num_shards=flags.num_shards,
-            seed=flags.seed,
-            force=flags.force,
-            progress=progress,
-        )
+def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
+    return convert.convert_image_folder(
+        _required_source(flags),
+        flags.dataset_dir,
+        flags.output_name,
+        num_validation=flags.num_validation,
+        num_shards=flags.num_shards,
+        seed=flags.seed,
+        force=flags.force,
+        progress=progress,
+    )
 
 
-def _to_ofrecord(flags: argparse.Namespace) -> list[Path]:
-    with shown_progress() as progress:
-        return convert.tfrecord_to_ofrecord(
-            find_files(_required_source(flags)),
-            flags.dataset_dir,
-            num_parts=flags.num_shards,
-            part_name_suffix_length=flags.part_name_suffix_length,
-            rename=_rename(flags.rename, convert.SLIM_TO_ONEFLOW),
-            force=flags.force,
-            progress=progress,
-        )
+def _to_ofrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
+    return convert.tfrecord_to_ofrecord(
+        find_files(_required_source(flags)),
+        flags.dataset_dir,
+        num_parts=flags.num_shards,
+        part_name_suffix_length=flags.part_name_suffix_length,
+        rename=_rename(flags.rename, convert.SLIM_TO_ONEFLOW),
+        force=flags.force,
+        progress=progress,
+    )
 
 
-def _to_tfrecord(flags: argparse.Namespace) -> list[Path]:
+def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
     source = _required_source(flags)
     try:
         parts = find_parts(source, suffix_length=flags.part_name_suffix_length)
@@ -309,17 +219,16 @@ def _to_tfrecord(flags: argparse.Namespace) -> list[Path]:
         for shard in range(flags.num_shards)
     )
     back = {new: old for old, new in convert.SLIM_TO_ONEFLOW.items()}
-    with shown_progress() as progress:
-        return convert.ofrecord_to_tfrecord(
-            parts,
-            [Path(flags.dataset_dir) / name for name in names],
-            rename=_rename(flags.rename, back),
-            force=flags.force,
-            progress=progress,
-        )
+    return convert.ofrecord_to_tfrecord(
+        parts,
+        [Path(flags.dataset_dir) / name for name in names],
+        rename=_rename(flags.rename, back),
+        force=flags.force,
+        progress=progress,
+    )
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], list[Path]]] = {
+_COMMANDS: dict[str, Callable[[ConvertFlags, Progress], list[Path]]] = {
     "cifar10": _cifar10,
     "mnist": _mnist,
     "flowers": _flowers,
@@ -329,7 +238,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], list[Path]]] = {
 }
 
 
-def _required_source(flags: argparse.Namespace) -> str:
+def _required_source(flags: ConvertFlags) -> str:
     if not flags.source:
         raise convert.ArgumentError(
             f"--source got nothing, expected a path. --dataset_name={flags.dataset_name} converts "

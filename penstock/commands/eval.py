@@ -7,17 +7,18 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock import Trainer
-from penstock.commands._flags import parse
-from penstock.commands._run._announce import shown
-from penstock.commands._run._confusion import confusion_of, draw_confusion, print_classes
-from penstock.commands._run._data import Data, open_split
-from penstock.commands._run._failures import run_command
-from penstock.commands._run._trained import find, trained
+from penstock.commands._failures import run_command
+from penstock.commands._flags import choose_flags
+from penstock.commands._parser import parse, positional
+from penstock.commands._run.announce import shown
+from penstock.commands._run.confusion import confusion_of, draw_confusion, print_classes
+from penstock.commands._run.data import Data, open_split
+from penstock.commands._run.saved_network import find_network, load_network
 
 PROG = "penstock eval"
 _EXAMPLES = """examples:
@@ -26,59 +27,31 @@ _EXAMPLES = """examples:
   penstock eval resnet_v1_50.ckpt --model_name=resnet_v1_50 --dataset_name=image_folder \\
       --dataset_dir=photos --num_classes=1000
 
-The first word is the folder of a run, of parameters or of checkpoints, or a file of TF-Slim, Keras
-or torch. A run's flags are those it was trained with; flags given here replace them."""
-_OWN = ("split", "plot", "json")
+A run's flags are those it was trained with; training options given here replace them."""
+_FROM_TRAIN = choose_flags(
+    *("dataset_name", "dataset_dir", "train_files", "eval_files", "num_classes", "labels_offset"),
+    *("model_name", "preprocessing_name", "train_image_size", "batch_size"),
+    *("num_preprocessing_threads", "skip_damaged", "plugin", "fastnn_compat"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalFlags:
-    """What `penstock eval` is asked for; without a value a flag is as in training.
+    """Say how well a trained network does on a split of its data, class by class.
 
     Arguments:
-      split: test or train.
+      run: the folder of a run, of parameters or of checkpoints, or a file of TF-Slim, Keras or
+        torch.
+      split: the part of the data.
       plot: where the confusion matrix goes, a .png, .svg or .pdf; confusion.png in the run's folder
         without it, and empty for none.
       json: print it for programs to read.
-      dataset_name: as in penstock train.
-      dataset_dir: as in penstock train.
-      train_files: as in penstock train.
-      eval_files: as in penstock train.
-      num_classes: as in penstock train.
-      labels_offset: as in penstock train.
-      model_name: as in penstock train.
-      preprocessing_name: as in penstock train.
-      train_image_size: as in penstock train.
-      batch_size: as in penstock train; it changes the speed alone.
-      num_preprocessing_threads: as in penstock train.
-      skip_damaged: as in penstock train.
-      plugin: as in penstock train.
-      fastnn_compat: as in penstock train.
     """
 
-    split: str = "test"
+    run: str | None = positional("RUN", "?")
+    split: Literal["test", "train"] = "test"
     plot: str | None = None
     json: bool = False
-    dataset_name: str | None = None
-    dataset_dir: str | None = None
-    train_files: str | None = None
-    eval_files: str | None = None
-    num_classes: int | None = None
-    labels_offset: int | None = None
-    model_name: str | None = None
-    preprocessing_name: str | None = None
-    train_image_size: int | None = None
-    batch_size: int | None = None
-    num_preprocessing_threads: int | None = None
-    skip_damaged: bool = False
-    plugin: str | None = None
-    fastnn_compat: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        from penstock.commands._flags._checks import check_choice
-
-        check_choice("split", self.split, ("test", "train"))
 
 
 def run(argv: list[str]) -> int:
@@ -91,22 +64,15 @@ def run(argv: list[str]) -> int:
 
 
 def _evaluate(argv: list[str]) -> None:
-    flags, given, paths = parse(
-        EvalFlags,
-        argv,
-        prog=PROG,
-        defaults={"": EvalFlags},
-        epilog=_EXAMPLES,
-        takes_paths=True,
-    )
-    found = find(PROG, paths, {name: text for name, text in given.items() if name not in _OWN})
+    flags, given = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    found = find_network(PROG, flags.run, given)
     batch_size = _batch_size(found.flags.model.batch_size)
     data, reader, num_images = open_split(
         found.flags, flags.split, found.weights, batch_size=batch_size
     )
     if data.preparation is not None:
         print(data.preparation.said, file=sys.stderr if flags.json else sys.stdout)
-    trainer = trained(found, data.shape)
+    trainer = load_network(found, data.shape)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     metrics = trainer.test(lambda: _noted(reader, trainer, pairs))
     matrix = confusion_of(pairs, data.shape.num_classes)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import importlib
 import json
-import sys
 from typing import Any
 
 from penstock import models
 from penstock._errors import UnknownNameError, nearest
+from penstock.commands._checks import check_at_least
+from penstock.commands._failures import run_command
+from penstock.commands._parser import parse, positional
+from penstock.commands._plugins import import_plugins
 from penstock.commands._tables import print_table
 from penstock.models._report import LayerRow, Report, describe, report_of
 
@@ -27,6 +28,29 @@ _EXAMPLES = """examples:
 """
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelsFlags:
+    """List the networks of the model library, or show the layers of one.
+
+    Arguments:
+      name: a network, or a pattern such as 'resnet*'.
+      json: print it for programs to read.
+      module: import this one first, which registers networks.
+      num_classes: of one network's last layer.
+      image_size: of one network, in pixels.
+    """
+
+    name: str | None = positional("NAME", "?")
+    json: bool = False
+    module: str | None = None
+    num_classes: int | None = None
+    image_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_at_least(1, num_classes=self.num_classes, image_size=self.image_size)
+
+
 def run(argv: list[str]) -> int:
     """Run `penstock models` with the arguments after the command's name.
 
@@ -34,54 +58,20 @@ def run(argv: list[str]) -> int:
       The exit status: 0 when there was something to show, 2 when an argument was wrong: no such
       network or module, a size or number of classes that the network does not take.
     """
-    flags = _parser().parse_args(argv)
-    try:
-        if flags.module:
-            _import(flags.module)
-        if flags.name is None or any(letter in flags.name for letter in "*?["):
-            _show_list(flags)
-        else:
-            _show_one(flags)
-    except (ValueError, UnknownNameError) as error:
-        print(f"penstock models: {error}", file=sys.stderr)
-        return 2
-    return 0
+    usage_errors = (ValueError, UnknownNameError)
+    return run_command("models", lambda: _show(argv), usage_errors=usage_errors)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock models",
-        description="List the networks of the model library, or show the layers of one.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("name", nargs="?", metavar="NAME", help="a network, or a pattern such as 'resnet*'")
-    add("--json", action="store_true", help="print it for programs to read")
-    add("--module", metavar="MODULE", help="import this one first, which registers networks")
-    add("--num_classes", type=_positive, metavar="N", help="of one network's last layer")
-    add("--image_size", type=_positive, metavar="N", help="of one network, in pixels")
-    return parser
+def _show(argv: list[str]) -> None:
+    flags, _ = parse(ModelsFlags, argv, prog="penstock models", epilog=_EXAMPLES)
+    import_plugins(flags.module, flag="module")
+    if flags.name is None or any(letter in flags.name for letter in "*?["):
+        _show_list(flags)
+    else:
+        _show_one(flags, models.get(flags.name))
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a positive integer")
-    return int(text)
-
-
-def _import(module: str) -> None:
-    sys.path.insert(0, "")  # as `python -m` has it: modules of the current folder
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--module got {module!r}, expected a module that can be imported: {error}. Give its "
-            "name without .py, and run in its folder or set PYTHONPATH."
-        ) from error
-
-
-def _show_list(flags: argparse.Namespace) -> None:
+def _show_list(flags: ModelsFlags) -> None:
     if flags.num_classes or flags.image_size:
         raise ValueError(
             "--num_classes and --image_size got no network, expected the name of one. The list has "
@@ -91,7 +81,7 @@ def _show_list(flags: argparse.Namespace) -> None:
     if not names:
         raise UnknownNameError(
             f"got the pattern {flags.name!r}, expected one that names a network."
-            + nearest(flags.name.strip("*?"), models.names())
+            + nearest((flags.name or "").strip("*?"), models.names())
         )
     chosen = [models.get(name) for name in names]
     reports = [report_of(model) for model in chosen]
@@ -115,8 +105,7 @@ def _show_list(flags: argparse.Namespace) -> None:
     print(f"\n{count}. {_LEGEND}")
 
 
-def _show_one(flags: argparse.Namespace) -> None:
-    model = models.get(flags.name)
+def _show_one(flags: ModelsFlags, model: models.Model) -> None:
     report, layers = describe(model, num_classes=flags.num_classes, image_size=flags.image_size)
     size = flags.image_size or model.default_image_size
     if flags.json:

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock._errors import UnknownNameError
+from penstock.commands._failures import run_command
+from penstock.commands._parser import parse, positional
 from penstock.commands._run_log import LogError, RunLog, read_log
 from penstock.handlers._extras import require
 from penstock.handlers._figure import Line, Panel, check_path, draw
 
 _X_LABELS = {"step": "step", "epoch": "epoch", "seconds": "seconds of training"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlotFlags:
+    """Draw the curves of runs against each other.
+
+    Metrics of steps are smoothed over the values themselves; results of tests are dashed.
+
+    Arguments:
+      runs: a log of CSVLog or JSONLog, or its folder.
+      output: the picture: .png, .svg or .pdf.
+      metric: what to draw; given again, it adds a panel.
+      x: the horizontal axis.
+      log: a logarithmic vertical axis.
+    """
+
+    runs: tuple[str, ...] = positional("RUN", "+")
+    output: str = "curves.png"
+    metric: tuple[str, ...] = dataclasses.field(default=("loss",), metadata={"action": "extend"})
+    x: Literal["step", "epoch", "seconds"] = "step"
+    log: bool = False
 
 
 def run(argv: list[str]) -> int:
@@ -25,40 +47,21 @@ def run(argv: list[str]) -> int:
       The exit status: 0 when the picture was drawn, 1 when it could not be written, 2 when an
       argument was wrong: no such run, no such metric.
     """
-    flags = _parser().parse_args(argv)
-    try:
-        path = check_path("--output", flags.output)
-        runs = [read_log(name) for name in flags.runs]
-        panels = [_panel(runs, metric, flags) for metric in flags.metric or ["loss"]]
-    except (ValueError, UnknownNameError) as error:
-        print(f"penstock plot: {error}", file=sys.stderr)
-        return 2
-    try:
-        require("matplotlib", "plot", "penstock plot")
-        draw(path, panels)
-    except (OSError, ModuleNotFoundError) as error:
-        print(f"penstock plot: {error}", file=sys.stderr)
-        return 1
+    usage_errors = (ValueError, UnknownNameError)
+    return run_command("plot", lambda: _plot(argv), usage_errors=usage_errors)
+
+
+def _plot(argv: list[str]) -> None:
+    flags, _ = parse(PlotFlags, argv, prog="penstock plot")
+    path = check_path("--output", flags.output)
+    runs = [read_log(name) for name in flags.runs]
+    panels = [_panel(runs, metric, flags) for metric in flags.metric]
+    require("matplotlib", "plot", "penstock plot")
+    draw(path, panels)
     print(path)
-    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock plot",
-        description="Draw the curves of runs against each other. Metrics of steps are smoothed "
-        "over the values themselves; results of tests are dashed.",
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="a log of CSVLog or JSONLog, or its folder")
-    add("--output", default="curves.png", help="the picture: .png, .svg or .pdf")
-    add("--metric", action="append", help="what to draw, loss by default; again for more panels")
-    add("--x", choices=list(_X_LABELS), default="step", help="the horizontal axis")
-    add("--log", action="store_true", help="a logarithmic vertical axis")
-    return parser
-
-
-def _panel(runs: Sequence[RunLog], metric: str, flags: argparse.Namespace) -> Panel:
+def _panel(runs: Sequence[RunLog], metric: str, flags: PlotFlags) -> Panel:
     lines: list[Line] = []
     for color, log in enumerate(runs):
         log.check(metric)

@@ -7,18 +7,19 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from penstock.commands._flags import TrainFlags, UsageError, parse
-from penstock.commands._flags._checks import check_at_least
-from penstock.commands._run._failures import run_command
-from penstock.commands._run._folder import Facts, facts_of
-from penstock.commands._run._network import Shape
-from penstock.commands._run._preparation import preparation_of
-from penstock.commands._run._samples import with_channels
-from penstock.commands._run._trained import Found, find, model_named, trained
+from penstock import models
+from penstock.commands._checks import UsageError, check_at_least
+from penstock.commands._failures import run_command
+from penstock.commands._flags import choose_flags
+from penstock.commands._parser import parse, positional
+from penstock.commands._run.folder import Facts, facts_of
+from penstock.commands._run.network import Shape
+from penstock.commands._run.preparation import preparation_of
+from penstock.commands._run.samples import with_channels
+from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
 from penstock.readers.images import SUFFIXES
 
 PROG = "penstock predict"
@@ -26,33 +27,27 @@ _BATCH_SIZE = 32
 _EXAMPLES = """examples:
   penstock predict runs/digits_lenet seven.png
   penstock predict runs/photos_mobilenet_v2 holiday/ --top_k=3
-  penstock predict runs/digits_lenet scans/ --json=True | jq .classes[0]
-
-The first word is a run, as of `penstock eval`; the others are images, or folders of them."""
-_OWN = ("top_k", "json")
+  penstock predict runs/digits_lenet scans/ --json=True | jq .classes[0]"""
+_FROM_TRAIN = choose_flags(
+    *("model_name", "num_classes", "preprocessing_name", "train_image_size", "plugin")
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictFlags:
-    """What `penstock predict` is asked for.
+    """Name what a trained network sees in images.
 
     Arguments:
+      run: what to predict with, as of `penstock eval`.
+      images: files of images, or folders of them.
       top_k: how many classes are named, the likeliest first.
       json: print a line of JSON for each image.
-      model_name: of weights that are not of a run.
-      num_classes: of weights that are not of a run.
-      preprocessing_name: as in penstock train.
-      train_image_size: as in penstock train.
-      plugin: as in penstock train.
     """
 
+    run: str | None = positional("RUN", "?")
+    images: tuple[str, ...] = positional("IMAGE", "*")
     top_k: int = 5
     json: bool = False
-    model_name: str | None = None
-    num_classes: int | None = None
-    preprocessing_name: str | None = None
-    train_image_size: int | None = None
-    plugin: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -69,16 +64,9 @@ def run(argv: list[str]) -> int:
 
 
 def _predict(argv: list[str]) -> None:
-    flags, given, paths = parse(
-        PredictFlags,
-        argv,
-        prog=PROG,
-        defaults={"": PredictFlags},
-        epilog=_EXAMPLES,
-        takes_paths=True,
-    )
-    found = find(PROG, paths, {name: text for name, text in given.items() if name not in _OWN})
-    files = _files(paths[1:])
+    flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    found = find_network(PROG, flags.run, given)
+    files = _files(flags.images)
     facts = _facts(found)
     height, width, channels = facts.image_shape
     preparation = preparation_of(found.flags, found.weights)
@@ -88,7 +76,7 @@ def _predict(argv: list[str]) -> None:
         num_classes=len(facts.class_names),
         preprocessing=chosen,
     )
-    trainer = trained(found, shape)
+    trainer = load_network(found, shape)
     crop = chosen.for_evaluation(height, width)
     for start in range(0, len(files), _BATCH_SIZE):
         part = files[start : start + _BATCH_SIZE]
@@ -100,12 +88,12 @@ def _predict(argv: list[str]) -> None:
             _show(path, row, facts.class_names, flags)
 
 
-def _facts(found: Found) -> Facts:
+def _facts(found: SavedNetwork) -> Facts:
     """Return the shapes and class names of a run, or what a network has of its own."""
     if found.folder is not None:
         return facts_of(found.folder)
-    flags: TrainFlags = found.flags
-    model = model_named(flags.model.model_name)
+    flags = found.flags
+    model = models.get(flags.model.model_name)
     size = flags.preprocessing.train_image_size or model.default_image_size
     count = flags.dataset.num_classes or model.num_classes
     return Facts(
@@ -161,7 +149,7 @@ def _image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     return with_channels(decoded, channels)
 
 
-def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: Any) -> None:
+def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: PredictFlags) -> None:
     best = np.argsort(-row, kind="stable")[: flags.top_k]
     if flags.json:
         classes = [{"name": names[i], "probability": float(row[i])} for i in best]

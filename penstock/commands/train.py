@@ -7,19 +7,20 @@ import sys
 
 import jax
 
-from penstock.commands._flags import TrainFlags, fastnn_defaults, parse
-from penstock.commands._run._alarm import leave_out_alarm
-from penstock.commands._run._announce import (
+from penstock.commands._failures import run_command
+from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
+from penstock.commands._parser import describe, read_words
+from penstock.commands._run.alarm import leave_out_alarm
+from penstock.commands._run.announce import (
     advice,
     announce,
     announce_compilations,
     conclude,
 )
-from penstock.commands._run._assembly import assemble, facts_of, is_writer
-from penstock.commands._run._failures import run_command
-from penstock.commands._run._folder import prepare
-from penstock.commands._run._pictures import show_digits
-from penstock.commands._run._replacing import forget
+from penstock.commands._run.assembly import assemble, facts_of, is_writer
+from penstock.commands._run.folder import prepare
+from penstock.commands._run.pictures import show_digits
+from penstock.commands._run.replacement import forget
 
 PROG = "penstock train"
 _EXAMPLES = """examples:
@@ -51,8 +52,8 @@ def flags_of(argv: list[str]) -> TrainFlags:
     >>> flags_of(["--model_name=vgg_16", "--use_fp16=False"]).model.model_name
     'vgg_16'
     """
-    defaults = {"": TrainFlags, "fastnn_compat": fastnn_defaults}
-    return parse(TrainFlags, argv, prog=PROG, defaults=defaults, epilog=_EXAMPLES)[0]
+    text = describe(TrainFlags)
+    return make_train_flags(read_words(TRAIN_FLAGS, argv, prog=PROG, text=text, epilog=_EXAMPLES))
 
 
 def _train(flags: TrainFlags) -> None:

@@ -12,13 +12,14 @@ import numpy as np
 
 from penstock import optimizers, readers
 from penstock.commands import train
-from penstock.commands._run import _assembly, _weights
-from penstock.commands._run._announce import _unused
-from penstock.commands._run._data import open_data
-from penstock.commands._run._folder import RunFolder, folder_for
-from penstock.commands._run._handlers import handlers_of
-from penstock.commands._run._network import network_of, precision_of
-from penstock.commands._run._plan import plan_of
+from penstock.commands._run import assembly
+from penstock.commands._run.announce import _unused
+from penstock.commands._run.data import open_data
+from penstock.commands._run.folder import RunFolder, folder_for
+from penstock.commands._run.handlers import handlers_of
+from penstock.commands._run.network import network_of, precision_of
+from penstock.commands._run.plan import plan_of
+from penstock.commands._run.weights import find_weights
 from penstock.handlers import Evaluate, Log, Progress, StopAt, Summary
 from penstock.optimizers import OptimizerOptions, ScheduleOptions
 from penstock.readers import Shard
@@ -33,7 +34,7 @@ class Asked:
 
     @functools.cached_property
     def data(self):
-        place = _assembly.place_of(self.flags)
+        place = assembly.place_of(self.flags)
         count = jax.device_count() if place is None else len(place)
         size = self.flags.model.batch_size * count
         return open_data(self.flags, batch_size=size, shard=Shard())
@@ -52,14 +53,14 @@ class Asked:
 
     @property
     def schedule(self):
-        return _assembly.schedule_of(self.flags, self.data, self.plan)
+        return assembly.schedule_of(self.flags, self.data, self.plan)
 
     def rates(self) -> list[float]:
         rate = optimizers.schedule(**self.schedule)
         return [round(float(rate(step)), 9) for step in (0, 5, 40, 60, 70, 99)]
 
     def updates(self, optimizer: Any = None) -> list[float]:
-        optimizer = optimizer or _assembly.optimizer_of(self.flags, self.schedule)
+        optimizer = optimizer or assembly.optimizer_of(self.flags, self.schedule)
         params = {"w": jnp.asarray([1.0, -2.0, 0.5])}
         state = optimizer.init(params)
         for scale in (1.0, 0.5, -2.0):
@@ -74,7 +75,7 @@ class Asked:
         return [type(each).__name__ for each in made.all if type(each).__name__ == name]
 
     def weights(self) -> str:
-        path = _weights.weights_path(self.flags.model.model_dir, self.flags.model.ckpt_file_name)
+        path = find_weights(self.flags.model.model_dir, self.flags.model.ckpt_file_name)
         return path.relative_to(self.folder).as_posix()
 
     def labels(self, epoch: int = 0) -> list[int]:
@@ -231,7 +232,7 @@ LOGGING = [
     Case("--hooks=LoggingTensorHook", lambda a: a.handlers(StopAt), []),
     Case("--hooks=stopatstephook", lambda a: a.handlers(Log), []),
     Case("--hooks=StopAtStepHook", lambda a: a.handlers("ProfileEvery"), [], PROFILED),
-    Case("--hooks=LOGGINGTENSORHOOK", lambda a: _assembly.saves_checkpoints(a.flags), False),
+    Case("--hooks=LOGGINGTENSORHOOK", lambda a: assembly.saves_checkpoints(a.flags), False),
     Case("--eval_every_n_epochs=0", lambda a: a.handlers(Evaluate), []),
     Case("--checkpointDir={folder}/here", lambda a: folder_for(a.flags).path.name, "here"),
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.commands import train
-from penstock.commands._run._assembly import assemble
+from penstock.commands._run.assembly import assemble
 from tests.commands.running import CODE, run
 from tests.readers.case import is_missing
 from tests.source_tree import ROOT

@@ -9,9 +9,9 @@ import pytest
 import penstock as ps
 from penstock import optimizers
 from penstock.commands import train
-from penstock.commands._flags import UsageError
-from penstock.commands._run._announce import _unused
-from penstock.commands._run._network import network_of
+from penstock.commands._checks import UsageError
+from penstock.commands._run.announce import _unused
+from penstock.commands._run.network import network_of
 from tests.commands.flag_cases import Asked
 from tests.readers.convert.originals import write_mnist
 from tests.source_tree import ROOT

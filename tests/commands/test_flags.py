@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 
 from penstock import readers
 from penstock.commands import train
-from penstock.commands._flags import TrainFlags, UsageError
-from penstock.commands._flags._parse import flag_types
-from penstock.commands._run._plan import plan_of
+from penstock.commands._checks import UsageError
+from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, write_config
+from penstock.commands._parser import parse
+from penstock.commands._run.folder import RunFolder, differences
+from penstock.commands._run.plan import plan_of
+from penstock.commands.predict import PredictFlags
 from tests.commands.flag_cases import CASES, Asked, Case
 from tests.commands.running import run
 from tests.source_tree import ROOT
@@ -152,11 +156,11 @@ def test_help_groups_flags_as_fastnns_tables_do(capsys):
     status, text, _ = run(capsys, "train", "--help")
     assert status == 0
     assert "usage: penstock train" in text
-    titles = re.findall(r"^\W+(\w+) options\W+$", text, re.M)
+    titles = re.findall(r"^(\w+) options:$", text, re.M)
     expected = ["dataset", "preprocessing", "model", "learning_rate", "optimizer", "logging"]
     assert [title for title in titles if title in expected] == expected
     assert "performance" in titles
-    missing = [name for name in flag_types(TrainFlags) if f"--{name}" not in text]
+    missing = [name for name in TRAIN_FLAGS if f"--{name}" not in text]
     assert not missing
     assert "examples:" in text
 
@@ -173,7 +177,7 @@ def test_help_groups_flags_as_fastnns_tables_do(capsys):
         ("--dataset_name=dgits", "Did you mean 'digits'?"),
         ("--preprocessing_name=inceptoin", "Did you mean 'inception'?"),
         ("--optimizer=rmspropp", "Did you mean 'rmsprop'?"),
-        ("--learning_rate_decay_type=exp", "expected one of 'fixed', 'exponential'"),
+        ("--learning_rate_decay_type=exp", "expected one of: fixed, exponential"),
         ("--decay_scheme=luong243", "Did you mean 'luong234'?"),
         ("--warmup_scheme=t2", "Did you mean 't2t'?"),
         ("--task_type=finetun", "Did you mean 'finetune'?"),
@@ -225,6 +229,32 @@ def test_configuration_file_gives_flags_by_section_or_without(tmp_path):
     assert flags.model.model_name == "lenet"
 
 
+def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
+    words = ("--optimizer=lamb", "--optax_options=b1=1e-1,weight_decay=1", "--loss_scale=128")
+    flags = train.flags_of([*words, "--exclude_from_weight_decay=bias, norm"])
+    assert flags.optimizer.optax_options == {"b1": 0.1, "weight_decay": 1.0}
+    assert flags.optimizer.exclude_from_weight_decay == ("bias", "norm")
+    folder = RunFolder(tmp_path)
+    write_config(folder.config, flags)
+    assert train.flags_of([f"--config={folder.config}"]) == replace(
+        flags, config=str(folder.config)
+    )
+    # As files of earlier versions have it: the text of the command line, and no such flag.
+    sections = json.loads(folder.config.read_text())
+    sections["optimizer"] |= {"optax_options": "b1=0.1,weight_decay=1"}
+    del sections["optimizer"]["exclude_from_weight_decay"]
+    folder.config.write_text(json.dumps(sections))
+    assert differences(folder, flags) == {}
+    other = train.flags_of(["--optimizer=lamb", "--loss_scale=128"])
+    assert differences(folder, other) == {"optax_options": ({"b1": 0.1, "weight_decay": 1.0}, {})}
+
+
+def test_paths_and_flags_may_be_in_any_order():
+    kinds = (("a", "--json", "b", "--top-k", "2"), ("--top_k=2", "--json=1", "a", "b"))
+    parsed = [parse(PredictFlags, words, prog="penstock predict")[0] for words in kinds]
+    assert parsed[0] == parsed[1] == PredictFlags(run="a", images=("b",), top_k=2, json=True)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -240,7 +270,21 @@ def test_wrong_configuration_file_is_an_error_that_names_it(text, message, tmp_p
         train.flags_of([f"--config={path}"])
 
 
-def test_page_names_every_flag():
+def test_page_has_the_help_and_default_of_every_flag():
     page = (ROOT / "docs/train_command.md").read_text(encoding="utf-8")
-    missing = [name for name in flag_types(TrainFlags) if f"`{name}`" not in page]
-    assert not missing
+    rows = [
+        f"| `{name}` | {default_in_page(flag)} | {flag.help} |"
+        for name, flag in TRAIN_FLAGS.items()
+    ]
+    assert not [row for row in rows if row not in page]
+
+
+def default_in_page(flag):
+    """Return a flag's default as the page's tables have it."""
+    if flag.name == "hooks":
+        return "all four"
+    if flag.name == "exclude_from_weight_decay":
+        return "as BERT"
+    return (
+        "" if flag.default in (None, {}) else f"`{flag.default}`" if flag.default != "" else "empty"
+    )

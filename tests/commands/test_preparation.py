@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from penstock import commands
 from penstock.commands import train
-from penstock.commands._run._preparation import preparation_of, starting_weights
+from penstock.commands._run.preparation import preparation_of, starting_weights
 from tests.commands.running import run
 from tests.source_tree import ROOT
 

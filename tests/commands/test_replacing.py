@@ -25,8 +25,8 @@ DIR = "runs/digits_tiny"
 KILLED = """
 import os, sys
 from pathlib import Path
-from penstock.commands._run import _replacing
-from penstock.commands._run._folder import RunFolder
+from penstock.commands._run import replacement
+from penstock.commands._run.folder import RunFolder
 
 action, root = sys.argv[1], Path(sys.argv[2])
 CHANGES = ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
@@ -43,19 +43,19 @@ def fill(folder, what):
 
 def act(folder):
     if action == "aside":
-        _replacing.set_aside(folder)
+        replacement.set_aside(folder)
     elif action == "back":
-        _replacing.set_aside(folder)
+        replacement.set_aside(folder)
         (folder.path / "best").mkdir()
         for name in ("config.json", "log.csv"):
             (folder.path / name).write_text("new")
         is_armed.append(True)
-        _replacing.bring_back(folder)
+        replacement.bring_back(folder)
     else:
-        _replacing.set_aside(folder)
+        replacement.set_aside(folder)
         fill(folder.path, "new")
         is_armed.append(True)
-        _replacing.forget(folder)
+        replacement.forget(folder)
 
 
 for at in range(1, 200):
@@ -90,8 +90,8 @@ def contents(folder):
 
 @pytest.mark.parametrize("action", ["aside", "back", "forget"])
 def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
-    from penstock.commands._run._folder import RunFolder
-    from penstock.commands._run._replacing import bring_back
+    from penstock.commands._run.folder import RunFolder
+    from penstock.commands._run.replacement import bring_back
 
     done = subprocess.run(
         [sys.executable, "-c", KILLED, action, str(tmp_path)], capture_output=True, text=True

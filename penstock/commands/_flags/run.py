@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from penstock.commands._flags._checks import (
+from penstock.commands._checks import (
     UsageError,
     check_above_zero,
     check_at_least,
     check_choice,
-    words_of,
+    split_words,
 )
+from penstock.program_builder import PrecisionName
 
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
-PLACES = ("cpu", "gpu", "tpu")
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,13 +66,13 @@ class LoggingFlags:
         check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
         check_at_least(0, save_checkpoints_secs=self.save_checkpoints_secs)
         known = {name.lower(): name for name in HOOKS}
-        for name in words_of(self.hooks):
+        for name in split_words(self.hooks):
             if name.lower() not in known:
                 check_choice("hooks", name, HOOKS)
 
     def has_hook(self, name: str) -> bool:
         """Return whether a hook of FastNN's is among those asked for; case does not matter."""
-        return name.lower() in {each.lower() for each in words_of(self.hooks)}
+        return name.lower() in {each.lower() for each in split_words(self.hooks)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,22 +94,18 @@ class PerformanceFlags:
 
     use_fp16: bool = True
     loss_scale: float | Literal["dynamic"] = "dynamic"
-    precision: str | None = None
+    precision: PrecisionName | None = None
     enable_paisoar: bool = True
-    place: str | None = None
+    place: Literal["cpu", "gpu", "tpu"] | None = None
     worker_hosts: str | None = None
     task_index: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.precision is not None:
-            check_choice("precision", self.precision, PRECISIONS)
-        if self.place is not None:
-            check_choice("place", self.place, PLACES)
         if self.loss_scale != "dynamic":
             check_above_zero(loss_scale=self.loss_scale)
-        num_hosts = max(1, len(words_of(self.worker_hosts)))
+        num_hosts = max(1, len(split_words(self.worker_hosts)))
         if not 0 <= self.task_index < num_hosts:
             raise UsageError(
                 f"--task_index got {self.task_index!r}, expected from 0 to {num_hosts - 1}: it "
@@ -118,6 +113,6 @@ class PerformanceFlags:
             )
 
     @property
-    def precision_name(self) -> str:
+    def precision_name(self) -> PrecisionName:
         """The precision that the two flags ask for."""
         return self.precision or ("auto" if self.use_fp16 else "float32")

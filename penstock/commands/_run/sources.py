@@ -12,10 +12,10 @@ import numpy as np
 
 from penstock import readers
 from penstock._errors import listed, nearest
+from penstock.commands._checks import split_words
 from penstock.commands._flags import DatasetFlags
-from penstock.commands._flags._checks import words_of
-from penstock.commands._flags._data import known_datasets
-from penstock.commands._run._folder import TEST_SPLITS
+from penstock.commands._flags.data import known_datasets
+from penstock.commands._run.folder import TEST_SPLITS
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets._images import Subset
 from penstock.readers.datasets._registry import DATASETS, folder_of
@@ -60,7 +60,7 @@ def open_source(flags: DatasetFlags, split: str, on_error: OnError = "raise") ->
       DatasetNotFoundError, FileNotFoundError: there are no such files.
       ValueError: no such split, or something that is not readable.
     """
-    files = words_of(flags.train_files if split == "train" else flags.eval_files)
+    files = split_words(flags.train_files if split == "train" else flags.eval_files)
     if files:
         return _of_files(flags, _paths(flags, files), on_error)
     if flags.dataset_name == "image_folder":

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from penstock._errors import nearest
-from penstock.commands._flags._checks import UsageError, check_at_least, check_choice
+from penstock.commands._checks import UsageError, check_at_least, check_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

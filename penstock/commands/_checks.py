@@ -1,4 +1,4 @@
-"""What a flag's value is checked for when a section of flags is made."""
+"""Checks of flags' values, made when a dataclass of flags is made."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
     """Raise unless a value is one of those known.
 
     Raises:
-      UsageError: naming them, and the nearest.
+      UsageError: it is not; names them and the nearest.
     """
     if value not in known:
         raise UsageError(
-            f"--{flag} got {value!r}, expected one of: {', '.join(filter(None, known))}."
-            + nearest(value, known)
+            f"--{flag} got {value!r}, expected one of: {', '.join(known)}.{nearest(value, known)}"
         )
 
 
@@ -47,10 +46,10 @@ def check_above_zero(**flags: float | None) -> None:
             raise UsageError(f"--{flag} got {value!r}, expected a number above 0.")
 
 
-def words_of(text: str | None) -> tuple[str, ...]:
-    """Return the parts of a list as flags have them: between commas, without blanks.
+def split_words(text: str | None) -> tuple[str, ...]:
+    """Return the items of a list as flags have them: between commas, without blanks.
 
-    >>> words_of("0.tfrecord, 1.tfrecord")
+    >>> split_words("0.tfrecord, 1.tfrecord")
     ('0.tfrecord', '1.tfrecord')
     """
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())

@@ -11,10 +11,10 @@ import jax
 
 from penstock import handlers
 from penstock.commands._flags import LoggingFlags, TrainFlags
-from penstock.commands._run._benchmark import Benchmark, TimedReader
-from penstock.commands._run._data import Data
-from penstock.commands._run._folder import RunFolder
-from penstock.commands._run._plan import Plan
+from penstock.commands._run.benchmark import Benchmark, TimedReader
+from penstock.commands._run.data import Data
+from penstock.commands._run.folder import RunFolder
+from penstock.commands._run.plan import Plan
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
 
 

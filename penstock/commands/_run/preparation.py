@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock import _parameters, models, preprocessing
 from penstock.commands._flags import TrainFlags
-from penstock.commands._run._folder import RunFolder, run_folder_of
-from penstock.commands._run._weights import weights_path
+from penstock.commands._run.folder import RunFolder, find_run_folder
+from penstock.commands._run.weights import find_weights
 from penstock.models._weight_preprocessing import preprocessing_of as preprocessing_of_file
 from penstock.preprocessing import Preprocessing
 
@@ -73,7 +73,7 @@ def starting_weights(flags: TrainFlags) -> Path | None:
     if flags.model.task_type == "pretrain":
         return None
     try:
-        return weights_path(flags.model.model_dir, flags.model.ckpt_file_name)
+        return find_weights(flags.model.model_dir, flags.model.ckpt_file_name)
     except FileNotFoundError:
         name = f"{flags.dataset.dataset_name}_{flags.model.model_name}"
         path = flags.logging.checkpointDir or Path(flags.logging.output_dir) / "runs" / name
@@ -121,7 +121,7 @@ def _name(chosen: Preprocessing) -> str:
 
 
 def _of_run(weights: Path) -> Mapping[str, Any] | None:
-    folder = run_folder_of(weights)
+    folder = find_run_folder(weights)
     try:
         return None if folder is None else _read(folder).get("preprocessing")
     except (OSError, ValueError, AttributeError):

@@ -12,26 +12,26 @@ import numpy as np
 from penstock import Trainer, _parameters, models
 from penstock._errors import ParameterError, nearest
 from penstock._selection import Selection
+from penstock.commands._checks import split_words
 from penstock.commands._flags import ModelFlags
-from penstock.commands._flags._checks import words_of
-from penstock.commands._run._folder import RunFolder, holds_weights
+from penstock.commands._run.folder import RunFolder, has_weights
 from penstock.trainer._sources import entries_at
 
 
-def weights_path(model_dir: str | None, name: str | None) -> Path:
+def find_weights(model_dir: str | None, name: str | None) -> Path:
     """Return the folder or file of weights that flags name.
 
     Raises:
       FileNotFoundError: there is none; says what is there.
     """
     path = Path(model_dir or ".") / (name or "")
-    if path.is_dir() and not holds_weights(path):
+    if path.is_dir() and not has_weights(path):
         folder = RunFolder(path)
         # A run that replaces another may have saved nothing yet.
-        inside = folder.weights() or RunFolder(folder.replaced).weights()
+        inside = folder.find_weights() or RunFolder(folder.replaced).find_weights()
         if inside is not None:
             return inside
-    if path.is_file() or holds_weights(path) or Path(f"{path}.index").is_file():
+    if path.is_file() or has_weights(path) or Path(f"{path}.index").is_file():
         return path
     folder = path if path.is_dir() else path.parent
     there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
@@ -67,8 +67,8 @@ def load_weights(
     """
     entries = read_entries(path, model, image_size) if entries is None else entries
     selection = Selection(
-        include=words_of(flags.checkpoint_include_scopes) or None,
-        exclude=words_of(flags.checkpoint_exclude_scopes) or None,
+        include=split_words(flags.checkpoint_include_scopes) or None,
+        exclude=split_words(flags.checkpoint_exclude_scopes) or None,
     )
     selection.check(trainer.builder.parameter_shapes)
     shapes = {row.name: tuple(row.shape) for row in trainer.builder.parameter_table()}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock._checkpoint import CheckpointConfig, Store
 from penstock._parameters import DATA_FILE
-from penstock.commands._flags import DatasetFlags, TrainFlags, write_config
+from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
+from penstock.commands._flags.config_file import flatten, read_value, to_json
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # What may differ between a run and its second part without a word.
@@ -89,10 +91,10 @@ class RunFolder:
         """The run that this one replaces, until this one is over."""
         return self.path / "replaced"
 
-    def weights(self) -> Path | None:
+    def find_weights(self) -> Path | None:
         """Return what holds the network's weights: the best, the last, or a checkpoint."""
         candidates = (self.best, self.params, self.checkpoints)
-        return next((path for path in candidates if holds_weights(path)), None)
+        return next((path for path in candidates if has_weights(path)), None)
 
     def made(self) -> list[Path]:
         """Return what runs have made in the folder, and nothing else that lies there."""
@@ -120,21 +122,21 @@ class Facts:
     preprocessing: Mapping[str, Any] | None = None
 
 
-def run_folder_of(path: Path) -> RunFolder | None:
+def find_run_folder(path: Path) -> RunFolder | None:
     """Return the run's folder that a path is, or lies in; None where there is none."""
     candidates = (path, *list(path.parents)[:2])
     return next((RunFolder(each) for each in candidates if RunFolder(each).data.exists()), None)
 
 
-def holds_weights(path: Path) -> bool:
+def has_weights(path: Path) -> bool:
     """Return whether a folder holds parameters or checkpoints of penstock, or is a checkpoint."""
     if not path.is_dir():
         return False
     is_checkpoint = path.name.isdigit() and any(path.iterdir())
-    return (path / DATA_FILE).is_file() or is_checkpoint or bool(checkpoint_steps(path))
+    return (path / DATA_FILE).is_file() or is_checkpoint or bool(list_checkpoint_steps(path))
 
 
-def checkpoint_steps(path: Path) -> list[int]:
+def list_checkpoint_steps(path: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, in order."""
     return Store(CheckpointConfig(directory=path)).steps()
 
@@ -153,7 +155,7 @@ def folder_for(flags: TrainFlags) -> RunFolder:
         suffix = "" if number == 1 else f"-{number}"
         folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
         # One that failed before it saved anything has nothing to be kept for.
-        if folder.weights() is None:
+        if folder.find_weights() is None:
             return folder
         goes_on = flags.logging.overwrite or can_go_on(folder, flags)
         if goes_on and not differences(folder, flags):
@@ -163,9 +165,9 @@ def folder_for(flags: TrainFlags) -> RunFolder:
 
 def can_go_on(folder: RunFolder, flags: TrainFlags) -> bool:
     """Return whether a folder's run has a checkpoint, or was killed before it had one."""
-    if checkpoint_steps(folder.checkpoints):
+    if list_checkpoint_steps(folder.checkpoints):
         return flags.logging.has_hook("CheckpointSaverHook")
-    return not holds_weights(folder.params)
+    return not has_weights(folder.params)
 
 
 def check_takes(folder: RunFolder, flags: TrainFlags) -> None:
@@ -174,11 +176,11 @@ def check_takes(folder: RunFolder, flags: TrainFlags) -> None:
     Raises:
       ValueError: it would replace the results of another run, or compare them with other data's.
     """
-    if flags.logging.overwrite or folder.weights() is None:
+    if flags.logging.overwrite or folder.find_weights() is None:
         return
     changed = differences(folder, flags)
     others = [name for name in _TESTED if name in changed]
-    has_checkpoint = bool(checkpoint_steps(folder.checkpoints))
+    has_checkpoint = bool(list_checkpoint_steps(folder.checkpoints))
     if can_go_on(folder, flags) and not others and (has_checkpoint or not changed):
         return
     if others:
@@ -197,16 +199,17 @@ def check_takes(folder: RunFolder, flags: TrainFlags) -> None:
 def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, Any]]:
     """Return which flags differ from those the folder's run had: before and now, by name."""
     try:
-        before = _flat(json.loads(folder.config.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        before = flatten(json.loads(folder.config.read_text(encoding="utf-8")))
+        values = {
+            # Compared as values: the file's text may write a number in another way.
+            name: (read_value(TRAIN_FLAGS[name], before[name]), read_value(TRAIN_FLAGS[name], now))
+            for name, now in flatten(to_json(flags)).items()
+            # A flag that a folder does not know is newer than its run.
+            if name not in (*_BY_THE_WAY, *_SHOWING) and name in before
+        }
+    except (OSError, ValueError, ArgumentTypeError):
         return {}
-    now = _flat(dataclasses.asdict(flags))
-    return {
-        name: (before.get(name), value)
-        for name, value in now.items()
-        # A flag that a folder does not know is newer than its run.
-        if name not in (*_BY_THE_WAY, *_SHOWING) and name in before and before[name] != value
-    }
+    return {name: (old, new) for name, (old, new) in values.items() if old != new}
 
 
 def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
@@ -237,7 +240,8 @@ def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
     Raises:
       OSError: it cannot be written.
     """
-    write_config(folder.path, flags)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_config(folder.config, flags)
     write_labels(folder.path / "labels.txt", facts.class_names)
     shapes = {"image_shape": facts.image_shape, "stored_shape": facts.stored_shape}
     shapes |= {"preprocessing": facts.preprocessing}
@@ -263,10 +267,3 @@ def facts_of(folder: RunFolder) -> Facts:
 
 def _numbered(path: Path) -> list[Path]:
     return [p for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]
-
-
-def _flat(sections: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in sections.items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat

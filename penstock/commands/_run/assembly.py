@@ -11,21 +11,30 @@ import jax
 from jax.experimental import multihost_utils
 
 from penstock import CheckpointConfig, Trainer, _mesh, models, optimizers
+from penstock.commands._checks import split_words
 from penstock.commands._flags import TrainFlags
-from penstock.commands._flags._checks import words_of
-from penstock.commands._run import _folder, _replacing, _weights
-from penstock.commands._run._benchmark import TimedReader
-from penstock.commands._run._data import Data, open_data, resolved
-from penstock.commands._run._folder import RunFolder
-from penstock.commands._run._handlers import RunHandlers, handlers_of
-from penstock.commands._run._network import (
+from penstock.commands._run.benchmark import TimedReader
+from penstock.commands._run.data import Data, open_data, resolved
+from penstock.commands._run.folder import (
+    Facts,
+    RunFolder,
+    check_apart,
+    check_takes,
+    differences,
+    folder_for,
+    list_checkpoint_steps,
+)
+from penstock.commands._run.handlers import RunHandlers, handlers_of
+from penstock.commands._run.network import (
     last_layers,
     name_smallest_size,
     network_of,
     precision_of,
 )
-from penstock.commands._run._plan import Plan, plan_of
-from penstock.commands._run._preparation import about_weights
+from penstock.commands._run.plan import Plan, plan_of
+from penstock.commands._run.preparation import about_weights
+from penstock.commands._run.replacement import hold, set_aside
+from penstock.commands._run.weights import Entries, find_weights, load_weights, read_entries
 from penstock.readers import Shard
 
 
@@ -77,8 +86,8 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
         data = dataclasses.replace(data, train=TimedReader(data.train))
     flags = resolved(flags, data)
     plan = plan_of(flags, data.steps_per_epoch)
-    folder = _folder.folder_for(flags)
-    _folder.check_apart(folder, flags.dataset)
+    folder = folder_for(flags)
+    check_apart(folder, flags.dataset)
     network = network_of(flags, data.shape)
     size = data.shape.image_shape[0]
     schedule = schedule_of(flags, data, plan)
@@ -103,7 +112,7 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
 
 def _read_weights(
     flags: TrainFlags, folder: RunFolder, model: models.Model, size: int
-) -> tuple[Path, _weights.Entries] | None:
+) -> tuple[Path, Entries] | None:
     """Return where the weights of a fine-tuning lie and what they are, before anything is built.
 
     None of a training from initial values, and of one that goes on: its weights may be gone.
@@ -111,11 +120,11 @@ def _read_weights(
     Raises:
       FileNotFoundError: there are none.
     """
-    goes_on = _folder.checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
+    goes_on = list_checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
     if flags.model.task_type == "pretrain" or (goes_on and saves_checkpoints(flags)):
         return None
-    path = _weights.weights_path(flags.model.model_dir, flags.model.ckpt_file_name)
-    return path, _weights.read_entries(path, model, size)
+    path = find_weights(flags.model.model_dir, flags.model.ckpt_file_name)
+    return path, read_entries(path, model, size)
 
 
 def is_writer() -> bool:
@@ -132,23 +141,23 @@ def _take(folder: RunFolder, flags: TrainFlags, held: contextlib.ExitStack) -> l
     """
     notes: list[str] = []
     if is_writer():
-        if held.enter_context(_replacing.hold(folder)):
+        if held.enter_context(hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
-        _folder.check_takes(folder, flags)
-        changed = _folder.differences(folder, flags)
+        check_takes(folder, flags)
+        changed = differences(folder, flags)
         notes += [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
-        is_resumed = _folder.checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
-        if folder.weights() is not None and not is_resumed:
-            _replacing.set_aside(folder)
+        is_resumed = list_checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
+        if folder.find_weights() is not None and not is_resumed:
+            set_aside(folder)
             notes.append(f"the run before is in {folder.replaced} until this one is over")
     if jax.process_count() > 1:  # the others read the folder only when it is in order
         multihost_utils.sync_global_devices("penstock run folder")
     return notes
 
 
-def facts_of(run: Run) -> _folder.Facts:
+def facts_of(run: Run) -> Facts:
     """Return what the run's folder is to say of its data."""
-    return _folder.Facts(
+    return Facts(
         image_shape=run.data.shape.image_shape,
         stored_shape=run.data.stored_shape,
         class_names=run.data.class_names,
@@ -163,7 +172,7 @@ def saves_checkpoints(flags: TrainFlags) -> bool:
 
 def _join_processes(flags: TrainFlags) -> None:
     """Become one of the processes of `--worker_hosts`, where there are several."""
-    hosts = words_of(flags.performance.worker_hosts)
+    hosts = split_words(flags.performance.worker_hosts)
     if len(hosts) > 1 and not jax.distributed.is_initialized():
         jax.distributed.initialize(hosts[0], len(hosts), flags.performance.task_index)
 
@@ -193,7 +202,7 @@ def schedule_of(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]:
     # FastNN counts on --stop_at_step, also where its epochs are over earlier.
     num_steps = flags.logging.stop_at_step or plan.num_steps
     return {
-        "options": flags.learning_rate.options(),
+        "options": flags.learning_rate,
         "num_steps": num_steps if flags.fastnn_compat else plan.num_steps,
         "steps_per_epoch": data.epochs_of_schedule,
         "fastnn_compat": flags.fastnn_compat,
@@ -205,7 +214,7 @@ def optimizer_of(flags: TrainFlags, schedule: dict[str, Any]) -> Any:
     return optimizers.get(
         flags.optimizer.optimizer,
         optimizers.schedule(**schedule),
-        options=flags.optimizer.options(),
+        options=flags.optimizer,
         max_gradient_norm=flags.model.max_gradient_norm,
         moving_average_decay=flags.optimizer.moving_average_decay,
     )
@@ -232,7 +241,7 @@ def _trainer(
         checkpoint=config if saves_checkpoints(flags) else None,
         precision=precision_of(flags.performance),
         gradient_accumulation_steps=flags.model.gradient_accumulation_steps,
-        freeze=words_of(flags.model.freeze),
+        freeze=split_words(flags.model.freeze),
     )
 
 
@@ -242,7 +251,7 @@ def _start(
     network: models.Classifier,
     trainer: Trainer,
     folder: RunFolder,
-    weights: tuple[Path, _weights.Entries] | None,
+    weights: tuple[Path, Entries] | None,
 ) -> list[str]:
     """Load the weights of a fine-tuning; return from what the run starts, a line each."""
     if trainer.global_step:
@@ -250,7 +259,7 @@ def _start(
     if weights is None:
         return ["from initial values"]
     path, entries = weights
-    return _weights.load_weights(
+    return load_weights(
         trainer,
         path,
         flags.model,

@@ -10,11 +10,11 @@ import numpy as np
 
 from penstock import models, preprocessing, readers
 from penstock.commands._flags import TrainFlags
-from penstock.commands._flags._data import known_datasets
-from penstock.commands._run._network import Shape
-from penstock.commands._run._preparation import Preparation, preparation_of, starting_weights
-from penstock.commands._run._samples import HostPart, as_bytes, entries_of
-from penstock.commands._run._sources import Source, open_source
+from penstock.commands._flags.data import known_datasets
+from penstock.commands._run.network import Shape
+from penstock.commands._run.preparation import Preparation, preparation_of, starting_weights
+from penstock.commands._run.samples import HostPart, as_bytes, entries_of
+from penstock.commands._run.sources import Source, open_source
 
 FASTNN_NUM_CLASSES = 100
 _ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")

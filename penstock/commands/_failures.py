@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError
-from penstock.commands._flags import UsageError
+from penstock.commands._checks import UsageError
 
 # Most errors of ours are ValueErrors.
 _KNOWN = (
@@ -26,24 +26,30 @@ _SKIPPING = ("train", "eval")
 TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 
 
-def run_command(name: str, command: Callable[[], None]) -> int:
+def run_command(
+    name: str,
+    command: Callable[[], None],
+    *,
+    usage_errors: tuple[type[Exception], ...] = (),
+) -> int:
     """Run a command; return its exit status.
 
     A failure that a person can mend is one line on stderr. With `PENSTOCK_TRACEBACK=1` in the
     environment it keeps its traceback; a bug always does.
+
+    Arguments:
+      usage_errors: what the command raises where it was called wrongly, beside `UsageError`.
 
     Returns:
       0 when all went well, 1 when it failed, 2 when it was called wrongly.
     """
     try:
         command()
-    except UsageError as error:
-        print(f"penstock {name}: {one_line(error)}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         raise
-    except _KNOWN as error:
-        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+    except (UsageError, *usage_errors, *_KNOWN) as error:
+        is_usage = isinstance(error, (UsageError, *usage_errors))
+        if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
             raise
         text = one_line(error)
         if name in _SKIPPING:
@@ -51,7 +57,7 @@ def run_command(name: str, command: Callable[[], None]) -> int:
         else:
             text = text.replace("; a reader leaves it out with on_error='skip'", "")
         print(f"penstock {name}: {text}", file=sys.stderr)
-        return 1
+        return 2 if is_usage else 1
     return 0
 
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from penstock._errors import nearest
-from penstock.commands._flags._checks import (
-    UsageError,
-    check_above_zero,
-    check_at_least,
-    check_choice,
-)
-
-TASK_TYPES = ("pretrain", "finetune")
+from penstock.commands._checks import UsageError, check_above_zero, check_at_least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +37,7 @@ class ModelFlags:
       gradient_accumulation_steps: cut each batch into so many parts, one after the other in memory.
     """
 
-    task_type: str = "pretrain"
+    task_type: Literal["pretrain", "finetune"] = "pretrain"
     model_name: str = "lenet"
     num_epochs: int | None = None
     weight_decay: float = 0.00004
@@ -63,7 +57,6 @@ class ModelFlags:
         """Check the values."""
         from penstock import models
 
-        check_choice("task_type", self.task_type, TASK_TYPES)
         if self.model_name not in (known := models.names()):
             raise UsageError(
                 f"--model_name got {self.model_name!r}, expected one of {len(known)} that "

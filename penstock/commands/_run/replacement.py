@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock._folder_lock import FolderLock
-from penstock.commands._run._folder import RunFolder
+from penstock.commands._run.folder import RunFolder
 
 _MOVING = ".replacing"
 _LEAVING = ".deleted"
@@ -43,7 +43,7 @@ def bring_back(folder: RunFolder) -> bool:
     _remove(folder.path / _LEAVING)
     moving = folder.path / _MOVING
     if not moving.is_dir():
-        if not folder.replaced.is_dir() or folder.weights() is not None:
+        if not folder.replaced.is_dir() or folder.find_weights() is not None:
             return False
         for path in folder.made():
             if path != folder.replaced:

@@ -1,4 +1,4 @@
-"""A trained network, found by a path: a run's folder, parameters, a checkpoint, others' weights."""
+"""A saved network, found by a path: a run's folder, parameters, a checkpoint, others' weights."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from penstock import Trainer, models
-from penstock._errors import nearest
+from penstock import Trainer
 from penstock._parameters import DATA_FILE
-from penstock.commands._flags import ModelFlags, TrainFlags, UsageError, fastnn_defaults, parse
-from penstock.commands._run import _folder, _weights
-from penstock.commands._run._folder import RunFolder
-from penstock.commands._run._network import (
+from penstock.commands._checks import UsageError
+from penstock.commands._flags import ModelFlags, TrainFlags, make_train_flags
+from penstock.commands._run.folder import RunFolder, find_run_folder
+from penstock.commands._run.network import (
     Shape,
     last_layers,
     name_smallest_size,
     network_of,
     precision_of,
 )
+from penstock.commands._run.weights import find_weights, load_weights, read_entries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
-    """Where weights lie, and what is known of the run they are of.
+class SavedNetwork:
+    """Where the weights of a network lie, and how it was trained.
 
     Arguments:
-      weights: the folder or file.
-      folder: of the run; None for weights of others.
-      flags: of the run, with what was given now in their place.
+      weights: their folder or file.
+      folder: the run's folder; None for weights of others.
+      flags: those of the run, with the flags that are given now in their place.
     """
 
     weights: Path
@@ -37,42 +38,36 @@ class Found:
     flags: TrainFlags
 
 
-def find(prog: str, paths: list[str], given: Mapping[str, str]) -> Found:
-    """Find the weights that the first path names, and the flags of their run.
+def find_network(prog: str, run: str | None, given: Mapping[str, Any]) -> SavedNetwork:
+    """Find the weights that a path names, and the flags of their run.
 
     Arguments:
       prog: the command.
-      paths: words of the command line; the first is the run.
-      given: flags of `penstock train` that replace those of the run.
+      run: the path on the command line; None where there is none.
+      given: flags of `penstock train`, by name, which replace those of the run.
 
     Raises:
       UsageError: no path, or no run there and no `--model_name`.
-      FileNotFoundError: there is nothing.
+      FileNotFoundError: nothing is there.
     """
-    if not paths:
+    if run is None:
         raise UsageError(
             f"{prog} got no run, expected the folder of one, of parameters or of checkpoints, such "
             f"as `{prog} runs/digits_lenet`."
         )
-    path = Path(paths[0])
-    weights = _weights.weights_path(str(path.parent), path.name) if path.name else path
-    folder = _folder.run_folder_of(weights)
+    path = Path(run)
+    weights = find_weights(str(path.parent), path.name) if path.name else path
+    folder = find_run_folder(weights)
     if folder is None and "model_name" not in given:
         raise UsageError(
-            f"{paths[0]!r} got weights without a config.json beside them, expected --model_name, "
+            f"{run!r} got weights without a config.json beside them, expected --model_name, "
             "and --dataset_name where it is to be evaluated."
         )
-    words = [] if folder is None else [f"--config={folder.config}"]
-    words += [f"--{name}={text}" for name, text in given.items()]
-    defaults = {"": TrainFlags, "fastnn_compat": fastnn_defaults}
-    return Found(
-        weights=weights,
-        folder=folder,
-        flags=parse(TrainFlags, words, prog=prog, defaults=defaults)[0],
-    )
+    config = {} if folder is None else {"config": str(folder.config)}
+    return SavedNetwork(weights=weights, folder=folder, flags=make_train_flags(config | {**given}))
 
 
-def trained(found: Found, shape: Shape) -> Trainer:
+def load_network(found: SavedNetwork, shape: Shape) -> Trainer:
     """Return a trainer that holds the weights, for `test` and `infer`.
 
     Raises:
@@ -82,7 +77,7 @@ def trained(found: Found, shape: Shape) -> Trainer:
     size = shape.image_shape[0]
     network = network_of(found.flags, shape)
     with name_smallest_size(network.model, size):
-        entries = _weights.read_entries(found.weights, network.model, size)
+        entries = read_entries(found.weights, network.model, size)
     if entries.optional:  # a head without weights would be a random share of the loss
         network = network_of(found.flags, shape, counts_auxiliary=False)
     trainer = Trainer(
@@ -90,7 +85,7 @@ def trained(found: Found, shape: Shape) -> Trainer:
         infer_func=network.infer_program,
         precision=precision_of(found.flags.performance),
     )
-    lines = _weights.load_weights(
+    lines = load_weights(
         trainer,
         found.weights,
         ModelFlags(model_name=found.flags.model.model_name),
@@ -122,14 +117,3 @@ def trained(found: Found, shape: Shape) -> Trainer:
             "a background class first: --num_classes=1001 --labels_offset=-1."
         )
     return trainer
-
-
-def model_named(name: str) -> models.Model:
-    """Return a network.
-
-    Raises:
-      UsageError: there is none of that name.
-    """
-    if name not in (known := models.names()):
-        raise UsageError(f"--model_name got {name!r}.{nearest(name, known)}")
-    return models.get(name)

@@ -14,8 +14,8 @@ import jax
 
 from penstock import Trainer, optimizers
 from penstock.commands._flags import TrainFlags, UnusedFlags
-from penstock.commands._run._assembly import Run
-from penstock.commands._run._folder import RunFolder, checkpoint_steps
+from penstock.commands._run.assembly import Run
+from penstock.commands._run.folder import RunFolder, list_checkpoint_steps
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
 
@@ -139,17 +139,15 @@ class _Printing(logging.Handler):
 def advice(run: Run) -> str:
     """Return what an interrupted run has saved, and how it goes on."""
     folder, stopped = run.folder, f"stopped at step {run.trainer.global_step}"
-    if run.saves_checkpoints and (steps := checkpoint_steps(folder.checkpoints)):
+    if run.saves_checkpoints and (steps := list_checkpoint_steps(folder.checkpoints)):
         saved = "" if steps[-1] == run.trainer.global_step else f", saved at step {steps[-1]}"
         without = " without --overwrite=True" if run.flags.logging.overwrite else ""
         kept = f"; the run before is in {folder.replaced} until then" * folder.replaced.is_dir()
         return f"{stopped}{saved}; the same command{without} goes on from there{kept}"
-    if folder.weights() is None:
+    if (weights := folder.find_weights()) is None:
         back = "; the run before, which it was to replace, is back" * folder.replaced.is_dir()
         return f"{stopped}, before anything was saved{back}"
-    return (
-        f"{stopped}; its network is in {folder.weights()}, but it has no checkpoint to go on from"
-    )
+    return f"{stopped}; its network is in {weights}, but it has no checkpoint to go on from"
 
 
 def shown(metrics: Mapping[str, Any]) -> str:

@@ -1,0 +1,111 @@
+"""Configuration files: flags in YAML or JSON, by section or without sections."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from penstock._errors import nearest
+from penstock.commands._checks import UsageError
+from penstock.commands._parser import Flag
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict[str, Any]:
+    """Return the values in a file by flag; null means the default, and is left out.
+
+    Raises:
+      UsageError: no such file, no YAML or JSON, no such flag, or a wrong value.
+    """
+    values: dict[str, Any] = {}
+    for name, value in flatten(_load(Path(path))).items():
+        if name not in flags:
+            raise UsageError(
+                f"{os.fspath(path)!r} got the flag {name!r}, expected flags of the command; "
+                f"--help lists them.{nearest(name, flags)}"
+            )
+        if value is not None:
+            try:
+                values[name] = read_value(flags[name], value)
+            except ArgumentTypeError as error:
+                raise UsageError(f"--{name} {error}") from error
+    return values
+
+
+def read_value(flag: Flag, value: object) -> Any:
+    """Return a flag's value that is JSON's or YAML's in a file.
+
+    Raises:
+      ArgumentTypeError: the flag cannot have it.
+    """
+    if value is None:
+        return None if NoneType in flag.kinds else flag.default
+    return flag.read(_write_value(value))
+
+
+def flatten(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is in a mapping and in the mappings in it."""
+    flat: dict[str, Any] = {}
+    for name, value in sections.items():
+        flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
+    return flat
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--config got {str(path)!r}, expected a file that can be read ({error.strerror})."
+        ) from error
+    try:
+        loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        what = " ".join(str(error).split())
+        raise UsageError(f"--config got {str(path)!r}, expected YAML or JSON: {what}.") from error
+    if not isinstance(loaded, Mapping):
+        raise UsageError(f"--config got {str(path)!r}, expected flags by name in it.")
+    return loaded
+
+
+def write_config(path: Path, flags: DataclassInstance) -> None:
+    """Write flags to a file by section, as JSON; it appears whole."""
+    sections = to_json(flags) | {"config": None}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(sections, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def to_json(flags: DataclassInstance) -> dict[str, Any]:
+    """Return flags by section, with values that JSON knows."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = to_json(value)
+        elif isinstance(value, Mapping):  # as text: a mapping in the file is a section
+            value = _write_value(value) or None
+        values[field.name] = value
+    return values
+
+
+def _write_value(value: object) -> str:
+    """Return a value as a word of the command line has it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_write_value, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={_write_value(each)}" for name, each in value.items())
+    return repr(value) if isinstance(value, bool | float) else str(value)

@@ -1,0 +1,38 @@
+"""Flags of the optimizer: FastNN's table 4.5."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock import optimizers
+from penstock.commands._checks import UsageError, check_above_zero
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerFlags(optimizers.OptimizerOptions):
+    """How gradients become an update.
+
+    Arguments:
+      optimizer: adadelta, adagrad, adam, adamweightdecay, ftrl, momentum, rmsprop or sgd, as in
+        TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam.
+      exclude_from_weight_decay: regular expressions, between commas; adamweightdecay leaves the
+        parameters alone in whose path one of them is found.
+      optax_options: arguments of an optimizer of optax, such as b1=0.95,nesterov=True.
+      moving_average_decay: keep an average of the parameters, such as 0.9999, and evaluate it.
+    """
+
+    optimizer: str = "rmsprop"
+    moving_average_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        try:
+            optimizers.get(self.optimizer, 0.1, options=self)
+        except KeyError as error:
+            raise UsageError(f"--optimizer got a wrong name: {error}") from error
+        check_above_zero(moving_average_decay=self.moving_average_decay)
+        if self.moving_average_decay is not None and self.moving_average_decay >= 1:
+            raise UsageError(
+                f"--moving_average_decay got {self.moving_average_decay!r}, expected below 1."
+            )

@@ -1,0 +1,134 @@
+"""All flags of `penstock train` together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.commands._flags.config_file import read_config
+from penstock.commands._flags.data import DatasetFlags, PreprocessingFlags
+from penstock.commands._flags.model import ModelFlags
+from penstock.commands._flags.optimizer import OptimizerFlags
+from penstock.commands._flags.run import LoggingFlags, PerformanceFlags
+from penstock.commands._parser import Flag, list_flags, raise_usage_errors
+from penstock.commands._plugins import import_plugins
+from penstock.optimizers import ScheduleOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnusedFlags:
+    """FastNN's flags that are taken and have no effect; a run names those that were set.
+
+    Arguments:
+      protocol: of TensorFlow's servers; JAX's collectives choose their own.
+      tensor_fusion_policy: XLA fuses by itself.
+      tensor_fusion_max_bytes: XLA fuses by itself.
+      communication_policy: the backend's collectives choose.
+      job_name: there are no parameter servers.
+      ps_hosts: there are no parameter servers.
+      ps_count: there are no parameter servers.
+      worker_count: --worker_hosts says it.
+      inter_op_parallelism_threads: of TensorFlow's sessions.
+      intra_op_parallelism_threads: of TensorFlow's sessions.
+      colocate_gradients_with_ops: of TensorFlow's graphs.
+      log_optimizer_vars_statistics: FastNN's code fails with it.
+      file_pattern: never read in FastNN either.
+      reader: never read in FastNN either.
+      outputs: of Alibaba's platform.
+      tables: of Alibaba's platform.
+      buckets: of Alibaba's platform.
+    """
+
+    protocol: str = "grpc"
+    tensor_fusion_policy: str = "default"
+    tensor_fusion_max_bytes: int = 8 << 20
+    communication_policy: str = "nccl_fullring"
+    job_name: str = "worker"
+    ps_hosts: str | None = None
+    ps_count: int | None = None
+    worker_count: int | None = None
+    inter_op_parallelism_threads: int = 256
+    intra_op_parallelism_threads: int = 96
+    colocate_gradients_with_ops: bool = True
+    log_optimizer_vars_statistics: bool = False
+    file_pattern: str | None = None
+    reader: str | None = None
+    outputs: str | None = None
+    tables: str | None = None
+    buckets: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainFlags:
+    """Train a network of the model library, on handwritten digits unless flags say otherwise.
+
+    Arguments:
+      config: a YAML or JSON file of flags, such as a run's config.json; flags beside it win.
+      plugin: modules to import first, between commas, by name or as a .py file: they register data
+        sets, networks and preprocessings.
+      fastnn_compat: FastNN's defaults and its bugs, see docs/fastnn_differences.md.
+    """
+
+    dataset: DatasetFlags = dataclasses.field(default_factory=DatasetFlags)
+    preprocessing: PreprocessingFlags = dataclasses.field(default_factory=PreprocessingFlags)
+    model: ModelFlags = dataclasses.field(default_factory=ModelFlags)
+    learning_rate: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)
+    optimizer: OptimizerFlags = dataclasses.field(default_factory=OptimizerFlags)
+    logging: LoggingFlags = dataclasses.field(default_factory=LoggingFlags)
+    performance: PerformanceFlags = dataclasses.field(default_factory=PerformanceFlags)
+    unused: UnusedFlags = dataclasses.field(default_factory=UnusedFlags)
+    config: str | None = None
+    plugin: str | None = None
+    fastnn_compat: bool = False
+
+
+TRAIN_FLAGS = list_flags(TrainFlags)
+
+
+def choose_flags(*names: str) -> dict[str, Flag]:
+    """Return flags of `penstock train` for another command, where a run's own are the defaults."""
+    return {
+        name: dataclasses.replace(TRAIN_FLAGS[name], default=None, section="training")
+        for name in names
+    }
+
+
+def fastnn_defaults() -> TrainFlags:
+    """Return the flags as FastNN has them."""
+    return TrainFlags(
+        dataset=DatasetFlags(dataset_name="mock", num_classes=100, num_sample_per_epoch=1_000_000),
+        model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
+        logging=LoggingFlags(stop_at_step=100),
+        performance=PerformanceFlags(loss_scale=1.0),
+        fastnn_compat=True,
+    )
+
+
+def make_train_flags(given: Mapping[str, Any]) -> TrainFlags:
+    """Return the flags of `penstock train` where some are given, by name.
+
+    They win over the file that `config` among them names, and that over the defaults.
+
+    Raises:
+      UsageError: a value is refused.
+    """
+    if given.get("config") is not None:
+        given = {**read_config(given["config"], TRAIN_FLAGS), **given}
+    import_plugins(given.get("plugin"))  # before names are looked up that they register
+    default = fastnn_defaults() if given.get("fastnn_compat") else TrainFlags()
+    with raise_usage_errors():
+        return _replace(default, given)
+
+
+def _replace(default: TrainFlags, given: Mapping[str, Any]) -> TrainFlags:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(default):
+        section = getattr(default, field.name)
+        # Sections first: `learning_rate` is one, and a flag in it.
+        if dataclasses.is_dataclass(section) and not isinstance(section, type):
+            mine = {f.name: given[f.name] for f in dataclasses.fields(section) if f.name in given}
+            changes[field.name] = dataclasses.replace(section, **mine)
+        elif field.name in given:
+            changes[field.name] = given[field.name]
+    return dataclasses.replace(default, **changes)

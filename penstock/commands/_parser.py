@@ -1,0 +1,303 @@
+"""The parser of every command: a frozen dataclass of flags becomes a parser of `argparse`.
+
+A field is a flag. Its annotation says how text becomes a value, its line under `Arguments:` is the
+help. A field that is a dataclass itself is a section of flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import re
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+from penstock._errors import nearest
+from penstock.commands._checks import UsageError, split_words
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FlagsT = TypeVar("FlagsT", bound="DataclassInstance")
+
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+_EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
+_METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One flag of a command, or an argument that is given by its place.
+
+    Arguments:
+      hint: the type of its value.
+      default: its value where it is not given; `dataclasses.MISSING` where it has to be.
+      help: what it means.
+      section: the title of its group in `--help`, empty for the command's own.
+      options: arguments of argparse's `add_argument` that do not follow from the rest.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    section: str
+    options: Mapping[str, Any]
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is given by its place, not by its name."""
+        return "nargs" in self.options
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types that its value may have."""
+        is_union = isinstance(self.hint, UnionType) or get_origin(self.hint) is Union
+        return get_args(self.hint) if is_union else (self.hint,)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names that its value may be, where they are a closed set."""
+        return tuple(c for k in self.kinds if get_origin(k) is Literal for c in get_args(k))
+
+    def read(self, text: str) -> Any:
+        """Return the value that a text stands for.
+
+        Raises:
+          ArgumentTypeError: it stands for none.
+        """
+        if self.is_positional or text in self.choices:
+            return text
+        if text == "None" and NoneType in self.kinds:
+            return None
+        for kind in self.kinds:
+            if kind is str:
+                return text
+            if kind is bool and text.lower() in _BOOLEANS:
+                return _BOOLEANS[text.lower()]
+            if kind in (int, float):
+                with contextlib.suppress(ValueError):
+                    return kind(text)
+            if get_origin(kind) is tuple:
+                return split_words(text)
+            if get_origin(kind) is Mapping:
+                return dict(_read_pair(word) for word in split_words(text))
+        names = ", ".join(filter(None, self.choices))
+        words = [_EXPECTED[kind] for kind in self.kinds if kind in _EXPECTED]
+        expected = " or ".join([*words, *self.choices]) if words else f"one of: {names}"
+        hint = nearest(text, self.choices)
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected}.{hint}")
+
+    def add_to(self, group: argparse._ActionsContainer) -> None:
+        """Add the flag to a parser, or to a group of one."""
+        default = ",".join(self.default) if isinstance(self.default, tuple) else self.default
+        is_shown = default not in (None, "", {}, dataclasses.MISSING)
+        text = f"{self.help} (default: {default})" if is_shown else self.help
+        options: dict[str, Any] = {"type": self.read, "metavar": self.metavar, **self.options}
+        options["help"] = text.replace("%", "%%")  # argparse expands percent signs
+        if self.is_positional:
+            group.add_argument(self.name, **options)
+            return
+        if self.hint is bool:  # `--json` alone is `--json=True`
+            options |= {"nargs": "?", "const": True}
+        is_required = self.default is dataclasses.MISSING
+        group.add_argument(f"--{self.name}", required=is_required, **options)
+
+    @property
+    def metavar(self) -> str:
+        """What stands for its value in `--help`."""
+        kinds = [_METAVARS[kind] for kind in self.kinds if kind in _METAVARS]
+        return self.options.get(
+            "metavar", "|".join([*kinds, *filter(None, self.choices)]) or "TEXT"
+        )
+
+    @property
+    def usage(self) -> str:
+        """How it stands in the first line of `--help`: empty where it can be left out."""
+        if not self.is_positional:
+            is_required = self.default is dataclasses.MISSING
+            return f"--{self.name}={self.metavar} " if is_required else ""
+        forms = {None: "{0} ", "?": "[{0}] ", "*": "[{0} ...] ", "+": "{0} [{0} ...] "}
+        return forms[self.options["nargs"]].format(self.metavar)
+
+
+def positional(metavar: str, nargs: Literal["?", "*", "+"] | None = None) -> Any:
+    """Return the field of an argument that is given by its place, not by its name.
+
+    Arguments:
+      metavar: its name in `--help`.
+      nargs: how often it may be given, as in argparse; once without it.
+    """
+    defaults: dict[str | None, Any] = {"?": None, "*": ()}
+    return dataclasses.field(
+        default=defaults.get(nargs, dataclasses.MISSING),
+        metadata={"metavar": metavar, "nargs": nargs},
+    )
+
+
+def list_flags(kind: type[DataclassInstance], section: str = "") -> dict[str, Flag]:
+    """Return the flags of a dataclass and of its sections, by name."""
+    flags: dict[str, Flag] = {}
+    hints, helps = typing.get_type_hints(kind), _read_helps(kind)
+    own = inspect.get_annotations(kind)  # before those of a parent
+    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name not in own):
+        hint, default = hints[field.name], field.default
+        if dataclasses.is_dataclass(hint):
+            assert isinstance(hint, type)
+            flags |= list_flags(hint, field.name)
+            continue
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        flags[field.name] = Flag(
+            name=field.name,
+            hint=hint,
+            default=default,
+            help=helps[field.name],
+            section=section,
+            options=field.metadata,
+        )
+    return flags
+
+
+def _read_helps(kind: type) -> dict[str, str]:
+    """Return what the docstrings of a class and its parents say of each argument."""
+    helps: dict[str, str] = {}
+    for parent in reversed(kind.__mro__):
+        section = inspect.cleandoc(parent.__doc__ or "").partition("\nArguments:\n")[2]
+        entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", section.split("\n\n")[0], re.M)
+        helps |= {name: " ".join(text.replace("`", "").split()) for name, text in entries}
+    return helps
+
+
+def read_words(
+    flags: Mapping[str, Flag], words: Sequence[str], *, prog: str, text: str = "", epilog: str = ""
+) -> dict[str, Any]:
+    """Return the values of those flags that the words of a command line give, by name.
+
+    The last of several values wins. Dashes in names are underscores.
+
+    Arguments:
+      prog: the command, as `--help` calls it.
+      text: what `--help` says of it.
+      epilog: printed below the list of flags.
+
+    Raises:
+      UsageError: an unknown flag or a wrong value.
+      SystemExit: after `--help`.
+    """
+    parser = _Parser(
+        prog=prog,
+        usage=f"{prog} {''.join(flag.usage for flag in flags.values())}[OPTIONS]",
+        description=textwrap.fill(" ".join(text.split()), 80),
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for flag in flags.values():
+        if flag.section not in groups:
+            groups[flag.section] = parser.add_argument_group(f"{flag.section} options")
+        flag.add_to(groups[flag.section])
+    found, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        if not name.startswith("-"):
+            raise UsageError(
+                f"got {name!r}, expected flags: --NAME=VALUE. `{prog} --help` lists them."
+            )
+        raise UsageError(
+            f"got the flag {name!r}, expected one that `{prog} --help` lists."
+            + nearest(name, [f"--{each}" for each in flags])
+        )
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
+
+
+def _spell(words: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[str]:
+    """Yield words as argparse takes them: underscores in names, a value for each boolean.
+
+    argparse would take the word behind `--json` for its value, also where that is a path.
+    """
+    for word, following in itertools.pairwise([*words, ""]):
+        if not word.startswith("--"):
+            yield word
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        is_boolean = name in flags and flags[name].hint is bool
+        if is_boolean and not equals and following.lower() not in _BOOLEANS:
+            equals, value = "=", "True"
+        yield f"--{name}{equals}{value}"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raise what argparse says of a mistake, in our words."""
+
+    def error(self, message: str) -> NoReturn:
+        text = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        text = re.sub(r"^(\S+) expected one argument$", r"\1 got no value, expected \1=VALUE", text)
+        raise UsageError(text if text.endswith((".", "?")) else f"{text}.")
+
+
+def _read_pair(word: str) -> tuple[str, float | bool | str]:
+    name, equals, text = word.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(
+            f"got {word!r}, expected NAME=VALUE, several between commas, such as "
+            "b1=0.95,nesterov=True."
+        )
+    if text in ("True", "False"):
+        return name, text == "True"
+    with contextlib.suppress(ValueError):
+        return name, float(text)
+    return name, text
+
+
+def parse(
+    kind: type[FlagsT],
+    words: Sequence[str],
+    *,
+    prog: str,
+    epilog: str = "",
+    others: Mapping[str, Flag] = MappingProxyType({}),
+) -> tuple[FlagsT, dict[str, Any]]:
+    """Return the flags that the words of a command line stand for.
+
+    Arguments:
+      kind: a dataclass of flags; its docstring is the help.
+      prog: the command, as `--help` calls it.
+      epilog: printed below the list of flags.
+      others: flags that the command takes and `kind` does not have.
+
+    Returns:
+      The flags, and the values of those `others` that were given, by name.
+
+    Raises:
+      UsageError: an unknown flag or a wrong value.
+      SystemExit: after `--help`.
+    """
+    flags, text = list_flags(kind), describe(kind)
+    given = read_words({**flags, **others}, words, prog=prog, text=text, epilog=epilog)
+    with raise_usage_errors():
+        made = kind(**{name: value for name, value in given.items() if name in flags})
+    return made, {name: value for name, value in given.items() if name in others}
+
+
+def describe(kind: type) -> str:
+    """Return what the docstring of a dataclass says before its arguments."""
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n\nArguments:")[0]
+
+
+@contextlib.contextmanager
+def raise_usage_errors() -> Iterator[None]:
+    """Raise what a dataclass of flags says of its values as a `UsageError`."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise UsageError(str(error)) from error
