@@ -1,6 +1,6 @@
 """The `penstock` command: `penstock train`, `penstock eval`, `penstock predict`, and others.
 
-A command is a module of this package with `run(argv) -> int`, imported when it is asked for.
+A command is a module of this package with `run(argv) -> int`, imported when it runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _COMMANDS = {
     "train": "train a network of the model library, on handwritten digits without further flags",
     "eval": "say how well a trained network does, class by class",
     "predict": "name what a trained network sees in images",
-    "import-weights": "make parameters of weights that others published",
+    "import-weights": "make parameters from weights that others published",
     "models": "list the networks of the model library, or show the layers of one",
-    "convert": "make record files from datasets' archives, image folders or other record files",
+    "convert": "make record files from archives, image folders or other record files",
     "cache": "list or clear the decompressed copies of record files",
-    "plot": "draw the curves of runs against each other, from their logs",
+    "plot": "draw the logged curves of runs in one picture",
 }
 
 
@@ -42,9 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run_words(words)
-        sys.stdout.flush()  # at exit it would be too late to say nothing of a closed pipe
+        sys.stdout.flush()  # at exit it is too late to handle a closed pipe or a full disk
     except BrokenPipeError:  # `penstock train | head` has seen enough
         _discard_output()
+        return 1
+    except OSError as error:
+        if os.environ.get("PENSTOCK_TRACEBACK") == "1":
+            raise
+        _discard_output()
+        print(f"penstock: standard output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return status
 
@@ -67,26 +73,23 @@ def _run_words(words: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    return _dispatched(name, words[1:])
-
-
-def _dispatched(name: str, words: list[str]) -> int:
     try:
-        return importlib.import_module(f"penstock.commands.{name.replace('-', '_')}").run(words)
+        module = importlib.import_module(f"penstock.commands.{name.replace('-', '_')}")
+        return module.run(words[1:])
     except KeyboardInterrupt:
         print(f"\npenstock {name}: interrupted", file=sys.stderr)
         return 130
-    except SystemExit as request:  # from argparse: 0 after --help, 2 after wrong arguments
+    except SystemExit as request:  # from argparse: 0 after --help
         return request.code if isinstance(request.code, int) else 1
 
 
 def _discard_output() -> None:
-    """Send to nowhere what is still to be flushed at exit: with `2>&1` both pipes are closed."""
+    """Leave what cannot be written: the flush at exit would fail too. `2>&1` closes both."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(nowhere, stream.fileno())
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from penstock import Trainer
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
 from penstock.commands._parser import parse, positional
-from penstock.commands._run.announce import shown
-from penstock.commands._run.confusion import confusion_of, draw_confusion, print_classes
-from penstock.commands._run.data import Data, open_split
+from penstock.commands._run.announce import format_metrics
+from penstock.commands._run.confusion import count_confusions, draw_confusion, print_classes
+from penstock.commands._run.data import Data, open_for_evaluation
+from penstock.commands._run.folder import RunFolder
 from penstock.commands._run.saved_network import find_network, load_network
 
 PROG = "penstock eval"
@@ -65,56 +67,56 @@ def run(argv: list[str]) -> int:
 
 def _evaluate(argv: list[str]) -> None:
     flags, given = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
-    found = find_network(PROG, flags.run, given)
-    batch_size = _batch_size(found.flags.model.batch_size)
-    data, reader, num_images = open_split(
-        found.flags, flags.split, found.weights, batch_size=batch_size
+    saved = find_network(PROG, flags.run, given)
+    data, reader, num_images = open_for_evaluation(
+        saved.flags,
+        flags.split,
+        saved.weights,
+        batch_size=saved.flags.model.batch_size * jax.device_count(),
     )
     if data.preparation is not None:
-        print(data.preparation.said, file=sys.stderr if flags.json else sys.stdout)
-    trainer = load_network(found, data.shape)
+        print(data.preparation.summary, file=sys.stderr if flags.json else sys.stdout)
+    trainer = load_network(saved, data.shape)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    metrics = trainer.test(lambda: _noted(reader, trainer, pairs))
-    matrix = confusion_of(pairs, data.shape.num_classes)
-    name = found.flags.dataset.dataset_name
+    metrics = trainer.test(lambda: _collect(reader, trainer, pairs))
+    matrix = count_confusions(pairs, data.shape.num_classes)
     if flags.json:
         counts = {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
         names = {"class_names": list(data.class_names)}
-        print(json.dumps({"weights": str(found.weights), **metrics, **counts, **names}))
+        print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
     else:
-        print(f"{found.weights} on {num_images:,} images, the {flags.split} split of {name}:")
-        print(f"{shown(metrics)}\n")
+        name = saved.flags.dataset.dataset_name
+        print(f"{saved.weights} on {num_images:,} images, the {flags.split} split of {name}:")
+        print(f"{format_metrics(metrics)}\n")
         print_classes(matrix, data.class_names)
-    _plot(flags, found.folder, matrix, data)
+    _plot(flags, saved.folder, matrix, data)
 
 
-def _batch_size(per_device: int) -> int:
-    import jax
-
-    return per_device * jax.device_count()
-
-
-def _noted(
+def _collect(
     reader: Any, trainer: Trainer, pairs: list[tuple[np.ndarray, np.ndarray]]
-) -> Iterator[Any]:
-    """Yield the batches of a reader, noting labels and predictions: images are decoded once."""
+) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yield the batches of a reader, and collect labels and predictions from them."""
+    # Within the test: a second pass for the predictions would decode the images again.
     for batch in reader:
         probabilities = trainer.infer({"image": batch["image"]})
         pairs.append((np.array(batch["label"]), np.asarray(probabilities).argmax(axis=-1)))
         yield batch
 
 
-def _plot(flags: EvalFlags, folder: Any, matrix: np.ndarray, data: Data) -> None:
-    if flags.plot == "" or (flags.plot is None and folder is None):
+def _plot(flags: EvalFlags, folder: RunFolder | None, matrix: np.ndarray, data: Data) -> None:
+    if flags.plot:
+        path = Path(flags.plot)
+    elif flags.plot is None and folder is not None:
+        path = folder.path / "confusion.png"
+    else:
         return
-    path = Path(flags.plot) if flags.plot is not None else folder.path / "confusion.png"
     try:
         draw_confusion(path, matrix, data.class_names)
     except ModuleNotFoundError as error:
         if flags.plot is not None:
             raise
-        said = f"no {path}: {error}"
+        note = f"no {path}: {error}"
     else:
-        said = f"the confusion matrix is in {path}"
+        note = f"the confusion matrix is in {path}"
     if not flags.json:
-        print(f"\n{said}")
+        print(f"\n{note}")

@@ -9,7 +9,7 @@ from penstock._errors import UnknownNameError
 from penstock.commands._failures import run_command
 from penstock.commands._parser import parse, positional
 from penstock.commands._plugins import import_plugins
-from penstock.commands._run.preparation import about_weights, show
+from penstock.commands._run.preparation import describe_weights, format_preprocessing
 from penstock.models._foreign_weights import ForeignWeights, program_of
 
 
@@ -70,7 +70,7 @@ def _import(argv: list[str]) -> None:
         key: initial[key] if (name := "/".join(key[1])) in weights.left_initial else weights[name]
         for key in builder.parameter_shapes
     }
-    about = about_weights(chosen, weights.left_initial)
+    about = describe_weights(chosen, weights.left_initial)
     _parameters.save(flags.output, _parameters.nested(entries), about=about)
     print(_summary(weights, chosen, flags.output))
 
@@ -80,7 +80,7 @@ def _summary(weights: ForeignWeights, chosen: preprocessing.Preprocessing, outpu
         f"{weights.model_name}: {len(weights)} arrays of {weights.source}, "
         f"{weights.num_classes} classes",
         *weights.notes,
-        _prepared(weights, chosen),
+        _describe_images(weights, chosen),
     ]
     if weights.left_initial:
         lines.append(f"not in the file, left initial: {', '.join(weights.left_initial)}")
@@ -89,8 +89,8 @@ def _summary(weights: ForeignWeights, chosen: preprocessing.Preprocessing, outpu
     return "\n".join([*lines, f"written to {output}"])
 
 
-def _prepared(weights: ForeignWeights, chosen: preprocessing.Preprocessing) -> str:
+def _describe_images(weights: ForeignWeights, chosen: preprocessing.Preprocessing) -> str:
     if chosen == weights.preprocessing:
-        return f"images: {show(chosen)}, of {weights.source}"
-    of_source = show(weights.preprocessing)
-    return f"images: {show(chosen)}, as asked; {weights.source} has {of_source}"
+        return f"images: {format_preprocessing(chosen)}, of {weights.source}"
+    of_source = format_preprocessing(weights.preprocessing)
+    return f"images: {format_preprocessing(chosen)}, as asked; {weights.source} has {of_source}"

@@ -15,10 +15,10 @@ from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
 from penstock.commands._parser import parse, positional
-from penstock.commands._run.folder import Facts, facts_of
+from penstock.commands._run.folder import Facts
 from penstock.commands._run.network import Shape
-from penstock.commands._run.preparation import preparation_of
-from penstock.commands._run.samples import with_channels
+from penstock.commands._run.preparation import choose_preparation
+from penstock.commands._run.samples import convert_channels
 from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
 from penstock.readers.images import SUFFIXES
 
@@ -65,34 +65,34 @@ def run(argv: list[str]) -> int:
 
 def _predict(argv: list[str]) -> None:
     flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
-    found = find_network(PROG, flags.run, given)
-    files = _files(flags.images)
-    facts = _facts(found)
+    saved = find_network(PROG, flags.run, given)
+    files = _find_files(flags.images)
+    facts = _find_facts(saved)
     height, width, channels = facts.image_shape
-    preparation = preparation_of(found.flags, found.weights)
+    preparation = choose_preparation(saved.flags, saved.weights)
     chosen = preparation.preprocessing
     shape = Shape(
         image_shape=(height, width, channels),
         num_classes=len(facts.class_names),
         preprocessing=chosen,
     )
-    trainer = load_network(found, shape)
+    trainer = load_network(saved, shape)
     crop = chosen.for_evaluation(height, width)
     for start in range(0, len(files), _BATCH_SIZE):
         part = files[start : start + _BATCH_SIZE]
-        images = [crop({"image": _image(path, facts, channels)})["image"] for path in part]
+        images = [crop({"image": _read_image(path, facts, channels)})["image"] for path in part]
         if not start:  # not before a failure to read them, which is to be the only line
-            print(preparation.said, file=sys.stderr)
+            print(preparation.summary, file=sys.stderr)
         probabilities = np.asarray(trainer.infer({"image": np.stack(images)}))
         for path, row in zip(part, probabilities, strict=True):
             _show(path, row, facts.class_names, flags)
 
 
-def _facts(found: SavedNetwork) -> Facts:
-    """Return the shapes and class names of a run, or what a network has of its own."""
-    if found.folder is not None:
-        return facts_of(found.folder)
-    flags = found.flags
+def _find_facts(saved: SavedNetwork) -> Facts:
+    """Return the shapes and class names of a run, else those of the network."""
+    if saved.folder is not None:
+        return read_facts(saved.folder)
+    flags = saved.flags
     model = models.get(flags.model.model_name)
     size = flags.preprocessing.train_image_size or model.default_image_size
     count = flags.dataset.num_classes or model.num_classes
@@ -103,8 +103,8 @@ def _facts(found: SavedNetwork) -> Facts:
     )
 
 
-def _files(words: Sequence[str]) -> list[Path]:
-    """Return the images that paths name, those of folders in their order.
+def _find_files(words: Sequence[str]) -> list[Path]:
+    """Return the images that paths name; those of a folder are sorted.
 
     Raises:
       UsageError: no path.
@@ -115,7 +115,7 @@ def _files(words: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for word in words:
         path = Path(word)
-        found = list(_images_in(path)) if path.is_dir() else [path] * path.is_file()
+        found = list(_list_images(path)) if path.is_dir() else [path] * path.is_file()
         if not found:
             what = "a folder without images" if path.is_dir() else "nothing"
             raise FileNotFoundError(
@@ -125,12 +125,12 @@ def _files(words: Sequence[str]) -> list[Path]:
     return files
 
 
-def _images_in(folder: Path) -> Iterator[Path]:
+def _list_images(folder: Path) -> Iterator[Path]:
     yield from sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
 
 
-def _image(path: Path, facts: Facts, channels: int) -> np.ndarray:
-    """Return an image as those that the network was trained on: their channels and size."""
+def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
+    """Return an image in the channels and the size of those that the network was trained on."""
     from penstock.readers.records.image_bytes import decode_image, resize_image
 
     stored = facts.stored_shape
@@ -146,7 +146,7 @@ def _image(path: Path, facts: Facts, channels: int) -> np.ndarray:
         is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
         method = "area" if is_smaller else "bilinear"
         decoded = resize_image(decoded, stored[0], stored[1], method)
-    return with_channels(decoded, channels)
+    return convert_channels(decoded, channels)
 
 
 def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: PredictFlags) -> None:

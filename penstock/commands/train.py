@@ -12,14 +12,14 @@ from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
 from penstock.commands._parser import describe, read_words
 from penstock.commands._run.alarm import leave_out_alarm
 from penstock.commands._run.announce import (
-    advice,
     announce,
     announce_compilations,
     conclude,
+    format_advice,
 )
-from penstock.commands._run.assembly import assemble, facts_of, is_writer
-from penstock.commands._run.folder import prepare
-from penstock.commands._run.pictures import show_digits
+from penstock.commands._run.assembly import assemble, describe_data, is_writing_process
+from penstock.commands._run.digits import show_digits
+from penstock.commands._run.folder import write_description
 from penstock.commands._run.replacement import forget
 
 PROG = "penstock train"
@@ -40,16 +40,16 @@ def run(argv: list[str]) -> int:
       The exit status: 0 when the run is over, 1 when it failed, 2 when it was called wrongly; an
       interrupt is raised.
     """
-    return run_command("train", lambda: _train(flags_of(argv)))
+    return run_command("train", lambda: _train(read_flags(argv)))
 
 
-def flags_of(argv: list[str]) -> TrainFlags:
+def read_flags(argv: list[str]) -> TrainFlags:
     """Return the flags that words stand for.
 
     Raises:
       UsageError: an unknown flag or a wrong value.
 
-    >>> flags_of(["--model_name=vgg_16", "--use_fp16=False"]).model.model_name
+    >>> read_flags(["--model_name=vgg_16", "--use_fp16=False"]).model.model_name
     'vgg_16'
     """
     text = describe(TrainFlags)
@@ -61,15 +61,15 @@ def _train(flags: TrainFlags) -> None:
         held.enter_context(leave_out_alarm())
         held.enter_context(announce_compilations(flags))
         run = assemble(flags, held)
-        is_first = is_writer()
+        is_first = is_writing_process()
         if is_first:
-            prepare(run.folder, run.flags, facts_of(run))
+            write_description(run.folder, run.flags, describe_data(run))
             announce(run)
         try:
             run.trainer.train(run.data.train, run.handlers.all, num_epochs=run.plan.num_epochs)
         except (KeyboardInterrupt, SystemExit):
             if is_first:
-                print(f"\n{advice(run)}", file=sys.stderr)
+                print(f"\n{format_advice(run)}", file=sys.stderr)
             raise
         run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
         if is_first:

@@ -13,12 +13,12 @@ import numpy as np
 from penstock import optimizers, readers
 from penstock.commands import train
 from penstock.commands._run import assembly
-from penstock.commands._run.announce import _unused
+from penstock.commands._run.announce import _describe_unused
 from penstock.commands._run.data import open_data
-from penstock.commands._run.folder import RunFolder, folder_for
-from penstock.commands._run.handlers import handlers_of
-from penstock.commands._run.network import network_of, precision_of
-from penstock.commands._run.plan import plan_of
+from penstock.commands._run.folder import RunFolder, choose_folder
+from penstock.commands._run.handlers import make_handlers
+from penstock.commands._run.network import make_network, make_precision
+from penstock.commands._run.plan import make_plan
 from penstock.commands._run.weights import find_weights
 from penstock.handlers import Evaluate, Log, Progress, StopAt, Summary
 from penstock.optimizers import OptimizerOptions, ScheduleOptions
@@ -30,11 +30,11 @@ class Asked:
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder = folder
-        self.flags = train.flags_of([word.format(folder=folder) for word in words])
+        self.flags = train.read_flags([word.format(folder=folder) for word in words])
 
     @functools.cached_property
     def data(self):
-        place = assembly.place_of(self.flags)
+        place = assembly.choose_place(self.flags)
         count = jax.device_count() if place is None else len(place)
         size = self.flags.model.batch_size * count
         return open_data(self.flags, batch_size=size, shard=Shard())
@@ -45,22 +45,22 @@ class Asked:
 
     @property
     def model(self):
-        return network_of(self.flags, self.data.shape).model
+        return make_network(self.flags, self.data.shape).model
 
     @property
     def plan(self):
-        return plan_of(self.flags, self.data.steps_per_epoch)
+        return make_plan(self.flags, self.data.steps_per_epoch)
 
     @property
     def schedule(self):
-        return assembly.schedule_of(self.flags, self.data, self.plan)
+        return assembly.choose_schedule(self.flags, self.data, self.plan)
 
     def rates(self) -> list[float]:
         rate = optimizers.schedule(**self.schedule)
         return [round(float(rate(step)), 9) for step in (0, 5, 40, 60, 70, 99)]
 
     def updates(self, optimizer: Any = None) -> list[float]:
-        optimizer = optimizer or assembly.optimizer_of(self.flags, self.schedule)
+        optimizer = optimizer or assembly.make_optimizer(self.flags, self.schedule)
         params = {"w": jnp.asarray([1.0, -2.0, 0.5])}
         state = optimizer.init(params)
         for scale in (1.0, 0.5, -2.0):
@@ -70,7 +70,7 @@ class Asked:
         return params["w"].round(6).tolist()
 
     def handlers(self, kind: Any) -> list[Any]:
-        made = handlers_of(self.flags, self.data, self.plan, RunFolder(self.folder / "run"))
+        made = make_handlers(self.flags, self.data, self.plan, RunFolder(self.folder / "run"))
         name = kind if isinstance(kind, str) else kind.__name__
         return [type(each).__name__ for each in made.all if type(each).__name__ == name]
 
@@ -115,7 +115,7 @@ def rate_case(flag: str, *beside: str, **options: Any) -> Case:
 
     def expected(asked: Asked) -> list[float]:
         made = ScheduleOptions(**options)
-        epoch = asked.data.epochs_of_schedule
+        epoch = asked.data.schedule_steps_per_epoch
         rate = optimizers.schedule(made, num_steps=100, steps_per_epoch=epoch)
         return [round(float(rate(step)), 9) for step in (0, 5, 40, 60, 70, 99)]
 
@@ -234,15 +234,19 @@ LOGGING = [
     Case("--hooks=StopAtStepHook", lambda a: a.handlers("ProfileEvery"), [], PROFILED),
     Case("--hooks=LOGGINGTENSORHOOK", lambda a: assembly.saves_checkpoints(a.flags), False),
     Case("--eval_every_n_epochs=0", lambda a: a.handlers(Evaluate), []),
-    Case("--checkpointDir={folder}/here", lambda a: folder_for(a.flags).path.name, "here"),
+    Case("--checkpointDir={folder}/here", lambda a: choose_folder(a.flags).path.name, "here"),
 ]
 PERFORMANCE = [
-    Case("--use_fp16=False", lambda a: precision_of(a.flags.performance).compute, "float32"),
-    Case("--precision=bfloat16", lambda a: precision_of(a.flags.performance).compute, "bfloat16"),
-    Case("--loss_scale=128", lambda a: precision_of(a.flags.performance).loss_scale, 128, FLOAT16),
+    Case("--use_fp16=False", lambda a: make_precision(a.flags.performance).compute, "float32"),
+    Case("--precision=bfloat16", lambda a: make_precision(a.flags.performance).compute, "bfloat16"),
+    Case(
+        "--loss_scale=128", lambda a: make_precision(a.flags.performance).loss_scale, 128, FLOAT16
+    ),
     Case("--enable_paisoar=False", lambda a: a.data.batch_size, 32),
     Case(
-        "--protocol=grpc+verbs", lambda a: _unused(a.flags.unused), ["no effect here: --protocol"]
+        "--protocol=grpc+verbs",
+        lambda a: _describe_unused(a.flags.unused),
+        ["no effect here: --protocol"],
     ),
     Case("--seed=3", lambda a: a.labels(), lambda a: first_labels(seed=3)),
 ]

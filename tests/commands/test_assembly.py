@@ -27,7 +27,7 @@ TINY = (
 
 def assembled(folder, *words):
     with contextlib.ExitStack() as held:
-        return assemble(train.flags_of([*TINY, f"--output_dir={folder}", *words]), held)
+        return assemble(train.read_flags([*TINY, f"--output_dir={folder}", *words]), held)
 
 
 def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):

@@ -13,8 +13,8 @@ from penstock.commands import train
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, write_config
 from penstock.commands._parser import parse
-from penstock.commands._run.folder import RunFolder, differences
-from penstock.commands._run.plan import plan_of
+from penstock.commands._run.folder import RunFolder, find_differences
+from penstock.commands._run.plan import make_plan
 from penstock.commands.predict import PredictFlags
 from tests.commands.flag_cases import CASES, Asked, Case
 from tests.commands.running import run
@@ -127,7 +127,7 @@ def test_defaults_are_those_of_fastnn():
 
 
 def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
-    ours, theirs = train.flags_of([]), train.flags_of(["--fastnn_compat=True"])
+    ours, theirs = train.read_flags([]), train.read_flags(["--fastnn_compat=True"])
     assert (ours.dataset.dataset_name, ours.model.model_name) == ("digits", "lenet")
     assert (theirs.dataset.dataset_name, theirs.model.model_name) == ("mock", "inception_resnet_v2")
     assert (theirs.dataset.num_classes, theirs.dataset.num_sample_per_epoch) == (100, 1_000_000)
@@ -147,7 +147,7 @@ def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
     ],
 )
 def test_limit_that_is_not_given_does_not_cut_one_that_is(words, num_steps, said):
-    plan = plan_of(train.flags_of(list(words)), steps_per_epoch=6)
+    plan = make_plan(train.read_flags(list(words)), steps_per_epoch=6)
     assert plan.num_steps == min(plan.num_epochs * 6, plan.stop_at or 10**9) == num_steps
     assert said in str(plan)
 
@@ -208,35 +208,35 @@ def test_wrong_flag_is_one_line_and_status_2(word, message, capsys):
 
 @pytest.mark.parametrize("text", ["False", "false", "0"])
 def test_booleans_are_written_as_in_fastnn(text):
-    assert train.flags_of([f"--use_fp16={text}"]).performance.use_fp16 is False
-    assert train.flags_of(["--use_fp16", text]).performance.use_fp16 is False
-    assert train.flags_of(["--log_device_placement"]).logging.log_device_placement is True
+    assert train.read_flags([f"--use_fp16={text}"]).performance.use_fp16 is False
+    assert train.read_flags(["--use_fp16", text]).performance.use_fp16 is False
+    assert train.read_flags(["--log_device_placement"]).logging.log_device_placement is True
 
 
 def test_last_of_two_values_wins_and_hyphens_are_underscores():
-    assert train.flags_of(["--batch_size=3", "--batch-size", "5"]).model.batch_size == 5
+    assert train.read_flags(["--batch_size=3", "--batch-size", "5"]).model.batch_size == 5
 
 
 def test_configuration_file_gives_flags_by_section_or_without(tmp_path):
     flat = tmp_path / "flat.yaml"
     flat.write_text("model_name: vgg_16\nuse_fp16: false\nlearning_rate: 1e-3\nmodel_dir: null\n")
-    flags = train.flags_of([f"--config={flat}", "--batch_size=8"])
+    flags = train.read_flags([f"--config={flat}", "--batch_size=8"])
     assert (flags.model.model_name, flags.model.batch_size) == ("vgg_16", 8)
     assert (flags.performance.use_fp16, flags.learning_rate.learning_rate) == (False, 0.001)
     nested = tmp_path / "nested.json"
     nested.write_text(json.dumps({"model": {"model_name": "vgg_16"}, "plugin": None}))
-    flags = train.flags_of([f"--config={nested}", "--model_name=lenet"])
+    flags = train.read_flags([f"--config={nested}", "--model_name=lenet"])
     assert flags.model.model_name == "lenet"
 
 
 def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
     words = ("--optimizer=lamb", "--optax_options=b1=1e-1,weight_decay=1", "--loss_scale=128")
-    flags = train.flags_of([*words, "--exclude_from_weight_decay=bias, norm"])
+    flags = train.read_flags([*words, "--exclude_from_weight_decay=bias, norm"])
     assert flags.optimizer.optax_options == {"b1": 0.1, "weight_decay": 1.0}
     assert flags.optimizer.exclude_from_weight_decay == ("bias", "norm")
     folder = RunFolder(tmp_path)
     write_config(folder.config, flags)
-    assert train.flags_of([f"--config={folder.config}"]) == replace(
+    assert train.read_flags([f"--config={folder.config}"]) == replace(
         flags, config=str(folder.config)
     )
     # As files of earlier versions have it: the text of the command line, and no such flag.
@@ -244,9 +244,11 @@ def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
     sections["optimizer"] |= {"optax_options": "b1=0.1,weight_decay=1"}
     del sections["optimizer"]["exclude_from_weight_decay"]
     folder.config.write_text(json.dumps(sections))
-    assert differences(folder, flags) == {}
-    other = train.flags_of(["--optimizer=lamb", "--loss_scale=128"])
-    assert differences(folder, other) == {"optax_options": ({"b1": 0.1, "weight_decay": 1.0}, {})}
+    assert find_differences(folder, flags) == {}
+    other = train.read_flags(["--optimizer=lamb", "--loss_scale=128"])
+    assert find_differences(folder, other) == {
+        "optax_options": ({"b1": 0.1, "weight_decay": 1.0}, {})
+    }
 
 
 def test_paths_and_flags_may_be_in_any_order():
@@ -267,7 +269,7 @@ def test_wrong_configuration_file_is_an_error_that_names_it(text, message, tmp_p
     path = tmp_path / "wrong.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(message)):
-        train.flags_of([f"--config={path}"])
+        train.read_flags([f"--config={path}"])
 
 
 def test_page_has_the_help_and_default_of_every_flag():

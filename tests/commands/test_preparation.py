@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from penstock import commands
 from penstock.commands import train
-from penstock.commands._run.preparation import preparation_of, starting_weights
+from penstock.commands._run.preparation import choose_preparation, find_starting_weights
 from tests.commands.running import run
 from tests.source_tree import ROOT
 
@@ -109,27 +109,27 @@ def test_fine_tuning_carries_it_into_the_run_and_its_parameters(folder, capsys, 
         shutil.copytree(f"runs/digits_tiny/{name}", f"copied/{name}")
         shown = run(capsys, "eval", f"copied/{name}", PLUGIN, TINY, "--dataset_name=digits")[1]
         assert shown.startswith(f"{CARRIED}\n")
-    again = train.flags_of([*TUNED, "--model_dir=runs", "--ckpt_file_name=digits_tiny"])
-    assert preparation_of(again, starting_weights(again)).said == CARRIED
+    again = train.read_flags([*TUNED, "--model_dir=runs", "--ckpt_file_name=digits_tiny"])
+    assert choose_preparation(again, find_starting_weights(again)).summary == CARRIED
     # A run goes on when the weights that it began with are gone.
-    gone = train.flags_of([*TUNED, "--model_dir=gone"])
-    assert preparation_of(gone, starting_weights(gone)).said == CARRIED
+    gone = train.read_flags([*TUNED, "--model_dir=gone"])
+    assert choose_preparation(gone, find_starting_weights(gone)).summary == CARRIED
 
 
 def test_network_of_its_own_says_so_and_no_more(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    plain = train.flags_of([*FLAGS])
-    chosen = preparation_of(plain, starting_weights(plain))
-    assert (chosen.said, chosen.notes) == ("images: lenet, the network's own", ())
-    asked = train.flags_of([*FLAGS, "--preprocessing_name=none"])
-    assert preparation_of(asked).notes == ()
+    plain = train.read_flags([*FLAGS])
+    chosen = choose_preparation(plain, find_starting_weights(plain))
+    assert (chosen.summary, chosen.notes) == ("images: lenet, the network's own", ())
+    asked = train.read_flags([*FLAGS, "--preprocessing_name=none"])
+    assert choose_preparation(asked).notes == ()
 
 
 def test_fastnns_preprocessing_of_resnet_v2_is_back_in_its_mode():
     resnet = ("--model_name=resnet_v2_50",)
-    assert preparation_of(train.flags_of([*resnet])).name == "inception"
-    compatible = train.flags_of([*resnet, "--fastnn_compat=True"])
-    chosen = preparation_of(compatible)
-    assert (chosen.name, chosen.said) == ("vgg", "images: vgg, FastNN's for the network")
-    other = train.flags_of([*resnet, "--fastnn_compat=True", "--preprocessing_name=inception"])
-    assert preparation_of(other).name == "inception"
+    assert choose_preparation(train.read_flags([*resnet])).name == "inception"
+    compatible = train.read_flags([*resnet, "--fastnn_compat=True"])
+    chosen = choose_preparation(compatible)
+    assert (chosen.name, chosen.summary) == ("vgg", "images: vgg, FastNN's for the network")
+    other = train.read_flags([*resnet, "--fastnn_compat=True", "--preprocessing_name=inception"])
+    assert choose_preparation(other).name == "inception"

@@ -44,7 +44,7 @@ class DatasetFlags:
                 "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER beside "
                 "it: a folder that holds a folder of images for each class."
             )
-        known = known_datasets()
+        known = list_datasets()
         if self.dataset_name not in known and self.dataset_dir is None:
             raise UsageError(
                 f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
@@ -104,7 +104,7 @@ class PreprocessingFlags:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
 
-def known_datasets() -> list[str]:
+def list_datasets() -> list[str]:
     """Return the names that --dataset_name takes without --train_files."""
     from penstock import readers
 

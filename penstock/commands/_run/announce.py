@@ -1,4 +1,4 @@
-"""The first lines of a run, and the last."""
+"""What a run prints before its first step, and after its last."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ import jax
 from penstock import Trainer, optimizers
 from penstock.commands._flags import TrainFlags, UnusedFlags
 from penstock.commands._run.assembly import Run
-from penstock.commands._run.folder import RunFolder, list_checkpoint_steps
+from penstock.commands._run.folder import RunFolder, list_steps
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
 
 
 def announce(run: Run) -> None:
-    """Print what is about to happen."""
+    """Print what a run will do."""
     flags, data, trainer = run.flags, run.data, run.trainer
     rows = trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
-    devices = list(trainer.builder.mesh.devices.flat)
+    devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()
+    num_devices = len(devices) // num_processes
     shape = " x ".join(map(str, data.shape.image_shape))
-    prepares = flags.preprocessing.preprocessing_name
-    prepared = "" if prepares is None else f", {prepares} preprocessing"
+    name = flags.preprocessing.preprocessing_name
+    prepared = "" if name is None else f", {name} preprocessing"
     test = "nothing to test on" if data.num_test is None else f"{data.num_test:,} to test on"
     lines = {
         "model": f"{flags.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
         "data": f"{flags.dataset.dataset_name}: {data.num_train:,} images to train on, {test}; "
         f"{data.shape.num_classes} classes",
-        "batch": f"{data.batch_size} = {_counted(jax.process_count(), 'process')} x "
-        f"{_counted(len(devices) // jax.process_count(), 'device')} ({devices[0].device_kind}) x "
-        f"{data.batch_size // len(devices)}; {_counted(data.steps_per_epoch, 'step')} an epoch",
+        "batch": f"{data.batch_size} = {_format_count(num_processes, 'process')} x "
+        f"{_format_count(num_devices, 'device')} ({devices[0].device_kind}) x "
+        f"{data.batch_size // len(devices)}; "
+        f"{_format_count(data.steps_per_epoch, 'step')} an epoch",
         "ends": str(run.plan),
-        "precision": _precision(flags, trainer),
+        "precision": _describe_precision(flags, trainer),
         "optimizer": f"{flags.optimizer.optimizer}; learning rate "
         f"{optimizers.describe_schedule(**run.schedule)}",
-        **_batch_norm(run),
+        **_describe_batch_norm(run),
         "writes to": str(run.folder.path),
         "starts": run.start[0],
     }
     for name, text in lines.items():
         print(f"  {name:10} {text}")
-    for note in [*run.start[1:], *data.notes, *_unused(flags.unused)]:
+    for note in [*run.start[1:], *data.notes, *_describe_unused(flags.unused)]:
         print(f"  {'':10} {note}")
     if trainer.global_step >= run.plan.num_steps:
         print(
-            "\nThe run is over; these are its results. To go on raise what ends it, to begin anew "
-            "add --overwrite=True."
+            "\nThe run is over; these are its results. Raise what ends it to go on, or add "
+            "--overwrite=True to start again."
         )
     print(flush=True)
 
 
-def _batch_norm(run: Run) -> dict[str, str]:
-    """Return the line about the running statistics, where the network has some."""
+def _describe_batch_norm(run: Run) -> dict[str, str]:
+    """Return what to print about the running statistics, where the network has some."""
     settings = run.network.model.settings
     rows = run.trainer.builder.parameter_table()
     if all(row.collection != "batch_stats" for row in rows):
@@ -70,21 +72,21 @@ def _batch_norm(run: Run) -> dict[str, str]:
     return {"batch norm": f"a step keeps {share} of the running statistics, {decay} at most"}
 
 
-def _precision(flags: TrainFlags, trainer: Trainer) -> str:
+def _describe_precision(flags: TrainFlags, trainer: Trainer) -> str:
     chosen = str(trainer.builder.options.precision)
-    asked = flags.performance.precision_name
+    name = flags.performance.precision_name
     parts = flags.model.gradient_accumulation_steps
     accumulated = f"; gradients of {parts} parts of a batch added up" if parts > 1 else ""
-    return f"{chosen}{f' ({asked})' if asked == 'auto' else ''}{accumulated}"
+    return f"{chosen}{f' ({name})' if name == 'auto' else ''}{accumulated}"
 
 
-def _counted(count: int, thing: str) -> str:
+def _format_count(count: int, thing: str) -> str:
     plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
     return f"{count:,} {thing if count == 1 else plural}"
 
 
-def _unused(flags: UnusedFlags) -> list[str]:
-    """Return a line that names the flags that were set and have no effect, if there are any."""
+def _describe_unused(flags: UnusedFlags) -> list[str]:
+    """Return a line that names the flags that were set and have no effect."""
     defaults = dataclasses.asdict(UnusedFlags())
     mine = dataclasses.asdict(flags)
     names = [f"--{name}" for name, value in mine.items() if value != defaults[name]]
@@ -92,13 +94,13 @@ def _unused(flags: UnusedFlags) -> list[str]:
 
 
 def conclude(run: Run) -> None:
-    """Print how it went, where the files are, and what to do next."""
+    """Print the results, where the files are, and what to do next."""
     evaluate, folder = run.handlers.evaluate, run.folder
     print()
     if evaluate is not None and evaluate.best is not None and evaluate.last is not None:
         (step, best), last = evaluate.best, evaluate.last
-        now = f"last: {shown(last)} at step {run.trainer.global_step}"
-        print(f"best test: {shown(best)} at step {step}; {now}")
+        now = f"last: {format_metrics(last)} at step {run.trainer.global_step}"
+        print(f"best test: {format_metrics(best)} at step {step}; {now}")
     print(f"files in {folder.path}: {', '.join(_files(folder))}")
     path = shlex.quote(str(folder.path))
     if evaluate is not None:
@@ -112,7 +114,7 @@ def conclude(run: Run) -> None:
 @contextlib.contextmanager
 def announce_compilations(flags: TrainFlags) -> Iterator[None]:
     """Print a line before each compilation, and one after it: a large network takes minutes."""
-    # On a terminal the live line says it, and a line in its midst would break it.
+    # On a terminal the progress line shows it, and would be broken by another line.
     is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
     if flags.performance.task_index or is_live:
         yield
@@ -130,16 +132,16 @@ def announce_compilations(flags: TrainFlags) -> Iterator[None]:
 
 
 class _Printing(logging.Handler):
-    """Prints records as they stand, to whatever standard output is at the moment."""
+    """Print records to standard output, which may have been replaced since."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), flush=True)
 
 
-def advice(run: Run) -> str:
-    """Return what an interrupted run has saved, and how it goes on."""
+def format_advice(run: Run) -> str:
+    """Return what an interrupted run has saved, and how to go on with it."""
     folder, stopped = run.folder, f"stopped at step {run.trainer.global_step}"
-    if run.saves_checkpoints and (steps := list_checkpoint_steps(folder.checkpoints)):
+    if run.saves_checkpoints and (steps := list_steps(folder.checkpoints)):
         saved = "" if steps[-1] == run.trainer.global_step else f", saved at step {steps[-1]}"
         without = " without --overwrite=True" if run.flags.logging.overwrite else ""
         kept = f"; the run before is in {folder.replaced} until then" * folder.replaced.is_dir()
@@ -150,7 +152,7 @@ def advice(run: Run) -> str:
     return f"{stopped}; its network is in {weights}, but it has no checkpoint to go on from"
 
 
-def shown(metrics: Mapping[str, Any]) -> str:
+def format_metrics(metrics: Mapping[str, Any]) -> str:
     """Return metrics as text, accuracies as percentages."""
     parts = [
         f"{name} {value:.2%}" if name in ("accuracy", "top_5") else f"{name} {value:.6g}"

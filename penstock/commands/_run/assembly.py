@@ -1,10 +1,9 @@
-"""From flags to a run that is ready to train."""
+"""A run made of flags: data, network, trainer, handlers, folder."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,38 +13,38 @@ from penstock import CheckpointConfig, Trainer, _mesh, models, optimizers
 from penstock.commands._checks import split_words
 from penstock.commands._flags import TrainFlags
 from penstock.commands._run.benchmark import TimedReader
-from penstock.commands._run.data import Data, open_data, resolved
+from penstock.commands._run.data import Data, open_data, resolve_flags
 from penstock.commands._run.folder import (
     Facts,
     RunFolder,
     check_apart,
-    check_takes,
-    differences,
-    folder_for,
-    list_checkpoint_steps,
+    check_usable,
+    choose_folder,
+    find_differences,
+    list_steps,
 )
-from penstock.commands._run.handlers import RunHandlers, handlers_of
+from penstock.commands._run.handlers import RunHandlers, make_handlers
 from penstock.commands._run.network import (
-    last_layers,
+    find_last_layers,
+    make_network,
+    make_precision,
     name_smallest_size,
-    network_of,
-    precision_of,
 )
-from penstock.commands._run.plan import Plan, plan_of
-from penstock.commands._run.preparation import about_weights
+from penstock.commands._run.plan import Plan, make_plan
+from penstock.commands._run.preparation import describe_weights
 from penstock.commands._run.replacement import hold, set_aside
-from penstock.commands._run.weights import Entries, find_weights, load_weights, read_entries
+from penstock.commands._run.weights import Weights, find_weights, load_weights, read_weights
 from penstock.readers import Shard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is ready.
+    """A run that is ready to train.
 
     Arguments:
-      flags: with everything decided that was left open.
-      start: what it starts from, a line each.
+      flags: with what data and network decide in the place of None.
       schedule: the arguments of `optimizers.schedule`.
+      start: sentences about what it starts from.
     """
 
     flags: TrainFlags
@@ -60,7 +59,7 @@ class Run:
 
     @property
     def is_averaged(self) -> bool:
-        """Whether the moving average of the parameters is what is evaluated and saved."""
+        """Whether the moving average of the parameters is evaluated and saved."""
         return self.flags.optimizer.moving_average_decay is not None
 
     @property
@@ -73,30 +72,34 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     """Open the data, build network and optimizer, and resume or load the weights to start from.
 
     Arguments:
-      held: takes what is held until the run is over: its folder, on the process that writes.
+      held: takes the lock of the run's folder, on the process that writes, until the run is over.
 
-    Raises: what a person may have done wrong, each with one message: files that are not there,
-      values that do not fit together, weights of another network.
+    Raises:
+      OSError: files are not there, or the folder cannot be written.
+      ValueError: flags do not fit each other or the data, or weights are of another network.
+      FolderInUseError: another run is at work in the folder.
     """
     _join_processes(flags)
-    place = place_of(flags)
+    place = choose_place(flags)
     num_devices = len(_mesh.devices_of(place))
-    data = open_data(flags, batch_size=flags.model.batch_size * num_devices, shard=_shard(flags))
+    data = open_data(
+        flags, batch_size=flags.model.batch_size * num_devices, shard=_choose_shard(flags)
+    )
     if flags.dataset.dataset_name == "mock":
         data = dataclasses.replace(data, train=TimedReader(data.train))
-    flags = resolved(flags, data)
-    plan = plan_of(flags, data.steps_per_epoch)
-    folder = folder_for(flags)
+    flags = resolve_flags(flags, data)
+    plan = make_plan(flags, data.steps_per_epoch)
+    folder = choose_folder(flags)
     check_apart(folder, flags.dataset)
-    network = network_of(flags, data.shape)
+    network = make_network(flags, data.shape)
     size = data.shape.image_shape[0]
-    schedule = schedule_of(flags, data, plan)
+    schedule = choose_schedule(flags, data, plan)
     with name_smallest_size(network.model, size):
         weights = _read_weights(flags, folder, network.model, size)
-        notes = _take(folder, flags, held)
+        notes = _take_folder(folder, flags, held)
         trainer = _trainer(flags, network, schedule, folder, place)
-    if data.preparation is not None:  # whoever copies its parameters finds it with them
-        trainer.about = about_weights(data.preparation.preprocessing)
+    if data.preparation is not None:  # saved with the parameters, which may be copied elsewhere
+        trainer.about = describe_weights(data.preparation.preprocessing)
     return Run(
         flags=flags,
         data=data,
@@ -104,49 +107,49 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
         folder=folder,
         network=network,
         trainer=trainer,
-        handlers=handlers_of(flags, data, plan, folder),
+        handlers=make_handlers(flags, data, plan, folder),
         schedule=schedule,
-        start=[*_start(flags, data, network, trainer, folder, weights), *notes],
+        start=[*_load_start(flags, data, network, trainer, folder, weights), *notes],
     )
 
 
 def _read_weights(
     flags: TrainFlags, folder: RunFolder, model: models.Model, size: int
-) -> tuple[Path, Entries] | None:
-    """Return where the weights of a fine-tuning lie and what they are, before anything is built.
+) -> Weights | None:
+    """Return the weights that a fine-tuning starts from.
 
-    None of a training from initial values, and of one that goes on: its weights may be gone.
+    None of a training from initial values, and of one that goes on: they may be gone by then.
 
     Raises:
       FileNotFoundError: there are none.
     """
-    goes_on = list_checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
+    goes_on = list_steps(folder.checkpoints) and not flags.logging.overwrite
     if flags.model.task_type == "pretrain" or (goes_on and saves_checkpoints(flags)):
         return None
     path = find_weights(flags.model.model_dir, flags.model.ckpt_file_name)
-    return path, read_entries(path, model, size)
+    return read_weights(path, model, size)
 
 
-def is_writer() -> bool:
+def is_writing_process() -> bool:
     """Return whether this process is the one that writes the run's folder."""
     return not jax.process_index()
 
 
-def _take(folder: RunFolder, flags: TrainFlags, held: contextlib.ExitStack) -> list[str]:
-    """Make the folder this run's, another's moved aside in it; return what to say, a line each.
+def _take_folder(folder: RunFolder, flags: TrainFlags, held: contextlib.ExitStack) -> list[str]:
+    """Lock the folder for this run and move another run in it aside; return sentences about it.
 
     Raises:
       FolderInUseError: another run is at work there.
       ValueError: it is another run's, which is not to be replaced.
     """
     notes: list[str] = []
-    if is_writer():
+    if is_writing_process():
         if held.enter_context(hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
-        check_takes(folder, flags)
-        changed = differences(folder, flags)
+        check_usable(folder, flags)
+        changed = find_differences(folder, flags)
         notes += [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
-        is_resumed = list_checkpoint_steps(folder.checkpoints) and not flags.logging.overwrite
+        is_resumed = list_steps(folder.checkpoints) and not flags.logging.overwrite
         if folder.find_weights() is not None and not is_resumed:
             set_aside(folder)
             notes.append(f"the run before is in {folder.replaced} until this one is over")
@@ -155,8 +158,8 @@ def _take(folder: RunFolder, flags: TrainFlags, held: contextlib.ExitStack) -> l
     return notes
 
 
-def facts_of(run: Run) -> Facts:
-    """Return what the run's folder is to say of its data."""
+def describe_data(run: Run) -> Facts:
+    """Return the facts about its data that the run's folder keeps."""
     return Facts(
         image_shape=run.data.shape.image_shape,
         stored_shape=run.data.stored_shape,
@@ -171,21 +174,21 @@ def saves_checkpoints(flags: TrainFlags) -> bool:
 
 
 def _join_processes(flags: TrainFlags) -> None:
-    """Become one of the processes of `--worker_hosts`, where there are several."""
+    """Join the processes of `--worker_hosts`, where there are several."""
     hosts = split_words(flags.performance.worker_hosts)
     if len(hosts) > 1 and not jax.distributed.is_initialized():
         jax.distributed.initialize(hosts[0], len(hosts), flags.performance.task_index)
 
 
-def _shard(flags: TrainFlags) -> Shard:
-    """Return this process's part of the data; FastNN's is whole files."""
+def _choose_shard(flags: TrainFlags) -> Shard:
+    """Return which part of the data this process reads; whole files, as FastNN does it."""
     is_by_file = flags.fastnn_compat and jax.process_count() > 1
     rule = "files_round_robin" if is_by_file and flags.dataset.dataset_name != "mock" else "records"
     return Shard(jax.process_index(), jax.process_count(), rule)
 
 
-def place_of(flags: TrainFlags) -> Any:
-    """Return where it runs, as `Trainer` takes it: everywhere, or on one device.
+def choose_place(flags: TrainFlags) -> Any:
+    """Return the run's place, as `Trainer` takes it: all devices, or one.
 
     Raises:
       ValueError: there is no such device.
@@ -197,19 +200,19 @@ def place_of(flags: TrainFlags) -> Any:
     return [next(d for d in devices if d.process_index == jax.process_index())]
 
 
-def schedule_of(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]:
+def choose_schedule(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]:
     """Return the arguments of `optimizers.schedule`."""
-    # FastNN counts on --stop_at_step, also where its epochs are over earlier.
+    # FastNN's schedule lasts until --stop_at_step, also where the epochs end earlier.
     num_steps = flags.logging.stop_at_step or plan.num_steps
     return {
         "options": flags.learning_rate,
         "num_steps": num_steps if flags.fastnn_compat else plan.num_steps,
-        "steps_per_epoch": data.epochs_of_schedule,
+        "steps_per_epoch": data.schedule_steps_per_epoch,
         "fastnn_compat": flags.fastnn_compat,
     }
 
 
-def optimizer_of(flags: TrainFlags, schedule: dict[str, Any]) -> Any:
+def make_optimizer(flags: TrainFlags, schedule: dict[str, Any]) -> Any:
     """Return the optimizer that the flags ask for."""
     return optimizers.get(
         flags.optimizer.optimizer,
@@ -234,37 +237,35 @@ def _trainer(
     )
     return Trainer(
         network.train_program,
-        optimizer_of(flags, schedule),
+        make_optimizer(flags, schedule),
         infer_func=network.infer_program,
         place=place,
         seed=flags.performance.seed,
         checkpoint=config if saves_checkpoints(flags) else None,
-        precision=precision_of(flags.performance),
+        precision=make_precision(flags.performance),
         gradient_accumulation_steps=flags.model.gradient_accumulation_steps,
         freeze=split_words(flags.model.freeze),
     )
 
 
-def _start(
+def _load_start(
     flags: TrainFlags,
     data: Data,
     network: models.Classifier,
     trainer: Trainer,
     folder: RunFolder,
-    weights: tuple[Path, Entries] | None,
+    weights: Weights | None,
 ) -> list[str]:
-    """Load the weights of a fine-tuning; return from what the run starts, a line each."""
+    """Load the weights of a fine-tuning; return sentences about what the run starts from."""
     if trainer.global_step:
         return [f"again at step {trainer.global_step}, from {folder.checkpoints}"]
     if weights is None:
         return ["from initial values"]
-    path, entries = weights
-    return load_weights(
+    lines, _ = load_weights(
         trainer,
-        path,
+        weights,
         flags.model,
         model=network.model,
-        image_size=data.shape.image_shape[0],
-        last_layers=lambda: last_layers(flags, data.shape, trainer),
-        entries=entries,
+        find_last_layers=lambda: find_last_layers(flags, data.shape, trainer),
     )
+    return lines

@@ -1,4 +1,4 @@
-"""The benchmark mode: examples per second once the run is steady, data apart from steps."""
+"""The benchmark mode: examples per second without the first steps, and the reader's share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WARM_UP_STEPS = 3
 
 
 class TimedReader:
-    """A reader whose time is taken: how long whoever reads waits for the next batch.
+    """A reader that measures how long its user waits for batches.
 
     Arguments:
       reader: one with a length and positions.
@@ -80,7 +80,7 @@ class Benchmark:
         self._start: tuple[float, float] | None = None
 
     def __call__(self, event: Any) -> None:
-        """Take note of an event."""
+        """Measure a step, or print what was measured."""
         match event:
             case BeginTraining():
                 self._begin()
@@ -106,7 +106,7 @@ class Benchmark:
         self._start = now
 
     def summary(self) -> str:
-        """Return what was measured, in a line."""
+        """Return what was measured, as one line."""
         if not self.rates:
             return (
                 f"benchmark: no window of {self._every_steps} steps after the first "

@@ -1,4 +1,4 @@
-"""What a classifier takes for what: a table of classes, and the matrix as a picture."""
+"""The confusion matrix of a classifier: a table of classes, and a picture."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 from penstock.commands._tables import print_table
 
 _MAX_NAMED = 40  # of more classes the names would cover each other
-_MAX_NUMBERS = 20
+_MAX_NUMBERS = 20  # and of more classes the counts
 
 
-def confusion_of(pairs: Iterable[tuple[np.ndarray, np.ndarray]], num_classes: int) -> np.ndarray:
-    """Return how often each class was taken for each, `[labels, predictions]`.
+def count_confusions(
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]], num_classes: int
+) -> np.ndarray:
+    """Return how often each class was predicted for each label, `[labels, predictions]`.
 
     Arguments:
       pairs: labels and predictions, `[B]` each.
 
-    >>> confusion_of([(np.array([0, 1, 1]), np.array([0, 1, 0]))], 2).tolist()
+    >>> count_confusions([(np.array([0, 1, 1]), np.array([0, 1, 0]))], 2).tolist()
     [[1, 0], [1, 1]]
     """
     matrix = np.zeros((num_classes, num_classes), np.int64)
@@ -29,7 +31,7 @@ def confusion_of(pairs: Iterable[tuple[np.ndarray, np.ndarray]], num_classes: in
 
 
 def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
-    """Print a row for each class that occurs: how many, how many found, and its usual mistake."""
+    """Print images, recall, precision and the usual mistake of each class that occurs."""
     rows = []
     for number, name in enumerate(names):
         count, taken = int(matrix[number].sum()), int(matrix[:, number].sum())

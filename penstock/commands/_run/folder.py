@@ -1,4 +1,4 @@
-"""The folder of a run: which one it is, and what lies where in it."""
+"""The folder of a run: which one it is, and what is in it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, writ
 from penstock.commands._flags.config_file import flatten, read_value, to_json
 from penstock.readers.convert.slim import read_labels, write_labels
 
-# What may differ between a run and its second part without a word.
-_BY_THE_WAY = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
+# Flags that may change when a run goes on, and are not worth a line.
+_SILENT = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
 TEST_SPLITS = ("test", "validation", "val")
 _BESIDE = ("labels.txt", "confusion.png")
-_SHOWING = (
+_DISPLAY = (
     "log_loss_every_n_iters",
     "eval_every_n_epochs",
     "profile_every_n_iters",
@@ -36,9 +36,8 @@ _SHOWING = (
     "worker_hosts",
 )
 
-
-# What its tests are of: results of others cannot be compared with them.
-_TESTED = ("dataset_name", "eval_files", "labels_offset")
+# Flags that change the test data: results on other data cannot be compared.
+_TEST_DATA = ("dataset_name", "eval_files", "labels_offset")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +62,7 @@ class RunFolder:
 
     @property
     def params(self) -> Path:
-        """The parameters of the end."""
+        """The last parameters."""
         return self.path / "params"
 
     @property
@@ -88,31 +87,31 @@ class RunFolder:
 
     @property
     def replaced(self) -> Path:
-        """The run that this one replaces, until this one is over."""
+        """The run that this one replaces, which is kept until this one is over."""
         return self.path / "replaced"
 
     def find_weights(self) -> Path | None:
-        """Return what holds the network's weights: the best, the last, or a checkpoint."""
+        """Return where the network's weights are: the best, the last, or the checkpoints."""
         candidates = (self.best, self.params, self.checkpoints)
         return next((path for path in candidates if has_weights(path)), None)
 
-    def made(self) -> list[Path]:
-        """Return what runs have made in the folder, and nothing else that lies there."""
+    def list_made(self) -> list[Path]:
+        """Return the files and folders that runs have made there."""
         named = (self.checkpoints, self.params, self.best, self.log, self.config, self.profile)
         others = [self.data, self.replaced, *(self.path / name for name in _BESIDE)]
         # Logs and best parameters of earlier runs: `log.csv.1`.
-        numbered = [path for each in (self.log, self.best) for path in _numbered(each)]
+        numbered = [path for each in (self.log, self.best) for path in _list_numbered(each)]
         return [p for p in (*named, *others, *numbered) if p.exists() or p.is_symlink()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known about a run's data.
+    """Facts about a run's data.
 
     Arguments:
       image_shape: `[H, W, C]` that the network gets.
       stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
-      class_names: of the classes it tells apart.
+      class_names: of the network's classes.
       preprocessing: of its images, as `preprocessing.describe` has it.
     """
 
@@ -123,29 +122,29 @@ class Facts:
 
 
 def find_run_folder(path: Path) -> RunFolder | None:
-    """Return the run's folder that a path is, or lies in; None where there is none."""
+    """Return the folder of a run that a path is, or is in; None where there is none."""
     candidates = (path, *list(path.parents)[:2])
     return next((RunFolder(each) for each in candidates if RunFolder(each).data.exists()), None)
 
 
 def has_weights(path: Path) -> bool:
-    """Return whether a folder holds parameters or checkpoints of penstock, or is a checkpoint."""
+    """Say whether a folder has parameters or checkpoints of penstock, or is a checkpoint."""
     if not path.is_dir():
         return False
     is_checkpoint = path.name.isdigit() and any(path.iterdir())
-    return (path / DATA_FILE).is_file() or is_checkpoint or bool(list_checkpoint_steps(path))
+    return (path / DATA_FILE).is_file() or is_checkpoint or bool(list_steps(path))
 
 
-def list_checkpoint_steps(path: Path) -> list[int]:
+def list_steps(path: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, in order."""
     return Store(CheckpointConfig(directory=path)).steps()
 
 
-def folder_for(flags: TrainFlags) -> RunFolder:
-    """Return the folder of a run: that of `checkpointDir`, else the one it had before, or a new.
+def choose_folder(flags: TrainFlags) -> RunFolder:
+    """Return the folder of a run: that of `checkpointDir`, else the first that is free or its own.
 
-    Without a name it is `runs/<dataset>_<model>`, or that with a number where another run has it:
-    the same command finds its folder again.
+    They are `runs/<dataset>_<model>`, and the same with a number: the same command finds its folder
+    again.
     """
     if flags.logging.checkpointDir is not None:
         return RunFolder(Path(flags.logging.checkpointDir))
@@ -154,23 +153,23 @@ def folder_for(flags: TrainFlags) -> RunFolder:
     while True:
         suffix = "" if number == 1 else f"-{number}"
         folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
-        # One that failed before it saved anything has nothing to be kept for.
+        # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
             return folder
-        goes_on = flags.logging.overwrite or can_go_on(folder, flags)
-        if goes_on and not differences(folder, flags):
+        goes_on = flags.logging.overwrite or can_resume(folder, flags)
+        if goes_on and not find_differences(folder, flags):
             return folder
         number += 1
 
 
-def can_go_on(folder: RunFolder, flags: TrainFlags) -> bool:
-    """Return whether a folder's run has a checkpoint, or was killed before it had one."""
-    if list_checkpoint_steps(folder.checkpoints):
+def can_resume(folder: RunFolder, flags: TrainFlags) -> bool:
+    """Say whether a folder's run has a checkpoint, or was killed before it had one."""
+    if list_steps(folder.checkpoints):
         return flags.logging.has_hook("CheckpointSaverHook")
     return not has_weights(folder.params)
 
 
-def check_takes(folder: RunFolder, flags: TrainFlags) -> None:
+def check_usable(folder: RunFolder, flags: TrainFlags) -> None:
     """Raise unless a run with these flags may write into a folder.
 
     Raises:
@@ -178,15 +177,15 @@ def check_takes(folder: RunFolder, flags: TrainFlags) -> None:
     """
     if flags.logging.overwrite or folder.find_weights() is None:
         return
-    changed = differences(folder, flags)
-    others = [name for name in _TESTED if name in changed]
-    has_checkpoint = bool(list_checkpoint_steps(folder.checkpoints))
-    if can_go_on(folder, flags) and not others and (has_checkpoint or not changed):
+    changed = find_differences(folder, flags)
+    others = [name for name in _TEST_DATA if name in changed]
+    has_checkpoint = bool(list_steps(folder.checkpoints))
+    if can_resume(folder, flags) and not others and (has_checkpoint or not changed):
         return
     if others:
         why = "Its tests are of other data, and its best network would be compared with theirs"
     elif has_checkpoint:
-        why = "CheckpointSaverHook is not among --hooks, so it could not go on and would begin anew"
+        why = "CheckpointSaverHook is not among --hooks, so it cannot go on and would start again"
     else:
         why = "It has no checkpoint to go on from, and its best network would be replaced"
     was = "".join(f"; --{n} was {old}, is {new}" for n, (old, new) in changed.items())
@@ -196,7 +195,7 @@ def check_takes(folder: RunFolder, flags: TrainFlags) -> None:
     )
 
 
-def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, Any]]:
+def find_differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, Any]]:
     """Return which flags differ from those the folder's run had: before and now, by name."""
     try:
         before = flatten(json.loads(folder.config.read_text(encoding="utf-8")))
@@ -205,7 +204,7 @@ def differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, An
             name: (read_value(TRAIN_FLAGS[name], before[name]), read_value(TRAIN_FLAGS[name], now))
             for name, now in flatten(to_json(flags)).items()
             # A flag that a folder does not know is newer than its run.
-            if name not in (*_BY_THE_WAY, *_SHOWING) and name in before
+            if name not in (*_SILENT, *_DISPLAY) and name in before
         }
     except (OSError, ValueError, ArgumentTypeError):
         return {}
@@ -216,7 +215,7 @@ def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
     """Raise where the run's files would lie among those of the data.
 
     Raises:
-      ValueError: the next run would take them for a class, or its labels.txt for its own.
+      ValueError: the next run would take them for images of a class, or for its labels.txt.
     """
     if flags.dataset_dir is None:
         return
@@ -234,8 +233,8 @@ def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
         )
 
 
-def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
-    """Make the folder and write what the run is into it.
+def write_description(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
+    """Make the folder, and write the flags of the run and the facts about its data there.
 
     Raises:
       OSError: it cannot be written.
@@ -248,11 +247,11 @@ def prepare(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
     folder.data.write_text(json.dumps(shapes) + "\n", encoding="utf-8")
 
 
-def facts_of(folder: RunFolder) -> Facts:
+def read_facts(folder: RunFolder) -> Facts:
     """Return what a run's folder says about its images and classes.
 
     Raises:
-      FileNotFoundError: nothing, it is no folder of a run.
+      FileNotFoundError: it is no folder of a run.
     """
     shapes = json.loads(folder.data.read_text(encoding="utf-8"))
     labels = read_labels(folder.path)
@@ -265,5 +264,5 @@ def facts_of(folder: RunFolder) -> Facts:
     )
 
 
-def _numbered(path: Path) -> list[Path]:
+def _list_numbered(path: Path) -> list[Path]:
     return [p for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]

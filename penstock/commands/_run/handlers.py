@@ -24,14 +24,14 @@ class RunHandlers:
 
     Arguments:
       all: in the order they are called.
-      evaluate: the one that tests; None where there is nothing to test on, or it is not wanted.
+      evaluate: the one that tests; None where there is no test data, or no test is wanted.
     """
 
     all: tuple[Any, ...]
     evaluate: handlers.Evaluate | None
 
 
-def handlers_of(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) -> RunHandlers:
+def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) -> RunHandlers:
     """Return the handlers that the flags ask for.
 
     Raises:
@@ -67,8 +67,8 @@ def handlers_of(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) ->
 
 def is_tracing(logging: LoggingFlags) -> bool:
     """Return whether this process writes traces."""
-    is_asked = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
-    return is_asked and jax.process_index() == logging.profile_at_task
+    is_wanted = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
+    return is_wanted and jax.process_index() == logging.profile_at_task
 
 
 def _evaluate(
@@ -87,17 +87,17 @@ def _evaluate(
 
 
 class FinalTest:
-    """Test what a run ends with, before the other handlers see its end.
+    """Test the last parameters of a run before other handlers log its end.
 
     Arguments:
-      evaluate: the handler that tests; the same state it tests once.
+      evaluate: the handler that tests; it does not test the same state twice.
     """
 
     def __init__(self, evaluate: handlers.Evaluate) -> None:
         self._evaluate = evaluate
 
     def __call__(self, event: Any) -> None:
-        """Take note of an event."""
+        """Test at the end of training."""
         if isinstance(event, EndTraining) and event.error is None:
             self._evaluate()
 
@@ -115,7 +115,7 @@ class ProfileEvery:
         self._profile: handlers.Profile | None = None
 
     def __call__(self, event: Any) -> None:
-        """Take note of an event; begin and end traces."""
+        """Begin a trace before the step, and end it behind it."""
         if isinstance(event, BeginStep) and (event.global_step + 1) % self._every_steps == 0:
             folder = self._directory / f"step-{event.global_step + 1}"
             self._profile = handlers.Profile(folder, first_step=0, num_steps=1)
@@ -129,7 +129,7 @@ class DevicePlacement:
     """Print the devices when training begins, and what lies on them."""
 
     def __call__(self, event: Any) -> None:
-        """Take note of an event."""
+        """Print at the beginning of training."""
         if not isinstance(event, BeginTraining) or event.trainer is None:
             return
         devices = list(event.trainer.builder.mesh.devices.flat)

@@ -1,4 +1,4 @@
-"""The programs of a run: the network that was asked for, on the data's images."""
+"""The programs of a run: a network of the model library, its preprocessing, its metrics."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class Shape:
     """What a network is made for.
 
     Arguments:
-      image_shape: `[H, W, C]` that it gets.
-      num_classes: that it tells apart.
-      preprocessing: whose device part belongs to it; None for none.
+      image_shape: `[H, W, C]` of its images.
+      preprocessing: its device part runs in the programs; None for none.
     """
 
     image_shape: tuple[int, int, int]
@@ -32,18 +31,18 @@ class Shape:
     preprocessing: preprocessing.Preprocessing | None
 
 
-def network_of(
+def make_network(
     flags: TrainFlags, shape: Shape, *, counts_auxiliary: bool = True
 ) -> models.Classifier:
-    """Return the programs of the network, its preprocessing on the device among them.
+    """Return the programs of the network that flags name.
 
     Arguments:
-      counts_auxiliary: an auxiliary head is part of the loss; not where it has no weights.
+      counts_auxiliary: an auxiliary head adds to the loss; not where it has no weights.
     """
     is_fixed = flags.fastnn_compat or flags.model.batch_norm_decay is not None
     settings = models.Settings(
         weight_decay=0.0 if flags.fastnn_compat else flags.model.weight_decay,
-        # FastNN never runs the updates: what is kept is what it begins with.
+        # FastNN never runs the updates of the running statistics.
         batch_norm_decay=1.0 if flags.fastnn_compat else flags.model.batch_norm_decay,
         batch_norm_warmup=False if is_fixed else None,
     )
@@ -53,7 +52,7 @@ def network_of(
     seen: list[jax.Array] = []
     is_mnist_of_fastnn = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
     if is_mnist_of_fastnn:
-        model = dataclasses.replace(model, function=_watched(model, seen))
+        model = dataclasses.replace(model, function=_keep_logits(model, seen))
     made = models.classifier(
         model,
         shape.num_classes,
@@ -63,16 +62,16 @@ def network_of(
         preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
     )
     if is_mnist_of_fastnn:
-        return made._replace(train_program=_with_broadcast_accuracy(made.train_program, seen))
+        return made._replace(train_program=_add_broadcast_accuracy(made.train_program, seen))
     return made
 
 
 @contextlib.contextmanager
 def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
-    """Name the smallest images that a network takes where it cannot be built for smaller ones.
+    """Name the smallest images that a network takes where it is built for smaller ones.
 
     Arguments:
-      size: height and width in pixels that it is built for inside.
+      size: height and width in pixels, of the network that is built inside.
 
     Raises:
       ValueError: nothing is left of images of that size on the way through the network.
@@ -92,20 +91,20 @@ def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
 
 def _smallest_size(model: models.Model, size: int) -> int:
     """Return the smallest image size from `size` on that a network takes, else `size`."""
-    if _takes(model, size):
+    if _accepts(model, size):
         return size
-    # Where a size is too small, building ends at the layer that says so: it is the sizes that fit
-    # which take time, seconds for the largest networks. So the search goes up from below.
+    # Building for a size that is too small ends early, at the layer that refuses it. One that fits
+    # takes seconds for the largest networks. So the search begins with the small sizes.
     least, step = size, 1
-    while not _takes(model, least + step):
+    while not _accepts(model, least + step):
         least, step = least + step, 2 * step
-        if least > model.default_image_size:  # it fails for another reason
+        if least > model.default_image_size:  # its size is not the reason
             return size
     sizes = range(least + 1, least + step + 1)
-    return sizes[bisect.bisect_left(sizes, True, key=lambda each: _takes(model, each))]
+    return sizes[bisect.bisect_left(sizes, True, key=lambda each: _accepts(model, each))]
 
 
-def _takes(model: models.Model, size: int) -> bool:
+def _accepts(model: models.Model, size: int) -> bool:
     try:
         program_of(model, 2, size)
     except ValueError:
@@ -113,23 +112,23 @@ def _takes(model: models.Model, size: int) -> bool:
     return True
 
 
-def precision_of(flags: PerformanceFlags) -> Precision:
-    """Return the precision that the flags ask for; a loss scale is of float16 alone."""
-    name: Any = flags.precision_name
+def make_precision(flags: PerformanceFlags) -> Precision:
+    """Return the precision that the flags ask for; only float16 has a loss scale."""
+    name = flags.precision_name
     return Precision(name, flags.loss_scale if name == "float16" else None)
 
 
-def last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
+def find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
     """Return the names of the parameters whose shape depends on the number of classes."""
     wider = dataclasses.replace(shape, num_classes=shape.num_classes + 1)
-    builder = ProgramBuilder(network_of(flags, wider).train_program)
+    builder = ProgramBuilder(make_network(flags, wider).train_program)
     shapes = {row.name: row.shape for row in builder.parameter_table()}
     rows = trainer.builder.parameter_table()
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
 
 
-def _watched(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
-    """Return the network's function, leaving its logits in a list."""
+def _keep_logits(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
+    """Return the network's function, which also puts its logits into a list."""
 
     def function(
         images: jax.Array, num_classes: int | None, *, settings: models.Settings
@@ -141,7 +140,7 @@ def _watched(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
     return function
 
 
-def _with_broadcast_accuracy(
+def _add_broadcast_accuracy(
     train_program: Callable[[], dict[str, jax.Array]], seen: list[jax.Array]
 ) -> Callable[[], dict[str, jax.Array]]:
     """Return the program with the accuracy that FastNN logs for mnist.

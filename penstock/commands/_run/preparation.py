@@ -1,16 +1,15 @@
-"""Which preprocessing a run has: what was asked for, that of its weights, or the network's own."""
+"""The preprocessing of a run: a flag's, that of its weights, or the network's own."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock import _parameters, models, preprocessing
 from penstock.commands._flags import TrainFlags
-from penstock.commands._run.folder import RunFolder, find_run_folder
+from penstock.commands._run.folder import RunFolder, find_run_folder, read_facts
 from penstock.commands._run.weights import find_weights
 from penstock.models._weight_preprocessing import preprocessing_of as preprocessing_of_file
 from penstock.preprocessing import Preprocessing
@@ -18,57 +17,60 @@ from penstock.preprocessing import Preprocessing
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """How the images of a run are prepared.
+    """How the images of a run are prepared, and why so.
 
     Arguments:
-      preprocessing: what does it.
-      name: of it, for `--preprocessing_name`.
-      said: which it is and why, in one line.
-      is_worth_saying: that it is not simply the network's own.
+      name: of the preprocessing, for `--preprocessing_name`.
+      summary: its name and where it comes from, in one line.
+      is_noteworthy: whether it is another than the network's own.
     """
 
     preprocessing: Preprocessing
     name: str
-    said: str
-    is_worth_saying: bool
+    summary: str
+    is_noteworthy: bool
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a run says among its first lines."""
-        return (self.said,) if self.is_worth_saying else ()
+        """Sentences about it for the first lines of a run."""
+        return (self.summary,) if self.is_noteworthy else ()
 
 
-def preparation_of(flags: TrainFlags, weights: Path | None = None) -> Preparation:
+def choose_preparation(flags: TrainFlags, weights: Path | None = None) -> Preparation:
     """Choose a run's preprocessing: the flag, else that of its weights, else the network's own.
 
     Arguments:
       weights: what it starts from or evaluates; None for initial values.
 
     Raises:
-      ValueError: FastNN has none for the network, and is to be followed.
-      UnknownNameError: the weights want one that is not registered here.
+      ValueError: with `--fastnn_compat`, where FastNN has none for the network.
+      UnknownNameError: the weights name one that is not registered here.
     """
-    carried = None if weights is None else carried_by(weights, models.get(flags.model.model_name))
-    asked, own = flags.preprocessing.preprocessing_name, _own_name(flags)
-    if carried is not None and asked in (None, _name(carried)) and not _follows_fastnn(flags):
-        said = f"images: {show(carried)}, which the weights were trained with"
+    asked, follows_fastnn = flags.preprocessing.preprocessing_name, _follows_fastnn(flags)
+    model, own = models.get(flags.model.model_name), _choose_own_name(flags)
+    of_weights = None if weights is None else find_preprocessing(weights, model)
+    shown = "" if of_weights is None else format_preprocessing(of_weights)
+    if of_weights is not None and asked in (None, _get_name(of_weights)) and not follows_fastnn:
         return Preparation(
-            preprocessing=carried, name=_name(carried), said=said, is_worth_saying=True
+            preprocessing=of_weights,
+            name=_get_name(of_weights),
+            summary=f"images: {shown}, which the weights were trained with",
+            is_noteworthy=True,
         )
     name = asked or own
     chosen = preprocessing.get(name)
-    why = "FastNN's for the network" if _follows_fastnn(flags) else "the network's own"
-    said = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
-    if carried is None or carried == chosen:
-        return Preparation(preprocessing=chosen, name=name, said=said, is_worth_saying=False)
-    said += f", though the weights were trained with {show(carried)}"
-    return Preparation(preprocessing=chosen, name=name, said=said, is_worth_saying=True)
+    why = "FastNN's for the network" if follows_fastnn else "the network's own"
+    summary = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
+    is_other = of_weights is not None and of_weights != chosen
+    if is_other:
+        summary += f", though the weights were trained with {shown}"
+    return Preparation(preprocessing=chosen, name=name, summary=summary, is_noteworthy=is_other)
 
 
-def starting_weights(flags: TrainFlags) -> Path | None:
-    """Return what a fine-tuning starts from; None for initial values, or where there is nothing.
+def find_starting_weights(flags: TrainFlags) -> Path | None:
+    """Return the path of the weights that a fine-tuning starts from; None without any.
 
-    Where its weights are gone it is the run's own folder, which goes on without them.
+    Where they are gone it is the run's own folder: a run goes on without them.
     """
     if flags.model.task_type == "pretrain":
         return None
@@ -80,7 +82,7 @@ def starting_weights(flags: TrainFlags) -> Path | None:
         return Path(path) if RunFolder(Path(path)).data.exists() else None
 
 
-def carried_by(weights: Path, model: models.Model) -> Preprocessing | None:
+def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | None:
     """Return the preprocessing that belongs to weights; None where nothing says it.
 
     Arguments:
@@ -91,12 +93,12 @@ def carried_by(weights: Path, model: models.Model) -> Preprocessing | None:
     """
     if not weights.is_dir():
         return preprocessing_of_file(model, weights)
-    description = _parameters.read_about(weights).get("preprocessing") or _of_run(weights)
+    description = _parameters.read_about(weights).get("preprocessing") or _read_from_run(weights)
     return None if description is None else preprocessing.restore(description)
 
 
-def about_weights(chosen: Preprocessing, left_initial: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return what a folder of parameters says beside them.
+def describe_weights(chosen: Preprocessing, left_initial: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the description that is saved with parameters.
 
     Arguments:
       left_initial: entries that the weights did not have.
@@ -105,10 +107,10 @@ def about_weights(chosen: Preprocessing, left_initial: tuple[str, ...] = ()) -> 
     return about | ({"left_initial": list(left_initial)} if left_initial else {})
 
 
-def show(chosen: Preprocessing) -> str:
-    """Return a preprocessing as people read it.
+def format_preprocessing(chosen: Preprocessing) -> str:
+    """Return a preprocessing as text: its name, and the options that are not its defaults.
 
-    >>> show(preprocessing.Vgg(resize_side_min=300))
+    >>> format_preprocessing(preprocessing.Vgg(resize_side_min=300))
     'vgg (resize_side_min=300)'
     """
     description = preprocessing.describe(chosen)
@@ -116,27 +118,24 @@ def show(chosen: Preprocessing) -> str:
     return f"{description['name']} ({options})" if options else description["name"]
 
 
-def _name(chosen: Preprocessing) -> str:
+def _get_name(chosen: Preprocessing) -> str:
     return preprocessing.describe(chosen)["name"]
 
 
-def _of_run(weights: Path) -> Mapping[str, Any] | None:
+def _read_from_run(weights: Path) -> Mapping[str, Any] | None:
+    """Return the preprocessing that the folder of the weights' run describes."""
     folder = find_run_folder(weights)
     try:
-        return None if folder is None else _read(folder).get("preprocessing")
-    except (OSError, ValueError, AttributeError):
+        return None if folder is None else read_facts(folder).preprocessing
+    except (OSError, ValueError, KeyError):  # damaged: the network's own will do
         return None
-
-
-def _read(folder: RunFolder) -> Any:
-    return json.loads(folder.data.read_text(encoding="utf-8"))
 
 
 def _follows_fastnn(flags: TrainFlags) -> bool:
     return flags.fastnn_compat and flags.preprocessing.preprocessing_name is None
 
 
-def _own_name(flags: TrainFlags) -> str:
+def _choose_own_name(flags: TrainFlags) -> str:
     """Return the name of the network's own preprocessing, or of FastNN's for it."""
     model_name = flags.model.model_name
     if flags.fastnn_compat and model_name.startswith("resnet_v2_"):

@@ -1,12 +1,12 @@
-"""A run in the place of another: the old one is kept in its folder until the new one is over.
+"""One run replaces another: the old one is kept in the folder until the new one is over.
 
-Every step is one rename, and each state between two of them says what is left to do, so that a
-process that is killed at any moment loses neither run:
+Every step is one rename, and what is in the folder then says what is left to do. So neither run is
+lost when the process is killed at any moment:
 
 - `.replacing` in the folder: the old run is on its way aside, or back. It comes back.
 - `replaced`, and no weights beside it: the new run saved nothing. The old one comes back.
 - `replaced`, and weights beside it: both are whole. The old one goes when the new one is over.
-- `.deleted`: it was on its way out.
+- `.deleted`: the old run, half deleted. It goes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LEAVING = ".deleted"
 
 
 def set_aside(folder: RunFolder) -> None:
-    """Move what a run has made into the folder `replaced` of its own; other files stay."""
-    if not (made := folder.made()):
+    """Move what a run has made into `replaced` in its own folder; a user's files stay."""
+    if not (made := folder.list_made()):
         return
     moving = folder.path / _MOVING
     moving.mkdir()
@@ -35,7 +35,7 @@ def set_aside(folder: RunFolder) -> None:
 
 
 def bring_back(folder: RunFolder) -> bool:
-    """Finish what a killed process began, and bring a run back whose successor saved nothing.
+    """Finish what a killed process began, and bring back a run whose successor saved nothing.
 
     Returns:
       Whether a run came back.
@@ -45,7 +45,7 @@ def bring_back(folder: RunFolder) -> bool:
     if not moving.is_dir():
         if not folder.replaced.is_dir() or folder.find_weights() is not None:
             return False
-        for path in folder.made():
+        for path in folder.list_made():
             if path != folder.replaced:
                 _remove(path)
         folder.replaced.rename(moving)
@@ -66,8 +66,8 @@ def forget(folder: RunFolder) -> None:
 def hold(folder: RunFolder) -> Iterator[bool]:
     """Hold a folder for one run; yield whether a run came back into it.
 
-    Where the new run fails, or is interrupted, with nothing saved, the one it was to replace comes
-    back, and folders that were made for it go.
+    Where the new run ends without having saved anything, the one that it was to replace comes back,
+    and folders that were made for it are removed.
 
     Raises:
       FolderInUseError: another run is at work there.

@@ -1,4 +1,4 @@
-"""What readers' threads do to each sample on its way into a network."""
+"""What readers do to each sample before it goes into a batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from penstock.preprocessing import SamplePreprocessing
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostPart:
-    """Prepare one sample: image as bytes with the right channels, cropped; label in its range.
+class PrepareSample:
+    """Prepare one sample: crop its image to bytes of the right channels, and shift its label.
 
-    It can be pickled. In training it is a reader's `augment=`, in evaluation its `decode=`.
+    A class, as it travels to processes. It is a reader's `augment=` in training, and its `decode=`
+    in evaluation.
 
     Arguments:
       crop: the host part of a preprocessing.
       num_channels: that the network takes.
-      num_classes: that it tells apart.
+      num_classes: of the network.
       labels_offset: subtracted from each label.
     """
 
@@ -33,10 +34,10 @@ class HostPart:
         """Return `image` `[H, W, C]` and `label`, an int32 scalar.
 
         Raises:
-          ValueError: no image, or a label that the network cannot tell.
+          ValueError: no image, or a label that is none of the network's classes.
         """
-        image, label = entries_of(sample)
-        cropped = self.crop({"image": with_channels(as_bytes(image), self.num_channels)}, random)
+        image, label = get_image_and_label(sample)
+        cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
         return {"image": cropped["image"], "label": self._label(label)}
 
     def _label(self, label: Any) -> np.int32:
@@ -53,11 +54,11 @@ class HostPart:
         return np.int32(value)
 
 
-def entries_of(sample: Any) -> tuple[Any, Any]:
-    """Return image and label of a sample: a dict with these names, or a tuple that begins so.
+def get_image_and_label(sample: Any) -> tuple[Any, Any]:
+    """Return image and label of a sample, a dict or a tuple.
 
     Raises:
-      ValueError: the sample has no images, as those of other kinds of data sets.
+      ValueError: the sample is of another kind of data set.
     """
     if isinstance(sample, Mapping) and {"image", "label"} <= set(sample):
         return sample["image"], sample["label"]
@@ -70,10 +71,10 @@ def entries_of(sample: Any) -> tuple[Any, Any]:
     )
 
 
-def as_bytes(image: Any) -> np.ndarray:
+def to_bytes(image: Any) -> np.ndarray:
     """Return an image `[H, W, C]` as uint8; floats are in 0..1.
 
-    >>> as_bytes(np.full((1, 2), 0.5, np.float32)).ravel().tolist()
+    >>> to_bytes(np.full((1, 2), 0.5, np.float32)).ravel().tolist()
     [128, 128]
     """
     array = np.asarray(image)
@@ -88,10 +89,10 @@ def as_bytes(image: Any) -> np.ndarray:
     )
 
 
-def with_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
+def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
     """Return an image with so many channels: gray repeated, colours averaged by their lightness.
 
-    >>> with_channels(np.zeros((2, 2, 1), np.uint8), 3).shape
+    >>> convert_channels(np.zeros((2, 2, 1), np.uint8), 3).shape
     (2, 2, 3)
     """
     if image.shape[-1] == num_channels:

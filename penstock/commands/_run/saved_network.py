@@ -1,4 +1,4 @@
-"""A saved network, found by a path: a run's folder, parameters, a checkpoint, others' weights."""
+"""Networks that were saved before: runs, parameters, checkpoints, and weights of others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.commands._flags import ModelFlags, TrainFlags, make_train_flags
 from penstock.commands._run.folder import RunFolder, find_run_folder
 from penstock.commands._run.network import (
     Shape,
-    last_layers,
+    find_last_layers,
+    make_network,
+    make_precision,
     name_smallest_size,
-    network_of,
-    precision_of,
 )
-from penstock.commands._run.weights import find_weights, load_weights, read_entries
+from penstock.commands._run.weights import find_weights, load_weights, read_weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,53 +67,49 @@ def find_network(prog: str, run: str | None, given: Mapping[str, Any]) -> SavedN
     return SavedNetwork(weights=weights, folder=folder, flags=make_train_flags(config | {**given}))
 
 
-def load_network(found: SavedNetwork, shape: Shape) -> Trainer:
+def load_network(saved: SavedNetwork, shape: Shape) -> Trainer:
     """Return a trainer that holds the weights, for `test` and `infer`.
 
     Raises:
       ParameterError: they are of another network.
-      ValueError: they tell another number of classes apart.
+      ValueError: they are of a network with another number of classes.
     """
     size = shape.image_shape[0]
-    network = network_of(found.flags, shape)
+    network = make_network(saved.flags, shape)
     with name_smallest_size(network.model, size):
-        entries = read_entries(found.weights, network.model, size)
-    if entries.optional:  # a head without weights would be a random share of the loss
-        network = network_of(found.flags, shape, counts_auxiliary=False)
+        weights = read_weights(saved.weights, network.model, size)
+    if weights.optional:  # a head with random weights would add its loss
+        network = make_network(saved.flags, shape, counts_auxiliary=False)
     trainer = Trainer(
         network.train_program,
         infer_func=network.infer_program,
-        precision=precision_of(found.flags.performance),
+        precision=make_precision(saved.flags.performance),
     )
-    lines = load_weights(
+    _, misfit = load_weights(
         trainer,
-        found.weights,
-        ModelFlags(model_name=found.flags.model.model_name),
+        weights,
+        ModelFlags(model_name=saved.flags.model.model_name),  # all of them, whatever was trained
         model=network.model,
-        image_size=size,
-        last_layers=lambda: last_layers(found.flags, shape, trainer),
-        entries=entries,
+        find_last_layers=lambda: find_last_layers(saved.flags, shape, trainer),
     )
-    for note in entries.notes:
-        print(note, file=sys.stderr)
-    if entries.optional:
-        print(
-            f"no weights for the auxiliary head ({len(entries.optional)} arrays): it is left "
-            "initial and out of the loss",
-            file=sys.stderr,
-        )
-    is_checkpoint = found.weights.is_dir() and not (found.weights / DATA_FILE).exists()
-    if is_checkpoint and found.flags.optimizer.moving_average_decay is not None:
-        print(
-            f"{found.weights} is a checkpoint: its parameters are used, not their moving average, "
-            "which a run's `params` and `best` hold.",
-            file=sys.stderr,
-        )
-    misfit = [line for line in lines if line.startswith("last layers")]
-    if misfit:
+    if misfit is not None:
         raise ValueError(
-            f"--num_classes got {shape.num_classes}, expected that of the weights: "
-            f"{misfit[0].removeprefix('last layers left initial ')}. Weights of 1001 classes have "
-            "a background class first: --num_classes=1001 --labels_offset=-1."
+            f"--num_classes got {shape.num_classes}, expected that of the weights: {misfit}. "
+            "Weights of 1001 classes have a background class first: --num_classes=1001 "
+            "--labels_offset=-1."
         )
+    notes = list(weights.notes)
+    if weights.optional:
+        notes.append(
+            f"no weights for the auxiliary head ({len(weights.optional)} arrays): it is left "
+            "initial and out of the loss"
+        )
+    is_checkpoint = saved.weights.is_dir() and not (saved.weights / DATA_FILE).exists()
+    if is_checkpoint and saved.flags.optimizer.moving_average_decay is not None:
+        notes.append(
+            f"{saved.weights} is a checkpoint: its parameters are used, not their moving average, "
+            "which a run's `params` and `best` hold."
+        )
+    for note in notes:
+        print(note, file=sys.stderr)
     return trainer

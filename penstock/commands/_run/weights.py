@@ -1,4 +1,4 @@
-"""The weights that a run starts from, or that are evaluated: ours, checkpoints, or others'."""
+"""Weights that a run starts from, or that are evaluated: of penstock, or of others."""
 
 from __future__ import annotations
 
@@ -42,30 +42,70 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The weights of a network, by the names of its parameters.
+
+    Arguments:
+      path: where they lie.
+      optional: parameters of auxiliary heads that a file of others lacks, or lacked when it was
+        imported: a network can do without them.
+      notes: sentences about them.
+    """
+
+    path: Path
+    arrays: Mapping[str, np.ndarray]
+    optional: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
+    """Read the weights in a folder of ours, or in a file of others.
+
+    Raises:
+      ParameterError: they are of another network.
+    """
+    if path.is_dir():
+        arrays = {"/".join(keys): value for (_, keys), value in entries_at(path).items()}
+        optional = tuple(_parameters.read_about(path).get("left_initial", ()))
+        arrays = {name: np.asarray(value) for name, value in arrays.items()}
+        return Weights(path=path, arrays=arrays, optional=optional)
+    found = models.load_weights(model, os.fspath(path), image_size=image_size)
+    note = f"{found.num_classes} classes, names of {found.source}"
+    return Weights(
+        path=path,
+        arrays=found.entries,
+        optional=found.left_initial,
+        notes=(note, *found.notes),
+    )
+
+
 def load_weights(
     trainer: Trainer,
-    path: Path,
+    weights: Weights,
     flags: ModelFlags,
     *,
-    image_size: int,
     model: models.Model,
-    last_layers: Callable[[], set[str]],
-    entries: Entries | None = None,
-) -> list[str]:
-    """Put weights into a trainer's network; return what to say about it, a line each.
+    find_last_layers: Callable[[], set[str]],
+) -> tuple[list[str], str | None]:
+    """Put weights into a trainer's network.
 
     Last layers for another number of classes are left initial.
 
     Arguments:
       model: the network.
-      last_layers: gives the names of the parameters whose shape depends on the number of classes.
-      entries: what `read_entries` gave, where the path was read before.
+      find_last_layers: returns the parameters whose shape depends on the number of classes; called
+        where some do not fit, as it builds the network again.
+
+    Returns:
+      Sentences about what was loaded; and the last layers left initial, with both numbers of
+      classes, None where they were loaded too.
 
     Raises:
       ParameterError: the weights are of another network.
       UnknownNameError: a pattern matches nothing.
     """
-    entries = read_entries(path, model, image_size) if entries is None else entries
+    arrays = weights.arrays
     selection = Selection(
         include=split_words(flags.checkpoint_include_scopes) or None,
         exclude=split_words(flags.checkpoint_exclude_scopes) or None,
@@ -73,64 +113,32 @@ def load_weights(
     selection.check(trainer.builder.parameter_shapes)
     shapes = {row.name: tuple(row.shape) for row in trainer.builder.parameter_table()}
     wanted = [name for name in shapes if selection.takes(name)]
-    misfits = [n for n in wanted if n in entries and entries[n].shape != shapes[n]]
-    missing = [n for n in wanted if n not in entries]
-    dropped = sorted(set(misfits) & last_layers()) if misfits else []
+    misfits = [name for name in wanted if name in arrays and arrays[name].shape != shapes[name]]
+    missing = [name for name in wanted if name not in arrays]
+    dropped = sorted(set(misfits) & find_last_layers()) if misfits else []
     problems = [
-        f"{n} has {list(entries[n].shape)} there and {list(shapes[n])} here"
-        for n in misfits
-        if n not in dropped
+        f"{name} has {list(arrays[name].shape)} there and {list(shapes[name])} here"
+        for name in misfits
+        if name not in dropped
     ]
     if not flags.ignore_missing_vars:
-        optional = entries.optional
-        problems += [f"{name} is not there" for name in missing if name not in optional]
+        problems += [f"{name} is not there" for name in missing if name not in weights.optional]
     if problems or len(missing) == len(wanted):
         raise ParameterError(
-            f"{str(path)!r} got weights that do not fit {model.name}: {'; '.join(problems)}. Is it "
-            "another network's? --checkpoint_exclude_scopes leaves parts out."
+            f"{str(weights.path)!r} got weights that do not fit {model.name}: "
+            f"{'; '.join(problems)}. Is it another network's? --checkpoint_exclude_scopes leaves "
+            "parts out."
         )
-    loaded = {n: entries[n] for n in wanted if n in entries and n not in misfits}
+    loaded = {n: arrays[n] for n in wanted if n in arrays and n not in misfits}
     trainer.parameters.update(loaded)
-    lines = [f"{len(loaded)} of {len(shapes)} arrays from {path}", *entries.notes]
+    lines = [f"{len(loaded)} of {len(shapes)} arrays from {weights.path}", *weights.notes]
+    misfit = None
     if dropped:
-        sizes = f"{entries[dropped[0]].shape[-1]} classes there, {shapes[dropped[0]][-1]} here"
-        lines.append(f"last layers left initial ({sizes}): {', '.join(dropped)}")
-    left = [n for n in shapes if n not in loaded and n not in dropped]
+        there, here = arrays[dropped[0]].shape[-1], shapes[dropped[0]][-1]
+        misfit = f"({there} classes there, {here} here): {', '.join(dropped)}"
+        lines.append(f"last layers left initial {misfit}")
+    left = [name for name in shapes if name not in loaded and name not in dropped]
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         lines.append(f"left initial: {', '.join(left[:3])}{more}")
-    return lines
-
-
-@dataclasses.dataclass(frozen=True)
-class Entries:
-    """Arrays by our names, what to say about them, and what the network may do without.
-
-    Arguments:
-      optional: auxiliary heads that a file of others lacks, or lacked when it was imported.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    optional: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.arrays[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.arrays
-
-
-def read_entries(path: Path, model: models.Model, image_size: int) -> Entries:
-    """Read the weights in a folder of ours, or in a file of others.
-
-    Raises:
-      ParameterError: they are of another network.
-    """
-    if path.is_dir():
-        named = {"/".join(keys): value for (_, keys), value in entries_at(path).items()}
-        initial = tuple(_parameters.read_about(path).get("left_initial", ()))
-        return Entries({name: np.asarray(value) for name, value in named.items()}, initial)
-    found = models.load_weights(model, os.fspath(path), image_size=image_size)
-    classes = f"{found.num_classes} classes, names of {found.source}"
-    return Entries(found.entries, found.left_initial, (classes, *found.notes))
+    return lines, misfit

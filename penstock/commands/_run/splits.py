@@ -1,0 +1,237 @@
+"""The splits of data sets, as they are stored: named sets, record files, folders of images."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock import readers
+from penstock._errors import listed, nearest
+from penstock.commands._checks import split_words
+from penstock.commands._flags import DatasetFlags, TrainFlags
+from penstock.commands._flags.data import list_datasets
+from penstock.commands._run.folder import TEST_SPLITS
+from penstock.readers.convert import read_labels
+from penstock.readers.datasets._images import Subset
+from penstock.readers.datasets._registry import DATASETS, folder_of
+from penstock.readers.datasets._split import fixed_split
+from penstock.readers.records import ReadOptions
+
+SplitName = Literal["train", "test"]
+
+# Sets whose record files have TF-Slim's keys, and how many channels their images have.
+_SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
+_NUM_CLASSES = {"cifar100": 100, "flowers": 5, **dict.fromkeys(("mnist", "cifar10"), 10)}
+_NUM_CLASSES |= {"digits": 10, "fashion_mnist": 10}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """The samples of one split, as they are stored.
+
+    Arguments:
+      make: makes a reader of them; takes the fields of `ReadOptions` that all readers have.
+      num_samples: how many there are.
+      first: the first of them.
+      num_classes: where the data set says it.
+      largest_label: of sets in memory.
+      class_names: where the data set says them.
+    """
+
+    make: Callable[..., Any]
+    num_samples: int
+    first: Any
+    num_classes: int | None = None
+    largest_label: int | None = None
+    class_names: tuple[str, ...] | None = None
+
+    def read(self, options: ReadOptions) -> Any:
+        """Return a reader of the split."""
+        return _read(self.make, options)
+
+
+def _read(make: Callable[..., Any], options: ReadOptions) -> Any:
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    del values["name"], values["pad"]  # not every reader takes them
+    return make(**values)
+
+
+def open_split(flags: TrainFlags, split: SplitName) -> Split:
+    """Open a split of the data set that flags name.
+
+    Raises:
+      DatasetNotFoundError, FileNotFoundError: there are no such files.
+      ValueError: no such split, or something that is not readable.
+    """
+    dataset, on_error = flags.dataset, flags.preprocessing.on_error
+    name, folder = dataset.dataset_name, Path(dataset.dataset_dir or ".")
+    files = split_words(dataset.train_files if split == "train" else dataset.eval_files)
+    if files:
+        return _describe(_read_files(dataset, _find_files(folder, files)), name, folder, on_error)
+    if name == "image_folder":
+        source, names = _open_folder(folder, split)
+        opened = _describe(functools.partial(readers.indexed, source), name, folder, on_error)
+        return dataclasses.replace(opened, num_classes=len(names), class_names=names)
+    if name not in DATASETS:
+        files = _find_files_of_split(dataset, split)
+        return _describe(_read_files(dataset, files), name, folder, on_error)
+    stored = folder_of(name, dataset.dataset_dir)
+    return _describe(_read_named(dataset, split), name, stored, on_error)
+
+
+def _read_named(flags: DatasetFlags, split: SplitName) -> Callable[..., Any]:
+    """Return what reads a data set of the registry.
+
+    Raises:
+      DatasetNotFoundError: it has no such split.
+    """
+    known = readers.dataset_splits(flags.dataset_name)
+    found = [s for s in (["train"] if split == "train" else TEST_SPLITS) if s in known]
+    if not found:
+        raise readers.DatasetNotFoundError(
+            f"--dataset_name={flags.dataset_name} got no {split} split, expected one of "
+            f"{listed(known)}."
+        )
+    return functools.partial(
+        readers.dataset,
+        flags.dataset_name,
+        found[0],
+        dataset_dir=flags.dataset_dir,
+        # Photographs keep their sizes, for a preprocessing to crop.
+        image_shape=(None, None, 3) if flags.dataset_name == "flowers" else None,
+    )
+
+
+def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> Callable[..., Any]:
+    """Return what reads TFRecord files: with TF-Slim's keys, or as a user's own set parses them."""
+    name = flags.dataset_name
+    own = None if name in _SLIM or name not in DATASETS else _load_record_set(flags)
+    if own is None:
+        features = {
+            "image": readers.ImageFeature((None, None, _SLIM.get(name, 3)), key="image/encoded"),
+            "label": readers.FixedLenFeature((), "int32", key="image/class/label"),
+        }
+        return functools.partial(readers.tfrecord, paths, features)
+
+    def make(decode: Any = None, **options: Any) -> Any:
+        chain = [each for each in (own.parse_fn, decode) if each is not None]
+        return readers.tfrecord(paths, own.features, decode=_Chain(tuple(chain)), **options)
+
+    return make
+
+
+def _load_record_set(flags: DatasetFlags) -> readers.RecordSet | None:
+    """Return how a user's own data set parses its records; None where it holds something else."""
+    request = readers.DatasetRequest(
+        name=flags.dataset_name,
+        split="train",
+        folder=folder_of(flags.dataset_name, flags.dataset_dir),
+    )
+    loaded = DATASETS[flags.dataset_name].load(request)
+    return loaded if isinstance(loaded, readers.RecordSet) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    """Functions of a sample, one after another; a class, as it travels to processes."""
+
+    functions: tuple[Callable[[Any], Any], ...]
+
+    def __call__(self, sample: Any) -> Any:
+        for function in self.functions:
+            sample = function(sample)
+        return sample
+
+
+def _open_folder(root: Path, split: SplitName) -> tuple[Any, tuple[str, ...]]:
+    """Return the images of a split of a folder of classes, by index, and the classes' names."""
+    names = ["train"] if split == "train" else TEST_SPLITS
+    parts = [root / name for name in names if (root / name).is_dir()]
+    has_parts = (root / "train").is_dir()
+    if has_parts and not parts:
+        raise readers.DatasetNotFoundError(f"{str(root)!r} got no folder {listed(TEST_SPLITS)}.")
+    source = readers.ImageFolder(parts[0] if has_parts else root)
+    if has_parts:
+        return source, source.class_names
+    rows = fixed_split(len(source), split, test_share=10)  # a tenth is held out
+    if not len(rows):
+        raise readers.DatasetNotFoundError(f"{str(root)!r} got too few images to hold some out.")
+    return Subset(source, rows), source.class_names
+
+
+def _describe(
+    make: Callable[..., Any], name: str, folder: Path, on_error: Literal["raise", "skip"]
+) -> Split:
+    """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
+    # No worker is started for one sample.
+    options = ReadOptions(on_error=on_error, num_workers=0, look_ahead=0)
+    reader = _read(make, options)
+    labels = _read_class_names(folder)
+    num_classes = len(labels) if labels else _NUM_CLASSES.get(name)
+    data = getattr(reader, "data", None)
+    largest = int(np.max(data["label"])) if isinstance(data, dict) and "label" in data else None
+    if num_classes is None and largest is not None:
+        num_classes = largest + 1
+    if labels is None and name in ("digits", "mnist"):
+        labels = tuple(map(str, range(num_classes or 0)))
+    return Split(
+        make=make,
+        num_samples=len(reader),
+        first=next(iter(reader)),
+        num_classes=num_classes,
+        largest_label=largest,
+        class_names=labels,
+    )
+
+
+def _read_class_names(folder: Path) -> tuple[str, ...] | None:
+    try:
+        labels = read_labels(folder)
+    except (OSError, ValueError):
+        return None
+    return tuple(labels.get(i, str(i)) for i in range(max(labels) + 1)) if labels else None
+
+
+def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return the paths of files in a folder, in order.
+
+    Raises:
+      FileNotFoundError: one is not there; names what is.
+    """
+    paths: list[str] = []
+    for name in names:
+        found = glob.glob(str(folder / name))
+        if not found:
+            there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            what = "in the folder" if folder.is_dir() else "for there is no such folder"
+            raise FileNotFoundError(
+                f"{str(folder / name)!r} got nothing, expected a TFRecord file {what}. "
+                f"--dataset_dir and --train_files say where it is.{nearest(name, there)}"
+            )
+        paths += found
+    return sorted(paths)
+
+
+def _find_files_of_split(flags: DatasetFlags, split: SplitName) -> list[str]:
+    """Return the files of a split by the data set's name, where no flag names them.
+
+    Raises:
+      DatasetNotFoundError: there are none.
+    """
+    names = [split] if split == "train" else list(TEST_SPLITS)
+    folder = Path(flags.dataset_dir or ".")
+    for name in names:
+        found = sorted(map(str, folder.glob(f"{flags.dataset_name}_{name}*.tfrecord")))
+        if found:
+            return found
+    raise readers.DatasetNotFoundError(
+        f"{str(folder)!r} got no file {flags.dataset_name}_{names[0]}*.tfrecord, expected one, or "
+        f"--{'train' if split == 'train' else 'eval'}_files."
+        + nearest(flags.dataset_name, list_datasets())
+    )
