@@ -15,7 +15,7 @@ from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
 from penstock.commands._parser import parse, positional
-from penstock.commands._run.folder import Facts
+from penstock.commands._run.folder import Facts, read_facts
 from penstock.commands._run.network import Shape
 from penstock.commands._run.preparation import choose_preparation
 from penstock.commands._run.samples import convert_channels
