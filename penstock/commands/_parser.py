@@ -16,19 +16,23 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin
 
 from penstock._errors import nearest
 from penstock.commands._checks import UsageError, split_words
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-FlagsT = TypeVar("FlagsT", bound="DataclassInstance")
-
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
 _METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
+
+
+class Dataclass(Protocol):
+    """An instance of a dataclass, such as one of flags."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+FlagsT = TypeVar("FlagsT", bound=Dataclass)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +145,7 @@ def positional(metavar: str, nargs: Literal["?", "*", "+"] | None = None) -> Any
     )
 
 
-def list_flags(kind: type[DataclassInstance], section: str = "") -> dict[str, Flag]:
+def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
     """Return the flags of a dataclass and of its sections, by name."""
     flags: dict[str, Flag] = {}
     hints, helps = typing.get_type_hints(kind), _read_helps(kind)

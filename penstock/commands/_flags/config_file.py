@@ -9,14 +9,11 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock._errors import nearest
 from penstock.commands._checks import UsageError
-from penstock.commands._parser import Flag
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from penstock.commands._parser import Dataclass, Flag
 
 
 def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     return loaded
 
 
-def write_config(path: Path, flags: DataclassInstance) -> None:
+def write_config(path: Path, flags: Dataclass) -> None:
     """Write flags to a file by section, as JSON; it appears whole."""
     sections = to_json(flags) | {"config": None}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -89,7 +86,7 @@ def write_config(path: Path, flags: DataclassInstance) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def to_json(flags: DataclassInstance) -> dict[str, Any]:
+def to_json(flags: Dataclass) -> dict[str, Any]:
     """Return flags by section, with values that JSON knows."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(flags):

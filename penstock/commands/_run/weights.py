@@ -94,12 +94,10 @@ def load_weights(
 
     Arguments:
       model: the network.
-      find_last_layers: returns the parameters whose shape depends on the number of classes; called
-        where some do not fit, as it builds the network again.
+      find_last_layers: returns the parameters whose shape depends on the number of classes.
 
     Returns:
-      Sentences about what was loaded; and the last layers left initial, with both numbers of
-      classes, None where they were loaded too.
+      Sentences about what was loaded; and the last layers that were left initial, or None.
 
     Raises:
       ParameterError: the weights are of another network.
@@ -113,8 +111,8 @@ def load_weights(
     selection.check(trainer.builder.parameter_shapes)
     shapes = {row.name: tuple(row.shape) for row in trainer.builder.parameter_table()}
     wanted = [name for name in shapes if selection.takes(name)]
-    misfits = [name for name in wanted if name in arrays and arrays[name].shape != shapes[name]]
-    missing = [name for name in wanted if name not in arrays]
+    there = [name for name in wanted if name in arrays]
+    misfits = [name for name in there if arrays[name].shape != shapes[name]]
     dropped = sorted(set(misfits) & find_last_layers()) if misfits else []
     problems = [
         f"{name} has {list(arrays[name].shape)} there and {list(shapes[name])} here"
@@ -122,23 +120,23 @@ def load_weights(
         if name not in dropped
     ]
     if not flags.ignore_missing_vars:
-        problems += [f"{name} is not there" for name in missing if name not in weights.optional]
-    if problems or len(missing) == len(wanted):
+        needed = [name for name in wanted if name not in weights.optional]
+        problems += [f"{name} is not there" for name in needed if name not in arrays]
+    if problems or not there:
         raise ParameterError(
             f"{str(weights.path)!r} got weights that do not fit {model.name}: "
             f"{'; '.join(problems)}. Is it another network's? --checkpoint_exclude_scopes leaves "
             "parts out."
         )
-    loaded = {n: arrays[n] for n in wanted if n in arrays and n not in misfits}
+    loaded = {name: arrays[name] for name in there if name not in misfits}
     trainer.parameters.update(loaded)
     lines = [f"{len(loaded)} of {len(shapes)} arrays from {weights.path}", *weights.notes]
     misfit = None
     if dropped:
-        there, here = arrays[dropped[0]].shape[-1], shapes[dropped[0]][-1]
-        misfit = f"({there} classes there, {here} here): {', '.join(dropped)}"
+        numbers = arrays[dropped[0]].shape[-1], shapes[dropped[0]][-1]
+        misfit = f"({numbers[0]} classes there, {numbers[1]} here): {', '.join(dropped)}"
         lines.append(f"last layers left initial {misfit}")
-    left = [name for name in shapes if name not in loaded and name not in dropped]
-    if left:
+    if left := [name for name in shapes if name not in loaded and name not in dropped]:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         lines.append(f"left initial: {', '.join(left[:3])}{more}")
     return lines, misfit
