@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import os
+import re
 from collections.abc import Iterable
 
 
@@ -68,3 +71,37 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return `'a', 'b'` for names, or `nothing` when there are none."""
     return ", ".join(repr(name) for name in names) or "nothing"
+
+
+def find_os_error(error: BaseException, path: str | os.PathLike[str]) -> OSError | None:
+    """Return the error of the system that an exception stands for, about a path; None without one.
+
+    TensorStore and safetensors raise theirs with the system's number in a long text.
+
+    >>> find_os_error(ValueError("RESOURCE_EXHAUSTED: ... [os_error_code='28']"), "runs/a")
+    OSError(28, 'No space left on device')
+    """
+    number = getattr(error, "errno", None)
+    if number is None:
+        found = re.search(r"\[os_error_code='(\d+)'\]|\(os error (\d+)\)", str(error))
+        number = None if found is None else int(found[1] or found[2])
+    return None if number is None else OSError(number, os.strerror(number), os.fspath(path))
+
+
+def check_installed(package: str, extra: str, owner: str) -> None:
+    """Raise unless an optional package is installed; it is not imported.
+
+    Arguments:
+      package: the name it is imported by.
+      extra: the extra of penstock that installs it.
+      owner: what needs it.
+
+    Raises:
+      ModuleNotFoundError: it is not there; says what to install.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"{owner} got no {package}, expected the package to be installed. It is optional, as "
+            f'only some runs need it. Run pip install "penstock[{extra}]".',
+            name=package,
+        )

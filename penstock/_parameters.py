@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,8 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from penstock._errors import ParameterError, UnknownNameError, nearest
+from penstock._errors import ParameterError, UnknownNameError, find_os_error, nearest
+from penstock._paths import expand_path
 
 DATA_FILE = "params.safetensors"
 DESCRIPTION_FILE = "description.json"
@@ -127,7 +127,7 @@ def save(
     """
     if jax.process_index():
         return
-    folder = Path(path)
+    folder = expand_path(path)
     if folder.is_file():
         raise NotADirectoryError(
             f"param_path got {str(folder)!r}, which is a file, expected a folder or a new name."
@@ -167,9 +167,9 @@ def _write(tensors: dict[str, np.ndarray], path: Path, target: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "penstock parameters 1"})
     except SafetensorError as error:
-        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+        if (found := find_os_error(error, target)) is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(target)) from error
+        raise found from error
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       ParameterError: the description is damaged.
     """
-    file = Path(path) / DESCRIPTION_FILE
+    file = expand_path(path) / DESCRIPTION_FILE
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")).get("about", {}))
     except FileNotFoundError:
@@ -200,7 +200,7 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    file = Path(path) / DATA_FILE
+    file = expand_path(path) / DATA_FILE
     if not file.is_file():
         raise FileNotFoundError(
             f"param_path got {str(path)!r}, expected a folder with {DATA_FILE}, as "

@@ -31,8 +31,25 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from os import PathLike
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+
+Metrics = float | np.ndarray | Sequence["Metrics"] | Mapping[str, "Metrics"] | None
+"""What a program function returned, in its structure: a Python number for a scalar, an array for a
+value with a batch axis; by objective, where there are several."""
+
+M = TypeVar("M")
+"""The type of the metrics: `EndStep[tuple[float, float]]` is an event of a program that returns two
+scalars. Without it a type checker takes metrics for anything."""
+
+Rate = float | dict[str, float] | None
+"""The learning rate of a step; by objective, where there are several."""
+
+HandlerState = dict[str, Any]
+"""What a handler's `get_state` returns for a checkpoint: whatever JSON holds."""
 
 Reason = Literal["completed", "stopped", "interrupted", "failed"]
 """Why training ended: all epochs done, `stop()`, Ctrl-C, or an exception."""
@@ -60,7 +77,7 @@ class Training(Protocol):
         ...
 
     @property
-    def parameters(self) -> Any:
+    def parameters(self) -> MutableMapping[str, np.ndarray]:
         """The parameters and running statistics by name."""
         ...
 
@@ -73,15 +90,21 @@ class Training(Protocol):
         """End training after the current step's `EndStep`."""
         ...
 
-    def test(self, reader: Any, feed_order: Any = None, *, averaged: bool = False) -> Any:
+    def test(
+        self,
+        reader: Callable[[], Iterable[Any]] | Iterable[Any],
+        feed_order: Sequence[str] | Mapping[str, int] | None = None,
+        *,
+        averaged: bool = False,
+    ) -> Any:
         """Return the mean of the metrics over every example of `reader`, in test mode."""
         ...
 
-    def save_params(self, param_path: Any, *, averaged: bool = False) -> None:
+    def save_params(self, param_path: str | PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder."""
         ...
 
-    def load_params(self, param_path: Any) -> Any:
+    def load_params(self, param_path: str | PathLike[str]) -> dict[str, list[str]]:
         """Read parameters and running statistics from a folder."""
         ...
 
@@ -138,17 +161,17 @@ class BeginStep:
     fetch_metrics: bool = True
 
 
-class _Lazy:
+class _LazyMetrics(Generic[M]):
     """Metrics that are fetched when they are first read."""
 
     __slots__ = ("_metrics", "_read")
 
-    def __init__(self, read: Callable[[], Any] | None) -> None:
+    def __init__(self, read: Callable[[], M] | None) -> None:
         self._read = read
         self._metrics: Any = None
 
     @property
-    def metrics(self) -> Any:
+    def metrics(self) -> M:
         """The metrics; the first reading waits for the device, and nothing else does."""
         if self._read is not None:
             self._metrics = self._read()
@@ -156,7 +179,7 @@ class _Lazy:
         return self._metrics
 
 
-class EndStep(_Lazy):
+class EndStep(_LazyMetrics[M]):
     """A step was launched.
 
     Attributes:
@@ -184,8 +207,8 @@ class EndStep(_Lazy):
         step: int,
         global_step: int,
         num_examples: int = 0,
-        read: Callable[[], Any] | None = None,
-        read_rate: Callable[[], Any] | None = None,
+        read: Callable[[], M] | None = None,
+        read_rate: Callable[[], Rate] | None = None,
     ) -> None:
         super().__init__(read)
         self._rate = read_rate
@@ -195,7 +218,7 @@ class EndStep(_Lazy):
         self.num_examples = num_examples
 
     @property
-    def learning_rate(self) -> Any:
+    def learning_rate(self) -> Rate:
         """The learning rate; the reading waits for the device, and nothing else does."""
         return None if self._rate is None else self._rate()
 
@@ -204,7 +227,7 @@ class EndStep(_Lazy):
         return f"EndStep(epoch={self.epoch}, step={self.step}, global_step={self.global_step})"
 
 
-class EndEpoch(_Lazy):
+class EndEpoch(_LazyMetrics[M]):
     """An epoch ended; it does not fire for an epoch that was stopped in the middle.
 
     Attributes:
@@ -225,7 +248,7 @@ class EndEpoch(_Lazy):
         global_step: int,
         num_steps: int = 0,
         num_examples: int = 0,
-        read: Callable[[], Any] | None = None,
+        read: Callable[[], M] | None = None,
         data_wait: float | None = None,
     ) -> None:
         super().__init__(read)
@@ -255,8 +278,10 @@ class EndTraining:
     global_step: int = 0
 
 
-Event = BeginTraining | BeginEpoch | BeginStep | EndStep | EndEpoch | EndTraining
-Handler = Callable[[Any], Any]
+Event = BeginTraining | BeginEpoch | BeginStep | EndStep[Any] | EndEpoch[Any] | EndTraining
+Handler = Callable[[Any], object]
+"""What is called with each `Event`; declared for any argument, as `lambda event: event.step` would
+otherwise have to look at the event's class first."""
 
 BeginEpochEvent = BeginEpoch
 BeginStepEvent = BeginStep
@@ -303,7 +328,7 @@ def emitter(event_handler: Handler | Sequence[Handler] | None) -> Handler:
             )
         _check_takes_an_event(handler)
 
-    def emit(event: Any) -> None:
+    def emit(event: Event) -> None:
         failed: BaseException | None = None
         for handler in handlers:
             try:

@@ -16,7 +16,8 @@ from typing import Any
 from penstock._checkpoint import _contents, _orbax
 from penstock._checkpoint._config import CheckpointConfig
 from penstock._checkpoint._contents import Contents
-from penstock._errors import CheckpointError
+from penstock._errors import CheckpointError, find_os_error
+from penstock._paths import expand_path
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -24,6 +25,9 @@ _LONG = 80
 """Characters of a name; two of them are longer than any path in a checkpoint below its folder."""
 
 _TRIAL_BYTES = 4096
+
+_PARTS = frozenset({"_CHECKPOINT_METADATA", "description", "state"})
+"""What Orbax writes into the folder of a checkpoint."""
 
 _ASIDE = ".deleted"
 """The folder that checkpoints are moved to before they are deleted: that takes many steps, a rename
@@ -43,7 +47,7 @@ class Store:
 
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
-        self.directory = Path(config.directory).absolute()
+        self.directory = expand_path(config.directory).absolute()
         if os.path.isfile(self.directory):  # False of a name that is too long
             raise CheckpointError(
                 f"checkpoint got directory={str(config.directory)!r}, which is a file, expected a "
@@ -103,8 +107,7 @@ class Store:
         """Return the global steps of the complete checkpoints, oldest first."""
         if not self.directory.is_dir():
             return []
-        names = [path.name for path in self.directory.iterdir() if path.is_dir()]
-        return sorted(int(name) for name in names if is_step(name))
+        return sorted(int(path.name) for path in self.directory.iterdir() if is_checkpoint(path))
 
     def write(self, contents: Contents) -> None:
         """Write a checkpoint, and delete those that are no longer kept.
@@ -116,11 +119,14 @@ class Store:
         with _orbax.quiet():
             try:
                 self._replace(step, contents)
-            except BaseException:
+            except BaseException as error:
                 _orbax.wait_for_threads()
                 self.close()
                 self.tidy()
-                raise
+                found = find_os_error(error, self.directory / str(step))
+                if found is None:
+                    raise
+                raise found from error
 
     def _replace(self, step: int, contents: Contents) -> None:
         import orbax.checkpoint as ocp
@@ -128,6 +134,12 @@ class Store:
         self.directory.mkdir(parents=True, exist_ok=True)
         if step in self.steps():
             self._set_aside(step)
+        elif (self.directory / str(step)).exists():
+            raise CheckpointError(
+                f"checkpoint got {str(self.directory / str(step))!r}, which is no checkpoint, "
+                "expected that name to be free. A checkpoint is called by its global step. Move "
+                "what is there away."
+            )
         with _orbax.plain_name(self.directory) as directory:
             self._opened().save(
                 directory / str(step),
@@ -223,6 +235,18 @@ class Store:
         if self._checkpointer is None:
             self._checkpointer = _orbax.checkpointer()
         return self._checkpointer
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path is a checkpoint, perhaps a damaged one.
+
+    Other folders may lie beside them, such as `2024`: they are neither read nor deleted for being
+    old. An empty one is what a deletion that was killed has left of a checkpoint.
+    """
+    if not is_step(path.name) or not path.is_dir():
+        return False
+    names = os.listdir(path)
+    return not names or not _PARTS.isdisjoint(names)
 
 
 def is_step(name: str) -> bool:

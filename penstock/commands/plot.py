@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock._errors import UnknownNameError
+from penstock._errors import UnknownNameError, check_installed
 from penstock.commands._failures import run_command
 from penstock.commands._parser import parse, positional
 from penstock.commands._run_log import LogError, RunLog, read_log
-from penstock.handlers._extras import require
-from penstock.handlers._figure import Line, Panel, check_path, draw
+from penstock.handlers.figures import Line, Panel, check_path, draw
 
 _X_LABELS = {"step": "step", "epoch": "epoch", "seconds": "seconds of training"}
 
@@ -56,7 +55,7 @@ def _plot(argv: list[str]) -> None:
     path = check_path("--output", flags.output)
     runs = [read_log(name) for name in flags.runs]
     panels = [_panel(runs, metric, flags) for metric in flags.metric]
-    require("matplotlib", "plot", "penstock plot")
+    check_installed("matplotlib", "plot", "penstock plot")
     draw(path, panels)
     print(path)
 

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import optax
 
-from penstock.optimizers._learning_rate import LearningRate
-from penstock.optimizers._rules import scale_by_adam
+from penstock.optimizers import LearningRate
+from penstock.optimizers.rules import scale_by_adam
 
 Regularizer = Callable[[jax.Array], jax.Array]
 

@@ -55,7 +55,7 @@ class EventFile:
         except OSError as error:
             if self.failure is None:
                 self.failure = error
-                _LOGGER.warning("%s Training goes on.", described(self._file.name, error))
+                _LOGGER.warning("%s Training goes on.", explain(self._file.name, error))
 
     def close(self) -> None:
         """Close the file."""
@@ -77,7 +77,7 @@ class EventFile:
             raise
 
 
-def described(path: Any, error: OSError) -> str:
+def explain(path: str | os.PathLike[str], error: OSError) -> str:
     """Return what to say of an error in writing an event file."""
     return (
         f"TensorBoard got the file {str(path)!r}, expected one that can be written "
@@ -86,7 +86,7 @@ def described(path: Any, error: OSError) -> str:
 
 
 class NoEventFile:
-    """What processes other than the first write."""
+    """No file: only the first process writes one."""
 
     failure = None
 
@@ -150,8 +150,8 @@ def images(tag: str, pictures: Any) -> Any:
 def _value(plugin: str, tag: str, tensor: Any) -> Any:
     """Return a value that one of TensorBoard's plugins shows."""
     metadata: Any = importlib.import_module(f"tensorboard.plugins.{plugin}.metadata")
-    described = metadata.create_summary_metadata(display_name=None, description=None)
-    return _proto("summary").Summary.Value(tag=tag, metadata=described, tensor=tensor)
+    summary = metadata.create_summary_metadata(display_name=None, description=None)
+    return _proto("summary").Summary.Value(tag=tag, metadata=summary, tensor=tensor)
 
 
 def _strings(values: Sequence[bytes]) -> Any:

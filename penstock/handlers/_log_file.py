@@ -7,6 +7,8 @@ import os
 from io import FileIO
 from pathlib import Path
 
+from penstock._paths import expand_path
+
 _PROBE = b"\n" * 4096
 
 
@@ -19,7 +21,7 @@ class LogFile:
     """
 
     def __init__(self, owner: str, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = expand_path(path)
         self._owner = owner
         self._file: FileIO | None = None
 
@@ -43,10 +45,10 @@ class LogFile:
                 self.replace(lines)
         except OSError as error:
             self.close()
-            raise self.described(error) from error
+            raise self.explain(error) from error
         return lines
 
-    def described(self, error: OSError) -> OSError:
+    def explain(self, error: OSError) -> OSError:
         """Return an error of the same class that names the path and says what to do."""
         return type(error)(
             f"{self._owner} got the path {str(self.path)!r}, expected a file that can be written "

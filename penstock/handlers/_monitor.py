@@ -1,14 +1,14 @@
-"""The metric by which handlers tell better from worse, and where they read it."""
+"""The metric by which handlers tell better from worse, and how long it has not become better."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock._errors import UnknownNameError, listed, nearest
-from penstock.events import BeginTraining, Training
-from penstock.handlers._names import named
+from penstock.events import BeginTraining, EndEpoch, HandlerState, Metrics, Training
+from penstock.handlers._metric_names import as_names, encode_json, name_scalars
 
 Mode = Literal["min", "max"]
 """Whether a smaller or a larger value is better."""
@@ -38,12 +38,12 @@ class Monitor:
                 f"{owner} got min_delta={min_delta!r}, expected 0 or more. It is by how much a "
                 "value must be better to count."
             )
-        self.name, self._owner, self._names = name, owner, names
+        self.name, self._owner, self._names = name, owner, as_names(names)
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta
 
     def check(self, trainer: Training) -> None:
-        """Raise if the trainer's programs have no such metric; nothing is read for it.
+        """Raise if the trainer's programs have no such metric; reads no metrics.
 
         Raises:
           UnknownNameError: naming those there are.
@@ -53,20 +53,20 @@ class Monitor:
             for name, each in trainer.builder.structures.items()
         }
         metrics = next(iter(parts.values())) if len(parts) == 1 else parts
-        self._check(named(metrics, self._names))
+        self._check(name_scalars(metrics, self._names))
 
-    def value(self, metrics: Any) -> float:
+    def get_value(self, metrics: Metrics) -> float:
         """Return the metric's value.
 
         Raises:
           UnknownNameError: there is no such metric.
         """
-        values = named(metrics, self._names)
+        values = name_scalars(metrics, self._names)
         self._check(values)
         return float(values[self.name])
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Say whether a value is better than the best before; nan never is."""
+        """Return whether a value is better than the best before; nan never is."""
         if math.isnan(value):
             return False
         return best is None or self._sign * value < self._sign * best - self._min_delta
@@ -80,7 +80,98 @@ class Monitor:
             )
 
 
-def trainer_of(event: BeginTraining, owner: str) -> Training:
+class Plateau:
+    """Count epochs without a better value.
+
+    Arguments:
+      owner: the handler, for errors.
+      monitor: the metric's name.
+      patience: after how many epochs in a row `is_over`.
+      min_delta: by how much a value must be better to count.
+      mode: `"min"` or `"max"`.
+      names: names for unnamed metrics.
+      reader: test on it; without it the epoch's training metrics count.
+      test: take the metrics it returns.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        monitor: str,
+        *,
+        patience: int,
+        min_delta: float,
+        mode: Mode,
+        names: Sequence[str],
+        reader: Any,
+        test: Callable[[], Metrics] | None,
+    ) -> None:
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise ValueError(
+                f"{owner} got patience={patience!r}, expected a positive integer. It is how many "
+                "epochs in a row may pass without a better value."
+            )
+        if reader is not None and test is not None:
+            raise ValueError(
+                f"{owner} got reader and test, expected one of them. Either is where its values "
+                "come from. Leave reader out where test reads one itself."
+            )
+        self.monitor = Monitor(owner, monitor, mode, min_delta, names)
+        self.patience = patience
+        self.best: float | None = None
+        self.num_bad_epochs = 0
+        self._owner, self._reader, self._test = owner, reader, test
+
+    def begin(self, event: BeginTraining) -> Training:
+        """Check what can be checked now; return the trainer. A new run has no best value yet."""
+        trainer = get_trainer(event, self._owner)
+        if self._test is None:  # its metrics may be others than the program's
+            self.monitor.check(trainer)
+        if not event.global_step:
+            self.best, self.num_bad_epochs = None, 0
+        return trainer
+
+    def update(self, event: EndEpoch, trainer: Training) -> bool:
+        """Return whether an epoch's value is the best so far, and count the epoch.
+
+        Waits for the device, and may test.
+        """
+        if self._test is not None:
+            metrics = self._test()
+        elif self._reader is not None:
+            metrics = trainer.test(self._reader)
+        else:
+            metrics = event.metrics
+        value = self.monitor.get_value(metrics)
+        is_better = self.monitor.is_better(value, self.best)
+        if is_better:
+            self.best, self.num_bad_epochs = value, 0
+        else:
+            self.num_bad_epochs += 1
+        return is_better
+
+    @property
+    def is_over(self) -> bool:
+        """Whether as many epochs as `patience` have passed."""
+        return self.num_bad_epochs >= self.patience
+
+    def describe(self) -> str:
+        """Return which value was not beaten, and for how long, in words."""
+        best = "nan" if self.best is None else f"{self.best:.6g}"
+        return f"{self.monitor.name} has not been better than {best} for {self.patience} epochs"
+
+    @property
+    def state(self) -> HandlerState:
+        """Best value and count, as JSON holds them."""
+        return {"best": encode_json(self.best), "num_bad_epochs": self.num_bad_epochs}
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self.best = None if state["best"] is None else float(state["best"])
+        self.num_bad_epochs = int(state["num_bad_epochs"])
+
+
+def get_trainer(event: BeginTraining, owner: str) -> Training:
     """Return the trainer that an event brings.
 
     Raises:

@@ -1,19 +1,76 @@
-"""Steps at an interval with their metrics, and how much had been trained by then."""
+"""Steps at an interval with their metrics, and how fast the steps between them were."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import time
+from typing import NamedTuple
 
-from penstock.events import BeginEpoch, BeginTraining, EndStep, EndTraining
-from penstock.handlers._interval import Interval
+from penstock.events import (
+    BeginEpoch,
+    BeginStep,
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    Event,
+    Metrics,
+)
+
+
+class Interval:
+    """Return the `EndStep` of every `every_steps`-th step, one launch late.
+
+    Read at once, its metrics would have to be waited for while the device has nothing to do. One
+    launch later the device works on that launch. What is held at the end of an epoch, or of
+    training, is returned then. Steps for which it returns `None` cost no synchronisation.
+
+    Arguments:
+      every_steps: the interval: the steps with `(global_step + 1) % every_steps == 0`.
+
+    >>> interval = Interval(2)
+    >>> events = []
+    >>> for number in range(3):
+    ...     begin = BeginStep(0, number, number)
+    ...     events.append((interval(begin), interval(EndStep(0, number, number))))
+    >>> events[2]
+    (None, EndStep(epoch=0, step=1, global_step=1))
+    """
+
+    def __init__(self, every_steps: int) -> None:
+        if not isinstance(every_steps, int) or every_steps < 1:
+            raise ValueError(
+                f"every_steps got {every_steps!r}, expected a positive integer. It is how many "
+                "steps lie between two readings."
+            )
+        self._every_steps = every_steps
+        self._held: EndStep | None = None
+        self._is_launched = False
+
+    def __call__(self, event: Event) -> EndStep | None:
+        """Return the step to read now, if there is one."""
+        ready = None
+        match event:
+            case EndStep():
+                if self._held is not None and self._is_launched:
+                    ready, self._held = self._held, None
+                if (event.global_step + 1) % self._every_steps == 0:
+                    # With an interval of one a step is held at each: the one before is returned.
+                    ready, self._held = ready or self._held, event
+                    self._is_launched = False
+            case BeginStep():
+                self._is_launched = self._held is not None
+            case BeginTraining() | BeginEpoch():
+                self._held = None
+            case EndEpoch() | EndTraining():
+                ready, self._held = self._held, None
+        return ready
 
 
 class Reading(NamedTuple):
     """A step's numbers and metrics; the counts are since training began, this step included.
 
     Attributes:
-      rates: the learning rate by name, nothing where the optimizer does not tell it.
+      rates: the learning rate by name, empty where the optimizer's state does not hold it.
     """
 
     epoch: int
@@ -21,7 +78,7 @@ class Reading(NamedTuple):
     global_step: int
     num_steps: int
     num_examples: int
-    metrics: Any
+    metrics: Metrics
     rates: dict[str, float]
 
 
@@ -47,8 +104,8 @@ class Readings:
         self._counts: dict[int, tuple[int, int]] = {}
         self.num_steps = self.num_examples = 0
 
-    def __call__(self, event: Any) -> Reading | None:
-        """Return what is to be read at this event, if there is something."""
+    def __call__(self, event: Event) -> Reading | None:
+        """Return what is to be read at this event, if anything."""
         match event:
             case EndStep():
                 self.num_steps += 1
@@ -65,8 +122,8 @@ class Readings:
         return None if held is None else self._read(held, may_fail=has_failed)
 
     def take(self) -> Reading | None:
-        """Return at once what would be read after the next launch, if there is something."""
-        held = self._interval(EndTraining("stopped"))  # at the end of training it is given
+        """Return at once what would be read after the next launch, if anything."""
+        held = self._interval(EndTraining("stopped"))  # the interval returns it at the end
         return None if held is None else self._read(held, may_fail=True)
 
     def _read(self, held: EndStep, *, may_fail: bool) -> Reading | None:
@@ -77,12 +134,57 @@ class Readings:
                 return None  # the step itself failed, and its error is on its way to the caller
             raise
         counts = self._counts.pop(held.global_step)
-        rates = {} if rate is None else {"learning_rate": rate}
+        rates: dict[str, float] = {}
         if isinstance(rate, dict):
             rates = {f"learning_rate/{name}": value for name, value in rate.items()}
+        elif rate is not None:
+            rates = {"learning_rate": rate}
         return Reading(held.epoch, held.step, held.global_step, *counts, metrics, rates)
 
 
-def as_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names as a tuple; one name may be given as it is."""
-    return (names,) if isinstance(names, str) else tuple(names)
+class Lap(NamedTuple):
+    """A window of steps: how long it took, and what was launched in it."""
+
+    secs: float
+    num_steps: int
+    num_examples: int
+
+
+class Speed:
+    """Time windows of steps: without the first launch, which compiles, and the time between epochs.
+
+    Call it with every event, and `end_lap` at the end of a window.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = self._num_examples = 0
+        self._start: Lap | None = None
+        self._paused: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Count steps and examples, and leave out the time between two epochs."""
+        match event:
+            case EndStep():
+                self._num_steps += 1
+                self._num_examples += event.num_examples
+            case BeginStep() if self._start is None and self._num_steps:
+                self._start = self._now()
+            case BeginTraining():
+                self.__init__()
+            case EndEpoch():
+                self._paused = time.monotonic()
+            case BeginEpoch() if self._start is not None and self._paused is not None:
+                secs = self._start.secs + time.monotonic() - self._paused
+                self._start, self._paused = self._start._replace(secs=secs), None
+
+    def end_lap(self) -> Lap | None:
+        """Return the window that ends here, `None` without a step in it, and begin the next."""
+        now, start = self._now(), self._start
+        self._start = now
+        if start is None or now.num_steps == start.num_steps:
+            return None
+        secs = max(now.secs - start.secs, 1e-9)
+        return Lap(secs, now.num_steps - start.num_steps, now.num_examples - start.num_examples)
+
+    def _now(self) -> Lap:
+        return Lap(time.monotonic(), self._num_steps, self._num_examples)

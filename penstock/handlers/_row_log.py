@@ -2,44 +2,76 @@
 
 from __future__ import annotations
 
+import abc
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from penstock.events import BeginTraining, EndTraining
+import jax
+
+from penstock.events import (
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    Event,
+    HandlerState,
+    Metrics,
+)
 from penstock.handlers._log_file import LogFile
-from penstock.handlers._rows import Row, Rows, is_before
+from penstock.handlers._metric_names import as_names
+from penstock.handlers._readings import Reading, Readings
+from penstock.handlers._test_results import Test, TestResults
 
 _LOGGER = logging.getLogger("penstock")
 
+COLUMNS = ("kind", "epoch", "step", "global_step", "seconds", "examples")
 
-class Form(Protocol):
-    """How rows are written."""
-
-    def parse(self, lines: Sequence[bytes]) -> list[Mapping[str, Any] | None]:
-        """Return the row of each line, `None` for a header; raises ValueError at another line."""
-        ...
-
-    def write(self, file: LogFile, row: Row) -> None:
-        """Write a row; after an error the file is as it was."""
-        ...
+Row = dict[str, Any]
+Values = Mapping[str, Any]
+"""Metrics by name, or the cells of a row."""
 
 
-class RowLog:
-    """Write the rows of a run to a file; the first process alone does.
+class RowLog(abc.ABC):
+    """Write the rows of a run to a file; of several processes only the first does.
 
-    A write that fails during training is warned of, once, and tried again with each later row; what
+    A write that fails during training is warned of once, and tried again with each later row; what
     cannot be written at the end is an error then. Training goes on meanwhile: days of it must not
     end for a row.
+
+    Arguments:
+      path: the file.
+      every_steps: the interval of rows for steps; 0 or less for none.
+      names: names for unnamed metrics.
+      name_metrics: makes a dict by name of metrics and names.
+      test: whose results get rows too.
     """
 
-    def __init__(self, file: LogFile, form: Form, rows: Rows) -> None:
-        self._file, self._form, self._rows = file, form, rows
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every_steps: int,
+        names: Sequence[str],
+        name_metrics: Callable[[Metrics, Sequence[str]], Values],
+        test: Test | None,
+    ) -> None:
+        self._file = LogFile(type(self).__name__, path)
+        self._rows = Rows(every_steps, names, name_metrics, test)
         self._is_open = False
         self._unwritten: list[Row] = []
 
-    def __call__(self, event: Any) -> None:
-        """Write the rows that an event brings."""
+    @abc.abstractmethod
+    def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
+        """Return the row of each line, `None` for a header; raise ValueError at another line."""
+
+    @abc.abstractmethod
+    def _write_row(self, row: Row) -> None:
+        """Write a row; after an error the file is as it was."""
+
+    def __call__(self, event: Event) -> None:
+        """Write the rows that are ready at an event."""
         if isinstance(event, BeginTraining):
             self._begin(event)
         elif self._is_open:
@@ -48,15 +80,13 @@ class RowLog:
                 self._end(event)
 
     def _begin(self, event: BeginTraining) -> None:
-        from jax import process_index  # jax is loaded by now
-
         self._is_open, self._unwritten = False, []
         self._file.close()
-        if process_index():
+        if jax.process_index():
             return
         lines = self._file.open(is_resumed=event.global_step > 0)
         try:
-            rows = self._form.parse(lines)
+            rows = self._parse(lines)
             kept = [row is None or is_before(row, event) for row in rows]
         except (ValueError, KeyError) as error:
             self._file.close()
@@ -75,20 +105,20 @@ class RowLog:
             self._file.replace(lines)
         except OSError as error:
             self._file.close()
-            raise self._file.described(error) from error
+            raise self._file.explain(error) from error
 
     def _write(self, rows: Sequence[Row]) -> None:
         had_failed = bool(self._unwritten)
         self._unwritten += rows
         error = self._flush() if rows else None
         if error is not None and not had_failed:
-            _LOGGER.warning("%s Training goes on without it.", self._file.described(error))
+            _LOGGER.warning("%s Training goes on without it.", self._file.explain(error))
 
     def _flush(self) -> OSError | None:
         """Write what is not written yet; return the error that stopped it."""
         try:
             while self._unwritten:
-                self._form.write(self._file, self._unwritten[0])
+                self._write_row(self._unwritten[0])
                 del self._unwritten[0]
         except OSError as error:
             return error
@@ -99,14 +129,114 @@ class RowLog:
         self._is_open = False
         self._file.close()
         if error is not None and event.error is None:
-            raise self._file.described(error) from error
+            raise self._file.explain(error) from error
 
-    def get_state(self) -> dict[str, Any]:
-        """Return where counting stands; the rows up to here are in the file then."""
+    def get_state(self) -> HandlerState:
+        """Return the counts that a resumed run goes on from; the rows so far are in the file."""
         if self._is_open:
             self._write(self._rows.take())
         return self._rows.state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from a state."""
+        """Go on counting seconds and examples from a state."""
         self._rows.state = state
+
+
+def is_before(row: Values, event: BeginTraining) -> bool:
+    """Return whether a row belongs to what was trained before `event`, and is not trained again."""
+    epoch, global_step = int(row["epoch"]), int(row["global_step"])
+    if row["kind"] == "epoch":
+        return epoch < event.epoch
+    # A step's number is that of the step itself, a test's that of the steps done before it.
+    return global_step < event.global_step + (row["kind"] == "test")
+
+
+class Rows:
+    """Make rows of events; arguments as of `RowLog`."""
+
+    def __init__(
+        self,
+        every_steps: int,
+        names: Sequence[str],
+        name_metrics: Callable[[Metrics, Sequence[str]], Values],
+        test: Test | None,
+    ) -> None:
+        self._every_steps, self._names = every_steps, as_names(names)
+        self._name_metrics, self._tests = name_metrics, TestResults(test)
+        self._readings = Readings(every_steps)
+        self._base = (0.0, 0)  # seconds and examples before this call of `train`
+        self._start: float | None = None
+        self._last_step = (0, 0)  # epoch and step
+        self._global_step = 0
+
+    def begin(self, event: BeginTraining, kept: Sequence[Values]) -> None:
+        """Begin, or go on counting after the rows that were kept."""
+        if not event.global_step:
+            self._base = (0.0, 0)
+        elif self._global_step == event.global_step:
+            self._base = self._count()
+        else:
+            last = kept[-1] if kept else {"seconds": 0.0, "examples": 0}
+            self._base = float(last["seconds"]), int(last["examples"])
+        tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
+        self._tests.begin(max(tested, default=-1))
+        self._global_step, self._start = event.global_step, time.monotonic()
+        self._readings(event)
+
+    def __call__(self, event: Event) -> list[Row]:
+        """Return the rows to write at an event that is not `BeginTraining`."""
+        reading = self._readings(event)
+        rows = [] if reading is None else [self._make_step_row(reading)]
+        match event:
+            case EndStep():
+                self._last_step = (event.epoch, event.step)
+                self._global_step = event.global_step + 1
+            case EndEpoch():
+                numbers = (event.epoch, event.num_steps, event.global_step)
+                rows.append(self._make_row("epoch", numbers, self._count()[1], event.metrics))
+        for global_step, metrics in self._tests(event):
+            numbers = (*self._last_step, global_step)
+            rows.append(self._make_row("test", numbers, self._count()[1], metrics))
+        if isinstance(event, EndTraining):
+            self._base, self._start = self._count(), None
+            self._readings = Readings(self._every_steps)
+        return rows
+
+    def take(self) -> list[Row]:
+        """Return at once the rows that would come after the next launch."""
+        reading = self._readings.take()
+        return [] if reading is None else [self._make_step_row(reading)]
+
+    @property
+    def state(self) -> HandlerState:
+        """Steps, seconds and examples of the run so far, for a checkpoint."""
+        seconds, examples = self._count()
+        return {"global_step": self._global_step, "seconds": seconds, "examples": examples}
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._readings = Readings(self._every_steps)
+        if self._start is not None:  # BeginTraining was there already
+            self._start = time.monotonic()
+        self._global_step = int(state["global_step"])
+        self._base = float(state["seconds"]), int(state["examples"])
+
+    def _count(self) -> tuple[float, int]:
+        """Return seconds and examples of the run so far."""
+        seconds = 0.0 if self._start is None else time.monotonic() - self._start
+        return self._base[0] + seconds, self._base[1] + self._readings.num_examples
+
+    def _make_step_row(self, reading: Reading) -> Row:
+        numbers = (reading.epoch, reading.step, reading.global_step)
+        examples = self._base[1] + reading.num_examples
+        return {**reading.rates, **self._make_row("step", numbers, examples, reading.metrics)}
+
+    def _make_row(
+        self, kind: str, numbers: tuple[int, ...], examples: int, metrics: Metrics
+    ) -> Row:
+        row: Row = {"kind": kind, "epoch": numbers[0], "step": numbers[1]}
+        row |= {"global_step": numbers[2], "seconds": round(self._count()[0], 6)}
+        row["examples"] = examples
+        for name, value in self._name_metrics(metrics, self._names).items():
+            row[f"metric {name}" if name in COLUMNS else name] = value
+        return row

@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from penstock.handlers._log_file import LogFile
-from penstock.handlers._names import named
-from penstock.handlers._row_log import RowLog
-from penstock.handlers._rows import COLUMNS, Row, Rows
-from penstock.handlers._tests import Test
+from penstock.handlers._metric_names import name_scalars
+from penstock.handlers._row_log import COLUMNS, Row, RowLog, Values
+from penstock.handlers._test_results import Test
 
 
-class CSVLog:
+class CSVLog(RowLog):
     """Write metrics to a CSV file: a row every `every_steps` steps, and one for each epoch.
 
     Columns: `kind` (`step`, `epoch` or `test`), `epoch`, `step`, `global_step`, `seconds` and
@@ -62,29 +59,10 @@ class CSVLog:
         names: Sequence[str] = ("loss",),
         test: Test | None = None,
     ) -> None:
-        rows = Rows(every_steps, names, named, test)
-        self._log = RowLog(LogFile("CSVLog", path), _Form(), rows)
-
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and write the rows it brings."""
-        self._log(event)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what a resumed run counts on from; the rows up to here are in the file then."""
-        return self._log.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on counting seconds and examples from a state."""
-        self._log.set_state(state)
-
-
-class _Form:
-    """Rows as CSV, below a header that grows."""
-
-    def __init__(self) -> None:
+        super().__init__(path, every_steps, names, name_scalars, test)
         self._columns: list[str] = []
 
-    def parse(self, lines: Sequence[bytes]) -> list[Mapping[str, Any] | None]:
+    def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
         cells = [next(csv.reader([line.decode()])) for line in lines]
         self._columns = cells[0] if cells else []
         if cells and tuple(self._columns[: len(COLUMNS)]) != COLUMNS:
@@ -92,20 +70,21 @@ class _Form:
         rows = [dict(zip(self._columns, line, strict=True)) for line in cells[1:]]
         return [None, *rows] if cells else []
 
-    def write(self, file: LogFile, row: Row) -> None:
+    def _write_row(self, row: Row) -> None:
         columns = self._columns or list(COLUMNS)
         columns = [*columns, *(name for name in row if name not in columns)]
         if not self._columns:
-            file.append(_line(columns))
+            self._file.append(_format_line(columns))
         elif columns != self._columns:
+            # A metric that came up later: the header grows, and with it every row above.
             padding = b"," * (len(columns) - len(self._columns)) + b"\n"
-            rows = [line.rstrip(b"\r\n") + padding for line in file.lines()[1:]]
-            file.replace([_line(columns), *rows])
+            rows = [line.rstrip(b"\r\n") + padding for line in self._file.lines()[1:]]
+            self._file.replace([_format_line(columns), *rows])
         self._columns = columns
-        file.append(_line([row.get(name, "") for name in columns]))
+        self._file.append(_format_line([row.get(name, "") for name in columns]))
 
 
-def _line(cells: Sequence[Any]) -> bytes:
+def _format_line(cells: Sequence[object]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()

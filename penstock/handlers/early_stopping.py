@@ -1,4 +1,4 @@
-"""`EarlyStopping`: training ends when it brings no more."""
+"""`EarlyStopping`: training ends when a metric stops getting better."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from penstock.events import BeginTraining, EndEpoch, EndTraining, Training
-from penstock.handlers._monitor import Mode
-from penstock.handlers._plateau import Plateau
+from penstock.events import (
+    BeginTraining,
+    EndEpoch,
+    EndTraining,
+    Event,
+    HandlerState,
+    Metrics,
+    Training,
+)
+from penstock.handlers._monitor import Mode, Plateau
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -67,7 +74,7 @@ class EarlyStopping:
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
         reader: Any = None,
-        test: Callable[[], Any] | None = None,
+        test: Callable[[], Metrics] | None = None,
         restore_best: bool = False,
         file: TextIO | None = None,
     ) -> None:
@@ -87,8 +94,8 @@ class EarlyStopping:
         self._best_parameters: dict[str, np.ndarray] = {}
         self._has_stopped = self._is_restored = False
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and stop training when patience is at its end."""
+    def __call__(self, event: Event) -> None:
+        """Count epochs, and stop training after `patience` of them."""
         match event:
             case BeginTraining():
                 self._begin(event)
@@ -96,20 +103,20 @@ class EarlyStopping:
                 self._end_epoch(event, self._trainer)
             case EndTraining() if self._trainer is not None:
                 if event.reason in ("completed", "stopped") and not self._has_stopped:
-                    self._give_back(self._trainer)
+                    self._restore_parameters(self._trainer)
                 self._trainer = None
 
     def _begin(self, event: BeginTraining) -> None:
         self._trainer = self._plateau.begin(event)
         self._best_parameters = self._best_parameters if event.global_step else {}
         if self._is_restored:
-            self._go_on(self._trainer)
+            self._resume(self._trainer)
         elif self._has_stopped:
             self._plateau.num_bad_epochs = 0
             self._has_stopped = False
 
-    def _go_on(self, trainer: Training) -> None:
-        """Take up a state, when both it and the trainer are there."""
+    def _resume(self, trainer: Training) -> None:
+        """Act on a restored state; called when both it and the trainer are known."""
         self._is_restored = False
         if self._has_stopped:
             self._print("training was stopped here before, and stops again")
@@ -123,29 +130,24 @@ class EarlyStopping:
             )
 
     def _end_epoch(self, event: EndEpoch, trainer: Training) -> None:
-        plateau = self._plateau
-        if plateau.is_better(plateau.value(event, trainer)):
+        if self._plateau.update(event, trainer):
             if self._restores_best:
                 self._best_parameters = dict(trainer.parameters)
-        elif plateau.is_over and not self._has_stopped:
-            best = "nan" if plateau.best is None else f"{plateau.best:.6g}"
-            self._print(
-                f"{plateau.monitor.name} has not been better than {best} for "
-                f"{plateau.patience} epochs, training stops"
-            )
+        elif self._plateau.is_over and not self._has_stopped:
+            self._print(f"{self._plateau.describe()}, training stops")
             self._has_stopped = True
             # Not only when training has ended: the last checkpoint is written before.
-            self._give_back(trainer)
+            self._restore_parameters(trainer)
             trainer.stop()
 
-    def _give_back(self, trainer: Training) -> None:
+    def _restore_parameters(self, trainer: Training) -> None:
         if self._best_parameters and self._plateau.num_bad_epochs:
             trainer.parameters.update(self._best_parameters)
 
     def _print(self, text: str) -> None:
         print(f"EarlyStopping: {text}", file=self._file or sys.stdout, flush=True)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> HandlerState:
         """Return best value, count and whether training was stopped, as JSON holds them."""
         return {**self._plateau.state, "has_stopped": self._has_stopped}
 
@@ -155,4 +157,4 @@ class EarlyStopping:
         self._has_stopped = bool(state["has_stopped"])
         self._is_restored = True
         if self._trainer is not None:  # BeginTraining was there already
-            self._go_on(self._trainer)
+            self._resume(self._trainer)

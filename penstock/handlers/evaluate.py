@@ -13,11 +13,18 @@ from typing import Any, TextIO
 
 import jax
 
-from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, Training
-from penstock.handlers._json import encoded
-from penstock.handlers._monitor import Mode, Monitor, trainer_of
-from penstock.handlers._names import named
-from penstock.handlers._readings import as_names
+from penstock._paths import expand_path
+from penstock.events import (
+    BeginStep,
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    Event,
+    HandlerState,
+    Training,
+)
+from penstock.handlers._metric_names import as_names, encode_json, name_scalars
+from penstock.handlers._monitor import Mode, Monitor, get_trainer
 
 _RECORD = "test.json"
 
@@ -93,28 +100,28 @@ class Evaluate:
         self._every_steps, self._every_epochs = every_steps, every_epochs
         self._names = as_names(names)
         self._monitor = Monitor("Evaluate", monitor, mode, 0.0, self._names)
-        self._best_path = best_path
+        self._best_path = None if best_path is None else expand_path(best_path)
         self._file = file
         self._trainer: Training | None = None
         self._is_current = False
         self._recorded: tuple[int, dict[str, float]] | None = None
-        self._is_of_others = False
+        self._holds_another_run = False
 
-    def __call__(self, event: Any = None) -> dict[str, float] | None:
-        """Take note of an event, and test at the interval; without one, return the metrics of now.
+    def __call__(self, event: Event | None = None) -> dict[str, float] | None:
+        """Test at the interval; called without an event, return the metrics of now.
 
         Raises:
           RuntimeError: called without an event before training.
         """
         match event:
             case None:
-                return self._current()
+                return self._get_current()
             case EndStep():
                 if self._every_steps and (event.global_step + 1) % self._every_steps == 0:
-                    self._current()
+                    self._get_current()
             case EndEpoch():
                 if self._every_epochs and (event.epoch + 1) % self._every_epochs == 0:
-                    self._current()
+                    self._get_current()
             case BeginStep():
                 self._is_current = False
             case BeginTraining():
@@ -131,14 +138,14 @@ class Evaluate:
         """Steps done and metrics of the best test; `None` before the first."""
         best = self._recorded
         for result in self.results:
-            value = self._monitor.value(result[1])
-            if self._monitor.is_better(value, best and self._monitor.value(best[1])):
+            value = self._monitor.get_value(result[1])
+            if self._monitor.is_better(value, best and self._monitor.get_value(best[1])):
                 best = result
         return best
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> HandlerState:
         """Return the results as JSON holds them."""
-        return {"results": encoded(self.results)}
+        return {"results": encode_json(self.results)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take the results of the run's earlier part."""
@@ -148,21 +155,22 @@ class Evaluate:
         ]
 
     def _begin(self, event: BeginTraining) -> None:
-        self._trainer = trainer_of(event, "Evaluate")
+        self._trainer = get_trainer(event, "Evaluate")
         self._monitor.check(self._trainer)
         self._is_current = False
         # What another run left, or a part of this one that is trained again.
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
             _make_folder(self._best_path)
-            self._look_at(Path(self._best_path), is_resumed=bool(event.global_step))
+            self._inspect_folder(self._best_path, is_resumed=bool(event.global_step))
 
-    def _look_at(self, folder: Path, *, is_resumed: bool) -> None:
-        """Learn what the folder holds; a later test than the last checkpoint's may be there."""
-        self._recorded = _record(folder, self._monitor.name) if is_resumed else None
-        self._is_of_others = not is_resumed and any(folder.iterdir())
+    def _inspect_folder(self, folder: Path, *, is_resumed: bool) -> None:
+        """Find out whose parameters the folder holds, and how good they are."""
+        # A test later than the last checkpoint may be there.
+        self._recorded = _read_record(folder, self._monitor.name) if is_resumed else None
+        self._holds_another_run = not is_resumed and any(folder.iterdir())
 
-    def _current(self) -> dict[str, float] | None:
+    def _get_current(self) -> dict[str, float] | None:
         if self._trainer is None:
             raise RuntimeError(
                 "Evaluate got called without an event before training, expected a BeginTraining "
@@ -170,45 +178,47 @@ class Evaluate:
                 "list with the handlers that use it."
             )
         if not self._is_current:
-            self._test(self._trainer)
+            self._run_test(self._trainer)
             self._is_current = True
         return self.last
 
-    def _test(self, trainer: Training) -> None:
-        tested = trainer.test(self._reader, self._feed_order, averaged=self._averaged)
-        metrics = named(tested, self._names)
+    def _run_test(self, trainer: Training) -> None:
+        values = trainer.test(self._reader, self._feed_order, averaged=self._averaged)
+        metrics = name_scalars(values, self._names)
         best = self.best
         step = trainer.global_step
         self.results = [*(result for result in self.results if result[0] < step), (step, metrics)]
         # A network of nan guesses some classes right, and is the best of nothing.
         is_best = not math.isnan(metrics.get("loss", 0.0)) and self._monitor.is_better(
-            self._monitor.value(metrics), best and self._monitor.value(best[1])
+            self._monitor.get_value(metrics), best and self._monitor.get_value(best[1])
         )
         kept = ""
         if is_best and self._best_path is not None:
-            kept = self._keep(Path(self._best_path), trainer, step, metrics)
+            kept = self._save_best(self._best_path, trainer, step, metrics)
         shown = ", ".join(f"{name} = {value:.6g}" for name, value in metrics.items())
         line = f"test at step {step}: {shown}{f' (best{kept})' if is_best else ''}"
         print(line, file=self._file or sys.stdout, flush=True)
 
-    def _keep(self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]) -> str:
-        """Save the parameters and their test; return what to say of those that were there."""
+    def _save_best(
+        self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]
+    ) -> str:
+        """Save the parameters and their test; return what to say of those they replace."""
         said = ""
-        if self._is_of_others and not jax.process_index():
+        if self._holds_another_run and not jax.process_index():
             names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
             other = next(name for name in names if not name.exists())
             folder.rename(other)
             said = f"; those of another run are in {other}"
-        self._is_of_others = False
+        self._holds_another_run = False
         trainer.save_params(folder, averaged=self._averaged)
         if not jax.process_index():
-            record = {"step": step, "metrics": encoded(metrics), "monitor": self._monitor.name}
+            record = {"step": step, "metrics": encode_json(metrics), "monitor": self._monitor.name}
             (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._recorded = None
         return said
 
 
-def _record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | None:
+def _read_record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | None:
     """Return step and metrics of the test of the parameters in a folder, where it tells them."""
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
@@ -218,9 +228,9 @@ def _record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | None:
         return None
 
 
-def _make_folder(path: str | os.PathLike[str]) -> None:
+def _make_folder(path: Path) -> None:
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise type(error)(
             f"Evaluate got best_path={str(path)!r}, expected a folder that can be written "

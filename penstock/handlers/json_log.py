@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from penstock.handlers._json import encoded
-from penstock.handlers._log_file import LogFile
-from penstock.handlers._names import named
-from penstock.handlers._row_log import RowLog
-from penstock.handlers._rows import Row, Rows
-from penstock.handlers._tests import Test
+from penstock.handlers._metric_names import encode_json, name_scalars, name_values
+from penstock.handlers._row_log import Row, RowLog, Values
+from penstock.handlers._test_results import Test
 
 
-class JSONLog:
+class JSONLog(RowLog):
     """Write metrics as lines of JSON: one every `every_steps` steps, and one for each epoch.
 
     Its lines have the fields of `CSVLog`'s columns, and go on after a resume the same way. Numbers
@@ -57,49 +53,14 @@ class JSONLog:
         arrays: bool = True,
         test: Test | None = None,
     ) -> None:
-        rows = Rows(every_steps, names, _all_named if arrays else named, test)
-        self._log = RowLog(LogFile("JSONLog", path), _Form(), rows)
+        name_metrics = name_values if arrays else name_scalars
+        super().__init__(path, every_steps, names, name_metrics, test)
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and write the lines it brings."""
-        self._log(event)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what a resumed run counts on from; the lines up to here are in the file then."""
-        return self._log.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on counting seconds and examples from a state."""
-        self._log.set_state(state)
-
-
-class _Form:
-    """Rows as JSON objects, one a line."""
-
-    def parse(self, lines: Sequence[bytes]) -> list[Mapping[str, Any] | None]:
+    def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
         rows = [json.loads(line) for line in lines]
         if not all(isinstance(row, dict) for row in rows):
             raise ValueError("it is no JSON object")
         return rows
 
-    def write(self, file: LogFile, row: Row) -> None:
-        text = json.dumps({name: encoded(value) for name, value in row.items()}, allow_nan=False)
-        file.append(text.encode() + b"\n")
-
-
-def _all_named(metrics: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of metrics, arrays included, by the names that `named` gives scalars."""
-    values: list[Any] = []
-
-    def numbered(part: Any) -> Any:
-        """Put a number in the place of every value."""
-        if part is None:
-            return None
-        if isinstance(part, Mapping):
-            return {key: numbered(value) for key, value in part.items()}
-        if isinstance(part, tuple | list):
-            return [numbered(value) for value in part]
-        values.append(part)
-        return len(values) - 1
-
-    return {name: values[int(number)] for name, number in named(numbered(metrics), names).items()}
+    def _write_row(self, row: Row) -> None:
+        self._file.append(json.dumps(encode_json(row), allow_nan=False).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""`LearningRateFinder`: how the loss answers to learning rates from tiny to far too large."""
+"""`LearningRateFinder`: the loss at learning rates from tiny to far too large."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
-from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Training
-from penstock.handlers._curve import smoothed
-from penstock.handlers._extras import require
-from penstock.handlers._figure import Line, Panel, check_path, draw
-from penstock.handlers._monitor import Monitor, trainer_of
-from penstock.handlers._readings import as_names
+from penstock._errors import check_installed
+from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event, Training
+from penstock.handlers._monitor import Monitor, get_trainer
+from penstock.handlers.figures import Line, Panel, check_path, draw, smooth
 
 _DIVERGED = 4.0  # times the best loss so far
 _MIN_POINTS = 10  # a slope of fewer is noise
@@ -82,12 +79,12 @@ class LearningRateFinder:
         monitor: str = "loss",
         names: Sequence[str] = ("loss",),
     ) -> None:
-        require("matplotlib", "plot", "LearningRateFinder")
+        check_installed("matplotlib", "plot", "LearningRateFinder")
         _check(low, high, num_steps, base_learning_rate)
         self._low, self._high, self._num_steps = low, high, num_steps
         self._base_learning_rate = base_learning_rate
         self._path = check_path("LearningRateFinder", path)
-        self._monitor = Monitor("LearningRateFinder", monitor, "min", 0.0, as_names(names))
+        self._monitor = Monitor("LearningRateFinder", monitor, "min", 0.0, names)
         self.rates: list[float] = []
         self.losses: list[float] = []
         self.suggestion: float | None = None
@@ -98,11 +95,11 @@ class LearningRateFinder:
         self._num_done = 0
         self._mean = self._best = math.inf
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event; at steps read the loss and raise the rate."""
+    def __call__(self, event: Event) -> None:
+        """Raise the rate before each step, and read the loss after it."""
         match event:
             case BeginTraining():
-                self._begin(event, trainer_of(event, "LearningRateFinder"))
+                self._begin(event, get_trainer(event, "LearningRateFinder"))
             case BeginStep():
                 event.fetch_metrics = True
                 self._used.append(self._rate)
@@ -128,7 +125,7 @@ class LearningRateFinder:
         trainer.update_scale = self._rate / self._base_learning_rate
 
     def _end_step(self, event: EndStep, trainer: Training) -> None:
-        loss = self._monitor.value(event.metrics)
+        loss = self._monitor.get_value(event.metrics)
         is_diverged = self._is_diverged(loss)
         if self._num_done and math.isfinite(loss):
             # A loss is computed before its step's update: it shows what the step before has done.
@@ -150,14 +147,14 @@ class LearningRateFinder:
         return self._mean > self._best + (_DIVERGED - 1) * abs(self._best)
 
     def _end(self, trainer: Training) -> None:
-        """Put everything back, and say what came out."""
+        """Restore the parameters and the scale, and report what was found."""
         self._trainer = None
         trainer.update_scale = self._old_scale
         if self._folder is not None:
             trainer.load_params(self._folder.name)
             self._folder.cleanup()
-        smooth = smoothed(self.losses, max(len(self.losses) / 40, 1.0))
-        self.suggestion = _steepest(self.rates, smooth)
+        curve = smooth(self.losses, max(len(self.losses) / 40, 1.0))
+        self.suggestion = _find_steepest(self.rates, curve)
         if jax.process_index():
             return
         if self.rates:
@@ -196,13 +193,13 @@ def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -
         )
 
 
-def _steepest(rates: Sequence[float], smooth: np.ndarray) -> float | None:
+def _find_steepest(rates: Sequence[float], losses: np.ndarray) -> float | None:
     """Return the rate below the minimum at which the loss falls fastest, if it falls there.
 
     The rates grow by a constant factor, so that the slope by number is the slope by logarithm.
     """
     if len(rates) < _MIN_POINTS:
         return None
-    slopes = np.gradient(smooth)[: int(np.argmin(smooth)) + 1]
+    slopes = np.gradient(losses)[: int(np.argmin(losses)) + 1]
     number = int(np.argmin(slopes))
     return float(rates[number]) if slopes[number] < 0 else None

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TextIO
+from typing import TextIO
 
-from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch
-from penstock.handlers._names import named
-from penstock.handlers._readings import Reading, Readings, as_names
+from penstock.events import Event
+from penstock.handlers._metric_names import as_names, name_scalars
+from penstock.handlers._readings import Reading, Readings, Speed
 
 _LEARNING_RATE_NAMES = ("lrate", "learning_rate")
-
-
-class _Mark(NamedTuple):
-    """Where a window begins: a time, and the counts of steps and examples launched by then."""
-
-    secs: float
-    num_steps: int
-    num_examples: int
 
 
 class Log:
@@ -63,49 +54,26 @@ class Log:
         self._names = as_names(names)
         self._file = file
         self._readings = Readings(every_steps)
-        self._start: _Mark | None = None
-        self._paused: float | None = None
+        self._speed = Speed()
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and at the interval print a line."""
-        match event:
-            case BeginTraining():
-                self._start = self._paused = None
-            case BeginEpoch():
-                self._resume()
-            case BeginStep() if self._start is None and self._readings.num_steps:
-                self._start = self._mark()
+    def __call__(self, event: Event) -> None:
+        """Print a line where one is ready at an event."""
+        self._speed(event)
         reading = self._readings(event)
         if reading is not None:
-            now = self._mark()
-            self._print(reading, now)
-            self._start = now
-        if isinstance(event, EndEpoch):
-            self._paused = time.monotonic()
+            self._print(reading)
 
-    def _resume(self) -> None:
-        """Go on with the window, without the time since the last epoch's end: tests and saving."""
-        if self._start is not None and self._paused is not None:
-            secs = self._start.secs + time.monotonic() - self._paused
-            self._start = self._start._replace(secs=secs)
-        self._paused = None
-
-    def _mark(self) -> _Mark:
-        return _Mark(time.monotonic(), self._readings.num_steps, self._readings.num_examples)
-
-    def _print(self, reading: Reading, now: _Mark) -> None:
-        values = named(reading.metrics, self._names)
+    def _print(self, reading: Reading) -> None:
+        values = name_scalars(reading.metrics, self._names)
+        # A program function that returns its learning rate knows better than the optimizer.
         own = [values.pop(name) for name in _LEARNING_RATE_NAMES if name in values]
-        told = {n.replace("learning_rate", "lrate"): rate for n, rate in reading.rates.items()}
-        values |= {"lrate": own[0]} if own else told
+        rates = {n.replace("learning_rate", "lrate"): rate for n, rate in reading.rates.items()}
+        values |= {"lrate": own[0]} if own else rates
         parts = [f"{name} = {value:.6g}" for name, value in values.items()]
         parts.append(f"global_step = {reading.global_step + 1}")
-        print(self._speed(now), ", ".join(parts), file=self._file or sys.stdout, flush=True)
-
-    def _speed(self, now: _Mark) -> str:
-        if self._start is None or now.num_steps == self._start.num_steps:
-            return "[- secs/step, - samples/sec]"
-        secs = max(now.secs - self._start.secs, 1e-9)
-        num_steps = now.num_steps - self._start.num_steps
-        num_examples = now.num_examples - self._start.num_examples
-        return f"[{secs / num_steps:.3g} secs/step, {num_examples / secs:.1f} samples/sec]"
+        lap = self._speed.end_lap()
+        speed = "[- secs/step, - samples/sec]"
+        if lap is not None:
+            secs, samples = lap.secs / lap.num_steps, lap.num_examples / lap.secs
+            speed = f"[{secs:.3g} secs/step, {samples:.1f} samples/sec]"
+        print(speed, ", ".join(parts), file=self._file or sys.stdout, flush=True)

@@ -10,13 +10,12 @@ from typing import Any
 
 import jax
 
-from penstock.events import BeginTraining, EndTraining
-from penstock.handlers._curve import Curve
-from penstock.handlers._extras import require
-from penstock.handlers._figure import Line, Panel, check_path, draw
-from penstock.handlers._names import named
-from penstock.handlers._readings import Reading, Readings, as_names
-from penstock.handlers._tests import Test, Tests
+from penstock._errors import check_installed
+from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
+from penstock.handlers._metric_names import as_names, name_scalars
+from penstock.handlers._readings import Readings
+from penstock.handlers._test_results import Test, TestResults
+from penstock.handlers.figures import Curve, Line, Panel, check_path, draw
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -71,31 +70,32 @@ class Plot:
         test: Test | None = None,
         is_log: bool = False,
     ) -> None:
-        require("matplotlib", "plot", "Plot")
+        check_installed("matplotlib", "plot", "Plot")
         self._path = check_path("Plot", path)
         self._readings = Readings(every_steps)
         self._names = as_names(names)
-        self._tests = Tests(test, self._names)
+        self._tests = TestResults(test)
         self._is_log = is_log
         self._curves: dict[str, dict[str, Curve]] = {"train": {}, "test": {}}
         self._next_draw = 0.0
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and now and then draw."""
+    def __call__(self, event: Event) -> None:
+        """Add the points that are ready at an event; draw every few seconds."""
         if isinstance(event, BeginTraining):
             # Points beyond it are of steps that are made again.
             for curve in (each for part in self._curves.values() for each in part.values()):
                 curve.cut(event.global_step)
+            self._tests.begin(event.global_step)
             self._next_draw = time.monotonic() + _INTERVAL_SECS
         reading = self._readings(event)
         if reading is not None:
-            self._read(reading)
-        tested = self._tests(event)
-        for num_steps, metrics in tested:
+            self._add("train", reading.global_step + 1, reading.metrics)
+        results = self._tests(event)
+        for num_steps, metrics in results:
             self._add("test", num_steps, metrics)
         if isinstance(event, EndTraining):
             self._end(event)
-        elif (reading or tested) and time.monotonic() >= self._next_draw:
+        elif (reading or results) and time.monotonic() >= self._next_draw:
             self._try_to_draw()
 
     def _end(self, event: EndTraining) -> None:
@@ -104,11 +104,8 @@ class Plot:
         else:
             self._try_to_draw()  # the error that ended training is the one to see
 
-    def _read(self, reading: Reading) -> None:
-        self._add("train", reading.global_step + 1, named(reading.metrics, self._names))
-
-    def _add(self, part: str, num_steps: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
+    def _add(self, part: str, num_steps: int, metrics: Metrics) -> None:
+        for name, value in name_scalars(metrics, self._names).items():
             self._curves[part].setdefault(name, Curve()).add(num_steps, value)
 
     def _try_to_draw(self) -> None:
@@ -140,11 +137,11 @@ class Plot:
         ]
         return Panel(title=name, lines=lines, is_y_log=self._is_log)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> HandlerState:
         """Return the curves, for a checkpoint; what is to be read late is read now."""
         reading = self._readings.take()
         if reading is not None:
-            self._read(reading)
+            self._add("train", reading.global_step + 1, reading.metrics)
         return {
             part: {name: curve.get_state() for name, curve in curves.items()}
             for part, curves in self._curves.items()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
-from typing import Any
 
 import jax
 
-from penstock.events import BeginStep, EndStep, EndTraining
+from penstock._paths import expand_path
+from penstock.events import BeginStep, EndStep, EndTraining, Event
 from penstock.handlers import _trace
 
 
@@ -60,15 +59,15 @@ class Profile:
                     f"{argument} got {value!r}, expected an integer of {least} or more. It is a "
                     "count of steps, or of the table's lines."
                 )
-        self._directory = Path(directory)
+        self._directory = expand_path(directory)
         self._first_step, self._num_steps, self._top = first_step, num_steps, top
         self._num_done = self._num_traced = self._first_traced = 0
         self._is_tracing = self._is_done = False
         self._last: EndStep | None = None
         self._mark = contextlib.ExitStack()
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and begin or end the trace where it is time."""
+    def __call__(self, event: Event) -> None:
+        """Begin or end the trace where the window begins or ends."""
         match event:
             case BeginStep():
                 self._begin_step(event)

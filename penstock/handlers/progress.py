@@ -9,9 +9,18 @@ from typing import Any, TextIO
 
 import jax
 
-from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
+from penstock.events import (
+    BeginEpoch,
+    BeginStep,
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    Event,
+    Metrics,
+)
 from penstock.handlers._display import Display, Nothing, display
-from penstock.handlers._names import named
+from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._pace import Pace
 
 
@@ -49,10 +58,10 @@ class Progress:
         self,
         names: Sequence[str] = ("loss",),
         *,
-        test: Callable[[], Any] | None = None,
+        test: Callable[[], Metrics] | None = None,
         file: TextIO | None = None,
     ) -> None:
-        self._names = (names,) if isinstance(names, str) else tuple(names)
+        self._names = as_names(names)
         self._test = test
         self._file = file
         self._display: Display = Nothing()
@@ -62,8 +71,8 @@ class Progress:
         self._is_held_ready = False
         self._next_refresh = 0.0
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and now and then show it."""
+    def __call__(self, event: Event) -> None:
+        """Show how far training is, a few times a second at most."""
         match event:
             case EndStep():
                 self._end_step(event)
@@ -94,7 +103,7 @@ class Progress:
         self._pace.end_step(event.num_examples)
         if self._held is not None:
             if self._is_held_ready:
-                self._values = named(self._held.metrics, self._names)
+                self._values = name_scalars(self._held.metrics, self._names)
                 self._held = None
                 self._display.update(self._pace, _shown(self._values))
         elif (now := time.monotonic()) >= self._next_refresh:
@@ -103,12 +112,12 @@ class Progress:
 
     def _end_epoch(self, event: EndEpoch) -> None:
         self._held = None
-        self._values = named(event.metrics, self._names)
+        self._values = name_scalars(event.metrics, self._names)
         self._pace.end_epoch(event.data_wait)
         tested: dict[str, float] = {}
         if self._test is not None:
             self._display.wait(self._pace, "  testing")
-            tested = named(self._test(), self._names)
+            tested = name_scalars(self._test(), self._names)
         self._display.end_epoch(self._pace, _shown(self._values, tested))
 
 

@@ -6,9 +6,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from penstock.events import BeginTraining, EndEpoch, EndTraining, Training
-from penstock.handlers._monitor import Mode
-from penstock.handlers._plateau import Plateau
+from penstock.events import (
+    BeginTraining,
+    EndEpoch,
+    EndTraining,
+    Event,
+    HandlerState,
+    Metrics,
+    Training,
+)
+from penstock.handlers._monitor import Mode, Plateau
 
 
 class ReduceOnPlateau:
@@ -62,7 +69,7 @@ class ReduceOnPlateau:
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
         reader: Any = None,
-        test: Callable[[], Any] | None = None,
+        test: Callable[[], Metrics] | None = None,
         file: TextIO | None = None,
     ) -> None:
         _check(factor, min_scale, cooldown)
@@ -81,8 +88,8 @@ class ReduceOnPlateau:
         self._trainer: Training | None = None
         self._cooldown_left = 0
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and lower the scale when patience is at its end."""
+    def __call__(self, event: Event) -> None:
+        """Count epochs, and lower the scale after `patience` of them."""
         match event:
             case BeginTraining():
                 self._trainer = self._plateau.begin(event)
@@ -94,7 +101,7 @@ class ReduceOnPlateau:
 
     def _end_epoch(self, event: EndEpoch, trainer: Training) -> None:
         plateau = self._plateau
-        plateau.is_better(plateau.value(event, trainer))
+        plateau.update(event, trainer)
         if self._cooldown_left:
             self._cooldown_left -= 1
             plateau.num_bad_epochs = 0
@@ -109,16 +116,10 @@ class ReduceOnPlateau:
             return
         trainer.update_scale = scale
         self._cooldown_left = self._cooldown
-        plateau = self._plateau
-        best = "nan" if plateau.best is None else f"{plateau.best:.6g}"
-        print(
-            f"ReduceOnPlateau: {plateau.monitor.name} has not been better than {best} for "
-            f"{plateau.patience} epochs, updates are scaled by {scale:.6g}",
-            file=self._file or sys.stdout,
-            flush=True,
-        )
+        text = f"ReduceOnPlateau: {self._plateau.describe()}, updates are scaled by {scale:.6g}"
+        print(text, file=self._file or sys.stdout, flush=True)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> HandlerState:
         """Return best value and counts as JSON holds them; the scale is the trainer's."""
         return {**self._plateau.state, "cooldown_left": self._cooldown_left}
 

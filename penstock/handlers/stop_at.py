@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from penstock.events import BeginEpoch, BeginTraining, EndStep, Training
-from penstock.handlers._monitor import trainer_of
+from penstock.events import BeginEpoch, BeginTraining, EndStep, Event, Training
+from penstock.handlers._monitor import get_trainer
 
 
 class StopAt:
@@ -51,13 +50,13 @@ class StopAt:
         self._trainer: Training | None = None
         self._deadline = float("inf")
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and stop training when it is time."""
+    def __call__(self, event: Event) -> None:
+        """Stop training when it is time."""
         match event:
             case EndStep():
                 self._stop_at(event.global_step + 1)
             case BeginTraining():
-                self._trainer = trainer_of(event, "StopAt")
+                self._trainer = get_trainer(event, "StopAt")
                 if self._seconds is not None:
                     _check_one_process()
                     self._deadline = time.monotonic() + self._seconds

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from penstock.events import BeginTraining
-from penstock.handlers._monitor import trainer_of
+from penstock.events import BeginTraining, Event
+from penstock.handlers._monitor import get_trainer
 
 _HEAD = ("name", "shape", "count", "dtype", "trainable")
 
@@ -45,10 +45,10 @@ class Summary:
         self._batch_size = batch_size
         self._file = file
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: Event) -> None:
         """Print the table at `BeginTraining`."""
         if isinstance(event, BeginTraining):
-            builder = trainer_of(event, "Summary").builder
+            builder = get_trainer(event, "Summary").builder
             lines = _table(builder.parameter_table())
             if self._batch_size is not None:
                 lines += _costs(builder, self._batch_size)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from penstock.events import BeginTraining, EndEpoch, EndTraining, Training
+from penstock._errors import check_installed
+from penstock._paths import expand_path
+from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers import _event_file
 from penstock.handlers._event_file import EventFile, NoEventFile
-from penstock.handlers._extras import require
-from penstock.handlers._names import named
-from penstock.handlers._readings import Reading, Readings, as_names
-from penstock.handlers._speed import Speed
-from penstock.handlers._tests import Test, Tests
+from penstock.handlers._metric_names import as_names, name_scalars
+from penstock.handlers._readings import Reading, Readings, Speed
+from penstock.handlers._test_results import Test, TestResults
 
 
 class TensorBoard:
@@ -71,43 +70,45 @@ class TensorBoard:
         histograms_every_epochs: int | None = None,
         images: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        require("tensorboard", "tensorboard", "TensorBoard")
+        check_installed("tensorboard", "tensorboard", "TensorBoard")
         if histograms_every_epochs is not None and histograms_every_epochs < 1:
             raise ValueError(
                 f"histograms_every_epochs got {histograms_every_epochs!r}, expected a positive "
                 "integer, or None. It is how many epochs lie between two. None writes none."
             )
-        self._directory = Path(directory)
+        self._directory = expand_path(directory)
         self._readings = Readings(every_steps)
         self._names = as_names(names)
         self._runs = ("train",) if test is None else ("train", "test")
-        self._tests = Tests(test, self._names)
+        self._tests = TestResults(test)
         self._histograms_every_epochs = histograms_every_epochs
         self._images = images
         self._speed = Speed()
         self._trainer: Training | None = None
         self._files: dict[str, EventFile | NoEventFile] = {}
 
-    def __call__(self, event: Any) -> None:
-        """Take note of an event, and write what there is to write."""
+    def __call__(self, event: Event) -> None:
+        """Write what is ready at an event."""
         if isinstance(event, BeginTraining):
             self._begin(event)
+        self._speed(event)
         reading = self._readings(event)
         if reading is not None:
             self._write_step(reading)
-        self._speed(event)
         if isinstance(event, EndEpoch):
             self._write_epoch(event)
         for num_steps, metrics in self._tests(event):
-            self._files["test"].add(num_steps, _event_file.scalars("epoch", metrics))
+            values = _event_file.scalars("epoch", name_scalars(metrics, self._names))
+            self._files["test"].add(num_steps, values)
         if isinstance(event, EndTraining):
             failures = [file.failure for file in self._files.values() if file.failure is not None]
             self._close()
             if failures and event.error is None:
-                raise OSError(_event_file.described(self._directory, failures[0])) from failures[0]
+                raise OSError(_event_file.explain(self._directory, failures[0])) from failures[0]
 
     def _begin(self, event: BeginTraining) -> None:
         self._close()
+        self._tests.begin(event.global_step)
         self._trainer = event.trainer
         for run in self._runs:
             self._files[run] = (
@@ -120,15 +121,16 @@ class TensorBoard:
             self._files["train"].add(0, [table])
 
     def _write_step(self, reading: Reading) -> None:
-        named_values = {**reading.rates, **named(reading.metrics, self._names)}
+        named_values = {**reading.rates, **name_scalars(reading.metrics, self._names)}
         values = _event_file.scalars("train", named_values)
-        speed = self._speed.lap(reading.num_examples)
-        if speed is not None:
-            values += _event_file.scalars("speed", {"examples_per_sec": speed})
+        lap = self._speed.end_lap()
+        if lap is not None:
+            speed = {"examples_per_sec": lap.num_examples / lap.secs}
+            values += _event_file.scalars("speed", speed)
         self._files["train"].add(reading.global_step + 1, values)
 
     def _write_epoch(self, event: EndEpoch) -> None:
-        values = _event_file.scalars("epoch", named(event.metrics, self._names))
+        values = _event_file.scalars("epoch", name_scalars(event.metrics, self._names))
         if event.data_wait is not None:
             values += _event_file.scalars("speed", {"data_wait": event.data_wait})
         if self._images is not None:

@@ -6,17 +6,26 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import optax
 
 from penstock._errors import UnknownNameError, listed, nearest
-from penstock.optimizers import _rules
+from penstock.optimizers import rules
 from penstock.optimizers._learning_rate import LearningRate, with_learning_rate
 from penstock.optimizers._moving_average import with_moving_average
 from penstock.optimizers._options import OptimizerOptions
 
-Rule = Callable[[Any, OptimizerOptions], optax.GradientTransformation]
+RuleName = Literal[
+    "adadelta", "adagrad", "adam", "adamweightdecay", "ftrl", "momentum", "rmsprop", "sgd"
+]
+"""The optimizers that follow TensorFlow 1."""
+
+Rate = float | jax.Array
+"""A learning rate as `optax.inject_hyperparams` hands it to an optimizer: traced, in the step."""
+
+Rule = Callable[[Rate, OptimizerOptions], optax.GradientTransformation]
 
 _DEFAULTS = OptimizerOptions()
 
@@ -25,10 +34,10 @@ _RULES: Mapping[str, Rule] = {
     # TensorFlow 1 adds nothing to the sum of squares; its initial value keeps it above 0.
     "adagrad": lambda rate, o: optax.adagrad(rate, o.adagrad_initial_accumulator_value, eps=0.0),
     "adam": lambda rate, o: optax.chain(
-        _rules.scale_by_adam(o.adam_beta1, o.adam_beta2, o.opt_epsilon),
+        rules.scale_by_adam(o.adam_beta1, o.adam_beta2, o.opt_epsilon),
         optax.scale_by_learning_rate(rate),
     ),
-    "adamweightdecay": lambda rate, o: _rules.adam_weight_decay(
+    "adamweightdecay": lambda rate, o: rules.adam_weight_decay(
         rate,
         o.adam_beta1,
         o.adam_beta2,
@@ -36,7 +45,7 @@ _RULES: Mapping[str, Rule] = {
         o.weight_decay_rate,
         o.exclude_from_weight_decay,
     ),
-    "ftrl": lambda rate, o: _rules.ftrl(
+    "ftrl": lambda rate, o: rules.ftrl(
         rate,
         o.ftrl_learning_rate_power,
         o.ftrl_initial_accumulator_value,
@@ -62,7 +71,7 @@ _UNFIT: Mapping[str, str] = {
 
 
 def get(
-    name: str,
+    name: RuleName | str,
     learning_rate: LearningRate,
     *,
     options: OptimizerOptions = _DEFAULTS,
@@ -99,7 +108,7 @@ def get(
     >>> (params["w"] + update["w"]).round(6).tolist()
     [0.9929289817810059, 0.9929289817810059]
     """
-    make = _maker(name, options)
+    make = _find_maker(name, options)
     optimizer = with_learning_rate(make, learning_rate)
     if max_gradient_norm is not None:
         if not max_gradient_norm > 0:
@@ -121,10 +130,12 @@ def names() -> list[str]:
     >>> "lamb" in names()
     True
     """
-    return [*_RULES, *(name for name in _of_optax() if name not in _RULES)]
+    return [*_RULES, *(name for name in _find_in_optax() if name not in _RULES)]
 
 
-def _maker(name: str, options: OptimizerOptions) -> Callable[[Any], optax.GradientTransformation]:
+def _find_maker(
+    name: str, options: OptimizerOptions
+) -> Callable[[Rate], optax.GradientTransformation]:
     """Return the function of a learning rate that makes the optimizer."""
     if name in _RULES:
         if options.optax_options:
@@ -138,9 +149,9 @@ def _maker(name: str, options: OptimizerOptions) -> Callable[[Any], optax.Gradie
     if short in _UNFIT:
         raise UnknownNameError(
             f"optimizers.get got {name!r}, expected one of optimizers.names(). {_UNFIT[short]} "
-            f"Give the Trainer what {_written(short)}(...) returns."
+            f"Give the Trainer what {_spell(short)}(...) returns."
         )
-    function = _of_optax().get(short)
+    function = _find_in_optax().get(short)
     if function is None:
         raise UnknownNameError(
             f"optimizers.get got {name!r}, expected one of {listed(_RULES)}, or the name of an "
@@ -156,12 +167,12 @@ def _maker(name: str, options: OptimizerOptions) -> Callable[[Any], optax.Gradie
     return lambda rate: function(**{first: rate}, **options.optax_options)
 
 
-def _written(name: str) -> str:
+def _spell(name: str) -> str:
     return f"optax.{name}" if name in vars(optax) else f"optax.contrib.{name}"
 
 
 @functools.cache
-def _of_optax() -> dict[str, Callable[..., Any]]:
+def _find_in_optax() -> dict[str, Callable[..., Any]]:
     """Return the optimizers of the optax that is installed, by name.
 
     They are its functions whose first argument is a learning rate.

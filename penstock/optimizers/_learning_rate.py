@@ -35,12 +35,17 @@ def with_learning_rate(
             )
         learning_rate = optax.constant_schedule(float(learning_rate))
 
-    def made(learning_rate: Any) -> optax.GradientTransformation:
+    def make_with_rate(learning_rate: float | jax.Array) -> optax.GradientTransformation:
         return make(learning_rate)
 
-    injected = optax.inject_hyperparams(made, hyperparam_dtype=jnp.float32)(learning_rate)  # pyright: ignore
+    injected = optax.inject_hyperparams(make_with_rate, hyperparam_dtype=jnp.float32)(learning_rate)  # pyright: ignore
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
         updates, new_state = injected.update(updates, state, params, **extra_args)
         # The rate is float32 and would turn bfloat16 moments into that: a second compile.
         return updates, optax.tree.cast_like(new_state, state)
@@ -48,7 +53,7 @@ def with_learning_rate(
     return optax.GradientTransformationExtraArgs(injected.init, update)
 
 
-def learning_rate(opt_state: Any) -> jax.Array | None:
+def learning_rate(opt_state: optax.OptState) -> jax.Array | None:
     """Return the learning rate of the last update; before the first, that of the first.
 
     It is an array of the optimizer's state, so a step that returns it is not held up. What

@@ -78,21 +78,24 @@ def with_moving_average(
         )
     inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: Any) -> MovingAverageState:
+    def init(params: optax.Params) -> MovingAverageState:
         # A copy, since two donated leaves cannot share memory; and bfloat16 would stand still.
         average = jax.tree.map(lambda p: jnp.array(p, jnp.float32), params)
         weight = jnp.ones((), jnp.float32)
         return MovingAverageState(jnp.zeros((), jnp.int32), weight, average, inner.init(params))
 
     def update(
-        updates: Any, state: Any, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, MovingAverageState]:
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, MovingAverageState]:
         if params is None:
             raise ValueError(
                 "with_moving_average got no parameters, expected them as the third argument of "
                 "update. They are what it averages."
             )
-        average = _averaged(state, params)
+        average = _update_average(state, params)
         num_updates: Any = optax.safe_increment(state.num_updates)
         # Kept as 1 - decay: 1 - 0.9999 in float32 is off in the fourth digit.
         least = 9 / (10 + num_updates) if is_ramped else 0.0
@@ -103,7 +106,7 @@ def with_moving_average(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def averaged_params(opt_state: Any, params: Any) -> Any:
+def averaged_params(opt_state: optax.OptState, params: optax.Params) -> Any:
     """Return the parameters with the averages that an optimizer keeps in place of those it trains.
 
     They are the moving averages of `with_moving_average`, else the averages that
@@ -125,7 +128,7 @@ def averaged_params(opt_state: Any, params: Any) -> Any:
     >>> sorted(averaged_params(opt_state, params))
     ['frozen', 'trained']
     """
-    states = averaging_states(opt_state)
+    states = find_averaging_states(opt_state)
     if not states:
         raise ValueError(
             "averaged_params got an optimizer state without a moving average, expected one. Wrap "
@@ -133,11 +136,11 @@ def averaged_params(opt_state: Any, params: Any) -> Any:
             "moving_average_decay to optimizers.get."
         )
     for state in states:
-        params = _merged(params, _average_of(state, params))
+        params = _merge(params, _get_average(state, params))
     return params
 
 
-def averaging_states(opt_state: Any) -> list[Any]:
+def find_averaging_states(opt_state: optax.OptState) -> list[Any]:
     """Return the nodes of an optimizer's state that hold the average to evaluate."""
     for kinds in (MovingAverageState, (SlowParamsState, optax.contrib.ScheduleFreeState)):
         nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds))  # noqa: B023
@@ -147,7 +150,7 @@ def averaging_states(opt_state: Any) -> list[Any]:
     return []
 
 
-def _average_of(state: Any, params: Any) -> Any:
+def _get_average(state: Any, params: optax.Params) -> Any:
     """Return the average that one state holds, of the parameters that it has."""
     if isinstance(state, SlowParamsState):
         return state.slow
@@ -155,40 +158,40 @@ def _average_of(state: Any, params: Any) -> Any:
         average = state.average
         if isinstance(average, optax.LookaheadParams):
             state = state._replace(average=average.fast)
-        trained = _like(state.average, params)
-        return optax.tree.cast_like(_averaged(state, trained), trained)
-    state = state._replace(z=_without_gaps(state.z))
-    trained = _like(state.z, params)
+        trained = _select_like(state.average, params)
+        return optax.tree.cast_like(_update_average(state, trained), trained)
+    state = state._replace(z=_drop_masked(state.z))
+    trained = _select_like(state.z, params)
     average: Any = optax.contrib.schedule_free_eval_params(state, trained)
     return optax.tree.cast_like(average, trained)
 
 
-def _without_gaps(part: Any) -> Any:
+def _drop_masked(part: Any) -> Any:
     """Return nested dicts without what a mask left out."""
     if not isinstance(part, Mapping):
         return part
     return {
-        name: _without_gaps(value)
+        name: _drop_masked(value)
         for name, value in part.items()
         if not isinstance(value, optax.MaskedNode)
     }
 
 
-def _averaged(state: MovingAverageState, params: Any) -> Any:
+def _update_average(state: MovingAverageState, params: optax.Params) -> Any:
     # Not optax.incremental_update, whose 1 - weight is rounded: with a decay of 0.9999 the average
     # was 3e-5 off after a thousand updates, this way below 1e-6.
     return jax.tree.map(lambda a, p: a + state.weight * (p - a), state.average, params)
 
 
-def _like(part: Any, whole: Any) -> Any:
+def _select_like(part: Any, whole: Any) -> Any:
     """Return those entries of nested dicts that a part of them has."""
     if not isinstance(part, Mapping):
         return whole
-    return {name: _like(value, whole[name]) for name, value in part.items()}
+    return {name: _select_like(value, whole[name]) for name, value in part.items()}
 
 
-def _merged(whole: Any, part: Any) -> Any:
+def _merge(whole: Any, part: Any) -> Any:
     """Return nested dicts with the entries of a part of them replaced."""
     if not isinstance(part, Mapping):
         return part
-    return {**whole, **{name: _merged(whole[name], value) for name, value in part.items()}}
+    return {**whole, **{name: _merge(whole[name], value) for name, value in part.items()}}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 NO_DECAY = ("LayerNorm", "layer_norm", "bias", r"(^|/)b$")
-"""What BERT leaves out of weight decay, and `b`, the name of most biases here; see `_rules`."""
+"""What BERT leaves out of weight decay, and `b`, the name of most biases here; see `rules`."""
 
 _SHARES = ("adadelta_rho", "adam_beta1", "adam_beta2", "momentum", "rmsprop_momentum")
 _NOT_NEGATIVE = (

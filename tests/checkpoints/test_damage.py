@@ -1,5 +1,6 @@
 """Damaged checkpoints are noticed, reported and left aside; foreign ones are refused."""
 
+import dataclasses
 import json
 import os
 import random
@@ -164,6 +165,20 @@ def test_folder_with_nothing_but_damaged_checkpoints_is_refused_naming_each(left
         f"  {left / str(step)}" for step in range(NEWEST, 0, -1)
     ]
     assert last == "Move the folder away to train from the beginning."
+
+
+def test_folder_with_a_number_for_a_name_and_no_file_of_ours_is_left_alone(left):
+    (left / "2024").mkdir()
+    (left / "2024" / "notes.txt").write_text("mine")
+    store = Store(every_step(left, max_to_keep=1))
+    contents = store.read_newest()
+    assert contents.position.global_step == NEWEST
+    store.write(dataclasses.replace(contents, position=Position(global_step=NEWEST + 1)))
+    assert store.steps() == [NEWEST + 1]
+    with pytest.raises(ps.CheckpointError, match=r"2024', which is no checkpoint, expected"):
+        store.write(dataclasses.replace(contents, position=Position(global_step=2024)))
+    store.close()
+    assert (left / "2024" / "notes.txt").read_text() == "mine"
 
 
 def test_what_is_no_checkpoint_is_left_alone(run, left):

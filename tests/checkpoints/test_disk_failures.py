@@ -75,8 +75,9 @@ def test_full_disk_lets_training_go_on_and_is_raised_at_the_end(expected, caplog
         assert first == "training ended, but 3 checkpoints were not written:"
         assert last == ("The trainer is valid: call trainer.save_checkpoint() when there is room.")
         for line, step in zip(lines, (6, 9, 12), strict=True):
-            assert line.startswith(f"  checkpoint of global step {step}: ")
-            assert "No space left on device" in line
+            reason = "OSError: [Errno 28] No space left on device: "
+            where = str(disk / "run" / str(step))
+            assert line == f"  checkpoint of global step {step}: {reason}{where!r}"
         assert len(failures(caplog)) == 3
         assert Store(every_step(disk / "run")).read_newest().position.global_step == 3
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock import commands
 from penstock.commands import plot
-from penstock.handlers import CSVLog, Evaluate, JSONLog, _figure
+from penstock.handlers import CSVLog, Evaluate, JSONLog, figures
 from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
 
@@ -28,7 +28,7 @@ def drawn(monkeypatch):
 
     def draw(path, what):
         panels.extend(what)
-        _figure.draw(path, what)
+        figures.draw(path, what)
 
     monkeypatch.setattr(plot, "draw", draw)
     return panels

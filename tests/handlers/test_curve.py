@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from penstock.handlers._curve import Curve, smoothed
+from penstock.handlers.figures import Curve, smooth
 
 
 @pytest.mark.parametrize("max_points", [2, 3, 10, 11])
@@ -57,13 +57,13 @@ def test_curve_that_is_cut_forgets_what_is_to_the_right():
 
 @pytest.mark.parametrize("num_points", [0, 1, 2, 5, 100])
 def test_smoothing_keeps_length_and_a_constant(num_points):
-    assert smoothed([3.0] * num_points, 4.0).tolist() == pytest.approx([3.0] * num_points)
+    assert smooth([3.0] * num_points, 4.0).tolist() == pytest.approx([3.0] * num_points)
 
 
 def test_smoothing_takes_noise_away_and_does_not_lag():
     ramp = np.arange(200.0)
     noisy = ramp + np.random.default_rng(0).normal(size=200)
-    smooth = smoothed(noisy, 5)
+    curve = smooth(noisy, 5)
     inner = slice(20, -20)
-    assert np.abs(smooth - ramp)[inner].max() < 0.5 * np.abs(noisy - ramp)[inner].max()
-    assert abs(np.mean((smooth - ramp)[inner])) < 0.1
+    assert np.abs(curve - ramp)[inner].max() < 0.5 * np.abs(noisy - ramp)[inner].max()
+    assert abs(np.mean((curve - ramp)[inner])) < 0.1

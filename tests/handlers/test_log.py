@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from penstock.handlers import Log, log
+from penstock.handlers import Log, _readings
 from tests.handlers.driving import Clock, Source, drive, linear_trainer
 from tests.networks import linear_reader
 
@@ -13,7 +13,7 @@ from tests.networks import linear_reader
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(log, "time", clock)
+    monkeypatch.setattr(_readings, "time", clock)
     return clock
 
 

@@ -9,7 +9,7 @@ import cv2
 import pytest
 
 from penstock.events import BeginTraining, EndTraining
-from penstock.handlers import Evaluate, Plot, _figure, plot
+from penstock.handlers import Evaluate, Plot, figures, plot
 from tests.handlers.driving import Clock, Source, drive, linear_trainer
 from tests.networks import linear_reader
 
@@ -21,7 +21,7 @@ def drawn(monkeypatch):
 
     def draw(path, what):
         panels.append(copy.deepcopy(what))
-        _figure.draw(path, what)
+        figures.draw(path, what)
 
     monkeypatch.setattr(plot, "draw", draw)
     return panels
@@ -189,8 +189,8 @@ def test_user_s_own_plots_are_left_alone(tmp_path):
 
 def axes_of(**options):
     points = options.pop("num_points", 5)
-    line = _figure.Line(label="a", x=range(1, points + 1), y=range(1, points + 1), **options)
-    return _figure.figure_of([_figure.Panel(title="loss", lines=[line])]).axes[0]
+    line = figures.Line(label="a", x=range(1, points + 1), y=range(1, points + 1), **options)
+    return figures.make_figure([figures.Panel(title="loss", lines=[line])]).axes[0]
 
 
 def test_many_points_are_smoothed_over_the_faint_line_and_few_are_not():
@@ -209,12 +209,12 @@ def test_axes_have_title_label_and_legend():
 
 @pytest.mark.parametrize(("values", "scale"), [([1.0, 0.1], "log"), ([-1.0, 0.0], "linear")])
 def test_logarithmic_scale_is_left_out_where_nothing_is_positive(values, scale):
-    line = _figure.Line(label="a", x=[1, 2], y=values)
-    panel = _figure.Panel(title="loss", lines=[line], is_y_log=True)
-    assert _figure.figure_of([panel]).axes[0].get_yscale() == scale
+    line = figures.Line(label="a", x=[1, 2], y=values)
+    panel = figures.Panel(title="loss", lines=[line], is_y_log=True)
+    assert figures.make_figure([panel]).axes[0].get_yscale() == scale
 
 
 def test_many_panels_fill_rows_of_three():
-    panels = [_figure.Panel(title=str(number), lines=[]) for number in range(7)]
-    figure = _figure.figure_of(panels)
+    panels = [figures.Panel(title=str(number), lines=[]) for number in range(7)]
+    figure = figures.make_figure(panels)
     assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (3, 3)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.handlers._curve import smoothed
+import numpy as np
+
+from penstock._paths import expand_path
+from penstock.events import HandlerState
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -53,12 +60,13 @@ def check_path(owner: str, path: str | os.PathLike[str]) -> Path:
     Raises:
       ValueError: its suffix is of no format that can be drawn.
     """
-    if Path(path).suffix.lower() not in FORMATS:
+    picture = expand_path(path)
+    if picture.suffix.lower() not in FORMATS:
         raise ValueError(
             f"{owner} got {os.fspath(path)!r}, expected a name that ends in {', '.join(FORMATS)}. "
             "The suffix decides the format."
         )
-    return Path(path)
+    return picture
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
@@ -66,7 +74,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
 
     The file appears whole or not at all: a viewer that reloads it never sees half a picture.
     """
-    figure = figure_of(panels)
+    figure = make_figure(panels)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -76,7 +84,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def figure_of(panels: Sequence[Panel]) -> Any:
+def make_figure(panels: Sequence[Panel]) -> Figure:
     """Return a matplotlib figure of at least one panel."""
     from matplotlib.figure import Figure
 
@@ -91,7 +99,7 @@ def figure_of(panels: Sequence[Panel]) -> Any:
     return figure
 
 
-def _draw_panel(axes: Any, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel) -> None:
     for line in panel.lines:
         color, num_points = f"C{line.color % 10}", len(line.x)
         if line.has_markers or num_points < _MIN_SMOOTHED_POINTS:
@@ -100,9 +108,9 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
             style = "--" if line.is_dashed else "-"
             axes.plot(line.x, line.y, style, c=color, label=line.label, marker=marker, ms=3.5)
         else:
-            smooth = smoothed(line.y, num_points / 50)
+            curve = smooth(line.y, num_points / 50)
             axes.plot(line.x, line.y, color=color, alpha=0.35, linewidth=0.9)
-            axes.plot(line.x, smooth, color=color, label=line.label, linewidth=1.6)
+            axes.plot(line.x, curve, color=color, label=line.label, linewidth=1.6)
     if panel.mark is not None:
         x, text = panel.mark
         axes.axvline(x, color="0.35", linestyle="--", linewidth=1, label=text)
@@ -117,3 +125,84 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if panel.lines:
         axes.legend(frameon=False, fontsize="small")
+
+
+class Curve:
+    """Points of a metric by step; when there are too many, every second one goes.
+
+    What is kept are points as they came, evenly spread: a mean of several would show less noise
+    than there was. A value that is not finite is left out.
+
+    Arguments:
+      max_points: how many points are kept at most.
+
+    >>> curve = Curve(max_points=4)
+    >>> for step in range(10):
+    ...     curve.add(step, step / 2)
+    >>> curve.x, curve.y
+    ([0, 4, 8], [0.0, 2.0, 4.0])
+    """
+
+    def __init__(self, max_points: int = 2000) -> None:
+        self.x: list[float] = []
+        self.y: list[float] = []
+        self._max_points = max_points
+        self._stride = 1
+        self._num_skipped = 0
+
+    def add(self, x: float, y: float) -> None:
+        """Add a point to the right of the others."""
+        if not math.isfinite(y):
+            return
+        if self.x and self._num_skipped + 1 < self._stride:
+            self._num_skipped += 1
+            return
+        self._num_skipped = 0
+        self.x.append(x)
+        self.y.append(y)
+        if len(self.x) > self._max_points:
+            # One is left over at the end; it counts as skipped where it is not kept.
+            self._num_skipped = self._stride * ((len(self.x) - 1) % 2)
+            self.x, self.y = self.x[::2], self.y[::2]
+            self._stride *= 2
+
+    def cut(self, x: float) -> None:
+        """Forget the points to the right of `x`."""
+        count = sum(1 for each in self.x if each <= x)
+        if count < len(self.x):
+            del self.x[count:], self.y[count:]
+            self._num_skipped = 0
+
+    def get_state(self) -> HandlerState:
+        """Return what `set_state` needs, as JSON has it."""
+        return {
+            "x": list(self.x),
+            "y": list(self.y),
+            "stride": self._stride,
+            "num_skipped": self._num_skipped,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.x, self.y = list(state["x"]), list(state["y"])
+        self._stride, self._num_skipped = int(state["stride"]), int(state["num_skipped"])
+
+
+def smooth(values: Sequence[float], width: float) -> np.ndarray:
+    """Return values smoothed by a Gaussian of standard deviation `width` points, `[N]`.
+
+    It lags behind nowhere, as an exponential mean would. Near the ends the mean is over what there
+    is on both sides.
+
+    >>> smooth([0.0, 0.0, 1.0, 0.0, 0.0], 0.5).round(2).tolist()
+    [0.0, 0.11, 0.79, 0.11, 0.0]
+    """
+    points = np.asarray(values, float)
+    if not points.size:
+        return points
+    radius = min(max(math.ceil(3 * width), 1), len(points) - 1)
+    offsets = np.arange(-radius, radius + 1)
+    kernel = np.exp(-0.5 * (offsets / max(width, 1e-3)) ** 2)
+    inside = slice(radius, radius + len(points))
+    sums = np.convolve(points, kernel)[inside]
+    return sums / np.convolve(np.ones_like(points), kernel)[inside]

@@ -28,11 +28,13 @@ def scale_by_adam(
     0.0307
     """
 
-    def init(params: Any) -> optax.ScaleByAdamState:
+    def init(params: optax.Params) -> optax.ScaleByAdamState:
         mu, nu = optax.tree.zeros_like(params), optax.tree.zeros_like(params)
         return optax.ScaleByAdamState(count=jnp.zeros((), jnp.int32), mu=mu, nu=nu)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.ScaleByAdamState]:
         del params
         count: Any = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(updates, state.mu, beta1, 1)
@@ -54,7 +56,7 @@ def _one_minus_power(decay: float, count: jax.Array) -> jax.Array:
 
 
 def adam_weight_decay(
-    learning_rate: Any,
+    learning_rate: float | jax.Array,
     beta1: float,
     beta2: float,
     epsilon: float,
@@ -77,7 +79,7 @@ def adam_weight_decay(
     """
     pattern = re.compile("|".join(f"(?:{each})" for each in exclude) or r"(?!)")
 
-    def decays(params: Any) -> Any:
+    def decays(params: optax.Params) -> Any:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         of_layers = {path[:-1] for path in paths if _text(path[-1:]) not in _OF_NORMS}
 
@@ -109,7 +111,11 @@ class FtrlState(NamedTuple):
 
 
 def ftrl(
-    learning_rate: Any, power: float, initial_accumulator_value: float, l1: float, l2: float
+    learning_rate: float | jax.Array,
+    power: float,
+    initial_accumulator_value: float,
+    l1: float,
+    l2: float,
 ) -> optax.GradientTransformation:
     """Return FTRL-proximal (McMahan et al. 2013) as TensorFlow 1 has it.
 
@@ -126,11 +132,13 @@ def ftrl(
     0.688954
     """
 
-    def init(params: Any) -> FtrlState:
+    def init(params: optax.Params) -> FtrlState:
         accumulator = optax.tree.full_like(params, initial_accumulator_value)
         return FtrlState(accumulator, optax.tree.zeros_like(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, FtrlState]:
         if params is None:
             raise ValueError(
                 "ftrl got no parameters, expected them as the third argument of update. Its step "
