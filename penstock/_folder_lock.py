@@ -1,4 +1,8 @@
-"""One run at a time in a folder: a file there says which process is at work."""
+"""One run at a time in a folder: a file there says which process is at work.
+
+Not `flock` alone: forked workers inherit a kernel's lock and outlive a killed parent; on some
+shared file systems it holds for one machine only; and it says neither who has it nor since when.
+"""
 
 from __future__ import annotations
 
@@ -62,19 +66,19 @@ class Holder:
             token=token,
             pid=os.getpid(),
             host=socket.gethostname(),
-            boot=_boot(),
-            namespace=_namespace(),
-            started=_start_of(os.getpid()) or "",
+            boot=_read_boot(),
+            namespace=_read_namespace(),
+            started=_read_start(os.getpid()) or "",
             since=datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
         )
 
     def is_alive(self) -> bool | None:
         """Return whether the process runs; None where it cannot be seen from here."""
-        if self.boot != _boot() or self.namespace != _namespace():
+        if self.boot != _read_boot() or self.namespace != _read_namespace():
             return None
         if not self.boot and (self.host != socket.gethostname() or sys.platform == "win32"):
             return None
-        started = _start_of(self.pid)
+        started = _read_start(self.pid)
         if started is not None:
             return started == self.started
         try:
@@ -197,7 +201,7 @@ class FolderLock:
         if not self._create():
             found = _read(self.path)
             if found is not None:
-                raise self._refusal(found.holder)
+                raise self._make_refusal(found.holder)
 
     def _create(self) -> bool:
         """Make the file; return whether it is ours."""
@@ -232,9 +236,9 @@ class FolderLock:
         if is_alive is None:
             is_alive = self._is_renewed(found)
         if is_alive:
-            raise self._refusal(found.holder)
-        # Of two that have come to this point one must not remove the other's new file.
-        with _alone_in(self.folder):
+            raise self._make_refusal(found.holder)
+        # Of two processes that got here, one must not remove the new file of the other.
+        with _exclude_others(self.folder):
             if found.is_same(_read(self.path)):
                 self.path.unlink(missing_ok=True)
 
@@ -261,7 +265,7 @@ class FolderLock:
                 return True
         return False
 
-    def _refusal(self, holder: Holder | None) -> FolderInUseError:
+    def _make_refusal(self, holder: Holder | None) -> FolderInUseError:
         end = "end the other one first"
         if holder is not None and holder.is_alive() is None:
             end += f"; if that process is certainly gone, delete {str(self.path)!r}"
@@ -279,7 +283,7 @@ class FolderLock:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _exclude_others(folder: Path) -> Iterator[None]:
     """Let one process at a time inside, where the file system can; it takes a millisecond."""
     if sys.platform == "win32":
         yield
@@ -309,12 +313,12 @@ def _read(path: Path) -> _Found | None:
         return _Found(None, mtime)
 
 
-def _boot() -> str:
+def _read_boot() -> str:
     """Return which start of which kernel this is."""
-    return _text("/proc/sys/kernel/random/boot_id").strip()
+    return _read_text("/proc/sys/kernel/random/boot_id").strip()
 
 
-def _namespace() -> str:
+def _read_namespace() -> str:
     """Return where process ids count: each container has its own."""
     try:
         return os.readlink("/proc/self/ns/pid")
@@ -322,15 +326,16 @@ def _namespace() -> str:
         return ""
 
 
-def _start_of(pid: int) -> str | None:
+def _read_start(pid: int) -> str | None:
     """Return when a process started, in ticks since the boot; None where that cannot be read."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()  # its name may hold anything
+    # The program's name, in brackets before these fields, may hold anything.
+    fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(fields) <= 19:
         return None
     return "dead" if fields[0] in ("Z", "X") else fields[19]  # ended, and not waited for yet
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

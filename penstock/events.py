@@ -48,6 +48,12 @@ scalars. Without it a type checker takes metrics for anything."""
 Rate = float | dict[str, float] | None
 """The learning rate of a step; by objective, where there are several."""
 
+ReaderLike = Callable[[], Iterable[Any]] | Iterable[Any]
+"""What yields batches or samples more than once; see `penstock.readers`."""
+
+FeedOrder = Sequence[str] | Mapping[str, int]
+"""The input names in the order of a sample's fields, or the field of each."""
+
 HandlerState = dict[str, Any]
 """What a handler's `get_state` returns for a checkpoint: whatever JSON holds."""
 
@@ -92,8 +98,8 @@ class Training(Protocol):
 
     def test(
         self,
-        reader: Callable[[], Iterable[Any]] | Iterable[Any],
-        feed_order: Sequence[str] | Mapping[str, int] | None = None,
+        reader: ReaderLike,
+        feed_order: FeedOrder | None = None,
         *,
         averaged: bool = False,
     ) -> Any:

@@ -170,12 +170,12 @@ def test_test_metrics_stand_beside_the_epochs(clock):
     ],
 )
 def test_metrics_are_named(metrics, text):
-    assert progress._shown(progress.named(metrics, ("loss", "accuracy"))) == text
+    assert progress._format_metrics(progress.name_scalars(metrics, ("loss", "accuracy"))) == text
 
 
 @pytest.mark.parametrize(("secs", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3725, "1:02:05")])
 def test_durations_are_readable(secs, text):
-    assert _pace._duration(secs) == text
+    assert _pace._format_duration(secs) == text
 
 
 def test_terminal_gets_one_line_for_each_epoch_and_its_cursor_back(terminal, clock):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 _DEFAULT_SECS = 300.0
 
@@ -54,7 +54,7 @@ class CheckpointConfig:
     is_asynchronous: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers, and save each epoch where nothing else is asked for."""
+        """Check the numbers, and save each epoch where no interval is given."""
         for name in ("save_interval_steps", "save_interval_epochs", "max_to_keep"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -78,14 +78,16 @@ class CheckpointConfig:
             # An epoch may take hours, and a process that is killed saves nothing at its end.
             object.__setattr__(self, "save_interval_secs", _DEFAULT_SECS)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return it as a dict that JSON can hold."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         monitor = getattr(self.monitor, "__qualname__", self.monitor)
         return {**fields, "directory": os.fspath(self.directory), "monitor": monitor}
 
 
-def config_of(checkpoint: Any) -> CheckpointConfig | None:
+def config_of(
+    checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
+) -> CheckpointConfig | None:
     """Return the configuration that a `Trainer` was given, or that a folder's name stands for.
 
     Raises:

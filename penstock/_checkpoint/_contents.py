@@ -1,4 +1,8 @@
-"""What a checkpoint holds: leaves by name, checked by CRC-32C, and a description in JSON."""
+"""What a checkpoint holds: leaves by name, checked by CRC-32C, and a description in JSON.
+
+Orbax notices a file that was cut off, but not always a bit that was flipped: so every array has a
+checksum in the description, and the description one of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,61 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from penstock._checkpoint._position import Position
 from penstock._errors import CheckpointError
 
 FORMAT = 1
+
+JSONObject = Mapping[str, Any]
+"""What JSON holds by name."""
+
+
+class Leaf(Protocol):
+    """An array, or what stands for one that is not there yet."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype, as NumPy knows it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a training run is after a launch, or at the end of an epoch.
+
+    Attributes:
+      global_step: steps done, over all calls of `train`.
+      epoch: the epoch that runs, or that runs next.
+      step: steps done of that epoch; 0 between epochs.
+      num_examples: examples of those steps.
+      call: which call of `train` it is, from 0.
+      first_epoch: the epoch in which that call began.
+      reader_state: what the reader's iterator returned from `get_state`, one for each process, or
+        None where it has none; between epochs that of the epoch before.
+      batch_sizes: the sizes that batches are padded to, by mode.
+    """
+
+    global_step: int = 0
+    epoch: int = 0
+    step: int = 0
+    num_examples: int = 0
+    call: int = 0
+    first_epoch: int = 0
+    reader_state: Any = None
+    batch_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def as_json(self) -> JSONObject:
+        """Return it as a dict that JSON can hold."""
+        return {**dataclasses.asdict(self), "batch_sizes": dict(self.batch_sizes)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,10 +80,10 @@ class Contents:
 
     leaves: Mapping[str, np.ndarray]
     position: Position
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extra: JSONObject = dataclasses.field(default_factory=dict)
     metric: float | None = None
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, str | int]:
         """Return everything but the arrays, for JSON, with a checksum of each and of itself."""
         body = json.dumps(
             {
@@ -50,7 +100,7 @@ class Contents:
         return {"body": body, "crc32c": checksum(np.frombuffer(body.encode(), np.uint8))}
 
 
-def host_leaves(names: Sequence[str], leaves: Sequence[Any]) -> dict[str, np.ndarray]:
+def host_leaves(names: Sequence[str], leaves: Sequence[jax.Array]) -> dict[str, np.ndarray]:
     """Return arrays on the host by name; waits for the device."""
     fetched = [np.asarray(leaf) for leaf in jax.device_get(list(leaves))]
     return dict(zip(names, fetched, strict=True))
@@ -63,7 +113,7 @@ def checksum(array: np.ndarray) -> int:
     return crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-def read(description: Mapping[str, Any], leaves: Mapping[str, Any], where: str) -> Contents:
+def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) -> Contents:
     """Return the contents that a description and arrays make, every checksum verified.
 
     Raises:
@@ -100,7 +150,7 @@ def read(description: Mapping[str, Any], leaves: Mapping[str, Any], where: str) 
     )
 
 
-def metric_of(path: Path) -> float | None:
+def read_metric(path: Path) -> float | None:
     """Return the metric of the checkpoint in a folder, None where it has none or is damaged."""
     try:
         description = json.loads((path / "description" / "metadata").read_text())
@@ -110,23 +160,27 @@ def metric_of(path: Path) -> float | None:
     return metric if isinstance(metric, float) else None
 
 
-def check_fits(contents: Contents, names: Sequence[str], leaves: Sequence[Any], where: str) -> None:
+def check_fits(
+    contents: Contents, names: Sequence[str], leaves: Sequence[Leaf], where: str
+) -> None:
     """Raise unless a checkpoint holds the leaves of this program's state, and no others.
 
     Raises:
       CheckpointError: listing every difference.
     """
     table = dict(zip(names, leaves, strict=True))
-    lines = [f"  missing: {name} {_shown(table[name])}" for name in table.keys() - contents.leaves]
+    lines = [
+        f"  missing: {name} {_format_leaf(table[name])}" for name in table.keys() - contents.leaves
+    ]
     lines += [
-        f"  extra: {name} {_shown(value)}"
+        f"  extra: {name} {_format_leaf(value)}"
         for name, value in contents.leaves.items()
         if name not in table
     ]
     lines += [
-        f"  mismatched: {name} got {_shown(value)}, expected {_shown(table[name])}"
+        f"  mismatched: {name} got {_format_leaf(value)}, expected {_format_leaf(table[name])}"
         for name, value in contents.leaves.items()
-        if name in table and _shown(value) != _shown(table[name])
+        if name in table and _format_leaf(value) != _format_leaf(table[name])
     ]
     if lines:
         raise CheckpointError(
@@ -137,5 +191,5 @@ def check_fits(contents: Contents, names: Sequence[str], leaves: Sequence[Any], 
         )
 
 
-def _shown(leaf: Any) -> str:
+def _format_leaf(leaf: Leaf) -> str:
     return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"

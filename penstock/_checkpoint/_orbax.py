@@ -9,21 +9,24 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from penstock._errors import CheckpointError
 
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
+
 TEMPORARY = "*.orbax-checkpoint-tmp*"
-"""How the folders are called that Orbax writes into before it renames them."""
+"""The names of the folders that Orbax writes into before it renames them."""
 
 
 _PATIENCE_SECS = 10.0
 
 
-def checkpointer() -> Any:
+def make_checkpointer() -> ocp.Checkpointer:
     """Return what writes and reads a checkpoint for this process alone.
 
     By its own settings Orbax compresses with zstd and copies each array first. That takes 120 ms of
@@ -37,7 +40,7 @@ def checkpointer() -> Any:
         active_processes={only_this},
         barrier_sync_key_prefix=f"penstock_{only_this}",
     )
-    arrays = _array_handler()
+    arrays = _make_array_handler()
     state = ocp.PyTreeCheckpointHandler(
         use_compression=False,
         type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, arrays)),
@@ -51,7 +54,7 @@ def checkpointer() -> Any:
     return ocp.Checkpointer(both, multiprocessing_options=alone)
 
 
-def _array_handler() -> Any:
+def _make_array_handler() -> ocp.type_handlers.NumpyHandler:
     """Return what writes and reads NumPy arrays, and ends no read before the others have ended.
 
     Orbax raises what failed first and closes the event loop that the other reads, still on their
@@ -121,20 +124,20 @@ def wait_for_threads() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Orbax from telling the log of every file; what others log is left alone."""
+    """Keep Orbax from logging every file; what others log is left alone."""
     import orbax.checkpoint as ocp
 
     logger = logging.getLogger("absl")  # which Orbax shares with everything else of Google's
-    of_orbax = _ButOf(str(Path(str(ocp.__file__)).parent))
-    logger.addFilter(of_orbax)
+    without_orbax = _WithoutFolder(str(Path(str(ocp.__file__)).parent))
+    logger.addFilter(without_orbax)
     try:
         yield
     finally:
-        logger.removeFilter(of_orbax)
+        logger.removeFilter(without_orbax)
 
 
-class _ButOf(logging.Filter):
-    """Drops what the files in a folder log."""
+class _WithoutFolder(logging.Filter):
+    """Drops what is logged by the files in a folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()

@@ -11,13 +11,16 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock._checkpoint import _contents, _orbax
 from penstock._checkpoint._config import CheckpointConfig
 from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError, find_os_error
 from penstock._paths import expand_path
+
+if TYPE_CHECKING:
+    from orbax.checkpoint import Checkpointer
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -53,11 +56,11 @@ class Store:
                 f"checkpoint got directory={str(config.directory)!r}, which is a file, expected a "
                 "folder or a new name."
             )
-        self._checkpointer: Any = None
+        self._checkpointer: Checkpointer | None = None
         self._metrics: dict[int, float | None] = {}  # by step, of those that this one has met
 
     def prepare(self) -> None:
-        """Import what writing needs: 0.25 s of a core that no step should miss."""
+        """Import what writing needs: later it would take 0.25 s of a core from the steps."""
         import orbax.checkpoint  # noqa: F401
 
         import penstock._checksums  # noqa: F401
@@ -141,7 +144,7 @@ class Store:
                 "what is there away."
             )
         with _orbax.plain_name(self.directory) as directory:
-            self._opened().save(
+            self._get_checkpointer().save(
                 directory / str(step),
                 args=ocp.args.Composite(
                     state=ocp.args.PyTreeSave(dict(contents.leaves)),
@@ -150,7 +153,7 @@ class Store:
             )
         self._metrics[step] = contents.metric
         steps = self.steps()
-        for other in set(steps) - self._kept(steps, step):
+        for other in set(steps) - self._choose_kept(steps, step):
             self._set_aside(other)
         shutil.rmtree(self.directory / _ASIDE, ignore_errors=True)
 
@@ -160,14 +163,14 @@ class Store:
         shutil.rmtree(aside / str(step), ignore_errors=True)
         (self.directory / str(step)).rename(aside / str(step))
 
-    def _kept(self, steps: Sequence[int], written: int) -> set[int]:
+    def _choose_kept(self, steps: Sequence[int], written: int) -> set[int]:
         """Return the newest and the best of some steps, and the one written last."""
         config = self.config
         kept = {written, *sorted(steps)[-config.max_to_keep :]}
         if config.num_best:
             for step in steps:
                 if step not in self._metrics:
-                    self._metrics[step] = _contents.metric_of(self.directory / str(step))
+                    self._metrics[step] = _contents.read_metric(self.directory / str(step))
             sign = 1 if config.mode == "min" else -1
             rated = [(self._metrics[step], step) for step in steps]
             rated = [(sign * m, -step) for m, step in rated if m is not None and not math.isnan(m)]
@@ -185,7 +188,7 @@ class Store:
         where = str(self.directory / str(step))
         try:
             with _orbax.quiet(), _orbax.plain_name(self.directory) as directory:
-                restored = self._opened().restore(
+                restored = self._get_checkpointer().restore(
                     directory / str(step),
                     args=ocp.args.Composite(
                         state=ocp.args.PyTreeRestore(), description=ocp.args.JsonRestore()
@@ -231,9 +234,9 @@ class Store:
                 self._checkpointer.close()
             self._checkpointer = None
 
-    def _opened(self) -> Any:
+    def _get_checkpointer(self) -> Checkpointer:
         if self._checkpointer is None:
-            self._checkpointer = _orbax.checkpointer()
+            self._checkpointer = _orbax.make_checkpointer()
         return self._checkpointer
 
 

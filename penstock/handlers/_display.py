@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from penstock.handlers._pace import Pace
@@ -97,7 +98,7 @@ class Live:
 
     def update(self, pace: Pace, text: str) -> None:
         free = self._progress.console.width - len(f"- {pace.epoch}  ") - _BAR_CHARS[0]
-        text = _fitting(f"{pace.steps}{text}", pace.rates(), free)
+        text = _fit(f"{pace.steps}{text}", pace.rates(), free)
         self._bar.bar_width = min(max(_BAR_CHARS[0] + free - len(text), 1), _BAR_CHARS[1])
         self._progress.update(
             self._task,
@@ -127,7 +128,7 @@ class Notebook:
 
     interval_secs = _LIVE_INTERVAL_SECS
 
-    def __init__(self, show: Any) -> None:
+    def __init__(self, show: Callable[..., Any]) -> None:
         self._lines: list[str] = []
         self._output = show({"text/plain": ""}, raw=True, display_id=True)
 
@@ -147,7 +148,7 @@ class Notebook:
         self._output.update({"text/plain": "\n".join([*self._lines, *live])}, raw=True)
 
 
-def display(file: TextIO) -> Display:
+def make_display(file: TextIO) -> Display:
     """Return what suits a file."""
     if file is sys.stdout and _is_notebook():
         return Notebook(importlib.import_module("IPython.display").display)
@@ -162,7 +163,7 @@ def _is_notebook() -> bool:
     return hasattr(shell, "kernel")  # IPython on a terminal has none
 
 
-def _fitting(text: str, more: list[str], num_chars: int) -> str:
+def _fit(text: str, more: list[str], num_chars: int) -> str:
     """Return `text` with as many of the parts after it as fit, cut if it does not fit itself."""
     for count in range(len(more), -1, -1):
         whole = text + "".join(more[:count])

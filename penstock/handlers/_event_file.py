@@ -15,13 +15,20 @@ import time
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 _LOGGER = logging.getLogger("penstock")
 
 _NUM_BUCKETS = 30
+
+Images = np.ndarray | Sequence[np.ndarray]
+"""One image `[H, W, C]`, several `[N, H, W, C]`, or a list of images."""
 
 
 class EventFile:
@@ -48,7 +55,7 @@ class EventFile:
         start = _proto("event").SessionLog
         self._write(step=num_steps + 1, session_log=start(status=start.START))
 
-    def add(self, num_steps: int, values: Sequence[Any]) -> None:
+    def add(self, num_steps: int, values: Sequence[Message]) -> None:
         """Append values for the state after `num_steps` steps."""
         try:
             self._write(step=num_steps, summary=_proto("summary").Summary(value=values))
@@ -61,7 +68,7 @@ class EventFile:
         """Close the file."""
         self._file.close()
 
-    def _write(self, **fields: Any) -> None:
+    def _write(self, **fields: object) -> None:
         """Append an event as a record: length, its checksum, the message, its checksum."""
         data = _proto("event").Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(data))
@@ -90,25 +97,25 @@ class NoEventFile:
 
     failure = None
 
-    def add(self, num_steps: int, values: Sequence[Any]) -> None:
+    def add(self, num_steps: int, values: Sequence[Message]) -> None:
         """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
-def scalars(prefix: str, values: Mapping[str, float]) -> list[Any]:
+def scalars(prefix: str, values: Mapping[str, float]) -> list[Message]:
     """Return scalars by name as `prefix/name`."""
     value = _proto("summary").Summary.Value
     return [value(tag=f"{prefix}/{name}", simple_value=v) for name, v in values.items()]
 
 
-def text(tag: str, markdown: str) -> Any:
+def text(tag: str, markdown: str) -> Message:
     """Return a text."""
     return _value("text", tag, _strings([markdown.encode()]))
 
 
-def histogram(tag: str, values: np.ndarray) -> Any:
+def histogram(tag: str, values: np.ndarray) -> Message:
     """Return the distribution of an array's finite values in thirty buckets of equal width."""
     flat = np.asarray(values, np.float64).ravel()
     counts, edges = np.histogram(flat[np.isfinite(flat)], bins=_NUM_BUCKETS)
@@ -117,7 +124,7 @@ def histogram(tag: str, values: np.ndarray) -> Any:
     return _value("histogram", tag, _tensor("DT_DOUBLE", buckets.shape, tensor_content=content))
 
 
-def images(tag: str, pictures: Any) -> Any:
+def images(tag: str, pictures: Images) -> Message:
     """Return one image `[H, W, C]` or several, as PNG; `C` is 1, 3 (RGB) or 4 (RGBA).
 
     Raises:
@@ -147,18 +154,18 @@ def images(tag: str, pictures: Any) -> Any:
     return _value("image", tag, _strings([*size, *encoded]))
 
 
-def _value(plugin: str, tag: str, tensor: Any) -> Any:
+def _value(plugin: str, tag: str, tensor: Message) -> Message:
     """Return a value that one of TensorBoard's plugins shows."""
     metadata: Any = importlib.import_module(f"tensorboard.plugins.{plugin}.metadata")
     summary = metadata.create_summary_metadata(display_name=None, description=None)
     return _proto("summary").Summary.Value(tag=tag, metadata=summary, tensor=tensor)
 
 
-def _strings(values: Sequence[bytes]) -> Any:
+def _strings(values: Sequence[bytes]) -> Message:
     return _tensor("DT_STRING", [len(values)], string_val=values)
 
 
-def _tensor(dtype: str, sizes: Sequence[int], **content: Any) -> Any:
+def _tensor(dtype: str, sizes: Sequence[int], **content: object) -> Message:
     shape = _proto("tensor_shape").TensorShapeProto
     return _proto("tensor").TensorProto(
         dtype=dtype,
@@ -167,7 +174,7 @@ def _tensor(dtype: str, sizes: Sequence[int], **content: Any) -> Any:
     )
 
 
-def _proto(name: str) -> Any:
+def _proto(name: str) -> ModuleType:
     """Return a module of TensorBoard's messages, imported when a file is written."""
     return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
 

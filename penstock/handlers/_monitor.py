@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from penstock._errors import UnknownNameError, listed, nearest
-from penstock.events import BeginTraining, EndEpoch, HandlerState, Metrics, Training
+from penstock.events import BeginTraining, EndEpoch, HandlerState, Metrics, ReaderLike, Training
 from penstock.handlers._metric_names import as_names, encode_json, name_scalars
 
 Mode = Literal["min", "max"]
@@ -103,7 +103,7 @@ class Plateau:
         min_delta: float,
         mode: Mode,
         names: Sequence[str],
-        reader: Any,
+        reader: ReaderLike | None,
         test: Callable[[], Metrics] | None,
     ) -> None:
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
@@ -166,7 +166,7 @@ class Plateau:
         return {"best": encode_json(self.best), "num_bad_epochs": self.num_bad_epochs}
 
     @state.setter
-    def state(self, state: Mapping[str, Any]) -> None:
+    def state(self, state: HandlerState) -> None:
         self.best = None if state["best"] is None else float(state["best"])
         self.num_bad_epochs = int(state["num_bad_epochs"])
 

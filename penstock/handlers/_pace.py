@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Device(Protocol):
+    """What is asked of a device of JAX, whose class has no public name for annotations."""
+
+    def memory_stats(self) -> Mapping[str, int] | None:
+        """Return the bytes in use and others, where the backend counts them."""
+        ...
 
 
 class Pace:
@@ -12,7 +21,9 @@ class Pace:
     The first launch is left out of the rates, as it compiles.
     """
 
-    def __init__(self, first_epoch: int = 0, num_epochs: int = 0, device: Any = None) -> None:
+    def __init__(
+        self, first_epoch: int = 0, num_epochs: int = 0, device: Device | None = None
+    ) -> None:
         self.step = 0
         self.num_steps: int | None = None
         self._first_epoch = first_epoch
@@ -93,14 +104,14 @@ class Pace:
         """
         speed, left = self.examples_per_sec, self.secs_left
         return [
-            "" if speed is None else f"  {_short(speed)} ex/s",
-            "" if left is None else f"  {_duration(left)} left",
+            "" if speed is None else f"  {_format_count(speed)} ex/s",
+            "" if left is None else f"  {_format_duration(left)} left",
             self.wait,
-            _memory(self._device),
+            _format_memory(self._device),
         ]
 
 
-def _memory(device: Any) -> str:
+def _format_memory(device: Device | None) -> str:
     """Return what is in use of a device's memory; nothing where the backend does not say."""
     stats = None if device is None else device.memory_stats()
     if not stats or "bytes_in_use" not in stats:
@@ -109,14 +120,14 @@ def _memory(device: Any) -> str:
     return f"  {stats['bytes_in_use'] / 2**30:.1f}{limit} GiB"
 
 
-def _short(count: float) -> str:
+def _format_count(count: float) -> str:
     for size, suffix in ((1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.1f}{suffix}"
     return f"{count:.3g}"
 
 
-def _duration(secs: float) -> str:
+def _format_duration(secs: float) -> str:
     minutes, seconds = divmod(round(secs), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

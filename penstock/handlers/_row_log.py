@@ -137,7 +137,7 @@ class RowLog(abc.ABC):
             self._write(self._rows.take())
         return self._rows.state
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: HandlerState) -> None:
         """Go on counting seconds and examples from a state."""
         self._rows.state = state
 
@@ -214,7 +214,7 @@ class Rows:
         return {"global_step": self._global_step, "seconds": seconds, "examples": examples}
 
     @state.setter
-    def state(self, state: Mapping[str, Any]) -> None:
+    def state(self, state: HandlerState) -> None:
         self._readings = Readings(self._every_steps)
         if self._start is not None:  # BeginTraining was there already
             self._start = time.monotonic()

@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 _MAX_SOURCE_CHARS = 70
 
 
+TraceEvent = Mapping[str, Any]
+"""An event of Chrome's trace format."""
+
+
 class Operation(NamedTuple):
     """An operation of a compiled program: what it took over all its runs, and where it is from."""
 
@@ -78,12 +82,12 @@ def _short(source: str) -> str:
     return source if len(source) <= _MAX_SOURCE_CHARS else "..." + source[3 - _MAX_SOURCE_CHARS :]
 
 
-def _key(event: Mapping[str, Any]) -> tuple[str, str]:
+def _key(event: TraceEvent) -> tuple[str, str]:
     args = event.get("args", {})
     return args.get("hlo_module", ""), args.get("hlo_op", event["name"])
 
 
-def _operation_events(events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _operation_events(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
     """Yield the events that are operations: on an accelerator's streams, else on the CPU's threads.
 
     An accelerator's other lines repeat them under other names: by module, by step, by source line.
@@ -108,10 +112,10 @@ def _operation_events(events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[s
 
 
 def _self_times(
-    events: Iterable[Mapping[str, Any]],
-) -> Iterator[tuple[Mapping[str, Any], float]]:
+    events: Iterable[TraceEvent],
+) -> Iterator[tuple[TraceEvent, float]]:
     """Yield events with the microseconds they took without those that lie within them."""
-    lines: dict[tuple[Any, Any], list[Mapping[str, Any]]] = collections.defaultdict(list)
+    lines: dict[tuple[Any, Any], list[TraceEvent]] = collections.defaultdict(list)
     for event in events:
         lines[event["pid"], event["tid"]].append(event)
     for line in lines.values():
@@ -128,7 +132,7 @@ def _self_times(
             yield event, max(event.get("dur", 0) - within, 0.0)
 
 
-def _end(event: Mapping[str, Any]) -> float:
+def _end(event: TraceEvent) -> float:
     return event["ts"] + event.get("dur", 0)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from penstock.events import (
     Event,
     HandlerState,
     Metrics,
+    ReaderLike,
     Training,
 )
 from penstock.handlers._monitor import Mode, Plateau
@@ -73,7 +74,7 @@ class EarlyStopping:
         min_delta: float = 0.0,
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
-        reader: Any = None,
+        reader: ReaderLike | None = None,
         test: Callable[[], Metrics] | None = None,
         restore_best: bool = False,
         file: TextIO | None = None,
@@ -151,7 +152,7 @@ class EarlyStopping:
         """Return best value, count and whether training was stopped, as JSON holds them."""
         return {**self._plateau.state, "has_stopped": self._has_stopped}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: HandlerState) -> None:
         """Go on from where an earlier part of the run was; stop if it was stopped there."""
         self._plateau.state = state
         self._has_stopped = bool(state["has_stopped"])

@@ -7,9 +7,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import jax
 
@@ -20,7 +20,9 @@ from penstock.events import (
     EndEpoch,
     EndStep,
     Event,
+    FeedOrder,
     HandlerState,
+    ReaderLike,
     Training,
 )
 from penstock.handlers._metric_names import as_names, encode_json, name_scalars
@@ -77,7 +79,7 @@ class Evaluate:
 
     def __init__(
         self,
-        reader: Any,
+        reader: ReaderLike,
         *,
         every_steps: int | None = None,
         every_epochs: int | None = 1,
@@ -85,7 +87,7 @@ class Evaluate:
         mode: Mode = "min",
         best_path: str | os.PathLike[str] | None = None,
         names: Sequence[str] = ("loss",),
-        feed_order: Any = None,
+        feed_order: FeedOrder | None = None,
         averaged: bool = False,
         file: TextIO | None = None,
     ) -> None:
@@ -147,7 +149,7 @@ class Evaluate:
         """Return the results as JSON holds them."""
         return {"results": encode_json(self.results)}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: HandlerState) -> None:
         """Take the results of the run's earlier part."""
         self.results = [
             (int(step), {name: float(value) for name, value in metrics.items()})

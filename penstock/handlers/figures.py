@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -182,7 +182,7 @@ class Curve:
             "num_skipped": self._num_skipped,
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: HandlerState) -> None:
         """Go on from a state."""
         self.x, self.y = list(state["x"]), list(state["y"])
         self._stride, self._num_skipped = int(state["stride"]), int(state["num_skipped"])

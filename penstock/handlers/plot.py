@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
@@ -147,7 +146,7 @@ class Plot:
             for part, curves in self._curves.items()
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: HandlerState) -> None:
         """Go on with the curves of a checkpoint."""
         for part, curves in self._curves.items():
             curves.clear()

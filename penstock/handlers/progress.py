@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 import jax
 
@@ -19,9 +19,9 @@ from penstock.events import (
     Event,
     Metrics,
 )
-from penstock.handlers._display import Display, Nothing, display
+from penstock.handlers._display import Display, Nothing, make_display
 from penstock.handlers._metric_names import as_names, name_scalars
-from penstock.handlers._pace import Pace
+from penstock.handlers._pace import Device, Pace
 
 
 class Progress:
@@ -81,8 +81,8 @@ class Progress:
                 self._is_held_ready = self._held is not None
             case BeginTraining():
                 self._display.close()
-                self._display = display(self._file or sys.stdout)
-                self._pace = Pace(event.epoch, event.num_epochs, _device(event))
+                self._display = make_display(self._file or sys.stdout)
+                self._pace = Pace(event.epoch, event.num_epochs, _get_device(event))
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs
             case BeginEpoch():
@@ -97,7 +97,7 @@ class Progress:
     def _begin_epoch(self, event: BeginEpoch) -> None:
         self._pace.begin_epoch(event.epoch, event.num_steps)
         self._held = None
-        self._display.wait(self._pace, _shown(self._values) or "  compiling")
+        self._display.wait(self._pace, _format_metrics(self._values) or "  compiling")
 
     def _end_step(self, event: EndStep) -> None:
         self._pace.end_step(event.num_examples)
@@ -105,7 +105,7 @@ class Progress:
             if self._is_held_ready:
                 self._values = name_scalars(self._held.metrics, self._names)
                 self._held = None
-                self._display.update(self._pace, _shown(self._values))
+                self._display.update(self._pace, _format_metrics(self._values))
         elif (now := time.monotonic()) >= self._next_refresh:
             self._next_refresh = now + self._display.interval_secs
             self._held, self._is_held_ready = event, False
@@ -114,31 +114,33 @@ class Progress:
         self._held = None
         self._values = name_scalars(event.metrics, self._names)
         self._pace.end_epoch(event.data_wait)
-        tested: dict[str, float] = {}
+        results: dict[str, float] = {}
         if self._test is not None:
             self._display.wait(self._pace, "  testing")
-            tested = name_scalars(self._test(), self._names)
-        self._display.end_epoch(self._pace, _shown(self._values, tested))
+            results = name_scalars(self._test(), self._names)
+        self._display.end_epoch(self._pace, _format_metrics(self._values, results))
 
 
-def _device(event: BeginTraining) -> Any:
+def _get_device(event: BeginTraining) -> Device:
     """Return the first device of this process that trains."""
     if event.trainer is None:
         return jax.local_devices()[0]
     return event.trainer.builder.mesh.local_devices[0]
 
 
-def _shown(values: Mapping[str, float], tested: Mapping[str, float] | None = None) -> str:
+def _format_metrics(values: Mapping[str, float], results: Mapping[str, float] | None = None) -> str:
     """Return metrics as text, each with two spaces before it, with the test's in brackets."""
-    tested = tested or {}
+    results = results or {}
     parts = [
-        f"  {name} {_number(value)}"
-        + (f" (test {_number(tested[name])})" if name in tested else "")
+        f"  {name} {_format_number(value)}"
+        + (f" (test {_format_number(results[name])})" if name in results else "")
         for name, value in values.items()
     ]
-    others = [f"  test {name} {_number(tested[name])}" for name in tested if name not in values]
+    others = [
+        f"  test {name} {_format_number(results[name])}" for name in results if name not in values
+    ]
     return "".join(parts + others)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.3e}"

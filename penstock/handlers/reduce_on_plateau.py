@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from penstock.events import (
     BeginTraining,
@@ -13,6 +13,7 @@ from penstock.events import (
     Event,
     HandlerState,
     Metrics,
+    ReaderLike,
     Training,
 )
 from penstock.handlers._monitor import Mode, Plateau
@@ -68,7 +69,7 @@ class ReduceOnPlateau:
         cooldown: int = 0,
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
-        reader: Any = None,
+        reader: ReaderLike | None = None,
         test: Callable[[], Metrics] | None = None,
         file: TextIO | None = None,
     ) -> None:
@@ -123,7 +124,7 @@ class ReduceOnPlateau:
         """Return best value and counts as JSON holds them; the scale is the trainer's."""
         return {**self._plateau.state, "cooldown_left": self._cooldown_left}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: HandlerState) -> None:
         """Go on from where an earlier part of the run was."""
         self._plateau.state = state
         self._cooldown_left = int(state["cooldown_left"])

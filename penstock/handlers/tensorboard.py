@@ -68,7 +68,7 @@ class TensorBoard:
         names: Sequence[str] = ("loss",),
         test: Test | None = None,
         histograms_every_epochs: int | None = None,
-        images: Callable[[], Mapping[str, Any]] | None = None,
+        images: Callable[[], Mapping[str, _event_file.Images]] | None = None,
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
         if histograms_every_epochs is not None and histograms_every_epochs < 1:

@@ -85,10 +85,7 @@ def with_moving_average(
         return MovingAverageState(jnp.zeros((), jnp.int32), weight, average, inner.init(params))
 
     def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
+        updates: optax.Updates, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[optax.Updates, MovingAverageState]:
         if params is None:
             raise ValueError(

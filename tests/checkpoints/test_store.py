@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import _checksums
 from penstock._checkpoint import Contents, Position, Store, _contents, _orbax, _store
 from tests.checkpoints.runs import every_step
 
@@ -34,7 +35,7 @@ def test_checksum_is_of_the_bytes_in_c_order(array):
     assert _contents.checksum(array) == google_crc32c.value(array.tobytes())
 
 
-@pytest.mark.parametrize("num_bytes", [_contents._CRC_BYTES + extra for extra in (-1, 0, 1)])
+@pytest.mark.parametrize("num_bytes", [_checksums._PIECE_BYTES + extra for extra in (-1, 0, 1)])
 def test_checksum_in_pieces_is_that_of_the_whole(num_bytes):
     array = np.random.default_rng(0).integers(0, 256, num_bytes).astype(np.uint8)
     assert _contents.checksum(array) == google_crc32c.value(array.tobytes())
@@ -52,7 +53,7 @@ def test_log_of_others_is_kept_while_orbax_is_kept_quiet(tmp_path, caplog):
         assert logging.getLogger("absl").level == logging.INFO
     assert caplog.messages == ["mine"]
     store.close()
-    _orbax.checkpointer().restore(tmp_path / "1")
+    _orbax.make_checkpointer().restore(tmp_path / "1")
     assert len(caplog.messages) > 1  # Orbax does tell, where nobody keeps it quiet
 
 

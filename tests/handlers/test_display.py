@@ -61,7 +61,7 @@ def test_memory_in_use_is_shown_where_the_device_tells_it(monkeypatch, stats, te
     ],
 )
 def test_parts_that_do_not_fit_are_left_out_from_the_end(num_chars, text):
-    assert _display._fitting("loss 0.5", ["  9 ex/s", "", "  0:10 left"], num_chars) == text
+    assert _display._fit("loss 0.5", ["  9 ex/s", "", "  0:10 left"], num_chars) == text
 
 
 class Output:

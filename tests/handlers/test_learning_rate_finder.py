@@ -133,7 +133,7 @@ def test_training_without_a_step_leaves_no_plot(tmp_path):
 def test_steepest_fall_is_sought_below_the_minimum(losses, number):
     rates = [10.0**i for i in range(len(losses))]
     expected = None if number is None else rates[number]
-    assert learning_rate_finder._steepest(rates, np.array(losses, float)) == expected
+    assert learning_rate_finder._find_steepest(rates, np.array(losses, float)) == expected
 
 
 def test_metric_that_is_not_there_is_an_error_before_any_step(tmp_path):
