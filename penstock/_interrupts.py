@@ -39,6 +39,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         """Install the handlers."""
+        # Python runs handlers in the main thread only, and lets no other install one.
         if threading.current_thread() is threading.main_thread():
             defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
             for number, default in defaults.items():
@@ -93,6 +94,7 @@ class Interrupts:
             if self.is_held:
                 return
             self._restore()
+            # With its default handler back, SIGTERM ends the process here and now, without Python.
             if number == signal.SIGTERM:
                 os.kill(os.getpid(), signal.SIGTERM)
             raise KeyboardInterrupt

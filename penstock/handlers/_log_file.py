@@ -78,6 +78,7 @@ class LogFile:
         try:
             _write(self._file, line)
         except OSError:
+            # Half a row would be taken for a damaged file by the run that goes on in it.
             self._file.truncate(size)
             raise
 

@@ -142,6 +142,7 @@ class LearningRateFinder:
         """Say whether the running mean is far above its best; one bad batch is not enough."""
         if not math.isfinite(loss):
             return True
+        # One bad batch is not a divergence: the mean forgets a batch after about five.
         self._mean = loss if math.isinf(self._mean) else 0.8 * self._mean + 0.2 * loss
         self._best = min(self._best, self._mean)
         return self._mean > self._best + (_DIVERGED - 1) * abs(self._best)

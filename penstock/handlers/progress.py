@@ -102,6 +102,7 @@ class Progress:
     def _end_step(self, event: EndStep) -> None:
         self._pace.end_step(event.num_examples)
         if self._held is not None:
+            # Read before the next launch, it would hold up the device.
             if self._is_held_ready:
                 self._values = name_scalars(self._held.metrics, self._names)
                 self._held = None

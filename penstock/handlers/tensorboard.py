@@ -117,6 +117,7 @@ class TensorBoard:
                 else EventFile(self._directory / run, event.global_step)
             )
         if event.trainer is not None:
+            # Text has no curve: it stands at step 0, where a resumed run replaces it.
             table = _event_file.text("parameter_table", _markdown(event.trainer.builder))
             self._files["train"].add(0, [table])
 

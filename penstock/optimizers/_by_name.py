@@ -29,6 +29,8 @@ Rule = Callable[[Rate, OptimizerOptions], optax.GradientTransformation]
 
 _DEFAULTS = OptimizerOptions()
 
+# optax's own rules wherever they are exact; Adam with TensorFlow 1's epsilon, BERT's Adam and FTRL
+# are in `rules`.
 _RULES: Mapping[str, Rule] = {
     "adadelta": lambda rate, o: optax.adadelta(rate, o.adadelta_rho, o.opt_epsilon),
     # TensorFlow 1 adds nothing to the sum of squares; its initial value keeps it above 0.

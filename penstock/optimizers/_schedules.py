@@ -144,6 +144,7 @@ def _window(
         return None
     if options.decay_scheme:
         return _luong(options.decay_scheme, num_steps)
+    # FastNN never decays without a scheme, though its flags ask for it; TF-Slim does.
     if decay_type in ("exponential", "polynomial") and fastnn_compat:
         return None
     if decay_type == "exponential":
