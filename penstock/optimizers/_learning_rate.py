@@ -53,7 +53,7 @@ def with_learning_rate(
     return optax.GradientTransformationExtraArgs(injected.init, update)
 
 
-def learning_rate(opt_state: optax.OptState) -> jax.Array | None:
+def learning_rate(opt_state: optax.OptState | None) -> jax.Array | None:
     """Return the learning rate of the last update; before the first, that of the first.
 
     It is an array of the optimizer's state, so a step that returns it is not held up. What
