@@ -10,7 +10,7 @@ from penstock.readers._batching import BatchRows
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding, add_lengths
-from penstock.readers._pool import portable
+from penstock.readers._workers import portable
 
 Decode = Callable[[Any], Any]
 Augment = Callable[[Any, np.random.Generator], Any]

@@ -9,7 +9,7 @@ from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding
-from penstock.readers._pool import Workers, check_workers, num_usable_cores
+from penstock.readers._workers import Workers, check_workers, num_usable_cores
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 OnError = Literal["raise", "skip"]

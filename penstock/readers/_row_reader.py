@@ -17,10 +17,10 @@ from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._decoding import Decoder, Outcome, Piece, PieceDecoder, Rows, pieces
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, named
-from penstock.readers._ordered_map import OrderedMap
 from penstock.readers._padding import pad_to_longest
-from penstock.readers._pool import WorkerProcesses
+from penstock.readers._parallel_map import ParallelMap
 from penstock.readers._read_options import ReadOptions
+from penstock.readers._workers import WorkerProcesses
 
 _MOST_NAMED = 5
 
@@ -103,7 +103,7 @@ class RowIterator(IteratorBase):
       num_skipped: records left out so far in this pass, the damaged ends of files included.
     """
 
-    _results: OrderedMap[Piece, list[Outcome]] | None = None
+    _results: ParallelMap[Piece, list[Outcome]] | None = None
     _rows: Rows | None = None
 
     def __init__(self, reader: RowReader, epoch: int) -> None:
@@ -262,7 +262,7 @@ class RowIterator(IteratorBase):
             items = (piece.with_cached(cache) for piece in items)
         if processes is not None:
             items = map(Piece.for_process, items)
-        self._results = OrderedMap(
+        self._results = ParallelMap(
             self._decode,
             items,
             num_workers=num_workers,

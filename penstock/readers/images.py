@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock._errors import message, nearest
 from penstock.readers._decoding import Augment
-from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
+from penstock.readers._workers import Workers
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from penstock._errors import message
 from penstock.readers._decoding import Augment, Decode
-from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
+from penstock.readers._workers import Workers
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
 from penstock.readers.records.files import RecordFormat
 from penstock.readers.records.framing import OFRECORD

@@ -11,9 +11,9 @@ from penstock.readers._decoding import Augment
 from penstock.readers._errors import check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding
-from penstock.readers._pool import Workers, check_workers
 from penstock.readers._read_options import OnError, ReadOptions
 from penstock.readers._row_reader import RowReader
+from penstock.readers._workers import Workers, check_workers
 from penstock.readers.sharding import BatchSize, Shard
 
 Sample_co = TypeVar("Sample_co", covariant=True)

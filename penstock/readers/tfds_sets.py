@@ -9,8 +9,8 @@ from penstock._errors import message, nearest
 from penstock.readers._decoding import Augment
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._padding import Padding
-from penstock.readers._pool import Workers
 from penstock.readers._read_options import ReadOptions
+from penstock.readers._workers import Workers
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard
 

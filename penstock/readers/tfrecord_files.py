@@ -29,8 +29,8 @@ import numpy as np
 
 from penstock._errors import message
 from penstock.readers._decoding import Augment, Decode
-from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
+from penstock.readers._workers import Workers
 from penstock.readers.records.features import (
     Feature,
     SequenceFeature,

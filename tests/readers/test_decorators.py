@@ -46,7 +46,7 @@ def test_buffered_source_that_raises_at_once_raises_here():
 def test_closing_a_buffered_reader_lets_its_waiting_thread_go():
     iterator = readers.buffered(lambda: iter(int, 1), 2)()  # endless
     next(iterator)
-    thread = next(t for t in threading.enumerate() if t.name == "penstock-buffered")
+    thread = next(t for t in threading.enumerate() if t.name == "penstock-reader")
     iterator.close()
     assert not thread.is_alive()
 
@@ -259,7 +259,7 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
         is_over.wait(60)
         yield 2
 
-    monkeypatch.setattr(_buffering, "_STALL_SECS", 0.05)
+    monkeypatch.setattr(_buffering, "STALL_SECS", 0.05)
     iterator = readers.buffered(source, 2)()
     assert next(iterator) == 1
     iterator.close()

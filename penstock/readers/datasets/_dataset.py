@@ -9,8 +9,8 @@ from penstock._errors import listed, message, nearest
 from penstock.readers import _tree
 from penstock.readers._contract import ReaderBase
 from penstock.readers._decoding import Augment, Decode
-from penstock.readers._pool import Workers
 from penstock.readers._read_options import OnError, ReadOptions
+from penstock.readers._workers import Workers
 from penstock.readers.datasets._registry import (
     DATASETS,
     DatasetRequest,

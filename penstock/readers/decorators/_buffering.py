@@ -1,69 +1,42 @@
 """`buffered`, a bounded look-ahead in a thread, and `cache`."""
 
+from __future__ import annotations
+
 import logging
-import threading
-from queue import SimpleQueue
+from itertools import repeat
 from typing import Any
 
-from penstock.readers._contract import (
-    IteratorBase,
-    ReaderBase,
-    ReaderLike,
-    State,
-    reader_length,
-)
+from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State, reader_length
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
+from penstock.readers._parallel_map import ParallelMap
+from penstock.readers._workers import STALL_SECS
 from penstock.readers.decorators._stage import Stage, StageIterator
 
 _LOGGER = logging.getLogger("penstock")
 
-_STALL_SECS = 5.0
-"""How long closing waits for a source that yields nothing: an interrupted run must end."""
 
+class _ReadNext:
+    """Read the next item of a source and the position after it; `None` at the end.
 
-class _Channel:
-    """A bounded queue between one producer and one consumer, which either may close.
-
-    Each entry is `(item, state, error)`; an entry with an error, or `StopIteration`, is the last.
-    Made of `SimpleQueue`s, which a finalizer may put into wherever it runs.
+    Called by one thread. It knows nothing of the iterator, so that one that is dropped is freed.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._entries: SimpleQueue[tuple[Any, State | None, BaseException | None]] = SimpleQueue()
-        self._room: SimpleQueue[None] = SimpleQueue()  # one for each entry there is room for
-        self._is_closed = False
-        for _ in range(capacity):
-            self._room.put(None)
+    def __init__(self, source: IteratorBase) -> None:
+        self._source = source
+        self._is_over = False
 
-    def put(self, item: Any, state: State | None, error: BaseException | None = None) -> bool:
-        """Wait for room and add an entry; return False when the consumer has closed."""
-        self._room.get()
-        if not self._is_closed:
-            self._entries.put((item, state, error))
-        return not self._is_closed
-
-    def get(self) -> tuple[Any, State | None, BaseException | None]:
-        """Wait for an entry and take it."""
-        entry = self._entries.get()
-        self._room.put(None)
-        return entry
-
-    def close(self) -> None:
-        """Release a producer that waits for room."""
-        self._is_closed = True
-        self._room.put(None)
-
-
-def _produce(source: IteratorBase, channel: _Channel) -> None:
-    """Read ahead. Knows the channel only: a dropped iterator can be collected and closes."""
-    try:
-        for item in source:
-            if not channel.put(item, source.get_state()):
-                return
-        channel.put(None, None, StopIteration())
-    except BaseException as error:  # raised again where the item is read
-        channel.put(None, None, error)
+    def __call__(self, _: None) -> tuple[Any, State] | None:
+        if self._is_over:  # asked ahead before it was known
+            return None
+        try:
+            for item in self._source:
+                return item, self._source.get_state()
+        except BaseException:
+            self._is_over = True
+            raise
+        self._is_over = True
+        return None
 
 
 class _BufferedIterator(StageIterator):
@@ -73,45 +46,34 @@ class _BufferedIterator(StageIterator):
         super().__init__([source], epoch)
         self._size = max(size, 1)
         self._state = self._inner[0].get_state()
-        self._channel: _Channel | None = None
-        self._thread: threading.Thread | None = None
+        self._map: ParallelMap[None, tuple[Any, State] | None] | None = None
         self._is_over = False
-
-    def _start(self) -> _Channel:
-        channel = _Channel(self._size)
-        self._thread = threading.Thread(
-            target=_produce,
-            args=(self._inner[0], channel),
-            name="penstock-buffered",
-            daemon=True,
-        )
-        self._thread.start()
-        self._channel = channel
-        return channel
 
     def __next__(self) -> Any:
         if self._is_over or self._closed:
             raise StopIteration
-        item, state, error = (self._channel or self._start()).get()
-        if error is not None:
-            self._is_over = True
-            self._stop()
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame: a cycle that would keep us alive
-        self._state = state or self._state
+        if self._map is None:
+            read_next, ahead = _ReadNext(self._inner[0]), self._size + 1  # and the one in hand
+            self._map = ParallelMap(read_next, repeat(None), num_workers=1, num_ahead=ahead)
+        try:
+            read = next(self._map)
+        except Exception:
+            self._end()
+            raise
+        if read is None:
+            self._end()
+            raise StopIteration
+        item, self._state = read
         return item
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._stop()
 
     def _stop(self) -> bool:
         """End the thread; return whether it has ended, which it cannot while its source stalls."""
-        has_ended = True
-        if self._channel is not None and self._thread is not None:
-            self._channel.close()
-            self._thread.join(_STALL_SECS)
-            has_ended = not self._thread.is_alive()
-            self._channel = self._thread = None
-        return has_ended
+        reading, self._map = self._map, None
+        return reading is None or reading.close(STALL_SECS)
 
     def _save(self) -> State:
         return {"source": self._state}
@@ -129,12 +91,12 @@ class _BufferedIterator(StageIterator):
             _LOGGER.warning(
                 "readers.buffered got no answer from its source for %.0f s and was closed: its "
                 "thread is left to end with the process.",
-                _STALL_SECS,
+                STALL_SECS,
             )
 
     def _abandon(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
+        if self._map is not None:
+            self._map.abandon()
 
 
 def buffered(reader: ReaderLike, size: int) -> Stage:
@@ -175,7 +137,7 @@ class _Cache(ReaderBase):
     def __len__(self) -> int:
         return len(self.source) if self.items is None else len(self.items)  # type: ignore[arg-type]
 
-    def iterate(self, epoch: int) -> "_CacheIterator":
+    def iterate(self, epoch: int) -> _CacheIterator:
         return _CacheIterator(self, epoch)
 
     def close(self) -> None:

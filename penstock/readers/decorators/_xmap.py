@@ -1,36 +1,66 @@
 """`xmap_readers`: a mapper in many threads or processes."""
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from queue import SimpleQueue
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from penstock.readers._contract import ReaderBase, ReaderLike, State, reader_length
-from penstock.readers._errors import check_int, note
+from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
-from penstock.readers._pool import (
-    WorkerProcesses,
-    Workers,
-    WorkerThreads,
-    check_workers,
-    result_of,
-)
+from penstock.readers._parallel_map import ParallelMap
+from penstock.readers._workers import WorkerProcesses, Workers, check_workers
 from penstock.readers.decorators._stage import Stage, StageIterator, name_of, origin
 
 
-class _Put:
-    """Reports a finished sample; knows the queue only, so no future keeps the iterator alive."""
+class _Samples:
+    """The samples of a source, numbered, with the source's position before each.
 
-    def __init__(self, finished: SimpleQueue[int], number: int) -> None:
-        self._finished = finished
-        self._number = number
+    The map reads from it. It knows nothing of the iterator, so that one that is dropped is freed.
+    """
 
-    def __call__(self, _: Future[Any]) -> None:
-        self._finished.put(self._number)
+    def __init__(self, source: IteratorBase, first: int, done: Collection[int]) -> None:
+        self._source = source
+        self.num_read = first
+        self.done = set(done)  # numbers returned before an older one
+        # By the map's number: the sample's number, and the position before it.
+        self.taken: dict[int, tuple[int, State]] = {}
+        self._num_taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            before = self._source.get_state()
+            sample = next(self._source)
+            self.num_read += 1
+            if self.num_read - 1 not in self.done:
+                self.taken[self._num_taken] = self.num_read - 1, before
+                self._num_taken += 1
+                return sample
+
+    def finish(self, taken: int, oldest: int | None) -> None:
+        """Note that a sample was returned; `oldest` is what the map now waits for longest."""
+        number, _ = self.taken.pop(taken)
+        if any(older < number for older, _ in self.taken.values()):
+            self.done.add(number)
+            return
+        first = self.num_read if oldest is None else self.taken[oldest][0]
+        self.done = {one for one in self.done if one > first}
+
+    def get_state(self, oldest: int | None) -> State:
+        """Return the position from which no sample is lost or repeated."""
+        if oldest is None:
+            before, first = self._source.get_state(), self.num_read
+        else:
+            first, before = self.taken[oldest]
+        done = sorted(one for one in self.done if one >= first)
+        return {"source": before, "first": first, "done": done}
 
 
 class _XmapIterator(StageIterator):
-    """Keeps a window of samples in flight; the source is read by the consumer's own thread.
+    """Keeps a window of samples in work, read from the source by the thread that iterates.
 
     So there is no feeder to wait for: nothing can hang, and an exception of the source takes
     its place behind the samples read before it.
@@ -42,106 +72,44 @@ class _XmapIterator(StageIterator):
         self,
         source: ReaderBase,
         epoch: int,
-        mapper: Callable[[Any], Any],
-        num_workers: int,
-        window: int,
-        order: bool,
-        processes: WorkerProcesses | None,
+        start_map: Callable[[_Samples, Callable[[int], str]], ParallelMap[Any, Any]],
+        name: str,
     ) -> None:
         super().__init__([source], epoch)
-        self._name = f"xmap_readers({name_of(mapper)})"
-        self._window = window
-        self._in_order = order
-        self._threads = WorkerThreads(mapper, num_workers)
-        self._workers = processes or self._threads
-        self._reset(0, ())
+        self._start_map, self._name = start_map, name
+        self._begin(0, ())
 
-    def _reset(self, first: int, done: tuple[int, ...]) -> None:
-        self._num_read = first  # samples read from the source
-        self._done = set(done)  # numbers delivered before an older one
-        # number -> its future and the source's position before it, oldest first
-        self._flying: dict[int, tuple[Future[Any], State]] = {}
-        self._finished: SimpleQueue[int] = SimpleQueue()
-        self._is_read = False  # to its end, or to the error it raised
-        self._source_error: Exception | None = None
-
-    def _fill(self) -> None:
-        source = self._inner[0]
-        while len(self._flying) < self._window and not self._is_read:
-            before = source.get_state()
-            try:
-                item = next(source)
-            except StopIteration:
-                self._is_read = True
-                return
-            except Exception as error:  # raised behind the samples before it
-                self._is_read, self._source_error = True, error
-                return
-            number = self._num_read
-            self._num_read += 1
-            if number in self._done:
-                continue
-            future = self._workers.submit(item)
-            self._flying[number] = (future, before)
-            if not self._in_order:
-                future.add_done_callback(_Put(self._finished, number))
+    def _begin(self, first: int, done: Collection[int]) -> None:
+        samples = self._samples = _Samples(self._inner[0], first, done)
+        name, epoch = self._name, self.epoch
+        self._map = self._start_map(samples, lambda at: origin(name, samples.taken[at][0], epoch))
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
-        self._fill()
-        if not self._flying:
-            self._threads.close()
-            if self._source_error is None:
-                raise StopIteration
-            error, self._source_error = self._source_error, None
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame: a cycle that would keep workers alive
-        number = next(iter(self._flying)) if self._in_order else self._finished.get()
-        future = self._flying[number][0]
         try:
-            mapped = result_of(future)
-        except Exception as error:
-            note(error, origin(self._name, number, self.epoch))
-            self.close()
+            number, mapped = self._map.take()
+        except Exception:
+            if self._samples.taken:  # the mapper's; after the source's nothing is left to close
+                self.close()
             raise
-        oldest = next(iter(self._flying))
-        del self._flying[number]
-        if number == oldest:
-            now_oldest = next(iter(self._flying), self._num_read)
-            self._done = {one for one in self._done if one > now_oldest}
-        else:
-            self._done.add(number)
+        self._samples.finish(number, self._map.oldest)
         return mapped
 
     def _save(self) -> State:
-        if not self._flying:
-            return {
-                "source": self._inner[0].get_state(),
-                "first": self._num_read,
-                "done": sorted(one for one in self._done if one >= self._num_read),
-            }
-        oldest, (_, before) = next(iter(self._flying.items()))
-        return {"source": before, "first": oldest, "done": sorted(self._done)}
+        return self._samples.get_state(self._map.oldest)
 
     def _load(self, state: State) -> None:
-        self._cancel()
+        self._map.close()
         self._inner[0].set_state(state["source"])
-        self._reset(state["first"], state["done"])
-
-    def _cancel(self) -> None:
-        for future, _ in self._flying.values():
-            future.cancel()
+        self._begin(state["first"], state["done"])
 
     def _release(self) -> None:
-        self._cancel()
-        self._threads.close()
+        self._map.close()
         super()._release()
 
     def _abandon(self) -> None:
-        self._threads.abandon()
+        self._map.abandon()
 
 
 def xmap_readers(
@@ -181,11 +149,23 @@ def xmap_readers(
     check_int("xmap_readers(process_num)", process_num, 1, "It counts workers")
     check_int("xmap_readers(buffer_size)", buffer_size, 1, "It counts samples")
     check_workers("xmap_readers", workers, {"mapper": mapper})
-    window = process_num + buffer_size
     processes = WorkerProcesses(mapper, process_num) if workers == "process" else None
+
+    def start_map(samples: _Samples, origin: Callable[[int], str]) -> ParallelMap[Any, Any]:
+        return ParallelMap(
+            mapper,
+            samples,
+            num_workers=process_num,
+            num_ahead=process_num + buffer_size,
+            processes=processes,
+            in_order=order,
+            origin=origin,
+        )
+
+    name = f"xmap_readers({name_of(mapper)})"
     return Stage(
         "xmap_readers",
-        lambda epoch: _XmapIterator(source, epoch, mapper, process_num, window, order, processes),
+        lambda epoch: _XmapIterator(source, epoch, start_map, name),
         lambda: reader_length(source),
         [source] if processes is None else [source, processes],
     )

@@ -6,9 +6,9 @@ from typing import Any
 
 from penstock.readers._decoding import Decoder
 from penstock.readers._order import RecordOrder
-from penstock.readers._pool import check_workers
 from penstock.readers._read_options import ReadOptions
 from penstock.readers._row_reader import RowReader
+from penstock.readers._workers import check_workers
 from penstock.readers.records.files import RecordFiles, RecordFormat
 
 

@@ -1,0 +1,308 @@
+"""Workers: threads of a pass, and processes that a reader keeps from pass to pass."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, CancelledError
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
+
+from penstock._errors import message
+from penstock.readers._errors import note
+from penstock.readers._parent_watch import end_with_parent
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+Workers = Literal["thread", "process"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# How long closing waits for a source that does not answer: an interrupted run must end.
+STALL_SECS = 5.0
+_PROCESS_ENDED = (
+    "a worker process ended, and what it said is on stderr. It needs functions that it can "
+    'import (none of a notebook), `if __name__ == "__main__":` in the script, and memory'
+)
+
+
+def num_usable_cores() -> int:
+    """Return the number of cores this process may run on; macOS knows only how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_workers(thing: str, workers: str, travellers: Mapping[str, Any]) -> None:
+    """Check the kind of workers, and that what goes to processes, by its name, can be sent there.
+
+    Raises:
+      ValueError: an unknown kind.
+      TypeError: processes, and something that cannot be pickled.
+
+    >>> check_workers("xmap_readers", "process", {"mapper": len})
+    """
+    if workers not in get_args(Workers):
+        raise ValueError(
+            message(
+                f"{thing}(workers)",
+                repr(workers),
+                "'thread' or 'process'",
+                "Threads suit what releases the GIL (opencv, numpy), processes plain Python",
+                "Pass workers='thread'",
+            )
+        )
+    if workers == "process":
+        for name, one in travellers.items():
+            try:
+                pickle.dumps(one)
+            except Exception as error:
+                raise TypeError(
+                    message(
+                        f"{thing}(workers='process')",
+                        f"{name}={one!r}",
+                        "something that can be pickled",
+                        "It is sent to worker processes",
+                        "Define it at the top level of a module, or use workers='thread'",
+                    )
+                ) from error
+
+
+class Task(Generic[Item, Result]):
+    """One item, and what a worker makes of it.
+
+    Args:
+      item: what the function is called with.
+      finished: gets `None` when the result is there.
+    """
+
+    __slots__ = ("_finished", "_result", "error", "future", "is_done", "item")
+
+    def __init__(self, item: Item, finished: SimpleQueue[None]) -> None:
+        """Take the item."""
+        self.item: Item | None = item
+        self.is_done = False
+        self.error: BaseException | None = None
+        self.future: Future[Result] | None = None  # of a process
+        self._result: Result | None = None
+        self._finished = finished
+
+    def finish(self, result: Result | None, error: BaseException | None) -> None:
+        """Set the result, or what was raised in its place."""
+        self.item, self._result, self.error, self.is_done = None, result, error, True
+        self._finished.put(None)
+
+    def finish_by(self, future: Future[Result]) -> None:
+        """Take the result of a process."""
+        try:
+            self.finish(future.result(), None)
+        except BrokenExecutor as error:
+            note(error, _PROCESS_ENDED)
+            self.finish(None, error)
+        except BaseException as error:
+            self.finish(None, error)
+
+    def cancel(self) -> None:
+        """Drop the task if a process has not begun it; threads drop all of theirs at once."""
+        if self.future is not None:
+            self.future.cancel()
+
+    def get_result(self) -> Result:
+        """Return the result, or raise what was raised in its place; once."""
+        error, self.error = self.error, None
+        if error is None:
+            return cast(Result, self._result)
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: a cycle would keep the threads alive
+
+
+class WorkerThreads(Generic[Item, Result]):
+    """Threads that call one function; they start with the first tasks and end with `close`.
+
+    They are daemons: a source that never answers must not keep a program from ending. `concurrent
+    .futures` has none, and its futures cost a task 20 us, ours 2.
+
+    >>> threads, finished = WorkerThreads(abs, 2), SimpleQueue()
+    >>> task = Task(-3, finished)
+    >>> threads.submit(task)
+    >>> finished.get()
+    >>> task.get_result(), threads.close()
+    (3, True)
+    """
+
+    def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
+        """Start nothing yet."""
+        self._function, self._num_workers = function, num_workers
+        self._inbox: _Inbox[Item, Result] = _Inbox()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, task: Task[Item, Result]) -> None:
+        """Have a thread call the function for a task."""
+        if len(self._threads) < self._num_workers:
+            # Without `self`: a thread must not keep an iterator alive that was dropped.
+            thread = threading.Thread(
+                target=_work,
+                args=(self._inbox, self._function),
+                name="penstock-reader",
+                daemon=True,
+            )
+            thread.start()
+            self._threads.append(thread)
+            _RUNNING.add(self)
+        self._inbox.tasks.put(task)
+
+    def close(self, wait_secs: float | None = None) -> bool:
+        """Drop what has not started, and return whether the threads have ended. Safe to call twice.
+
+        Args:
+          wait_secs: how long to wait for each at the most; without it as long as it takes.
+        """
+        inbox, threads = self._inbox, self._threads
+        self._inbox, self._threads = _Inbox(), []
+        inbox.close(len(threads))
+        for thread in threads:
+            thread.join(wait_secs)
+        return not any(thread.is_alive() for thread in threads)
+
+    def abandon(self) -> None:
+        """Drop what has not started, and let the threads end. Waits for nothing, takes no lock."""
+        self._inbox.close(len(self._threads))
+
+
+class _Inbox(Generic[Item, Result]):
+    """The tasks of some threads, the oldest first. `None` ends one thread."""
+
+    def __init__(self) -> None:
+        # A SimpleQueue may be put into wherever a finalizer runs, also within its own `put`.
+        self.tasks: SimpleQueue[Task[Item, Result] | None] = SimpleQueue()
+        self.is_closed = False
+
+    def close(self, num_threads: int) -> None:
+        self.is_closed = True
+        for _ in range(num_threads):
+            self.tasks.put(None)
+
+
+def _work(inbox: _Inbox[Item, Result], function: Callable[[Item], Result]) -> None:
+    """Run tasks until the inbox is closed."""
+    while (task := inbox.tasks.get()) is not None:
+        if inbox.is_closed:
+            task.finish(None, CancelledError())  # for a thread that still waits for it
+            continue
+        try:
+            task.finish(function(cast(Item, task.item)), None)
+        except BaseException as error:
+            task.finish(None, error)
+        del task  # with its result, which is the reader's now, while this thread waits
+
+
+# Threads that may be running, to be ended before the interpreter takes modules apart: opencv and
+# numpy would go on in them meanwhile.
+_RUNNING: weakref.WeakSet[WorkerThreads[Any, Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    running = list(_RUNNING)
+    for threads in running:
+        threads.abandon()
+    ends_at = time.monotonic() + STALL_SECS
+    for threads in running:
+        threads.close(max(0.0, ends_at - time.monotonic()))
+
+
+class WorkerProcesses:
+    """Processes that call one function: of a reader, which keeps them from pass to pass.
+
+    Each begins with importing penstock and JAX, about a second of a core, and is sent the function
+    once. They start with the first item and end with `close`, when nobody holds this any more, or
+    when the process that started them is killed.
+
+    They are spawned, not forked: JAX and opencv hold threads and locks that do not survive a fork.
+    A script that uses them needs `if __name__ == "__main__":`.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
+        """Start nothing yet."""
+        self._function, self._num_workers = function, num_workers
+        self._lock = threading.Lock()
+        # Without a finalizer that shuts it down: the collector may run one in a thread that is just
+        # starting, where waiting deadlocks. An executor nobody holds ends its processes by itself.
+        self._executor: Executor | None = None
+
+    def submit(self, task: Task[Any, Any]) -> None:
+        """Have a process call the function for a task; item and result are pickled."""
+        with self._lock:
+            try:
+                task.future = self._get_executor().submit(_call_in_process, task.item)
+            except BrokenExecutor:  # one died in an earlier pass, which said so
+                self._stop()
+                task.future = self._get_executor().submit(_call_in_process, task.item)
+        task.future.add_done_callback(task.finish_by)
+
+    def close(self) -> None:
+        """End the processes; the next item starts them anew. Safe to call twice."""
+        with self._lock:
+            self._stop()
+
+    def _get_executor(self) -> Executor:
+        if self._executor is None:
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
+            context = multiprocessing.get_context("spawn")
+            argument = (self._function,)
+            self._executor = ProcessPoolExecutor(
+                self._num_workers, context, _set_up_process, argument
+            )
+        return self._executor
+
+    def _stop(self) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+def portable(error: Exception) -> Exception:
+    """Return the error if it survives the way to another process, else one that tells of it.
+
+    One that cannot be made again from its `args` would end the pool in place of the pass.
+
+    >>> portable(KeyError("x"))
+    KeyError('x')
+    """
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        other = RuntimeError(f"{type(error).__name__}, which cannot be pickled: {error}")
+        for line in getattr(error, "__notes__", ()):
+            note(other, line)
+        return other
+    return error
+
+
+# A worker process keeps its function here: pickled once a process, not once an item.
+_IN_PROCESS: dict[str, Callable[[Any], Any]] = {}
+
+
+def _set_up_process(function: Callable[[Any], Any]) -> None:
+    end_with_parent()
+    _IN_PROCESS["function"] = function
+
+
+def _call_in_process(item: Any) -> Any:
+    try:
+        return _IN_PROCESS["function"](item)
+    except Exception as error:
+        sent = portable(error)
+        if sent is error:
+            raise
+        raise sent from error
