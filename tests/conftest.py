@@ -63,7 +63,7 @@ def registries() -> Iterator[None]:
     from penstock import models
     from penstock.models import _registry as of_models
     from penstock.preprocessing import _registry as of_preprocessing
-    from penstock.readers.datasets import _registry as of_datasets
+    from penstock.readers.datasets import registry as of_datasets
 
     models.names()  # registers the library's
     registered: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._parser import parse
 from penstock.readers import convert
-from penstock.readers.convert.progress import Progress, shown_progress
+from penstock.readers.convert.progress import Progress, show_progress
 from penstock.readers.ofrecord_files import find_parts
 from penstock.readers.tfrecord_files import find_files
 
@@ -135,7 +135,7 @@ def run(argv: list[str]) -> int:
 
 def _convert(argv: list[str]) -> None:
     flags, _ = parse(ConvertFlags, argv, prog=PROG, epilog=_EXAMPLES)
-    with shown_progress() as progress:
+    with show_progress() as progress:
         made = _COMMANDS[flags.dataset_name](flags, progress)
     for path in made:
         print(path)
@@ -156,7 +156,7 @@ def _is_url(text: str) -> bool:
 
 
 def _cifar10(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    source = convert.CIFAR10.moved(flags.base_url, is_checked=not flags.skip_checksum)
+    source = convert.CIFAR10.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
     return convert.convert_cifar10(
         flags.dataset_dir, source=source, force=flags.force, progress=progress
     )
@@ -164,7 +164,7 @@ def _cifar10(flags: ConvertFlags, progress: Progress) -> list[Path]:
 
 def _mnist(flags: ConvertFlags, progress: Progress) -> list[Path]:
     sources = {
-        name: source.moved(flags.base_url, is_checked=not flags.skip_checksum)
+        name: source.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
         for name, source in convert.MNIST.items()
     }
     return convert.convert_mnist(
@@ -173,7 +173,7 @@ def _mnist(flags: ConvertFlags, progress: Progress) -> list[Path]:
 
 
 def _flowers(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    source = convert.FLOWERS.moved(flags.base_url, is_checked=not flags.skip_checksum)
+    source = convert.FLOWERS.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
     return convert.convert_flowers(
         flags.dataset_dir,
         source=source,

@@ -12,7 +12,7 @@ from penstock.readers import _tree
 _MIN_PLACED_BYTES = 1 << 12  # below, a lookup costs more than the copy it saves
 
 
-class BatchRows:
+class BatchMemory:
     """The memory of one batch, which threads fill row by row.
 
     An image is copied into its row right after it was decoded, while it is in the cache, and its
@@ -32,9 +32,9 @@ class BatchRows:
     def place(self, row: int, sample: Any) -> Any:
         """Return the sample with its large arrays moved into row `row`.
 
-        >>> rows = BatchRows(2)
-        >>> samples = [rows.place(row, {"x": np.full(2048, row)}) for row in range(2)]
-        >>> stack_samples(samples, {}, rows)["x"].base is None
+        >>> memory = BatchMemory(2)
+        >>> samples = [memory.place(row, {"x": np.full(2048, row)}) for row in range(2)]
+        >>> stack_samples(samples, {}, memory)["x"].base is None
         True
         """
         if isinstance(sample, dict):
@@ -62,7 +62,7 @@ class BatchRows:
         placed[...] = leaf
         return placed
 
-    def whole(self, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
+    def find_whole(self, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
         """Return the buffer whose rows the leaves are, all of them and in order, else `None`."""
         base = leaves[0].base
         if len(leaves) != self._num_rows or not any(base is b for b in self._buffers.values()):
@@ -76,13 +76,13 @@ class BatchRows:
 
 
 def stack_samples(
-    samples: Sequence[Any], pad_values: Mapping[str, Any], rows: BatchRows | None = None
+    samples: Sequence[Any], pad_values: Mapping[str, Any], memory: BatchMemory | None = None
 ) -> Any:
     """Stack samples of one structure into a batch with leaves `[b, ...]`.
 
     Bytes become an object array (numpy's own bytes arrays drop trailing zeros). The entries of
     a dict named in `pad_values` are padded to the longest of the batch. Arrays that were placed
-    in `rows` are there already.
+    in `memory` are there already.
 
     Raises:
       UnlikeError: a sample has another structure, or an entry another shape or dtype.
@@ -92,16 +92,16 @@ def stack_samples(
     [[1, 0], [2, 3]]
     """
     if pad_values and isinstance(samples[0], dict):
-        samples = _padded(samples, pad_values)
+        samples = _pad_entries(samples, pad_values)
     try:
-        return _tree.tree_map(lambda *leaves: _stack_leaf(leaves, rows), *samples)
+        return _tree.tree_map(lambda *leaves: _stack_leaf(leaves, memory), *samples)
     except UnlikeError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _shape_error(samples) from error
 
 
-def _stack_leaf(leaves: Sequence[Any], rows: BatchRows | None) -> np.ndarray:
+def _stack_leaf(leaves: Sequence[Any], memory: BatchMemory | None) -> np.ndarray:
     first = leaves[0]
     if any(type(leaf) is not type(first) for leaf in leaves):
         leaves = [_tree.as_leaf(leaf) for leaf in leaves]
@@ -111,7 +111,9 @@ def _stack_leaf(leaves: Sequence[Any], rows: BatchRows | None) -> np.ndarray:
     if isinstance(first, np.ndarray) and any(leaf.dtype != first.dtype for leaf in leaves):
         raise ValueError("samples of several dtypes")
     if isinstance(first, np.ndarray) and first.ndim:
-        placed = rows.whole(leaves) if rows is not None and first.base is not None else None
+        placed = (
+            memory.find_whole(leaves) if memory is not None and first.base is not None else None
+        )
         return np.stack(leaves) if placed is None else placed
     if isinstance(first, (bytes, str)):
         stacked = np.empty(len(leaves), object)
@@ -120,7 +122,7 @@ def _stack_leaf(leaves: Sequence[Any], rows: BatchRows | None) -> np.ndarray:
     return np.asarray(leaves)  # scalars: twenty times faster than np.stack
 
 
-def _padded(samples: Sequence[dict[str, Any]], pad_values: Mapping[str, Any]) -> list[Any]:
+def _pad_entries(samples: Sequence[dict[str, Any]], pad_values: Mapping[str, Any]) -> list[Any]:
     padded = [dict(sample) for sample in samples]
     for name, value in pad_values.items():
         if name in samples[0]:
@@ -147,7 +149,7 @@ class UnlikeError(ValueError):
 
 
 def _shape_error(samples: Sequence[Any]) -> UnlikeError:
-    listed = [_listed(sample) for sample in samples]
+    listed = [_describe_sample(sample) for sample in samples]
     number = next((i for i, each in enumerate(listed) if each != listed[0]), 0)
     error = UnlikeError(
         message(
@@ -163,7 +165,7 @@ def _shape_error(samples: Sequence[Any]) -> UnlikeError:
     return error
 
 
-def _listed(sample: Any) -> str:
+def _describe_sample(sample: Any) -> str:
     leaves = ((path, _tree.as_leaf(leaf)) for path, leaf in _tree.leaves_with_path(sample, ""))
     return ", ".join(f"{path} {list(leaf.shape)} {leaf.dtype}".strip() for path, leaf in leaves)
 

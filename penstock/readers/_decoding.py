@@ -1,22 +1,20 @@
 """What the workers of a random-access reader do: read, decode, and say which record failed."""
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.readers._batching import BatchRows
+from penstock.readers._batching import BatchMemory
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding, add_lengths
-from penstock.readers._workers import portable
-
-Decode = Callable[[Any], Any]
-Augment = Callable[[Any, np.random.Generator], Any]
+from penstock.readers._read_options import Augment, Decode
+from penstock.readers._workers import make_portable
 
 
-class Rows(Protocol):
+class Records(Protocol):
     """Records by number, read from several threads: of files, or of a user's source.
 
     `damages` are what is known to be missing before anything is read, `mean_record_bytes` decides
@@ -45,7 +43,7 @@ class Rows(Protocol):
         """Say whether an error is the data's fault, and may be skipped."""
         ...
 
-    def reopened(self) -> "Rows":
+    def reopen(self) -> "Records":
         """Return a copy of which the open files are its own."""
         ...
 
@@ -77,21 +75,21 @@ class Decoder(Protocol):
         ...
 
     def __call__(self, payload: Any, random: np.random.Generator | None) -> Any:
-        """Return the sample; an error that `Rows.is_damage` knows says that it is no such."""
+        """Return the sample; an error that `Records.is_damage` knows says that it is no such."""
         ...
 
 
 class Piece(NamedTuple):
     """Records one worker decodes, and the position after each: `None` inside a batch.
 
-    `rows` is the memory of their batch, in which they begin at `first_row`. `cached` are the
+    `memory` is that of their batch, in which they begin at row `first_row`. `cached` are the
     payloads in memory, and asks for the others; `None` where none are kept.
     """
 
     epoch: int
     records: list[int]
     ends: list[int | None]
-    rows: BatchRows | None = None
+    memory: BatchMemory | None = None
     first_row: int = 0
     cached: Mapping[int, Any] | None = None
     is_abroad: bool = False
@@ -102,7 +100,7 @@ class Piece(NamedTuple):
 
     def for_process(self) -> "Piece":
         """Return what travels to another process: no memory of this one."""
-        return self._replace(rows=None, is_abroad=True)
+        return self._replace(memory=None, is_abroad=True)
 
 
 class Outcome(NamedTuple):
@@ -116,7 +114,7 @@ class Outcome(NamedTuple):
     sample: Any
     error: Exception | None
     end: int | None
-    rows: BatchRows | None = None
+    memory: BatchMemory | None = None
     payload: Any = None
 
 
@@ -142,7 +140,7 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
                 yield single
                 single = Piece(epoch, [], [])
             continue
-        memory = BatchRows(len(records))
+        memory = BatchMemory(len(records))
         for at in range(0, max(1, len(records)), size):
             piece = records[at : at + size]
             ends: list[int | None] = [None] * max(1, len(piece))
@@ -155,7 +153,7 @@ class PieceDecoder:
     """Decode pieces of any epoch. It holds no iterator, so a dropped iterator is freed at once.
 
     Args:
-      rows: where the records are.
+      records: where they are read.
       decoder: payload to sample.
       decode: the user's function of a sample.
       augment: the user's function of a sample and a generator, applied last.
@@ -167,7 +165,7 @@ class PieceDecoder:
     def __init__(
         self,
         *,
-        rows: Rows,
+        records: Records,
         decoder: Decoder,
         decode: Decode | None,
         augment: Augment | None,
@@ -175,7 +173,7 @@ class PieceDecoder:
         seed: int,
     ) -> None:
         """Take the parts."""
-        self._rows, self._decoder, self._seed = rows, decoder, seed
+        self._records, self._decoder, self._seed = records, decoder, seed
         self._decode, self._augment, self._pad = decode, augment, pad
         self._is_random = decoder.is_random or augment is not None
 
@@ -184,30 +182,30 @@ class PieceDecoder:
         if not piece.records:
             return [Outcome(None, None, None, end) for end in piece.ends]
         outcomes = []
-        for number, payload in enumerate(self._payloads(piece)):
-            record, rows = piece.records[number], None
-            sample, error = self._decoded(piece.epoch, record, payload)
-            if error is None and piece.rows is not None:
-                rows = piece.rows
-                sample = rows.place(piece.first_row + number, sample)
+        for number, payload in enumerate(self._read_payloads(piece)):
+            record, memory = piece.records[number], None
+            sample, error = self._decode_record(piece.epoch, record, payload)
+            if error is None and piece.memory is not None:
+                memory = piece.memory
+                sample = memory.place(piece.first_row + number, sample)
             elif error is not None and piece.is_abroad:  # a traceback cannot travel
                 note(error, "".join(traceback.format_exception(error)).rstrip())
-                error = portable(error)
+                error = make_portable(error)
             is_asked_for = piece.cached is not None and record not in piece.cached
             asked_for = payload if is_asked_for and not isinstance(payload, Exception) else None
-            outcomes.append(Outcome(record, sample, error, piece.ends[number], rows, asked_for))
+            outcomes.append(Outcome(record, sample, error, piece.ends[number], memory, asked_for))
         return outcomes
 
-    def _payloads(self, piece: Piece) -> Iterator[Any]:
+    def _read_payloads(self, piece: Piece) -> Iterator[Any]:
         if not piece.cached:
-            yield from self._rows.read(piece.records)
+            yield from self._records.read(piece.records)
             return
         cached = piece.cached
-        absent = self._rows.read([record for record in piece.records if record not in cached])
+        absent = self._records.read([record for record in piece.records if record not in cached])
         for record in piece.records:
             yield cached[record] if record in cached else next(absent)
 
-    def _decoded(self, epoch: int, record: int, payload: Any) -> tuple[Any, Exception | None]:
+    def _decode_record(self, epoch: int, record: int, payload: Any) -> tuple[Any, Exception | None]:
         """Return the sample, or the error that stands in its place."""
         if isinstance(payload, Exception):
             return None, payload
@@ -221,5 +219,5 @@ class PieceDecoder:
             if self._pad:
                 sample = add_lengths(sample, self._pad)
         except Exception as error:
-            return None, self._rows.blame(error, record)
+            return None, self._records.blame(error, record)
         return sample, None

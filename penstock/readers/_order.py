@@ -8,7 +8,7 @@ from penstock._errors import message
 from penstock.readers._errors import ReaderStateError, check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
-Rows = slice | np.ndarray
+RowIndices = slice | np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class RecordOrder:
             total = self.num_records
         else:
             shares = [
-                self._num_own(Shard(i, self.shard.count, self.shard.rule))
+                self._count_own(Shard(i, self.shard.count, self.shard.rule))
                 for i in range(self.shard.count)
             ]
             total = self.shard.count * (min(shares) if self.drop_remainder else max(shares))
@@ -86,7 +86,7 @@ class RecordOrder:
         """Return the number of items this shard yields in an epoch."""
         if self.batch_size is None:
             if self.shard.rule != "records":
-                return min(self._num_own(self.shard), self.total // self.shard.count)
+                return min(self._count_own(self.shard), self.total // self.shard.count)
             return len(range(self.shard.index, self.total, self.shard.count))
         return len(range(0, self.total, self.step))
 
@@ -96,7 +96,7 @@ class RecordOrder:
         chosen = shard.select_indices(self.file_names)
         return [range(int(ends[i]) - self.file_sizes[i], int(ends[i])) for i in chosen]
 
-    def _num_own(self, shard: Shard) -> int:
+    def _count_own(self, shard: Shard) -> int:
         return sum(map(len, self.file_ranges(shard)))
 
     def epoch(self, epoch: int) -> "EpochOrder":
@@ -151,8 +151,8 @@ class RecordOrder:
         raise ReaderStateError(
             message(
                 f"{reader}.set_state()",
-                f"a state of {_divided(*got)}",
-                _divided(*expected),
+                f"a state of {_describe_division(*got)}",
+                _describe_division(*expected),
                 "By file each process shuffles and counts the records of its own files, so what "
                 "is left of the epoch is not the same elsewhere",
                 "Go on with the Shard rule and the number of processes of the run that was saved, "
@@ -190,7 +190,7 @@ class EpochOrder:
         self._shard = order.shard
         self._by_record = order.shard.rule == "records"
 
-    def rows(self, position: int) -> Rows:
+    def rows(self, position: int) -> RowIndices:
         """Return the records of the batch at `position`: a slice, or `[b]` indices.
 
         On several shards the last batch may be empty here: every process takes the same
@@ -209,15 +209,15 @@ class EpochOrder:
         return slice(position, stop) if own is None else own[position:stop]
 
 
-def _divided(rule: str | None, count: int | None) -> str:
+def _describe_division(rule: str | None, count: int | None) -> str:
     """Return how records were divided, for a message."""
     return f"rule={rule!r}" if count is None else f"rule={rule!r}, count={count}"
 
 
-def named(word: str, rows: Rows | list[int]) -> str:
+def describe_rows(word: str, rows: RowIndices | list[int]) -> str:
     """Return which rows or records they are, for a message.
 
-    >>> named("row", slice(2, 5)), named("record", [4, 1]), named("row", [])
+    >>> describe_rows("row", slice(2, 5)), describe_rows("record", [4, 1]), describe_rows("row", [])
     ('rows 2 to 4', 'records 4, 1', 'no row')
     """
     numbers = list(range(rows.start, rows.stop)) if isinstance(rows, slice) else list(rows)

@@ -1,18 +1,23 @@
 """`ReadOptions`: how records become batches, the same for every reader of records by number."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
+
+import numpy as np
 
 from penstock._errors import message
-from penstock.readers._decoding import Augment, Decode
 from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding
-from penstock.readers._workers import Workers, check_workers, num_usable_cores
+from penstock.readers._workers import Workers as Workers
+from penstock.readers._workers import check_workers, num_usable_cores
+from penstock.readers.in_memory import Transform as Transform
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 OnError = Literal["raise", "skip"]
+Decode = Callable[[Any], Any]
+Augment = Callable[[Any, np.random.Generator], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ class ReadOptions:
     decode: Decode | None = None
     augment: Augment | None = None
     pad: Mapping[str, Padding] = field(default_factory=dict)
-    transform: Callable[[Any], Any] | None = None
+    transform: Transform | None = None
     num_workers: int | None = None
     workers: Workers = "thread"
     look_ahead: int = 2
@@ -99,6 +104,24 @@ class ReadOptions:
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})
         if self.batch_size is not None:
             resolve_batch_size(self.batch_size, self.shard)
+
+    @classmethod
+    def from_arguments(cls, name: str, arguments: Mapping[str, Any]) -> Self:
+        """Return the options among a reader function's arguments, which are its first `locals()`.
+
+        The functions spell the options out, for editors and `help`. What an option is called, takes
+        and does is written here alone: a test compares the signatures with the fields.
+
+        Args:
+          name: names the reader in exceptions.
+          arguments: by name; those that are no option are left out.
+        """
+        options = {
+            each.name: arguments[each.name] for each in fields(cls) if each.name in arguments
+        }
+        # A shard and padding are values, which a signature leaves out as `None`.
+        left_out = {key for key in ("shard", "pad") if options.get(key) is None}
+        return cls(**{key: options[key] for key in options if key not in left_out} | {"name": name})
 
     @property
     def worker_count(self) -> int:

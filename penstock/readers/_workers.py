@@ -271,12 +271,12 @@ class WorkerProcesses:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-def portable(error: Exception) -> Exception:
+def make_portable(error: Exception) -> Exception:
     """Return the error if it survives the way to another process, else one that tells of it.
 
     One that cannot be made again from its `args` would end the pool in place of the pass.
 
-    >>> portable(KeyError("x"))
+    >>> make_portable(KeyError("x"))
     KeyError('x')
     """
     try:
@@ -302,7 +302,7 @@ def _call_in_process(item: Any) -> Any:
     try:
         return _IN_PROCESS["function"](item)
     except Exception as error:
-        sent = portable(error)
+        sent = make_portable(error)
         if sent is error:
             raise
         raise sent from error

@@ -1,16 +1,14 @@
 """Folders of images: one folder a class, decoded by opencv."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from penstock._errors import message, nearest
-from penstock.readers._decoding import Augment
-from penstock.readers._read_options import OnError, ReadOptions
-from penstock.readers._workers import Workers
+from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard
 
@@ -58,8 +56,8 @@ class ImageFolder:
         """Find the files."""
         self.path = Path(path)
         self.size = size
-        self.fit = _one_of("image_folder(fit)", fit, get_args(Fit))
-        self.channels = _one_of("image_folder(channels)", channels, (1, 3))
+        self.fit = _check_choice("image_folder(fit)", fit, get_args(Fit))
+        self.channels = _check_choice("image_folder(channels)", channels, (1, 3))
         self.class_names = _find_classes(self.path, class_names)
         self._files: list[str] = []
         labels: list[int] = []
@@ -131,9 +129,9 @@ def image_folder(
     shuffle: bool = False,
     seed: int = 0,
     drop_remainder: bool = False,
-    decode: Callable[[Any], Any] | None = None,
+    decode: Decode | None = None,
     augment: Augment | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Transform | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
     look_ahead: int = 2,
@@ -162,23 +160,8 @@ def image_folder(
       ValueError: no class, no image, an unknown class name, or an option out of range.
       RecordError: while reading, a file that is no image, when errors are not skipped.
     """
+    options = ReadOptions.from_arguments("image_folder", locals())
     source = ImageFolder(path, size=size, fit=fit, channels=channels, class_names=class_names)
-    options = ReadOptions(
-        name="image_folder",
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        decode=decode,
-        augment=augment,
-        transform=transform,
-        num_workers=num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
-        cache_records=cache_records,
-        on_error=on_error,
-        shard=shard or Shard(),
-    )
     return IndexedReader(source, options)
 
 
@@ -238,7 +221,7 @@ def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarr
     return resize_image(image, height, width, "area" if is_smaller else "bilinear")
 
 
-def _one_of(thing: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+def _check_choice(thing: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     if value not in allowed:
         expected = " or ".join(map(repr, allowed))
         raise ValueError(message(thing, repr(value), expected, "Nothing else is known", "Pass one"))

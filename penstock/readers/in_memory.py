@@ -9,7 +9,7 @@ from penstock._errors import message
 from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import note
-from penstock.readers._order import RecordOrder, Rows, named
+from penstock.readers._order import RecordOrder, RowIndices, describe_rows
 from penstock.readers.sharding import BatchSize, Shard
 
 Transform = Callable[[Any], Any]
@@ -66,11 +66,11 @@ class ArrayIterator(IteratorBase):
             batch = _tree.tree_map(lambda leaf: leaf[0], batch)
         return batch if self._transform is None else self._apply(batch, rows)
 
-    def _apply(self, batch: Any, rows: Rows) -> Any:
+    def _apply(self, batch: Any, rows: RowIndices) -> Any:
         try:
             return self._transform(batch)  # type: ignore[misc]
         except Exception as error:
-            note(error, f"in arrays(transform=), epoch {self.epoch}, {named('row', rows)}")
+            note(error, f"in arrays(transform=), epoch {self.epoch}, {describe_rows('row', rows)}")
             raise
 
     def _save(self) -> State:
@@ -81,7 +81,7 @@ class ArrayIterator(IteratorBase):
         self._order = self._source.order.epoch(self.epoch)
 
 
-def _num_rows(rows: Rows) -> int:
+def _num_rows(rows: RowIndices) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 

@@ -18,7 +18,7 @@ where it no longer parses.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,7 @@ from typing import Any
 import numpy as np
 
 from penstock._errors import message
-from penstock.readers._decoding import Augment, Decode
-from penstock.readers._read_options import OnError, ReadOptions
-from penstock.readers._workers import Workers
+from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
 from penstock.readers.records.files import RecordFormat
 from penstock.readers.records.framing import OFRECORD
@@ -80,7 +78,7 @@ def ofrecord(
     on_error: OnError = "raise",
     decode: Decode | None = None,
     augment: Augment | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Transform | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
     look_ahead: int = 2,
@@ -106,23 +104,8 @@ def ofrecord(
       FileNotFoundError: no part, or a part is missing.
       RecordError: when first used, a damaged or foreign file, with its path and byte offset.
     """
+    options = ReadOptions.from_arguments("ofrecord", locals())
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
-    options = ReadOptions(
-        name="ofrecord",
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        shard=shard or Shard(),
-        on_error=on_error,
-        decode=decode,
-        augment=augment,
-        transform=transform,
-        num_workers=num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
-        cache_records=cache_records,
-    )
     form = RecordFormat.of(OFRECORD, "", cache_dir)
     return RecordReader(files, form, BlobDecoder.of(blobs), options)
 

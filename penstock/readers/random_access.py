@@ -1,19 +1,18 @@
 """Random-access data: any source with a length and an index, decoded in threads or processes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from penstock._errors import message
-from penstock.readers._decoding import Augment
 from penstock.readers._errors import check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding
-from penstock.readers._read_options import OnError, ReadOptions
-from penstock.readers._row_reader import RowReader
-from penstock.readers._workers import Workers, check_workers
+from penstock.readers._random_access_reader import RandomAccessReader
+from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
+from penstock.readers._workers import check_workers
 from penstock.readers.sharding import BatchSize, Shard
 
 Sample_co = TypeVar("Sample_co", covariant=True)
@@ -36,8 +35,8 @@ class Source(Protocol[Sample_co]):
         ...
 
 
-class SourceRows:
-    """A user's source as `Rows`."""
+class SourceRecords:
+    """A user's source as `Records`."""
 
     damages: Sequence[Exception] = ()
     mean_record_bytes = 1 << 13  # unknown: sixteen records a task
@@ -70,7 +69,7 @@ class SourceRows:
 
         return isinstance(error, RecordError)
 
-    def reopened(self) -> "SourceRows":
+    def reopen(self) -> "SourceRecords":
         """Return itself: nothing is open."""
         return self
 
@@ -97,7 +96,7 @@ def _is_encoded(source: Any) -> bool:
     return all(callable(getattr(source, name, None)) for name in ("encoded", "decoded"))
 
 
-class IndexedReader(RowReader):
+class IndexedReader(RandomAccessReader):
     """A reader over a random-access source. Made by `indexed`, which documents it.
 
     Args:
@@ -114,15 +113,15 @@ class IndexedReader(RowReader):
         _check_source(options.name, source)
         check_workers(options.name, options.workers, {"source": source})
         super().__init__(SourceDecoder(source=source), options)
-        self._source_rows = SourceRows(source, options.name)
+        self._source_records = SourceRecords(source, options.name)
         file_names = tuple(map(str, getattr(source, "file_names", ())))
         file_sizes = tuple(getattr(source, "file_sizes", ()))
         self._order = options.order(len(source), file_names, file_sizes)
 
     @property
-    def rows(self) -> SourceRows:
+    def records(self) -> SourceRecords:
         """Return the records."""
-        return self._source_rows
+        return self._source_records
 
     @property
     def order(self) -> RecordOrder:
@@ -137,10 +136,10 @@ def indexed(
     shuffle: bool = False,
     seed: int = 0,
     drop_remainder: bool = False,
-    decode: Callable[[Any], Any] | None = None,
+    decode: Decode | None = None,
     augment: Augment | None = None,
     pad: Mapping[str, Padding] | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Transform | None = None,
     num_workers: int = 0,
     workers: Workers = "thread",
     look_ahead: int = 2,
@@ -172,23 +171,7 @@ def indexed(
     >>> [batch["x"].tolist() for batch in reader]
     [[0, 10], [20, 30], [40]]
     """
-    options = ReadOptions(
-        name=name,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        decode=decode,
-        augment=augment,
-        pad=dict(pad or {}),
-        transform=transform,
-        num_workers=num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
-        cache_records=cache_records,
-        on_error=on_error,
-        shard=shard or Shard(),
-    )
+    options = ReadOptions.from_arguments(name, locals())
     return IndexedReader(source, options)
 
 

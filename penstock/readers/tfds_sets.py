@@ -2,15 +2,13 @@
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock._errors import message, nearest
-from penstock.readers._decoding import Augment
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._padding import Padding
-from penstock.readers._read_options import ReadOptions
-from penstock.readers._workers import Workers
+from penstock.readers._read_options import Augment, Decode, ReadOptions, Transform, Workers
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard
 
@@ -61,10 +59,10 @@ def tfds(
     shuffle: bool = False,
     seed: int = 0,
     drop_remainder: bool = False,
-    decode: Callable[[Any], Any] | None = None,
+    decode: Decode | None = None,
     augment: Augment | None = None,
     pad: Mapping[str, Padding] | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Transform | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
     look_ahead: int = 2,
@@ -92,22 +90,7 @@ def tfds(
 
     Source: https://www.tensorflow.org/datasets/tfless_tfds
     """
-    options = ReadOptions(
-        name="tfds",
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        decode=decode,
-        augment=augment,
-        pad=dict(pad or {}),
-        transform=transform,
-        num_workers=num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
-        cache_records=cache_records,
-        shard=shard or Shard(),
-    )
+    options = ReadOptions.from_arguments("tfds", locals())
     opened = open_set(name, split, data_dir, download=download)
     return IndexedReader(KeptFeatures(opened, features, f"{name}[{split}]"), options)
 

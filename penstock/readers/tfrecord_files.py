@@ -20,7 +20,7 @@ decoded in threads or processes, ahead of the batch that is asked for, in order.
 """
 
 import glob
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,7 @@ from typing import Any
 import numpy as np
 
 from penstock._errors import message
-from penstock.readers._decoding import Augment, Decode
-from penstock.readers._read_options import OnError, ReadOptions
-from penstock.readers._workers import Workers
+from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
 from penstock.readers.records.features import (
     Feature,
     SequenceFeature,
@@ -81,7 +79,7 @@ def tfrecord(
     on_error: OnError = "raise",
     decode: Decode | None = None,
     augment: Augment | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Transform | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
     look_ahead: int = 2,
@@ -110,24 +108,9 @@ def tfrecord(
       ValueError: an argument out of range.
       RecordError: when first used, a damaged or foreign file, with its path and byte offset.
     """
+    options = ReadOptions.from_arguments("tfrecord", locals())
     files, decoder = find_files(paths), ExampleDecoder(features=features and dict(features))
     form = RecordFormat.of(TFRECORD, compression, cache_dir, max_plain_bytes)
-    options = ReadOptions(
-        name="tfrecord",
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        shard=shard or Shard(),
-        on_error=on_error,
-        decode=decode,
-        augment=augment,
-        transform=transform,
-        num_workers=num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
-        cache_records=cache_records,
-    )
     return RecordReader(files, form, decoder, options)
 
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.readers._batching import BatchRows, stack_samples
+from penstock.readers._batching import BatchMemory, stack_samples
 from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
 from penstock.readers.tfrecord_files import tfrecord
 
@@ -47,24 +47,24 @@ def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path: Path):
 
 
 def test_rows_of_other_shapes_are_not_placed():
-    rows = BatchRows(2)
-    samples = [rows.place(row, {"x": np.zeros(SIZE + row)}) for row in range(2)]
+    memory = BatchMemory(2)
+    samples = [memory.place(row, {"x": np.zeros(SIZE + row)}) for row in range(2)]
     with pytest.raises(ValueError, match=r"got \['x'\] \[2049\] .*expected \['x'\] \[2048\]"):
-        stack_samples(samples, {}, rows)
+        stack_samples(samples, {}, memory)
 
 
 def test_structures_other_than_dicts_and_tuples_are_stacked():
-    rows = BatchRows(2)
-    samples = [rows.place(row, [np.full(SIZE, row), {"y": row}]) for row in range(2)]
-    first, second = stack_samples(samples, {}, rows)
+    memory = BatchMemory(2)
+    samples = [memory.place(row, [np.full(SIZE, row), {"y": row}]) for row in range(2)]
+    first, second = stack_samples(samples, {}, memory)
     assert first[:, 0].tolist() == second["y"].tolist() == [0, 1]
-    pairs = [rows.place(row, (np.full(SIZE, row), row)) for row in range(2)]
-    assert stack_samples(pairs, {}, rows)[0][:, 0].tolist() == [0, 1]
+    pairs = [memory.place(row, (np.full(SIZE, row), row)) for row in range(2)]
+    assert stack_samples(pairs, {}, memory)[0][:, 0].tolist() == [0, 1]
 
 
 def test_array_of_the_users_own_is_copied():
     own = np.zeros((2, SIZE))
-    batch = stack_samples([{"x": own[0]}, {"x": own[1]}], {}, BatchRows(2))
+    batch = stack_samples([{"x": own[0]}, {"x": own[1]}], {}, BatchMemory(2))
     assert not np.shares_memory(batch["x"], own)
 
 

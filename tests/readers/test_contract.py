@@ -298,7 +298,7 @@ def processes(things: set[Any]) -> set[Any]:
 
 def settled(before: set[Any], only: Callable[[set[Any]], set[Any]] = set) -> set[Any]:
     """Return what is held beyond `before`; Grain's own threads end a moment after `close`."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60  # of a busy machine; it is not waited for
     while only(held() - before) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

@@ -1,9 +1,12 @@
 """What every reader from disk can do: processes, memory, skipping, the same on each of them."""
 
+import dataclasses
+import inspect
 import multiprocessing
 import os
 import re
 import time
+import typing
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -83,6 +86,36 @@ def make(request, tmp_path):
     write, read = READERS[request.param]
     write(tmp_path)
     return lambda **options: read(tmp_path, **{"batch_size": 3, "shuffle": True, **options})
+
+
+FUNCTIONS = {
+    "dataset": ({"batch_size"}, {"pad"}),
+    "image_folder": ({"batch_size"}, {"pad"}),
+    "indexed": ({"batch_size", "num_workers", "name"}, set()),
+    "ofrecord": (set(), {"pad"}),
+    "tfds": (set(), {"on_error"}),
+    "tfrecord": (set(), {"pad"}),
+}
+"""By function: the options with another default than `ReadOptions`, and those it does not have."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_spell_the_options_out_as_read_options_defines_them(name):
+    function = getattr(readers, name)
+    others, absent = FUNCTIONS[name]
+    fields = {field.name: field for field in dataclasses.fields(readers.records.ReadOptions)}
+    parameters = inspect.signature(function).parameters
+    assert fields.keys() - parameters.keys() - {"name"} == absent
+    hints, expected = (
+        typing.get_type_hints(each) for each in (function, readers.records.ReadOptions)
+    )
+    for option in (fields.keys() & parameters.keys()) - others:
+        if option in ("shard", "pad"):
+            assert hints[option] == expected[option] | None
+            assert parameters[option].default is None
+        elif option != "name":
+            assert hints[option] == expected[option]
+            assert parameters[option].default == fields[option].default
 
 
 def tag(sample):

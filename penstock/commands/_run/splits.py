@@ -18,9 +18,8 @@ from penstock.commands._flags import DatasetFlags, TrainFlags
 from penstock.commands._flags.data import list_datasets
 from penstock.commands._run.folder import TEST_SPLITS
 from penstock.readers.convert import read_labels
-from penstock.readers.datasets._images import Subset
-from penstock.readers.datasets._registry import DATASETS, folder_of
-from penstock.readers.datasets._split import fixed_split
+from penstock.readers.datasets.registry import DATASETS, find_folder
+from penstock.readers.datasets.splits import Subset, fixed_split
 from penstock.readers.records import ReadOptions
 
 SplitName = Literal["train", "test"]
@@ -81,7 +80,7 @@ def open_split(flags: TrainFlags, split: SplitName) -> Split:
     if name not in DATASETS:
         files = _find_files_of_split(dataset, split)
         return _describe(_read_files(dataset, files), name, folder, on_error)
-    stored = folder_of(name, dataset.dataset_dir)
+    stored = find_folder(name, dataset.dataset_dir)
     return _describe(_read_named(dataset, split), name, stored, on_error)
 
 
@@ -131,7 +130,7 @@ def _load_record_set(flags: DatasetFlags) -> readers.RecordSet | None:
     request = readers.DatasetRequest(
         name=flags.dataset_name,
         split="train",
-        folder=folder_of(flags.dataset_name, flags.dataset_dir),
+        folder=find_folder(flags.dataset_name, flags.dataset_dir),
     )
     loaded = DATASETS[flags.dataset_name].load(request)
     return loaded if isinstance(loaded, readers.RecordSet) else None

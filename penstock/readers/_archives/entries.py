@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.readers._archives.pieces import (
+from penstock.readers._archives.files import (
     BoundedStream,
     Limits,
     archive_error,
@@ -63,9 +63,9 @@ def iterate_entries(path: Path, limits: Limits) -> Iterator[Entry]:
       ArchiveError: it is damaged, another sort of file, or holds more than `limits` say.
     """
     if path.is_dir():
-        yield from _folder_entries(path)
+        yield from _iterate_folder(path)
         return
-    entries = _zip_entries if path.suffix == ".zip" else _tar_entries
+    entries = _iterate_zip if path.suffix == ".zip" else _iterate_tar
     for number, entry in enumerate(entries(path, limits)):
         if number >= limits.num_entries:
             raise archive_error(
@@ -77,7 +77,7 @@ def iterate_entries(path: Path, limits: Limits) -> Iterator[Entry]:
         yield entry
 
 
-def _folder_entries(path: Path) -> Iterator[Entry]:
+def _iterate_folder(path: Path) -> Iterator[Entry]:
     for file in sorted(path.rglob("*")):
         if file.is_file():
             # As in the archive, whose members lie in that folder.
@@ -90,7 +90,7 @@ def _folder_entries(path: Path) -> Iterator[Entry]:
             yield Entry(path=file, name=name, size=size, kind="file", read=read, is_archived=False)
 
 
-def _zip_entries(path: Path, limits: Limits) -> Iterator[Entry]:
+def _iterate_zip(path: Path, limits: Limits) -> Iterator[Entry]:
     check_size(path, file_size(path), limits)
     left = max_bytes = limits.unpacked_bytes(file_size(path))
     with blame(path, _ZIP), zipfile.ZipFile(path) as archive:
@@ -105,7 +105,7 @@ def _zip_entries(path: Path, limits: Limits) -> Iterator[Entry]:
                 )
 
             def read(info: zipfile.ZipInfo = info) -> bytes:
-                return _read_zipped(archive, info, path)
+                return _read_zip_member(archive, info, path)
 
             mode = info.external_attr >> 16
             is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG)
@@ -113,7 +113,7 @@ def _zip_entries(path: Path, limits: Limits) -> Iterator[Entry]:
             yield Entry(path=path, name=info.filename, size=info.file_size, kind=kind, read=read)
 
 
-def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
+def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
     packing = info.compress_type
     if info.flag_bits & 1 or packing not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise archive_error(
@@ -131,9 +131,9 @@ def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) ->
         return content
 
 
-def _tar_entries(path: Path, limits: Limits) -> Iterator[Entry]:
+def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
     with blame(path, _TAR), open_stream(path, None, _TAR, limits=limits) as stream:
-        while (entry := _next_entry(stream, path)) is not None:
+        while (entry := _read_header(stream, path)) is not None:
             info, size, is_read = entry, entry.size, [False]
 
             def read(size: int = size, is_read: list[bool] = is_read) -> bytes:
@@ -149,7 +149,7 @@ def _tar_entries(path: Path, limits: Limits) -> Iterator[Entry]:
         stream.skip_to_end()
 
 
-def _next_entry(stream: BoundedStream, path: Path) -> tarfile.TarInfo | None:
+def _read_header(stream: BoundedStream, path: Path) -> tarfile.TarInfo | None:
     """Return the next header with the name and size of those before it, `None` at the end."""
     changed: dict[str, str] = {}
     while True:
@@ -157,20 +157,22 @@ def _next_entry(stream: BoundedStream, path: Path) -> tarfile.TarInfo | None:
         if not any(block):
             if not changed and not any(stream.read_up_to(_BLOCK)):
                 return None
-            raise _damaged_header(path, "an end in the middle")
+            raise _build_header_error(path, "an end in the middle")
         with blame(path, _TAR):
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-            name = _extended(stream, info, path).rstrip(b"\0").decode("utf-8", "surrogateescape")
+            name = (
+                _read_extension(stream, info, path).rstrip(b"\0").decode("utf-8", "surrogateescape")
+            )
             changed |= {"path": name} if info.type == tarfile.GNUTYPE_LONGNAME else {}
         elif info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE):
-            records = _pax_records(_extended(stream, info, path), path)
+            records = _parse_pax_records(_read_extension(stream, info, path), path)
             changed |= records if info.type != tarfile.XGLTYPE else {}
         else:
-            return _with_changes(info, changed, path)
+            return _apply_changes(info, changed, path)
 
 
-def _with_changes(info: tarfile.TarInfo, changed: dict[str, str], path: Path) -> tarfile.TarInfo:
+def _apply_changes(info: tarfile.TarInfo, changed: dict[str, str], path: Path) -> tarfile.TarInfo:
     info.name = changed.get("path", info.name).removeprefix("./")
     if any(key.startswith("GNU.sparse") for key in changed):
         info.type = tarfile.GNUTYPE_SPARSE
@@ -178,21 +180,21 @@ def _with_changes(info: tarfile.TarInfo, changed: dict[str, str], path: Path) ->
     # Links and devices have no content, whatever size they claim.
     has_content = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
     if not (size.isascii() and size.isdigit() and len(size) < 20):
-        raise _damaged_header(path, f"a size of {size[:40]!r}")
+        raise _build_header_error(path, f"a size of {size[:40]!r}")
     info.size = int(size) if has_content else 0
     return info
 
 
-def _extended(stream: BoundedStream, info: tarfile.TarInfo, path: Path) -> bytes:
+def _read_extension(stream: BoundedStream, info: tarfile.TarInfo, path: Path) -> bytes:
     """Return the content of a header that changes the next one."""
     if not 0 <= info.size <= _MAX_NAME_BYTES:
-        raise _damaged_header(path, f"a name or its like of {info.size} bytes")
+        raise _build_header_error(path, f"a name or its like of {info.size} bytes")
     content = stream.read(info.size)
     stream.skip(-info.size % _BLOCK)
     return content
 
 
-def _pax_records(content: bytes, path: Path) -> dict[str, str]:
+def _parse_pax_records(content: bytes, path: Path) -> dict[str, str]:
     r"""Return the records `<length> <key>=<value>\n` of a pax header."""
     records = {}
     while content.strip(b"\0"):
@@ -200,12 +202,12 @@ def _pax_records(content: bytes, path: Path) -> dict[str, str]:
         end = int(length) if length.isdigit() else 0
         key, equals, value = content[len(length) + 1 : end].partition(b"=")
         if not (space and equals and content[end - 1 : end] == b"\n"):
-            raise _damaged_header(path, "a pax header that cannot be read")
+            raise _build_header_error(path, "a pax header that cannot be read")
         # Only names are text; what else there may be (an access list, ...) is not looked at.
         records[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
         content = content[end:]
     return records
 
 
-def _damaged_header(path: Path, got: str) -> Exception:
+def _build_header_error(path: Path, got: str) -> Exception:
     return archive_error(path, got, _TAR, "A header in it is damaged")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.readers._archives.pieces import Limits, Piece, archive_error, open_stream
+from penstock.readers._archives.files import FileContent, Limits, archive_error, open_stream
 
 _IDX = "a whole IDX file of bytes"
 # EMNIST's digits, the largest set in MNIST's format and classes, have 280,000.
@@ -77,7 +77,7 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
     return values.reshape(found)
 
 
-def cifar_records(piece: Piece, num_labels: int, num_classes: int) -> np.ndarray:
+def read_cifar_records(file: FileContent, num_labels: int, num_classes: int) -> np.ndarray:
     """Return the records `[N, num_labels + 3072]` uint8 of a file of CIFAR's binary archives.
 
     A record is its labels, of which the last is one of `num_classes`, then the red, green and blue
@@ -86,18 +86,18 @@ def cifar_records(piece: Piece, num_labels: int, num_classes: int) -> np.ndarray
     Raises:
       ArchiveError: a record is cut, there is none, or a label is out of range.
     """
-    record_size, size = num_labels + _CIFAR_PIXELS, len(piece.content)
+    record_size, size = num_labels + _CIFAR_PIXELS, len(file.content)
     if size == 0 or size % record_size:
-        published = (50_000 if piece.is_named("train.bin") else 10_000) * record_size
-        raise piece.error(
+        published = (50_000 if file.is_named("train.bin") else 10_000) * record_size
+        raise file.error(
             f"{size} bytes",
             f"{published} as published, or another multiple of {record_size}",
             f"An image and its labels are {record_size} bytes, and the file ends inside one",
         )
-    records = np.frombuffer(piece.content, np.uint8).reshape(-1, record_size)
+    records = np.frombuffer(file.content, np.uint8).reshape(-1, record_size)
     for column, classes in enumerate([20, num_classes][-num_labels:]):
         if (labels := records[:, column]).max() >= classes:
             row = int(labels.argmax())
             got = f"label {labels[row]} of image {row}"
-            raise piece.error(got, f"0 to {classes - 1}", f"There are {classes} classes")
+            raise file.error(got, f"0 to {classes - 1}", f"There are {classes} classes")
     return records

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from penstock._errors import message
 from penstock.readers._archives.entries import Entry, iterate_entries
-from penstock.readers._archives.pieces import Limits, Piece, archive_error, read_file
+from penstock.readers._archives.files import FileContent, Limits, archive_error, read_file
 from penstock.readers._errors import UnsafeArchiveError
 
 _MAX_PART_BYTES = 255
@@ -16,7 +16,7 @@ _MAX_DEPTH = 32
 
 def read_files(
     path: str | os.PathLike[str], is_wanted: Callable[[str], object], limits: Limits
-) -> Iterator[tuple[str, Piece]]:
+) -> Iterator[tuple[str, FileContent]]:
     """Yield name and content of the wanted files of an archive or a folder, by one pass over it.
 
     Nothing is unpacked, so no member can escape anywhere. A folder's files come sorted.
@@ -47,11 +47,11 @@ def read_files(
                 entry.path, got, "one file", "The original holds one", name=entry.member
             )
         seen.add(entry.name)
-        content = _content(entry, limits)
-        yield entry.name, Piece(path=entry.path, name=entry.member, content=content)
+        content = _read_content(entry, limits)
+        yield entry.name, FileContent(path=entry.path, name=entry.member, content=content)
 
 
-def _content(entry: Entry, limits: Limits) -> bytes:
+def _read_content(entry: Entry, limits: Limits) -> bytes:
     if entry.size > limits.file_bytes:
         raise archive_error(
             entry.path,
@@ -63,9 +63,9 @@ def _content(entry: Entry, limits: Limits) -> bytes:
     return entry.read()
 
 
-def read_named(
+def read_by_name(
     path: str | os.PathLike[str], endings: Sequence[str], limits: Limits
-) -> dict[str, Piece]:
+) -> dict[str, FileContent]:
     """Return the files whose names are `endings`, or end in `/` and one, by ending.
 
     Of a folder that holds all of them itself, no other is looked at.
@@ -77,17 +77,17 @@ def read_named(
     direct = {ending: Path(path, ending) for ending in endings}
     if all(file.is_file() for file in direct.values()):
         return {ending: read_file(file, limits.file_bytes) for ending, file in direct.items()}
-    found: dict[str, Piece] = {}
+    found: dict[str, FileContent] = {}
 
-    def fitting(name: str) -> list[str]:
+    def find_endings(name: str) -> list[str]:
         return [each for each in endings if f"/{name}".endswith(f"/{each}")]
 
-    for name, piece in read_files(path, fitting, limits):
-        for ending in fitting(name):
+    for name, file in read_files(path, find_endings, limits):
+        for ending in find_endings(name):
             if ending in found:
                 got = f"a second file '{ending}'"
-                raise piece.error(got, "one file", "The original holds one")
-            found[ending] = piece
+                raise file.error(got, "one file", "The original holds one")
+            found[ending] = file
     if missing := [ending for ending in endings if ending not in found]:
         raise archive_error(
             Path(path),
@@ -113,7 +113,7 @@ def unpack(path: str | Path, folder: str | Path, limits: Limits) -> None:
     for entry in iterate_entries(path, limits):
         if entry.kind == "file":
             target = Path(folder, *PurePosixPath(entry.name).parts)
-            content = _content(entry, limits)
+            content = _read_content(entry, limits)
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)

@@ -2,7 +2,7 @@
 
 from penstock.readers.convert.cifar10 import CIFAR10 as CIFAR10
 from penstock.readers.convert.cifar10 import convert_cifar10 as convert_cifar10
-from penstock.readers.convert.download import Source as Source
+from penstock.readers.convert.download import RemoteFile as RemoteFile
 from penstock.readers.convert.download import fetch as fetch
 from penstock.readers.convert.errors import ArchiveError as ArchiveError
 from penstock.readers.convert.errors import ArgumentError as ArgumentError

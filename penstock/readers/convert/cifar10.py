@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.readers._archives import CIFAR10_LIMITS, cifar_records, read_named
-from penstock.readers.convert.download import Source, fetch
-from penstock.readers.convert.file_set import made_together, must_make
+from penstock.readers._archives import CIFAR10_LIMITS, read_by_name, read_cifar_records
+from penstock.readers.convert.download import RemoteFile, fetch
+from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
@@ -23,7 +23,7 @@ from penstock.readers.convert.slim import (
 )
 from penstock.readers.records.image_bytes import encode_png
 
-CIFAR10 = Source(
+CIFAR10 = RemoteFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
@@ -37,13 +37,13 @@ _BATCHES = {
     "test": ("test_batch.bin",),
 }
 _SIZE = 32
-_logger = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock.readers")
 
 
 def convert_cifar10(
     dataset_dir: str | Path,
     *,
-    source: Source = CIFAR10,
+    source: RemoteFile = CIFAR10,
     force: bool = False,
     progress: Progress = no_progress,
 ) -> list[Path]:
@@ -65,23 +65,23 @@ def convert_cifar10(
     folder = Path(dataset_dir)
     names = [*(f"cifar10_{split}.tfrecord" for split in _BATCHES), LABELS_FILENAME]
     targets = [folder / name for name in names]
-    if not must_make(targets, force=force):
+    if not needs_making(targets, force=force):
         return targets
     _warn_of_pickled(folder, source)
     archive = fetch(source, dataset_dir, progress=progress)
-    with made_together(targets) as (*paths, labels_path):
+    with write_together(targets) as (*paths, labels_path):
         for path, batch_names in zip(paths, _BATCHES.values(), strict=True):
-            write_records(path, _examples(archive, batch_names))
+            write_records(path, _build_examples(archive, batch_names))
         write_labels(labels_path, CIFAR10_LABELS)
         warn_of_other_labels(folder, CIFAR10_LABELS)
     return targets
 
 
-def _warn_of_pickled(folder: Path, source: Source) -> None:
+def _warn_of_pickled(folder: Path, source: RemoteFile) -> None:
     """Say why an archive that TF-Slim would take is not, before another one is downloaded."""
     found = [folder / name for name in _PICKLED if (folder / name).exists()]
     if found and not (folder / source.filename).exists():
-        _logger.warning(
+        _LOGGER.warning(
             "'%s' is not used: it is pickled, and unpickling a file runs what it says. The same "
             "images come from %s, which is downloaded; or put it there yourself.",
             found[0],
@@ -89,10 +89,10 @@ def _warn_of_pickled(folder: Path, source: Source) -> None:
         )
 
 
-def _examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:
-    pieces = read_named(path, batch_names, CIFAR10_LIMITS)
+def _build_examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:
+    files = read_by_name(path, batch_names, CIFAR10_LIMITS)
     for name in batch_names:
-        records = cifar_records(pieces.pop(name), 1, len(CIFAR10_LABELS))
+        records = read_cifar_records(files.pop(name), 1, len(CIFAR10_LABELS))
         for label, image in zip(records[:, 0], records[:, 1:], strict=True):
             rows = image.reshape(3, _SIZE, _SIZE).transpose(1, 2, 0)
             png = encode_png(np.ascontiguousarray(rows))

@@ -18,18 +18,18 @@ from penstock.readers.convert.progress import Progress, no_progress
 _PIECE_BYTES = 1 << 18
 _TIMEOUT_SECS = 60
 _MAX_ATTEMPTS = 5
-_logger = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock.readers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class RemoteFile:
     """A file to download.
 
     Args:
       url: `http` or `https`; the last part is the file's name.
       sha256: its checksum, 64 hexadecimal digits; `None` takes any content.
 
-    >>> Source(url="https://example.org/data/a.tar.gz").filename
+    >>> RemoteFile(url="https://example.org/data/a.tar.gz").filename
     'a.tar.gz'
     """
 
@@ -41,18 +41,18 @@ class Source:
         """Return the file's name."""
         return self.url.rsplit("/", 1)[-1]
 
-    def moved(self, base_url: str | None, *, is_checked: bool = True) -> "Source":
+    def at_mirror(self, base_url: str | None, *, is_checked: bool = True) -> "RemoteFile":
         """Return the same file under another address, a mirror's, with or without its checksum.
 
-        >>> Source(url="https://example.org/data/a.tgz").moved("http://localhost:8000").url
+        >>> RemoteFile(url="https://example.org/data/a.tgz").at_mirror("http://localhost:8000").url
         'http://localhost:8000/a.tgz'
         """
         url = self.url if base_url is None else f"{base_url.rstrip('/')}/{self.filename}"
-        return Source(url=url, sha256=self.sha256 if is_checked else None)
+        return RemoteFile(url=url, sha256=self.sha256 if is_checked else None)
 
 
 def fetch(
-    source: Source,
+    source: RemoteFile,
     folder: str | Path,
     *,
     progress: Progress = no_progress,
@@ -96,7 +96,7 @@ def fetch(
     return path
 
 
-def _download_whole(source: Source, part: Path, progress: Progress, retry_secs: float) -> None:
+def _download_whole(source: RemoteFile, part: Path, progress: Progress, retry_secs: float) -> None:
     """Download to `part`, going on where it broke off, as often as that may help."""
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         try:
@@ -108,23 +108,23 @@ def _download_whole(source: Source, part: Path, progress: Progress, retry_secs: 
                 raise DownloadError(
                     message(
                         f"download of {source.url}",
-                        f"{type(error).__name__}: {_reason(error)}",
+                        f"{type(error).__name__}: {_get_reason(error)}",
                         "the whole file",
                         f"It was tried {attempt} times" if attempt > 1 else "It would fail again",
                         f"{remedy}, or put the file at '{part.with_suffix('')}' yourself",
                     )
                 ) from error
             wait_secs = retry_secs * 2 ** (attempt - 1)
-            _logger.warning(
+            _LOGGER.warning(
                 "The download of %s stopped: %s. Trying again in %g s.",
                 source.filename,
-                _reason(error),
+                _get_reason(error),
                 wait_secs,
             )
             time.sleep(wait_secs)
 
 
-def _reason(error: Exception) -> object:
+def _get_reason(error: Exception) -> object:
     """Return what a URLError wraps; its own text is `<urlopen error ...>`."""
     return error.reason if type(error) is urllib.error.URLError else error
 
@@ -140,7 +140,7 @@ def _is_final(error: Exception) -> bool:
     return is_local or isinstance(error, http.client.InvalidURL)
 
 
-def _download(source: Source, part: Path, progress: Progress) -> None:
+def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
     """Append to `part` until the file is whole.
 
     Raises:
@@ -162,7 +162,7 @@ def _download(source: Source, part: Path, progress: Progress) -> None:
     with response:
         if response.status != 206:
             done = 0  # the server sends the whole file
-        total = _total_bytes(response, done)
+        total = _read_total_bytes(response, done)
         with open(part, "ab" if done else "wb") as file:
             progress(source.filename, done, total)
             while piece := response.read(_PIECE_BYTES):
@@ -173,12 +173,12 @@ def _download(source: Source, part: Path, progress: Progress) -> None:
         raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
 
-def _total_bytes(response: Any, done: int) -> int | None:
+def _read_total_bytes(response: Any, done: int) -> int | None:
     length = response.headers.get("Content-Length")
     return done + int(length) if length is not None and length.isdigit() else None
 
 
-def _check(path: Path, source: Source, thing: str, remedy: str) -> None:
+def _check(path: Path, source: RemoteFile, thing: str, remedy: str) -> None:
     if source.sha256 is None:
         return
     found = _sha256(path)

@@ -13,10 +13,12 @@ from penstock.readers.convert.errors import ArgumentError, StaleFilesError
 
 _PART_NAME = re.compile(r"(part-)\d+")
 _SHARD_NAME = re.compile(r"(.+?)\d{5,}-of-(\d{5,})(.*)")
-_logger = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock.readers")
 
 
-def must_make(targets: Sequence[Path], *, force: bool, sources: Sequence[str | Path] = ()) -> bool:
+def needs_making(
+    targets: Sequence[Path], *, force: bool, sources: Sequence[str | Path] = ()
+) -> bool:
     """Say whether a conversion must make its files; where all are there, log that it need not.
 
     Files appear whole or not at all, so what is there is complete.
@@ -41,7 +43,7 @@ def must_make(targets: Sequence[Path], *, force: bool, sources: Sequence[str | P
         raise StaleFilesError(
             message(
                 f"'{targets[0].parent}'",
-                f"{_shown(stale)} of another conversion",
+                f"{_list_names(stale)} of another conversion",
                 f"none beside '{targets[0].name}' to '{targets[-1].name}'"
                 if len(targets) > 1
                 else f"none beside '{targets[0].name}'",
@@ -52,7 +54,7 @@ def must_make(targets: Sequence[Path], *, force: bool, sources: Sequence[str | P
     if not all(target.is_file() for target in targets):
         return True
     others = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
-    _logger.warning(
+    _LOGGER.warning(
         "Dataset files already exist. Exiting without re-creating them: '%s'%s. Pass force=True "
         "(--force) to make them again.",
         targets[0],
@@ -75,11 +77,11 @@ def find_stale(targets: Sequence[Path]) -> list[Path]:
     >>> folder.cleanup()
     """
     wanted = set(targets)
-    totals = {(path.parent, _series(path)[0]): _series(path)[1] for path in targets}
+    totals = {(path.parent, _parse_series(path)[0]): _parse_series(path)[1] for path in targets}
     stale = []
     for folder in sorted({path.parent for path in targets}):
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            series, total = _series(path)
+            series, total = _parse_series(path)
             if series is None or (folder, series) not in totals or path in wanted:
                 continue
             if (total is None or total != totals[folder, series]) and path.is_file():
@@ -88,7 +90,7 @@ def find_stale(targets: Sequence[Path]) -> list[Path]:
 
 
 @contextmanager
-def made_together(targets: Sequence[Path]) -> Iterator[list[Path]]:
+def write_together(targets: Sequence[Path]) -> Iterator[list[Path]]:
     """Give a path to write for each target; put all in place when the block ends well.
 
     Files are written to a hidden folder beside the targets, which an exception removes with all
@@ -119,7 +121,7 @@ def hidden_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Give a temporary folder in `parent`, which is made if needed; name those left behind."""
     parent.mkdir(parents=True, exist_ok=True)
     for left in sorted(parent.glob(f"{prefix}*")):
-        _logger.warning(
+        _LOGGER.warning(
             "'%s' belongs to another conversion. If that was killed and runs no more, remove it.",
             left,
         )
@@ -127,7 +129,7 @@ def hidden_folder(parent: Path, prefix: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _series(path: Path) -> tuple[tuple[str, str] | None, str | None]:
+def _parse_series(path: Path) -> tuple[tuple[str, str] | None, str | None]:
     """Return what the names of a set share, and the number of files where the name says it."""
     if match := _PART_NAME.fullmatch(path.name):
         return (match[1], ""), None
@@ -164,7 +166,7 @@ def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> N
         raise ArgumentError(
             message(
                 f"'{replaced[0].parent}'",
-                f"{_shown(lost)} to read and to replace",
+                f"{_list_names(lost)} to read and to replace",
                 "files to make that are none of those read",
                 "A conversion must not remove what it reads",
                 "Pass another folder",
@@ -172,6 +174,6 @@ def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> N
         )
 
 
-def _shown(paths: Sequence[Path]) -> str:
+def _list_names(paths: Sequence[Path]) -> str:
     names = ", ".join(f"'{path.name}'" for path in paths[:3])
     return f"{names}{', ...' if len(paths) > 3 else ''} ({len(paths)} in all)"

@@ -10,7 +10,7 @@ import numpy as np
 from penstock._errors import message, nearest
 from penstock.readers._errors import check_int
 from penstock.readers.convert.errors import ArgumentError
-from penstock.readers.convert.file_set import made_together, must_make
+from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.ofrecord_files import part_name
 from penstock.readers.records.blobs import build_ofrecord
@@ -24,7 +24,7 @@ from penstock.readers.records.writers import RecordWriter
 
 _MAX_SUFFIX_LENGTH = 200  # a file's name holds 255 bytes
 _RECORDS_A_REPORT = 64  # a report costs more than a small record
-_logger = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock.readers")
 
 # What OneFlow's ImageNet records call TF-Slim's features.
 SLIM_TO_ONEFLOW = {
@@ -72,7 +72,7 @@ def tfrecord_to_ofrecord(
     _check_part_names(num_parts, part_name_suffix_length)
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]
     targets = [Path(folder) / name for name in names]
-    if not must_make(targets, force=force, sources=paths):
+    if not needs_making(targets, force=force, sources=paths):
         return targets
     source = RecordFiles(paths, RecordFormat(framing=TFRECORD))
     renaming = _Renaming(rename or {}, Example)
@@ -116,7 +116,7 @@ def ofrecord_to_tfrecord(
         `-of-<another number>`.
     """
     targets = [Path(path) for path in paths]
-    if not must_make(targets, force=force, sources=parts):
+    if not needs_making(targets, force=force, sources=parts):
         return targets
     source = RecordFiles(parts, RecordFormat(framing=OFRECORD, compression=""))
     renaming = _Renaming(rename or {}, OFRecord)
@@ -162,12 +162,12 @@ def _copy(
     name, record_bytes = targets[0].parent.name, source.mean_record_bytes
     start = 0
     try:
-        with made_together(targets) as paths:
+        with write_together(targets) as paths:
             for number, path in enumerate(paths):
                 stop = start + base + (number < extra)
                 with RecordWriter(path, framing=framing) as writer:
-                    for record, payload in _payloads(source, start, stop):
-                        writer.write(_located(source, record, payload, convert))
+                    for record, payload in _read_payloads(source, start, stop):
+                        writer.write(_convert_record(source, record, payload, convert))
                         if (record + 1) % _RECORDS_A_REPORT == 0 or record + 1 == len(source):
                             progress(name, (record + 1) * record_bytes, len(source) * record_bytes)
                 start = stop
@@ -175,14 +175,14 @@ def _copy(
         source.close()
 
 
-def _payloads(source: RecordFiles, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+def _read_payloads(source: RecordFiles, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
     for record, payload in zip(range(start, stop), source.read(range(start, stop)), strict=True):
         if isinstance(payload, RecordError):
             raise payload
         yield record, payload
 
 
-def _located(
+def _convert_record(
     source: RecordFiles, record: int, payload: bytes, convert: Callable[[bytes], bytes]
 ) -> bytes:
     try:
@@ -208,17 +208,17 @@ class _Renaming:
                 value = value.tolist()  # Python ints: the writer picks the narrowest list that fits
             values[self._names.get(name, name)] = [] if value is None else value
         if len(values) < len(features):
-            raise _clash_error(list(features), self._names)
+            raise _build_clash_error(list(features), self._names)
         self._found.update(features)
         return values
 
     def warn_of_unused(self) -> None:
         for name in sorted(set(self._names) - self._found):
             hint = nearest(name, self._found)
-            _logger.warning("rename got '%s', which no record has.%s", name, hint)
+            _LOGGER.warning("rename got '%s', which no record has.%s", name, hint)
 
 
-def _clash_error(names: list[str], rename: Mapping[str, str]) -> ArgumentError:
+def _build_clash_error(names: list[str], rename: Mapping[str, str]) -> ArgumentError:
     new_names = [rename.get(name, name) for name in names]
     twice = next(name for name in new_names if new_names.count(name) > 1)
     old = sorted(name for name in names if rename.get(name, name) == twice)

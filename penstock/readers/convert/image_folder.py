@@ -7,9 +7,9 @@ from pathlib import Path
 from penstock._errors import message
 from penstock.readers._archives import Limits, unpack
 from penstock.readers._errors import ArchiveError, check_int
-from penstock.readers.convert.download import Source, fetch
+from penstock.readers.convert.download import RemoteFile, fetch
 from penstock.readers.convert.errors import ArgumentError, ConversionError
-from penstock.readers.convert.file_set import hidden_folder, made_together, must_make
+from penstock.readers.convert.file_set import hidden_folder, needs_making, write_together
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
@@ -23,7 +23,7 @@ from penstock.readers.images import SUFFIXES, ImageFolder
 from penstock.readers.records.errors import ImageError
 from penstock.readers.records.image_bytes import decode_image, read_image
 
-FLOWERS = Source(
+FLOWERS = RemoteFile(
     url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
     sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
 )
@@ -36,7 +36,7 @@ _FORMATS = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 def convert_flowers(
     dataset_dir: str | Path,
     *,
-    source: Source = FLOWERS,
+    source: RemoteFile = FLOWERS,
     num_validation: int = FLOWERS_NUM_VALIDATION,
     force: bool = False,
     progress: Progress = no_progress,
@@ -64,8 +64,8 @@ def convert_flowers(
       ArgumentError: as many images to hold out as there are, or more.
       UnsafeArchiveError: a member of the archive would be written outside its folder.
     """
-    targets = _targets(dataset_dir, "flowers", num_shards=5)
-    if not must_make(targets, force=force):
+    targets = _list_targets(dataset_dir, "flowers", num_shards=5)
+    if not needs_making(targets, force=force):
         return targets
 
     def convert(photos: Path) -> list[Path]:
@@ -125,16 +125,16 @@ def convert_image_folder(
       ConversionError: an image that cannot be decoded.
     """
     _check_arguments(dataset_name, num_shards)
-    targets = _targets(dataset_dir, dataset_name, num_shards)
-    if not must_make(targets, force=force):
+    targets = _list_targets(dataset_dir, dataset_name, num_shards)
+    if not needs_making(targets, force=force):
         return targets
     classes, images = _find_images(image_dir)
     splits = _split(images, num_validation, seed, f"'{Path(image_dir).resolve().name}'")
-    parts = [_part(paths, shard, num_shards) for paths in splits for shard in range(num_shards)]
+    parts = [_cut_part(paths, shard, num_shards) for paths in splits for shard in range(num_shards)]
     counted = _Counted(images, dataset_name, progress)
-    with made_together(targets) as (*paths, labels_path):
+    with write_together(targets) as (*paths, labels_path):
         for path, part in zip(paths, parts, strict=True):
-            write_records(path, _examples(counted.iterate(part), classes, image_dir))
+            write_records(path, _build_examples(counted.iterate(part), classes, image_dir))
         write_labels(labels_path, classes)
         warn_of_other_labels(dataset_dir, classes)
     return targets
@@ -210,7 +210,7 @@ def _split(
     return shuffled[num_validation:], shuffled[:num_validation]
 
 
-def _targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> list[Path]:
+def _list_targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> list[Path]:
     """Return the files that are made, the labels last."""
     names = [
         shard_name(dataset_name, split, shard, num_shards)
@@ -220,7 +220,7 @@ def _targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> lis
     return [Path(dataset_dir) / name for name in (*names, LABELS_FILENAME)]
 
 
-def _part(paths: Sequence[Path], shard: int, num_shards: int) -> Sequence[Path]:
+def _cut_part(paths: Sequence[Path], shard: int, num_shards: int) -> Sequence[Path]:
     size = -(-len(paths) // num_shards)
     return paths[shard * size : (shard + 1) * size]
 
@@ -230,21 +230,21 @@ class _Counted:
 
     def __init__(self, images: Sequence[Path], name: str, progress: Progress) -> None:
         self._name, self._progress = name, progress
-        self._num_bytes, self._total_bytes = 0, sum(map(_size, images))
+        self._num_bytes, self._total_bytes = 0, sum(map(_get_size, images))
 
     def iterate(self, images: Sequence[Path]) -> Iterator[Path]:
         for path in images:
             yield path
-            self._num_bytes += _size(path)
+            self._num_bytes += _get_size(path)
             self._progress(self._name, self._num_bytes, self._total_bytes)
 
 
-def _size(path: Path) -> int:
+def _get_size(path: Path) -> int:
     """Return the bytes of a file, 0 of a broken link: that is reported where it is read."""
     return path.stat().st_size if path.exists() else 0
 
 
-def _examples(
+def _build_examples(
     images: Iterable[Path], classes: Sequence[str], image_dir: str | Path
 ) -> Iterator[bytes]:
     labels = {name: label for label, name in enumerate(classes)}

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.readers._archives import read_mnist
-from penstock.readers.convert.download import Source, fetch
-from penstock.readers.convert.file_set import made_together, must_make
+from penstock.readers.convert.download import RemoteFile, fetch
+from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
@@ -26,7 +26,7 @@ _SHA256 = {
     "t10k-labels-idx1": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
 MNIST = {
-    f"{name}-ubyte.gz": Source(url=f"{_BASE_URL}/{name}-ubyte.gz", sha256=digest)
+    f"{name}-ubyte.gz": RemoteFile(url=f"{_BASE_URL}/{name}-ubyte.gz", sha256=digest)
     for name, digest in _SHA256.items()
 }
 # "size" for six is TF-Slim's own spelling: programs that read its labels.txt have it.
@@ -40,7 +40,7 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 def convert_mnist(
     dataset_dir: str | Path,
     *,
-    sources: Mapping[str, Source] = MNIST,
+    sources: Mapping[str, RemoteFile] = MNIST,
     force: bool = False,
     progress: Progress = no_progress,
 ) -> list[Path]:
@@ -62,24 +62,24 @@ def convert_mnist(
     folder = Path(dataset_dir)
     names = [*(f"mnist_{split}.tfrecord" for split in _PREFIXES), LABELS_FILENAME]
     targets = [folder / name for name in names]
-    if not must_make(targets, force=force):
+    if not needs_making(targets, force=force):
         return targets
     originals = {
         name: fetch(source, dataset_dir, progress=progress) for name, source in sources.items()
     }
-    with made_together(targets) as (*paths, labels_path):
+    with write_together(targets) as (*paths, labels_path):
         for path, prefix in zip(paths, _PREFIXES.values(), strict=True):
             images, labels = read_mnist(
                 originals[f"{prefix}-images-idx3-ubyte.gz"],
                 originals[f"{prefix}-labels-idx1-ubyte.gz"],
             )
-            write_records(path, _examples(images, labels))
+            write_records(path, _build_examples(images, labels))
         write_labels(labels_path, MNIST_LABELS)
         warn_of_other_labels(folder, MNIST_LABELS)
     return targets
 
 
-def _examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
+def _build_examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
     for image, label in zip(images, labels, strict=True):
         height, width = image.shape
         yield image_example(encode_png(image[..., None]), "png", height, width, int(label))

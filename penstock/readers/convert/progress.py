@@ -15,13 +15,13 @@ def no_progress(name: str, num_bytes: int, total_bytes: int | None) -> None:
 
 
 @contextmanager
-def shown_progress() -> Iterator[Progress]:
+def show_progress() -> Iterator[Progress]:
     """Give a function that shows progress on stderr: bars on a terminal, else some lines.
 
     Stdout is left to results. Where stderr is no terminal there is a line each ten seconds, and
     none for what takes less.
 
-    >>> with shown_progress() as progress:
+    >>> with show_progress() as progress:
     ...     progress("a.tar.gz", 512, 1024)
     """
     if not sys.stderr.isatty():

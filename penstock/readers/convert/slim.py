@@ -8,7 +8,7 @@ from penstock.readers.records.features import build_example
 from penstock.readers.records.writers import RecordWriter
 
 LABELS_FILENAME = "labels.txt"
-_logger = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock.readers")
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
@@ -30,15 +30,17 @@ def image_example(encoded: bytes, image_format: str, height: int, width: int, la
 
 def write_labels(path: Path, names: Sequence[str]) -> Path:
     """Write `labels.txt`: one `id:name` a line, ids from 0."""
-    path.write_text(_labels_text(names), encoding="utf-8")
+    path.write_text(_format_labels(names), encoding="utf-8")
     return path
 
 
 def warn_of_other_labels(folder: str | Path, names: Sequence[str]) -> None:
     """Log that a folder's `labels.txt` is another dataset's and is about to be replaced."""
     path = Path(folder) / LABELS_FILENAME
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != _labels_text(names):
-        _logger.warning(
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != _format_labels(
+        names
+    ):
+        _LOGGER.warning(
             "'%s' holds other names and is replaced. One folder has one: give each dataset its own "
             "folder.",
             path,
@@ -73,5 +75,5 @@ def write_records(path: str | Path, payloads: Iterable[bytes]) -> Path:
     return Path(path)
 
 
-def _labels_text(names: Sequence[str]) -> str:
+def _format_labels(names: Sequence[str]) -> str:
     return "".join(f"{label}:{name}\n" for label, name in enumerate(names))

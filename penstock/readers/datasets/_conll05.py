@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from penstock.readers._archives import Piece, gunzip, read_file, read_named
+from penstock.readers._archives import FileContent, gunzip, read_by_name, read_file
 from penstock.readers.datasets import _files
 from penstock.readers.datasets._embedded import Arrays
-from penstock.readers.datasets._registry import DatasetRequest, missing, register_dataset
-from penstock.readers.datasets._words import Sequences, max_length_of, numbered_lines
+from penstock.readers.datasets._words import Sequences, get_max_length, number_lines
+from penstock.readers.datasets.registry import DatasetRequest, missing, register_dataset
 
 _HOST = "http://paddlemodels.bj.bcebos.com"
 _INPUTS = (
@@ -33,10 +33,10 @@ def load_conll05(request: DatasetRequest) -> Arrays:
     """
     how = f"Get {_HOST}/conll05st/conll05st-tests.tar.gz and, from {_HOST}/, conll05st%2F<name>"
     path = _files.find_members(request, ["conll05st-tests.tar.gz", "conll05st-release"], how)
-    words, verbs, labels = _dictionaries(request, how)
-    size = max_length_of(request, 100)
+    words, verbs, labels = _read_dictionaries(request, how)
+    size = get_max_length(request, 100)
     columns = {name: Sequences(size) for name in _INPUTS}
-    for number, each in enumerate(_propositions(*_texts(path))):
+    for number, each in enumerate(_read_propositions(*_read_texts(path))):
         if number == _MAX_VERBS:
             raise each.error(f"more than {number} verbs", f"at most {number}", "It has 5,267")
         if each.verb not in verbs:
@@ -56,8 +56,8 @@ def load_conll05(request: DatasetRequest) -> Arrays:
         columns["target"].append([labels[tag] for tag in each.tags[:length]])
     if not len(columns["target"]):
         got, why = "no verb", "Each verb of a sentence is a sample"
-        raise Piece(path=path, name="test.wsj").error(got, "a sentence with one", why)
-    arrays = {name: sequences.padded() for name, sequences in columns.items()}
+        raise FileContent(path=path, name="test.wsj").error(got, "a sentence with one", why)
+    arrays = {name: sequences.pad() for name, sequences in columns.items()}
     return {**{name: ids for name, (ids, _) in arrays.items()}, "length": arrays["target"][1]}
 
 
@@ -68,32 +68,32 @@ class _Proposition:
     sentence: list[str]
     verb: str
     tags: list[str]
-    piece: Piece
+    file: FileContent
     line: int
 
     def error(self, got: str, expected: str, why: str) -> Exception:
         """Return an error about the sentence, which ends before the line."""
-        return self.piece.error(f"{got} before line {self.line}", expected, why)
+        return self.file.error(f"{got} before line {self.line}", expected, why)
 
 
-def _dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int], ...]:
+def _read_dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int], ...]:
     paths = [request.folder / name for name in ("wordDict.txt", "verbDict.txt", "targetDict.txt")]
     if absent := [path.name for path in paths if not path.is_file()]:
         raise missing(request, absent, how)
-    words, verbs, tags = (numbered_lines(read_file(path, _MAX_DICTIONARY_BYTES)) for path in paths)
+    words, verbs, tags = (number_lines(read_file(path, _MAX_DICTIONARY_BYTES)) for path in paths)
     kinds = dict.fromkeys(tag[2:] for tag in tags if tag.startswith(("B-", "I-")))
     labels = [f"{side}-{kind}" for kind in kinds for side in "BI"]
     return words, verbs, {label: number for number, label in enumerate([*labels, "O"])}
 
 
-def _texts(path: Path) -> list[Piece]:
+def _read_texts(path: Path) -> list[FileContent]:
     """Return the words and the props, decompressed."""
     names = [f"test.wsj/{name}/test.wsj.{name}.gz" for name in ("words", "props")]
-    pieces = read_named(path, names, _files.text_limits(4, 64))
-    return [gunzip(pieces[name], _MAX_TEXT_BYTES) for name in names]
+    files = read_by_name(path, names, _files.text_limits(4, 64))
+    return [gunzip(files[name], _MAX_TEXT_BYTES) for name in names]
 
 
-def _propositions(words: Piece, props: Piece) -> Iterator[_Proposition]:
+def _read_propositions(words: FileContent, props: FileContent) -> Iterator[_Proposition]:
     """Yield a proposition for each verb of each sentence, which ends at an empty line."""
     sentence: list[str] = []
     marks: list[list[str]] = []
@@ -117,23 +117,23 @@ def _propositions(words: Piece, props: Piece) -> Iterator[_Proposition]:
             raise props.error(got, "a column for each verb", "It brackets the verb's roles")
         for verb, spans in zip(verbs, by_verb[1:], strict=True):
             try:
-                tags = bio_tags(spans)
+                tags = convert_to_bio(spans)
             except ValueError as error:
                 got = f"{error} before line {number}"
                 raise props.error(
                     got, "'*' with brackets around it, one (V*)", "They are roles"
                 ) from error
-            yield _Proposition(sentence=sentence, verb=verb, tags=tags, piece=props, line=number)
+            yield _Proposition(sentence=sentence, verb=verb, tags=tags, file=props, line=number)
         sentence, marks = [], []
 
 
-def bio_tags(spans: list[str]) -> list[str]:
+def convert_to_bio(spans: list[str]) -> list[str]:
     """Return B, I and O tags of a column of bracketed spans, one of them the verb's.
 
     Raises:
       ValueError: a mark that is no part of a span, or no verb; says which.
 
-    >>> bio_tags(["(A0*", "*)", "(V*)", "*"])
+    >>> convert_to_bio(["(A0*", "*)", "(V*)", "*"])
     ['B-A0', 'I-A0', 'B-V', 'O']
     """
     tags, kind = [], ""

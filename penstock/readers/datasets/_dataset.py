@@ -1,22 +1,20 @@
 """`dataset`, the one function that reads named data sets."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock._errors import listed, message, nearest
 from penstock.readers import _tree
 from penstock.readers._contract import ReaderBase
-from penstock.readers._decoding import Augment, Decode
-from penstock.readers._read_options import OnError, ReadOptions
-from penstock.readers._workers import Workers
-from penstock.readers.datasets._registry import (
+from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
+from penstock.readers.datasets.registry import (
     DATASETS,
     DatasetRequest,
     RecordSet,
     dataset_splits,
-    folder_of,
+    find_folder,
 )
 from penstock.readers.in_memory import arrays
 from penstock.readers.random_access import IndexedReader
@@ -38,7 +36,7 @@ def dataset(
     on_error: OnError = "raise",
     decode: Decode | None = None,
     augment: Augment | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Transform | None = None,
     num_workers: int | None = None,
     workers: Workers = "thread",
     look_ahead: int = 2,
@@ -64,23 +62,8 @@ def dataset(
     >>> next(reader())["image"].shape, len(reader)
     ((64, 8, 8, 1), 6)
     """
-    options = ReadOptions(
-        name=f"dataset({name!r})",
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_remainder=drop_remainder,
-        shard=shard or Shard(),
-        on_error=on_error,
-        decode=decode,
-        augment=augment,
-        transform=transform,
-        num_workers=num_workers,
-        workers=workers,
-        look_ahead=look_ahead,
-        cache_records=cache_records,
-    )
-    return _reader(_load(name, split, dataset_dir, image_shape, max_length, options), options)
+    options = ReadOptions.from_arguments(f"dataset({name!r})", locals())
+    return _build_reader(_load(name, split, dataset_dir, image_shape, max_length, options), options)
 
 
 def _load(
@@ -107,7 +90,7 @@ def _load(
     request = DatasetRequest(
         name=name,
         split=split,
-        folder=folder_of(name, dataset_dir),
+        folder=find_folder(name, dataset_dir),
         batch_size=None if size is None else resolve_batch_size(size),
         image_shape=None if image_shape is None else tuple(image_shape),
         max_length=max_length,
@@ -115,10 +98,10 @@ def _load(
     return DATASETS[name].load(request)
 
 
-def _reader(loaded: Any, options: ReadOptions) -> ReaderBase:
+def _build_reader(loaded: Any, options: ReadOptions) -> ReaderBase:
     """Return the reader that fits what a loader returned."""
     if isinstance(loaded, RecordSet):
-        return _record_reader(loaded, options)
+        return _build_record_reader(loaded, options)
     if not isinstance(loaded, Mapping):
         return IndexedReader(loaded, options)
     reader = arrays(
@@ -134,7 +117,7 @@ def _reader(loaded: Any, options: ReadOptions) -> ReaderBase:
     return IndexedReader(_Columns(reader.data), options) if is_by_sample else reader
 
 
-def _record_reader(loaded: RecordSet, options: ReadOptions) -> ReaderBase:
+def _build_record_reader(loaded: RecordSet, options: ReadOptions) -> ReaderBase:
     # Imported here: only who reads records needs protobuf and the checksum library.
     from penstock.readers.records import RecordFormat, RecordReader
     from penstock.readers.tfrecord_files import ExampleDecoder, find_files

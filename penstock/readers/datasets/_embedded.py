@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.readers.datasets._registry import DatasetRequest, register_dataset
-from penstock.readers.datasets._split import fixed_split, standardised
+from penstock.readers.datasets.registry import DatasetRequest, register_dataset
+from penstock.readers.datasets.splits import fixed_split, standardise
 
 Arrays = dict[str, np.ndarray]
 
@@ -30,7 +30,7 @@ def load_diabetes(request: DatasetRequest) -> Arrays:
     from sklearn import datasets
 
     bunch: Any = datasets.load_diabetes(scaled=False)
-    return regression(bunch.data, bunch.target, request.split)
+    return build_regression(bunch.data, bunch.target, request.split)
 
 
 @register_dataset("wine")
@@ -38,7 +38,7 @@ def load_wine(request: DatasetRequest) -> Arrays:
     """Load 178 wines: x [13] standardised, label in 0..2."""
     from sklearn import datasets
 
-    return _classification(datasets.load_wine(), request.split)
+    return _build_classification(datasets.load_wine(), request.split)
 
 
 @register_dataset("breast_cancer")
@@ -46,7 +46,7 @@ def load_breast_cancer(request: DatasetRequest) -> Arrays:
     """Load 569 tumours: x [30] standardised, label 0 malignant, 1 benign."""
     from sklearn import datasets
 
-    return _classification(datasets.load_breast_cancer(), request.split)
+    return _build_classification(datasets.load_breast_cancer(), request.split)
 
 
 @register_dataset("mock")
@@ -63,24 +63,24 @@ def load_mock(request: DatasetRequest) -> Arrays:
     }
 
 
-def regression(features: np.ndarray, target: np.ndarray, split: str) -> Arrays:
+def build_regression(features: np.ndarray, target: np.ndarray, split: str) -> Arrays:
     """Return the split with x standardised and y `[n, 1]`."""
     rows, train_rows = (
         fixed_split(len(target), split),
         fixed_split(len(target), "train"),
     )
     return {
-        "x": standardised(features, train_rows, rows),
+        "x": standardise(features, train_rows, rows),
         "y": target[rows, np.newaxis].astype(np.float32),
     }
 
 
-def _classification(bunch: Any, split: str) -> Arrays:
+def _build_classification(bunch: Any, split: str) -> Arrays:
     rows, train_rows = (
         fixed_split(len(bunch.target), split),
         fixed_split(len(bunch.target), "train"),
     )
     return {
-        "x": standardised(bunch.data, train_rows, rows),
+        "x": standardise(bunch.data, train_rows, rows),
         "label": bunch.target[rows].astype(np.int32),
     }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.readers._archives import Limits
-from penstock.readers.datasets._registry import DatasetRequest, missing
+from penstock.readers.datasets.registry import DatasetRequest, missing
 
 MIB = 1 << 20
 

@@ -9,19 +9,19 @@ from penstock._errors import message
 from penstock.readers._archives import (
     CIFAR10_LIMITS,
     CIFAR100_LIMITS,
-    cifar_records,
+    read_by_name,
+    read_cifar_records,
     read_mnist,
-    read_named,
 )
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers.datasets import _files
-from penstock.readers.datasets._registry import (
+from penstock.readers.datasets.registry import (
     DatasetRequest,
     RecordSet,
     missing,
     register_dataset,
 )
-from penstock.readers.datasets._split import fixed_split
+from penstock.readers.datasets.splits import Subset, fixed_split
 
 
 @register_dataset("mnist")
@@ -43,7 +43,7 @@ def _load_idx(request: DatasetRequest, url: str) -> Any:
     images_path, labels_path = found
     if images_path is None or labels_path is None:
         expected = [f"{name}.gz" for name in names]
-        return _converted(request, (28, 28, 1), expected, f"Get them from {url}")
+        return _load_converted(request, (28, 28, 1), expected, f"Get them from {url}")
     _check_shape(request, (28, 28, 1))
     images, labels = read_mnist(images_path, labels_path)
     return {"image": images[..., np.newaxis], "label": labels.astype(np.int32)}
@@ -76,11 +76,11 @@ def _load_cifar(
         path = request.folder  # unpacked right there
     if path is None:
         url = f"https://www.cs.toronto.edu/~kriz/{archive}"
-        return _converted(request, (32, 32, 3), [archive, folder], f"Get it from {url}")
+        return _load_converted(request, (32, 32, 3), [archive, folder], f"Get it from {url}")
     _check_shape(request, (32, 32, 3))
     num_classes, limits = (10, CIFAR10_LIMITS) if num_labels == 1 else (100, CIFAR100_LIMITS)
-    pieces = read_named(path, names, limits)
-    parts = [cifar_records(pieces.pop(name), num_labels, num_classes) for name in names]
+    files = read_by_name(path, names, limits)
+    parts = [read_cifar_records(files.pop(name), num_labels, num_classes) for name in names]
     # Written straight to their places: a joined copy of the files would be a third of the memory.
     images = np.empty((sum(map(len, parts)), 32, 32, 3), np.uint8)
     labels = np.concatenate([part[:, num_labels - 1] for part in parts]).astype(np.int32)
@@ -108,41 +108,12 @@ def load_flowers(request: DatasetRequest) -> Any:
             "Get http://download.tensorflow.org/example_images/flower_photos.tgz and unpack it, "
             "or make TFRecord files of it with: penstock convert --dataset_name=flowers"
         )
-        return _converted(request, (height, width, channels), ["flower_photos"], how)
+        return _load_converted(request, (height, width, channels), ["flower_photos"], how)
     photos = ImageFolder(folder, size=size, channels=channels or 3)
     return Subset(photos, fixed_split(len(photos), request.split, test_share=10))
 
 
-class Subset:
-    """Some rows of an `ImageFolder`."""
-
-    def __init__(self, source: Any, rows: np.ndarray) -> None:
-        """Take the rows `[n]`."""
-        self.source = source
-        self.rows = rows
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return the sample of a row."""
-        return self.source[int(self.rows[index])]
-
-    def encoded(self, index: int) -> bytes:
-        """Return the bytes of a row's image."""
-        return self.source.encoded(int(self.rows[index]))
-
-    def decoded(self, index: int, encoded: bytes) -> Any:
-        """Return the sample of a row's bytes."""
-        return self.source.decoded(int(self.rows[index]), encoded)
-
-    def origin(self, index: int) -> str:
-        """Return where the source says the sample comes from."""
-        return self.source.origin(int(self.rows[index]))
-
-
-def _converted(
+def _load_converted(
     request: DatasetRequest, shape: tuple[int | None, ...], expected: Sequence[str], how: str
 ) -> Any:
     """Return the set from TF-Slim's TFRecord files, else from TFDS, else raise."""
@@ -159,7 +130,7 @@ def _converted(
         if request.name != "flowers":
             _check_shape(request, shape)
         return RecordSet(paths=paths, features=features)
-    source = None if request.name == "flowers" else _from_tfds(request)
+    source = None if request.name == "flowers" else _load_from_tfds(request)
     if source is None:
         names = [*expected, f"{request.name}_{split}*.tfrecord"]
         also = "" if request.name == "flowers" else ", or prepare it with tensorflow-datasets"
@@ -168,7 +139,7 @@ def _converted(
     return source
 
 
-def _from_tfds(request: DatasetRequest) -> Any:
+def _load_from_tfds(request: DatasetRequest) -> Any:
     """Return the prepared TFDS set, `None` where TFDS or the set is not there."""
     from penstock.readers.tfds_sets import KeptFeatures, open_set
 

@@ -9,11 +9,16 @@ from collections import Counter
 
 import numpy as np
 
-from penstock.readers._archives import Piece, read_file, read_files, read_named
+from penstock.readers._archives import FileContent, read_by_name, read_file, read_files
 from penstock.readers.datasets import _files
-from penstock.readers.datasets._embedded import Arrays, regression
-from penstock.readers.datasets._registry import DatasetRequest, register_dataset
-from penstock.readers.datasets._words import Numbering, Sequences, frequent_words, max_length_of
+from penstock.readers.datasets._embedded import Arrays, build_regression
+from penstock.readers.datasets._words import (
+    Numbering,
+    Sequences,
+    get_max_length,
+    number_frequent_words,
+)
+from penstock.readers.datasets.registry import DatasetRequest, register_dataset
 
 _PUNCTUATION = string.punctuation.encode()
 _HOUSING_COLUMNS = 14
@@ -35,24 +40,24 @@ def load_uci_housing(request: DatasetRequest) -> Arrays:
         ["housing.data"],
         "Get https://archive.ics.uci.edu/ml/machine-learning-databases/housing/housing.data",
     )
-    table = _table(read_file(path, _HOUSING_BYTES))
-    return regression(table[:, :-1], table[:, -1], request.split)
+    table = _parse_table(read_file(path, _HOUSING_BYTES))
+    return build_regression(table[:, :-1], table[:, -1], request.split)
 
 
-def _table(piece: Piece) -> np.ndarray:
+def _parse_table(file: FileContent) -> np.ndarray:
     expected = f"5 or more lines of {_HOUSING_COLUMNS} numbers"
     why = "13 features and the price stand in each"
     try:
         with warnings.catch_warnings(action="ignore"):  # that it is empty
-            table = np.loadtxt(io.BytesIO(piece.content), ndmin=2)
+            table = np.loadtxt(io.BytesIO(file.content), ndmin=2)
     except (ValueError, OverflowError) as error:
         got = f"what is no table ({error})"
-        raise piece.error(got, expected, why) from error
+        raise file.error(got, expected, why) from error
     if table.shape[1] != _HOUSING_COLUMNS or len(table) < 5:
-        raise piece.error(f"a table of shape {list(table.shape)}", expected, why)
+        raise file.error(f"a table of shape {list(table.shape)}", expected, why)
     if not (np.abs(table) < 1e6).all():
         row = int(np.flatnonzero(~(np.abs(table) < 1e6).all(axis=1))[0])
-        raise piece.error(f"{table[row].tolist()} in row {row}", expected, "All are below 1000")
+        raise file.error(f"{table[row].tolist()} in row {row}", expected, "All are below 1000")
     return table
 
 
@@ -72,21 +77,21 @@ def load_imdb(request: DatasetRequest) -> Arrays:
         "Get https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
     )
     limits = _files.text_limits(1, 1024, num_entries=200_000)
-    max_length = max_length_of(request, 256)
+    max_length = get_max_length(request, 256)
     counts: Counter[bytes] = Counter()
     numbering = Numbering()
     kept = {kind: Sequences(max_length) for kind in ("pos", "neg")}
-    for name, piece in read_files(path, _IMDB_REVIEW.fullmatch, limits):
-        words = imdb_words(piece.content)
+    for name, file in read_files(path, _IMDB_REVIEW.fullmatch, limits):
+        words = split_imdb_words(file.content)
         counts.update(words)
-        split, kind = _kinds(name)
+        split, kind = _split_name(name)
         if split == request.split:
-            kept[kind].append(numbering.of(words[:max_length]))
+            kept[kind].append(numbering.number(words[:max_length]))
     if not any(kept.values()):
-        raise _no_review(Piece(path=path), f"{request.split}/pos/*.txt")
-    ids = frequent_words(counts, 150)
+        raise _build_review_error(FileContent(path=path), f"{request.split}/pos/*.txt")
+    ids = number_frequent_words(counts, 150)
     to_ids = numbering.to_ids(ids, unknown=len(ids))
-    columns = [sequences.renumbered(to_ids).padded() for sequences in kept.values()]
+    columns = [sequences.renumber(to_ids).pad() for sequences in kept.values()]
     labels = [np.full(len(sequences), label) for label, sequences in enumerate(kept.values())]
     return {
         "words": np.concatenate([words for words, _ in columns]),
@@ -95,23 +100,23 @@ def load_imdb(request: DatasetRequest) -> Arrays:
     }
 
 
-def imdb_words(review: bytes) -> list[bytes]:
+def split_imdb_words(review: bytes) -> list[bytes]:
     r"""Return the words of a review as Fluid's `imdb` finds them.
 
-    >>> imdb_words("Don't<br />a Caf\u00c9!\n".encode())
+    >>> split_imdb_words("Don't<br />a Caf\u00c9!\n".encode())
     [b'dontbr', b'a', b'caf\xc3\x89']
     """
     return review.translate(None, _PUNCTUATION).lower().split()
 
 
-def _kinds(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     """Return split and kind of a review's name."""
     split, kind, _ = name.rsplit("/", 2)
     return split.rpartition("/")[2], kind
 
 
-def _no_review(piece: Piece, pattern: str) -> Exception:
-    return piece.error(f"no file {pattern}", "the original's reviews", "It is another archive")
+def _build_review_error(file: FileContent, pattern: str) -> Exception:
+    return file.error(f"no file {pattern}", "the original's reviews", "It is another archive")
 
 
 @register_dataset("sentiment")
@@ -128,20 +133,20 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
         "Get https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/"
         "movie_reviews.zip",
     )
-    pieces = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, _files.text_limits(1, 64)))
-    max_length = max_length_of(request, 256)
+    files = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, _files.text_limits(1, 64)))
+    max_length = get_max_length(request, 256)
     counts: Counter[str] = Counter()
     numbering = Numbering()
     reviews: dict[str, list[array[int]]] = {"neg": [], "pos": []}
-    for name in sorted(pieces):
-        words = re.findall(r"\w+|[^\w\s]+", pieces[name].text().lower())
+    for name in sorted(files):
+        words = re.findall(r"\w+|[^\w\s]+", files[name].text().lower())
         counts.update(words)
-        reviews[_kinds(f"/{name}")[1]].append(numbering.of(words[:max_length]))
+        reviews[_split_name(f"/{name}")[1]].append(numbering.number(words[:max_length]))
     num_negative, num_positive = map(len, reviews.values())
     if num_negative != num_positive or num_negative < 3:
         got = f"{num_negative} negative and {num_positive} positive reviews"
         why = "They come in turns, and the last fifth is the test split"
-        raise Piece(path=path).error(got, "3 or more of each, as many of both", why)
+        raise FileContent(path=path).error(got, "3 or more of each, as many of both", why)
     ids = {word: number for number, (word, _) in enumerate(counts.most_common())}
     pairs = zip(reviews["neg"], reviews["pos"], strict=True)
     turns = [(review, label) for pair in pairs for label, review in enumerate(pair)]
@@ -149,7 +154,7 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
     chosen = Sequences(max_length)
     for review, _ in turns[:num_train] if request.split == "train" else turns[num_train:]:
         chosen.append(review)
-    words, length = chosen.renumbered(numbering.to_ids(ids, unknown=0)).padded()
+    words, length = chosen.renumber(numbering.to_ids(ids, unknown=0)).pad()
     labels = [label for _, label in turns]
     labels = labels[:num_train] if request.split == "train" else labels[num_train:]
     return {"words": words, "length": length, "label": np.asarray(labels, np.int32)}
@@ -169,18 +174,18 @@ def load_imikolov(request: DatasetRequest) -> Arrays:
         "Get the Penn treebank archive of Mikolov's RNNLM toolkit, simple-examples.tgz",
     )
     names = {"train": "data/ptb.train.txt", "test": "data/ptb.valid.txt"}
-    pieces = read_named(path, list(names.values()), _files.text_limits(16, 1024))
+    files = read_by_name(path, list(names.values()), _files.text_limits(16, 1024))
     counts: Counter[str] = Counter()
-    for piece in pieces.values():
-        for number, line in enumerate(piece.lines()):
+    for file in files.values():
+        for number, line in enumerate(file.lines()):
             if number == _PTB_LINES:
-                raise piece.error(f"more than {number} lines", f"at most {number}", "It has 42,068")
+                raise file.error(f"more than {number} lines", f"at most {number}", "It has 42,068")
             counts.update(["<s>", *line.split(), "<e>"])
     del counts["<unk>"]
-    ids = frequent_words(counts, 50)
+    ids = number_frequent_words(counts, 50)
     words, owner = array("i"), array("i")
-    piece = pieces[names[request.split]]
-    for number, line in enumerate(piece.lines()):
+    file = files[names[request.split]]
+    for number, line in enumerate(file.lines()):
         sentence = [ids.get(word, len(ids)) for word in ("<s>", *line.split(), "<e>")]
         words.extend(sentence)
         owner.extend([number] * len(sentence))
@@ -188,6 +193,6 @@ def load_imikolov(request: DatasetRequest) -> Arrays:
     num_grams = max(len(flat) - 4, 0)
     is_gram = line_of[:num_grams] == line_of[len(line_of) - num_grams :]
     if not is_gram.any():
-        raise piece.error("no sentence of three words", "the original's", "A sample is five words")
+        raise file.error("no sentence of three words", "the original's", "A sample is five words")
     columns = [flat[i : i + num_grams][is_gram] for i in range(5)]
     return dict(zip(("firstw", "secondw", "thirdw", "forthw", "nextw"), columns, strict=True))

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from penstock.readers._archives import Piece, read_named
+from penstock.readers._archives import FileContent, read_by_name
 from penstock.readers.datasets import _files
 from penstock.readers.datasets._embedded import Arrays
-from penstock.readers.datasets._registry import DatasetRequest, register_dataset
-from penstock.readers.datasets._words import Sequences, max_length_of, numbered_lines
+from penstock.readers.datasets._words import Sequences, get_max_length, number_lines
+from penstock.readers.datasets.registry import DatasetRequest, register_dataset
 
 _HOST = "http://paddlemodels.bj.bcebos.com"
 _DICTIONARY_SIZE = 30_000  # of the book's machine translation chapter
@@ -28,16 +28,16 @@ def load_wmt14(request: DatasetRequest) -> Arrays:
     """
     path = _files.find_members(request, ["wmt14.tgz", "wmt14"], f"Get {_HOST}/wmt/wmt14.tgz")
     text = f"{request.split}/{request.split}"
-    pieces = read_named(path, ["src.dict", "trg.dict", text], _files.text_limits(256, 1024))
-    source_ids = numbered_lines(pieces["src.dict"], _DICTIONARY_SIZE)
-    target_ids = numbered_lines(pieces["trg.dict"], _DICTIONARY_SIZE)
-    translation = _Translation(max_length_of(request, 82))
-    for source_words, target_words in _pairs(pieces[text]):
+    files = read_by_name(path, ["src.dict", "trg.dict", text], _files.text_limits(256, 1024))
+    source_ids = number_lines(files["src.dict"], _DICTIONARY_SIZE)
+    target_ids = number_lines(files["trg.dict"], _DICTIONARY_SIZE)
+    translation = _Translation(get_max_length(request, 82))
+    for source_words, target_words in _read_pairs(files[text]):
         source = [0, *(source_ids.get(word, _UNKNOWN) for word in source_words.split()), _END]
         target = [target_ids.get(word, _UNKNOWN) for word in target_words.split()]
         if len(source) <= _LONGEST and len(target) <= _LONGEST:
             translation.append(source, target)
-    return translation.arrays(pieces[text])
+    return translation.arrays(files[text])
 
 
 @register_dataset("wmt16", splits=["train", "test", "validation"])
@@ -53,35 +53,37 @@ def load_wmt16(request: DatasetRequest) -> Arrays:
     path = _files.find_members(request, ["wmt16.tar.gz", "wmt16"], f"Get {_HOST}/wmt/wmt16.tar.gz")
     part = "wmt16/val" if request.split == "validation" else f"wmt16/{request.split}"
     names = sorted({"wmt16/train", part})
-    pieces = read_named(path, names, _files.text_limits(32, 64))
+    files = read_by_name(path, names, _files.text_limits(32, 64))
     english, german = (
-        _most_frequent((pair[side] for pair in _pairs(pieces["wmt16/train"])), _WMT16_WORDS[side])
+        _number_most_frequent(
+            (pair[side] for pair in _read_pairs(files["wmt16/train"])), _WMT16_WORDS[side]
+        )
         for side in range(2)
     )
-    translation = _Translation(max_length_of(request, 64))
-    for source, target in _pairs(pieces[part]):
+    translation = _Translation(get_max_length(request, 64))
+    for source, target in _read_pairs(files[part]):
         translation.append(
             [0, *(english.get(word, _UNKNOWN) for word in source.split()), _END],
             [german.get(word, _UNKNOWN) for word in target.split()],
         )
-    return translation.arrays(pieces[part])
+    return translation.arrays(files[part])
 
 
-def _pairs(piece: Piece) -> Iterator[tuple[str, str]]:
+def _read_pairs(file: FileContent) -> Iterator[tuple[str, str]]:
     """Yield the sentences of each line that holds two, divided by a tab."""
     number = 0
-    for line in piece.lines():
+    for line in file.lines():
         source, tab, target = line.strip().partition("\t")
         if not tab or "\t" in target:
             continue
         number += 1
         if number > _MAX_PAIRS:
             got, expected = f"more than {_MAX_PAIRS} pairs", f"at most {_MAX_PAIRS}"
-            raise piece.error(got, expected, "The original does not hold that many")
+            raise file.error(got, expected, "The original does not hold that many")
         yield source, target
 
 
-def _most_frequent(sentences: Iterable[str], size: int) -> dict[str, int]:
+def _number_most_frequent(sentences: Iterable[str], size: int) -> dict[str, int]:
     """Return word -> id for `size` words, `<s>`, `<e>` and `<unk>` among them."""
     counts: Counter[str] = Counter()
     for sentence in sentences:
@@ -102,14 +104,14 @@ class _Translation:
         self._target.append([0, *target])
         self._next.append([*target, _END])
 
-    def arrays(self, piece: Piece) -> Arrays:
-        """Return them, read from `piece`."""
+    def arrays(self, file: FileContent) -> Arrays:
+        """Return them, read from `file`."""
         if not len(self._source):
             got, expected = "no pair of sentences", "one or more, a tab within"
-            raise piece.error(got, expected, "Each line holds a sentence and its translation")
-        src, src_length = self._source.padded(_END)
-        trg, trg_length = self._target.padded(_END)
-        following, _ = self._next.padded(_END)
+            raise file.error(got, expected, "Each line holds a sentence and its translation")
+        src, src_length = self._source.pad(_END)
+        trg, trg_length = self._target.pad(_END)
+        following, _ = self._next.pad(_END)
         return {
             "src_word_id": src,
             "src_length": src_length,

@@ -8,19 +8,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.readers._archives import Piece
+from penstock.readers._archives import FileContent
 from penstock.readers._errors import check_int
-from penstock.readers.datasets._registry import DatasetRequest
+from penstock.readers.datasets.registry import DatasetRequest
 
 Word = TypeVar("Word", str, bytes)
 
 
-def frequent_words(counts: Counter[Word], cutoff: int) -> dict[Word, int]:
+def number_frequent_words(counts: Counter[Word], cutoff: int) -> dict[Word, int]:
     """Return word -> id for words seen more than `cutoff` times, the most frequent first.
 
     Words as frequent as each other stand in their own order.
 
-    >>> frequent_words(Counter({"b": 3, "a": 3, "c": 4, "d": 2}), 2)
+    >>> number_frequent_words(Counter({"b": 3, "a": 3, "c": 4, "d": 2}), 2)
     {'c': 0, 'a': 1, 'b': 2}
     """
     kept = [word for word, count in counts.items() if count > cutoff]
@@ -32,7 +32,7 @@ class Numbering:
     """Numbers for words in the order of their first use, to keep text before its ids are known.
 
     >>> numbers = Numbering()
-    >>> kept = [numbers.of(["b", "a"]), numbers.of(["a"])]
+    >>> kept = [numbers.number(["b", "a"]), numbers.number(["a"])]
     >>> numbers.to_ids({"a": 0, "b": 1}, unknown=2).tolist()
     [1, 0]
     """
@@ -41,7 +41,7 @@ class Numbering:
         """Begin without words."""
         self._numbers: dict[Hashable, int] = {}
 
-    def of(self, words: Iterable[Hashable]) -> "array[int]":
+    def number(self, words: Iterable[Hashable]) -> "array[int]":
         """Return the number of each word: four bytes, where a word takes fifty."""
         numbers = self._numbers
         return array("i", [numbers.setdefault(word, len(numbers)) for word in words])
@@ -58,7 +58,7 @@ class Sequences:
     >>> sequences = Sequences(2)
     >>> for ids in ([1, 2, 3], [4]):
     ...     sequences.append(ids)
-    >>> ids, length = sequences.padded()
+    >>> ids, length = sequences.pad()
     >>> ids.tolist(), length.tolist()
     ([[1, 2], [4, 0]], [2, 1])
     """
@@ -79,14 +79,14 @@ class Sequences:
         self._ids.extend(cut)
         self._lengths.append(len(cut))
 
-    def renumbered(self, ids: np.ndarray) -> "Sequences":
+    def renumber(self, ids: np.ndarray) -> "Sequences":
         """Return the same with `ids[number]` for each number."""
         other = Sequences(self._max_length)
         other._ids = array("i", ids[np.asarray(self._ids)].astype(np.intc).tobytes())
         other._lengths = self._lengths
         return other
 
-    def padded(self, value: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def pad(self, value: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return them `[N, max_length]` int32 with `value` behind them, and lengths `[N]`."""
         lengths = np.asarray(self._lengths, np.int32)
         out = np.full((len(lengths), self._max_length), value, np.int32)
@@ -94,20 +94,20 @@ class Sequences:
         return out, lengths
 
 
-def max_length_of(request: DatasetRequest, default: int) -> int:
+def get_max_length(request: DatasetRequest, default: int) -> int:
     """Return what text is cut to."""
     thing = f"dataset({request.name!r}, max_length)"
     return check_int(thing, request.max_length or default, 1, "Of words")
 
 
-def numbered_lines(piece: Piece, limit: int | None = None) -> dict[str, int]:
+def number_lines(file: FileContent, limit: int | None = None) -> dict[str, int]:
     """Return word -> number of line of a dictionary, of the first `limit` lines.
 
     Raises:
       ArchiveError: it holds no word, or no text.
     """
-    lines = islice(piece.lines(), limit)
+    lines = islice(file.lines(), limit)
     ids = {word: number for number, line in enumerate(lines) if (word := line.strip())}
     if not ids:
-        raise piece.error("no word", "a word in each line", "It is the set's dictionary")
+        raise file.error("no word", "a word in each line", "It is the set's dictionary")
     return ids

@@ -8,11 +8,11 @@ import numpy as np
 from penstock.readers._contract import ReaderBase, ReaderLike, State, reader_length
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
-from penstock.readers.decorators._stage import Stage, StageIterator
+from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 
-class _BatchIterator(StageIterator):
+class _BatchIterator(DecoratedIterator):
     kind = "batch"
 
     def __init__(
@@ -45,7 +45,7 @@ def batch(
     drop_last: bool = False,
     *,
     shard: Shard | None = None,
-) -> Stage:
+) -> DecoratedReader:
     """Collect samples into lists of `batch_size`: Fluid's `batch`.
 
     Without a shard the samples are this process's own. With one they are everybody's:
@@ -75,7 +75,7 @@ def batch(
             return None
         return num_samples // size if drop_last else -(-num_samples // size)
 
-    return Stage(
+    return DecoratedReader(
         "batch",
         lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
         length,
@@ -83,7 +83,7 @@ def batch(
     )
 
 
-class _ShuffleIterator(StageIterator):
+class _ShuffleIterator(DecoratedIterator):
     kind = "shuffle"
 
     def __init__(self, source: ReaderBase, epoch: int, buf_size: int, seed: int) -> None:
@@ -140,7 +140,7 @@ class _ShuffleIterator(StageIterator):
             self._num_drained = state["drained"]
 
 
-def shuffle(reader: ReaderLike, buf_size: int, *, seed: int = 0) -> Stage:
+def shuffle(reader: ReaderLike, buf_size: int, *, seed: int = 0) -> DecoratedReader:
     """Shuffle within a buffer: Fluid's `shuffle`, with a seed.
 
     Fills a buffer of `buf_size` samples, shuffles, drains, fills again. The order depends on
@@ -164,7 +164,7 @@ def shuffle(reader: ReaderLike, buf_size: int, *, seed: int = 0) -> Stage:
     source = of(reader)
     check_int("shuffle(buf_size)", buf_size, 0, "It counts the samples in the buffer")
     check_int("shuffle(seed)", seed, 0, "It seeds a numpy generator")
-    return Stage(
+    return DecoratedReader(
         "shuffle",
         lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed),
         lambda: reader_length(source),

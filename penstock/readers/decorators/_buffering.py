@@ -11,7 +11,7 @@ from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers._parallel_map import ParallelMap
 from penstock.readers._workers import STALL_SECS
-from penstock.readers.decorators._stage import Stage, StageIterator
+from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -39,7 +39,7 @@ class _ReadNext:
         return None
 
 
-class _BufferedIterator(StageIterator):
+class _BufferedIterator(DecoratedIterator):
     kind = "buffered"
 
     def __init__(self, source: ReaderBase, epoch: int, size: int) -> None:
@@ -99,7 +99,7 @@ class _BufferedIterator(StageIterator):
             self._map.abandon()
 
 
-def buffered(reader: ReaderLike, size: int) -> Stage:
+def buffered(reader: ReaderLike, size: int) -> DecoratedReader:
     """Read up to `size` items ahead in a thread: Fluid's `buffered`.
 
     An exception of the source is raised where its item would have come. The thread starts
@@ -118,7 +118,7 @@ def buffered(reader: ReaderLike, size: int) -> Stage:
     """
     source = of(reader)
     check_int("buffered(size)", size, 0, "It counts the items read ahead")
-    return Stage(
+    return DecoratedReader(
         "buffered",
         lambda epoch: _BufferedIterator(source, epoch, size),
         lambda: reader_length(source),

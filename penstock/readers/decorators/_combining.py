@@ -13,10 +13,15 @@ from penstock.readers._contract import (
 )
 from penstock.readers._errors import ComposeNotAligned, check_int, note
 from penstock.readers._foreign import of
-from penstock.readers.decorators._stage import Stage, StageIterator, name_of, origin
+from penstock.readers.decorators._decorated import (
+    DecoratedIterator,
+    DecoratedReader,
+    get_name,
+    origin,
+)
 
 
-class _MapIterator(StageIterator):
+class _MapIterator(DecoratedIterator):
     kind = "map_readers"
 
     def __init__(
@@ -32,14 +37,14 @@ class _MapIterator(StageIterator):
         try:
             mapped = self._function(*items)
         except Exception as error:
-            where = f"map_readers({name_of(self._function)})"
+            where = f"map_readers({get_name(self._function)})"
             note(error, origin(where, self.position, self.epoch))
             raise
         self.position += 1
         return mapped
 
 
-def map_readers(func: Callable[..., Any], *readers: ReaderLike) -> Stage:
+def map_readers(func: Callable[..., Any], *readers: ReaderLike) -> DecoratedReader:
     """Yield `func(a, b, ...)` over the items of readers side by side: Fluid's `map_readers`.
 
     Stops with the shortest reader. An exception of `func` arrives with the sample's number.
@@ -52,7 +57,7 @@ def map_readers(func: Callable[..., Any], *readers: ReaderLike) -> Stage:
     [11, 22]
     """
     sources = _sources("map_readers", readers)
-    return Stage(
+    return DecoratedReader(
         "map_readers",
         lambda epoch: _MapIterator(func, sources, epoch),
         lambda: _shortest(sources),
@@ -96,7 +101,7 @@ class _ChainIterator(IteratorBase):
             self._inner.close()
 
 
-def chain(*readers: ReaderLike) -> Stage:
+def chain(*readers: ReaderLike) -> DecoratedReader:
     """Yield all items of the first reader, then of the second, and so on: Fluid's `chain`.
 
     A reader is opened when its turn comes.
@@ -110,13 +115,13 @@ def chain(*readers: ReaderLike) -> Stage:
         lengths = [reader_length(source) for source in sources]
         return None if None in lengths else sum(n for n in lengths if n is not None)
 
-    return Stage("chain", lambda epoch: _ChainIterator(sources, epoch), length, sources)
+    return DecoratedReader("chain", lambda epoch: _ChainIterator(sources, epoch), length, sources)
 
 
 _END = object()
 
 
-class _ComposeIterator(StageIterator):
+class _ComposeIterator(DecoratedIterator):
     kind = "compose"
 
     def __init__(self, sources: Sequence[ReaderBase], epoch: int, check_alignment: bool) -> None:
@@ -166,7 +171,7 @@ def _merge(items: list[Any]) -> Any:
     return merged
 
 
-def compose(*readers: ReaderLike, check_alignment: bool = True) -> Stage:
+def compose(*readers: ReaderLike, check_alignment: bool = True) -> DecoratedReader:
     """Put samples together side by side: Fluid's `compose`.
 
     Tuples are flattened: `(1, 2)` and `3` give `(1, 2, 3)`. Samples that are all dicts are
@@ -183,7 +188,7 @@ def compose(*readers: ReaderLike, check_alignment: bool = True) -> Stage:
     [(1, 2, 3), (4, 5, 6)]
     """
     sources = _sources("compose", readers)
-    return Stage(
+    return DecoratedReader(
         "compose",
         lambda epoch: _ComposeIterator(sources, epoch, check_alignment),
         lambda: _shortest(sources),
@@ -191,7 +196,7 @@ def compose(*readers: ReaderLike, check_alignment: bool = True) -> Stage:
     )
 
 
-class _FirstnIterator(StageIterator):
+class _FirstnIterator(DecoratedIterator):
     kind = "firstn"
 
     def __init__(self, source: ReaderBase, epoch: int, n: int) -> None:
@@ -206,7 +211,7 @@ class _FirstnIterator(StageIterator):
         return item
 
 
-def firstn(reader: ReaderLike, n: int) -> Stage:
+def firstn(reader: ReaderLike, n: int) -> DecoratedReader:
     """Yield the first `n` items of each pass: Fluid's `firstn`.
 
     Raises:
@@ -222,7 +227,9 @@ def firstn(reader: ReaderLike, n: int) -> Stage:
         num_items = reader_length(source)
         return None if num_items is None else min(n, num_items)
 
-    return Stage("firstn", lambda epoch: _FirstnIterator(source, epoch, n), length, [source])
+    return DecoratedReader(
+        "firstn", lambda epoch: _FirstnIterator(source, epoch, n), length, [source]
+    )
 
 
 def _sources(decorator: str, readers: Sequence[ReaderLike]) -> list[ReaderBase]:

@@ -10,7 +10,12 @@ from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers._parallel_map import ParallelMap
 from penstock.readers._workers import WorkerProcesses, Workers, check_workers
-from penstock.readers.decorators._stage import Stage, StageIterator, name_of, origin
+from penstock.readers.decorators._decorated import (
+    DecoratedIterator,
+    DecoratedReader,
+    get_name,
+    origin,
+)
 
 
 class _Samples:
@@ -59,7 +64,7 @@ class _Samples:
         return {"source": before, "first": first, "done": done}
 
 
-class _XmapIterator(StageIterator):
+class _XmapIterator(DecoratedIterator):
     """Keeps a window of samples in work, read from the source by the thread that iterates.
 
     So there is no feeder to wait for: nothing can hang, and an exception of the source takes
@@ -120,7 +125,7 @@ def xmap_readers(
     order: bool = False,
     *,
     workers: Workers = "thread",
-) -> Stage:
+) -> DecoratedReader:
     """Map samples in `process_num` threads or processes: Fluid's `xmap_readers`.
 
     An exception of `mapper` arrives with the sample's number and ends the pass. Threads start
@@ -162,8 +167,8 @@ def xmap_readers(
             origin=origin,
         )
 
-    name = f"xmap_readers({name_of(mapper)})"
-    return Stage(
+    name = f"xmap_readers({get_name(mapper)})"
+    return DecoratedReader(
         "xmap_readers",
         lambda epoch: _XmapIterator(source, epoch, start_map, name),
         lambda: reader_length(source),

@@ -77,7 +77,7 @@ class CopyUse:
         if fcntl is None:
             return
         if copy.parent not in self._files:
-            self._files[copy.parent] = _locked_file(copy.parent.parent / "in-use")
+            self._files[copy.parent] = _create_locked_file(copy.parent.parent / "in-use")
         os.write(self._files[copy.parent][1], f"{copy.name}\n".encode())
 
     def __del__(
@@ -93,13 +93,13 @@ class CopyUse:
 def list_copies(cache_dir: str | Path) -> list[PlainCopy]:
     """Return the copies in a cache folder, the least recently used first."""
     folder = Path(cache_dir) / "plain"
-    in_use = None if fcntl is None else set(_used_names(Path(cache_dir) / "in-use"))
+    in_use = None if fcntl is None else set(_find_used_names(Path(cache_dir) / "in-use"))
     copies = []
-    for path in _files_of(folder):
+    for path in _list_files(folder):
         if path.name.startswith("."):
             continue
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-            about, source = path.stat(), _source_of(path)
+            about, source = path.stat(), _read_source(path)
             copies.append(
                 PlainCopy(
                     path=path,
@@ -119,7 +119,7 @@ def evict(cache_dir: str | Path, max_bytes: int) -> list[PlainCopy]:
     Those whose source is gone or has changed go first, then the least recently used. A copy in
     use stays, whatever the bound; what a killed process has half written goes after an hour.
     """
-    for path in _files_of(Path(cache_dir) / "plain"):
+    for path in _list_files(Path(cache_dir) / "plain"):
         is_part = path.name.startswith(".") and path.suffix not in (".source", ".penstock-index")
         with contextlib.suppress(FileNotFoundError):
             if is_part and time.time() - path.stat().st_mtime > _HALF_WRITTEN_SECS:
@@ -162,18 +162,18 @@ def _source_file(copy: Path) -> Path:
     return copy.parent / f".{copy.name}.source"
 
 
-def _source_of(copy: Path) -> str | None:
+def _read_source(copy: Path) -> str | None:
     try:
         return os.fsdecode(_source_file(copy).read_bytes())
     except OSError:
         return None
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
 
-def _locked_file(folder: Path) -> tuple[Path, int]:
+def _create_locked_file(folder: Path) -> tuple[Path, int]:
     """Return a new file that this process holds a lock on, and its descriptor."""
     folder.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid4().hex
@@ -183,9 +183,9 @@ def _locked_file(folder: Path) -> tuple[Path, int]:
     return folder / name, descriptor
 
 
-def _used_names(folder: Path) -> Iterator[str]:
+def _find_used_names(folder: Path) -> Iterator[str]:
     """Yield the names of copies in use; what nobody holds any more is removed."""
-    for path in _files_of(folder):
+    for path in _list_files(folder):
         if path.name.startswith("."):
             continue
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:

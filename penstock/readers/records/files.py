@@ -19,7 +19,7 @@ from penstock.readers.records.copies import CopyUse, evict, remove_copy
 from penstock.readers.records.errors import RecordError
 from penstock.readers.records.framing import TFRECORD, Framing
 from penstock.readers.records.index import RecordIndex, load_index
-from penstock.readers.records.plain import Compression, detect_compression, plain_copy
+from penstock.readers.records.plain import Compression, detect_compression, open_plain_copy
 
 _MAX_OPEN_FILES = 128
 _MAX_SPAN_BYTES = 1 << 16  # a read costs a microsecond, cutting a large record out of it more
@@ -94,7 +94,7 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
     os.close(descriptor)
     limit = form.max_plain_bytes
     cache_dir, framing = form.cache_dir, form.framing
-    return plain_copy(path, kind, max_plain_bytes=limit, cache_dir=cache_dir, framing=framing)
+    return open_plain_copy(path, kind, max_plain_bytes=limit, cache_dir=cache_dir, framing=framing)
 
 
 def index_file(path: str, form: RecordFormat) -> RecordIndex:
@@ -152,7 +152,7 @@ class RecordFiles:
                 self._use.add(Path(index.copy))
         return index
 
-    def reopened(self) -> "RecordFiles":
+    def reopen(self) -> "RecordFiles":
         """Return a copy that shares the indexes and has its own open files."""
         copy = object.__new__(RecordFiles)
         copy.__dict__.update(self.__dict__)

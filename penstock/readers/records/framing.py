@@ -70,7 +70,9 @@ class Framing:
           FramingError: the checksum does not fit, or the length is out of bounds.
         """
         if len(header) < self.header_bytes:
-            raise self._truncated(f"{len(header)} bytes of a header of {self.header_bytes}")
+            raise self._build_truncation_error(
+                f"{len(header)} bytes of a header of {self.header_bytes}"
+            )
         if not self.has_crc:
             (length,) = _LENGTH.unpack(header)
         else:
@@ -100,7 +102,9 @@ class Framing:
           FramingError: the record is cut short, has another length, or a checksum does not fit.
         """
         if len(record) != length + self.overhead_bytes:
-            raise self._truncated(f"{len(record)} of {length + self.overhead_bytes} bytes")
+            raise self._build_truncation_error(
+                f"{len(record)} of {length + self.overhead_bytes} bytes"
+            )
         found = self.payload_length(record[: self.header_bytes])
         if found != length:
             raise FramingError(
@@ -123,7 +127,7 @@ class Framing:
                 )
         return payload
 
-    def _truncated(self, got: str) -> FramingError:
+    def _build_truncation_error(self, got: str) -> FramingError:
         return FramingError(
             f"{self.name} record",
             got,

@@ -71,14 +71,14 @@ def read_image(path: str | Path) -> bytes:
         if error.errno not in _NO_FILE:
             raise
         what = "a broken link" if os.path.islink(path) else f"what cannot be opened ({error})"
-        raise _image_error(f"'{path}'", what, "a file that can be read") from None
+        raise _build_image_error(f"'{path}'", what, "a file that can be read") from None
     with open(descriptor, "rb") as file:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise _image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
+            raise _build_image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
         if about.st_size >= _MAX_FILE_BYTES:
             expected = f"an image file below {_MAX_FILE_BYTES} bytes"
-            raise _image_error(f"'{path}'", f"{about.st_size} bytes", expected)
+            raise _build_image_error(f"'{path}'", f"{about.st_size} bytes", expected)
         head = file.read(len(_PNG_MAGIC))
         is_image = head == _PNG_MAGIC or head.startswith(_JPEG_MAGIC)
         return head + file.read(_MAX_FILE_BYTES) if is_image else head
@@ -119,14 +119,16 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
     size = image_size(encoded)
     if size is None or not 0 < size[0] * size[1] <= _MAX_PIXELS:
         claimed = f"{size[0]} x {size[1]} pixels" if size else f"bytes {encoded[:8].hex()!r}..."
-        raise _image_error(name, claimed, f"a JPEG or PNG of 1 to {_MAX_PIXELS} pixels")
+        raise _build_image_error(name, claimed, f"a JPEG or PNG of 1 to {_MAX_PIXELS} pixels")
     data = np.frombuffer(encoded, np.uint8)
     try:
         image = cv2.imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:
-        raise _image_error(name, f"opencv error {error.code}", "a JPEG or PNG") from None
+        raise _build_image_error(name, f"opencv error {error.code}", "a JPEG or PNG") from None
     if image is None:
-        raise _image_error(name, f"{len(encoded)} bytes opencv cannot decode", "a JPEG or PNG")
+        raise _build_image_error(
+            name, f"{len(encoded)} bytes opencv cannot decode", "a JPEG or PNG"
+        )
     return image if image.ndim == 3 else image[..., None]
 
 
@@ -170,7 +172,7 @@ def encode_png(image: np.ndarray) -> bytes:
     return cv2.imencode(".png", bgr)[1].tobytes()
 
 
-def _image_error(name: str, got: str, expected: str) -> ImageError:
+def _build_image_error(name: str, got: str, expected: str) -> ImageError:
     return ImageError(
         name,
         got,

@@ -102,7 +102,7 @@ def load_index(
     stat = os.fstat(descriptor)
     if place is None or stat.st_size < _MIN_KEPT_BYTES:
         return build_index(descriptor, framing, path)
-    places = _places(Path(place), cache_dir)
+    places = _list_places(Path(place), cache_dir)
     for kept_at in places:
         kept = _read_kept(kept_at, stat, framing)
         if kept is not None:
@@ -117,7 +117,7 @@ def load_index(
     return index
 
 
-def _places(path: Path, cache_dir: str | Path | None) -> list[Path]:
+def _list_places(path: Path, cache_dir: str | Path | None) -> list[Path]:
     in_folder = f"{path_key(path)}.penstock-index"
     if cache_dir is not None:
         return [Path(cache_dir) / in_folder]

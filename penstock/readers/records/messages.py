@@ -62,21 +62,21 @@ def _declare_map(
     )
 
 
-def _file(package: str) -> descriptor_pb2.FileDescriptorProto:
+def _build_file(package: str) -> descriptor_pb2.FileDescriptorProto:
     return descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
     )
 
 
-def _message_class(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
+def _build_class(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
     pool = descriptor_pool.DescriptorPool()  # our own: TensorFlow may own the default pool's names
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
 
-def _example_classes() -> tuple[Any, Any]:
+def _build_example_classes() -> tuple[Any, Any]:
     """Return the classes of tf.Example and tf.SequenceExample."""
-    file = _file("penstock.example")
+    file = _build_file("penstock.example")
     _declare_lists(
         file,
         {
@@ -112,11 +112,11 @@ def _example_classes() -> tuple[Any, Any]:
             type_name=f".{file.package}.{of}",
             label=_Field.LABEL_OPTIONAL,
         )
-    return _message_class(file, "Example"), _message_class(file, "SequenceExample")
+    return _build_class(file, "Example"), _build_class(file, "SequenceExample")
 
 
-def _ofrecord_class() -> Any:
-    file = _file("penstock.ofrecord")
+def _build_ofrecord_class() -> Any:
+    file = _build_file("penstock.ofrecord")
     _declare_lists(
         file,
         {
@@ -128,11 +128,11 @@ def _ofrecord_class() -> Any:
         },
     )
     _declare_map(file, "OFRecord", "Feature")
-    return _message_class(file, "OFRecord")
+    return _build_class(file, "OFRecord")
 
 
-Example, SequenceExample = _example_classes()
-OFRecord = _ofrecord_class()
+Example, SequenceExample = _build_example_classes()
+OFRecord = _build_ofrecord_class()
 
 
 def parse_features(payload: bytes, message_class: Any) -> Mapping[str, Message]:

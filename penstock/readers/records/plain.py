@@ -45,7 +45,7 @@ def detect_compression(head: bytes, framing: Framing = TFRECORD) -> Literal["", 
     return ""
 
 
-def plain_copy(
+def open_plain_copy(
     path: str | Path,
     compression: Literal["GZIP", "ZLIB"],
     *,
@@ -72,7 +72,7 @@ def plain_copy(
 
     def write(file: BinaryIO) -> None:
         head: bytes | None = b""
-        for piece in _decompressed(path, compression, max_plain_bytes):
+        for piece in _decompress(path, compression, max_plain_bytes):
             if isinstance(piece, RecordError):
                 damage.append(piece)
                 raise piece
@@ -92,15 +92,17 @@ def plain_copy(
         if not damage:
             raise
         limit = 0 if damage[0].index == 0 else max_plain_bytes
-        return _partial(path, compression, limit), str(path), damage[0]
+        return _open_partial_copy(path, compression, limit), str(path), damage[0]
     write_source(copy, path)
     return os.open(copy, os.O_RDONLY), str(copy), None
 
 
-def _partial(path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int) -> int:
+def _open_partial_copy(
+    path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int
+) -> int:
     """Return a descriptor of an unnamed file with what can be decompressed, none of it at 0."""
     with tempfile.TemporaryFile() as file:
-        pieces = _decompressed(path, compression, max_plain_bytes) if max_plain_bytes else ()
+        pieces = _decompress(path, compression, max_plain_bytes) if max_plain_bytes else ()
         for piece in pieces:
             if isinstance(piece, bytes):
                 file.write(piece)
@@ -108,7 +110,7 @@ def _partial(path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_b
         return os.dup(file.fileno())
 
 
-def _decompressed(
+def _decompress(
     path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int
 ) -> Iterator[bytes | RecordError]:
     """Yield the stream's content in pieces; at damage, an error of ours as the last piece."""
@@ -129,7 +131,7 @@ def _decompressed(
             try:
                 piece = engine.decompress(pending, _PIECE_BYTES)
             except zlib.error as error:
-                piece, num_good = _before_damage(before, pending)
+                piece, num_good = _decompress_before_damage(before, pending)
                 yield piece
                 yield _stream_error(path, compression, str(error), consumed + num_good)
                 return
@@ -147,7 +149,7 @@ def _decompressed(
             yield piece
 
 
-def _before_damage(engine: Any, data: bytes) -> tuple[bytes, int]:
+def _decompress_before_damage(engine: Any, data: bytes) -> tuple[bytes, int]:
     """Return what the bytes before the damage give, and how many they are."""
     pieces, num_good = [], 0
     for step in (4096, 64, 1):

@@ -88,7 +88,7 @@ class ImagePreprocessor:
         """Return the image with colours swapped, or mirrored or not."""
         if self.preprocessor == "bgr2rgb":
             return array[..., ::-1]
-        return array[:, ::-1] if _given(random).random() < 0.5 else array
+        return array[:, ::-1] if _get_generator(random).random() < 0.5 else array
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ImageCropPreprocessor:
                 "A crop cuts a part out of the image",
                 "Resize first",
             )
-        y, x = (_given(random).integers((high + 1, wide + 1))) if self.random_xy else (0, 0)
+        y, x = (_get_generator(random).integers((high + 1, wide + 1))) if self.random_xy else (0, 0)
         return array[y : y + self.height, x : x + self.width]
 
 
@@ -180,7 +180,7 @@ class ImageRandomSizeCropPreprocessor:
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
         """Return the resized part."""
-        generator = _given(random)
+        generator = _get_generator(random)
         rows, columns = array.shape[:2]
         for _ in range(self.max_num_attempts):
             area = rows * columns * generator.uniform(*self.area)
@@ -273,7 +273,7 @@ def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return resized.reshape(height, width, image.shape[2])
 
 
-def _given(random: Random) -> np.random.Generator:
+def _get_generator(random: Random) -> np.random.Generator:
     return np.random.default_rng() if random is None else random
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from penstock.readers._decoding import Decoder
 from penstock.readers._order import RecordOrder
+from penstock.readers._random_access_reader import RandomAccessReader
 from penstock.readers._read_options import ReadOptions
-from penstock.readers._row_reader import RowReader
 from penstock.readers._workers import check_workers
 from penstock.readers.records.files import RecordFiles, RecordFormat
 
 
-class RecordReader(RowReader):
+class RecordReader(RandomAccessReader):
     """A reader over record files. Made by `tfrecord` and `ofrecord`, which document it.
 
     Args:
@@ -42,7 +42,7 @@ class RecordReader(RowReader):
         self._indexing = threading.Lock()
 
     @property
-    def rows(self) -> RecordFiles:
+    def records(self) -> RecordFiles:
         """Return the records of the indexed files.
 
         Raises:
@@ -53,7 +53,7 @@ class RecordReader(RowReader):
 
     @property
     def order(self) -> RecordOrder:
-        """Return which records make which batch; raises as `rows` does."""
+        """Return which records make which batch; raises as `records` does."""
         return self._index()[1]
 
     def _index(self) -> tuple[RecordFiles, RecordOrder]:

@@ -97,14 +97,14 @@ def cast_exactly(values: Values, dtype: np.dtype | None, key: str, shape: tuple[
       FeatureError: the values are of another kind, or do not fit.
     """
     if (dtype is None) != (not isinstance(values, np.ndarray)) and len(values):
-        raise _kind_error(key, values, "bytes" if dtype is None else str(dtype))
+        raise _build_kind_error(key, values, "bytes" if dtype is None else str(dtype))
     if dtype is None:
-        return _bytes_array(values, shape)
+        return _build_bytes_array(values, shape)
     array = np.asarray(values, dtype if not len(values) else None).reshape(shape)
     if array.dtype is dtype or array.dtype == dtype:
         return array
     if array.dtype.kind == "f" and dtype.kind != "f":
-        raise _kind_error(key, values, str(dtype))
+        raise _build_kind_error(key, values, str(dtype))
     if array.dtype.kind in "iu" and dtype.kind in "biu" and array.size:
         _check_range(array, dtype, key)
     return array.astype(dtype)
@@ -126,7 +126,7 @@ def _check_range(array: np.ndarray, dtype: np.dtype, key: str) -> None:
         )
 
 
-def _bytes_array(values: Values, shape: tuple[int, ...]) -> Any:
+def _build_bytes_array(values: Values, shape: tuple[int, ...]) -> Any:
     if shape == ():
         return values[0]
     array = np.empty(len(values), object)
@@ -134,7 +134,7 @@ def _bytes_array(values: Values, shape: tuple[int, ...]) -> Any:
     return array.reshape(shape)
 
 
-def _kind_error(key: str, values: Values, declared: str) -> FeatureError:
+def _build_kind_error(key: str, values: Values, declared: str) -> FeatureError:
     return FeatureError(
         f"feature {key!r}",
         f"values of {dtype_name(values)}",
@@ -175,12 +175,12 @@ def fill_feature(feature: Any, name: str, value: Any, *, has_narrow_types: bool)
             "Records hold nothing else",
             "Convert it first",
         )
-    kind = _list_for(array, has_narrow_types)
+    kind = _choose_list(array, has_narrow_types)
     getattr(feature, kind).SetInParent()
     getattr(feature, kind).value.extend(array.astype(_LISTS[kind]).ravel())
 
 
-def _list_for(array: np.ndarray, has_narrow_types: bool) -> str:
+def _choose_list(array: np.ndarray, has_narrow_types: bool) -> str:
     if array.dtype.kind == "f":
         is_double = has_narrow_types and array.dtype == np.float64
         return "double_list" if is_double else "float_list"

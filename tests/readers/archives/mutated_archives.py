@@ -62,13 +62,13 @@ def read(original: Original, folder: Path) -> dict[str, np.ndarray]:
 
 def _convert(original: Original, folder: Path) -> bytes:
     if original.name == "mnist":
-        sources = {name: s.moved(None, is_checked=False) for name, s in convert.MNIST.items()}
+        sources = {name: s.at_mirror(None, is_checked=False) for name, s in convert.MNIST.items()}
         made = convert.convert_mnist(folder, sources=sources)
     elif original.name == "cifar10":
-        source = convert.CIFAR10.moved(None, is_checked=False)
+        source = convert.CIFAR10.at_mirror(None, is_checked=False)
         made = convert.convert_cifar10(folder, source=source)
     else:
-        source = convert.FLOWERS.moved(None, is_checked=False)
+        source = convert.FLOWERS.at_mirror(None, is_checked=False)
         made = convert.convert_flowers(folder, source=source, num_validation=1)
     return hashlib.sha256(b"".join(path.read_bytes() for path in made)).digest()
 

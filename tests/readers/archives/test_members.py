@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.readers import ArchiveError
-from penstock.readers._archives import Limits, read_files, read_named, unpack
+from penstock.readers._archives import Limits, read_by_name, read_files, unpack
 from penstock.readers._errors import UnsafeArchiveError
 from tests.readers.convert.originals import write_tar
 
@@ -187,7 +187,7 @@ def test_wanted_file_that_is_a_link_or_there_twice_is_refused(tmp_path: Path):
             archive.addfile(member("./a"))
             archive.addfile(second)
         with pytest.raises(ArchiveError, match=f"a.tar': (m/)?a got {got}, expected one file"):
-            read_named(tmp_path / "a.tar", ["a"], LIMITS)
+            read_by_name(tmp_path / "a.tar", ["a"], LIMITS)
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path):

@@ -72,7 +72,7 @@ def test_example_has_slims_keys_and_kinds():
 def test_cifar10_gives_slims_files_from_the_original_archive(served: Path, tmp_path: Path):
     records = write_cifar10(served)
     with serve(served) as server:
-        source = convert.CIFAR10.moved(server.url, is_checked=False)
+        source = convert.CIFAR10.at_mirror(server.url, is_checked=False)
         made = convert.convert_cifar10(tmp_path / "out", source=source)
     assert names(made) == ["cifar10_train.tfrecord", "cifar10_test.tfrecord", "labels.txt"]
     for path, batches in zip(made, (records[:5], records[5:]), strict=False):
@@ -91,7 +91,7 @@ def test_mnist_gives_slims_files_from_the_original_archives(served: Path, tmp_pa
     splits = write_mnist(served)
     with serve(served) as server:
         sources = {
-            name: source.moved(server.url, is_checked=False)
+            name: source.at_mirror(server.url, is_checked=False)
             for name, source in convert.MNIST.items()
         }
         made = convert.convert_mnist(tmp_path / "out", sources=sources)
@@ -111,7 +111,7 @@ def test_mnist_gives_slims_files_from_the_original_archives(served: Path, tmp_pa
 def test_flowers_give_slims_shards_from_the_original_archive(served: Path, tmp_path: Path):
     photos = write_flowers(served)
     with serve(served) as server:
-        source = convert.FLOWERS.moved(server.url, is_checked=False)
+        source = convert.FLOWERS.at_mirror(server.url, is_checked=False)
         made = convert.convert_flowers(tmp_path / "out", source=source, num_validation=6)
     assert names(made) == [
         *(f"flowers_train_{shard:05d}-of-00005.tfrecord" for shard in range(5)),
@@ -140,7 +140,7 @@ def test_flowers_are_the_same_whatever_the_order_of_the_folder(served: Path, tmp
         out = tmp_path / str(number)
         out.mkdir()
         write_tar(out / "flower_photos.tgz", {name: photos[name] for name in order})
-        source = convert.Source(url="http://127.0.0.1:9/flower_photos.tgz")
+        source = convert.RemoteFile(url="http://127.0.0.1:9/flower_photos.tgz")
         made.append(convert.convert_flowers(out, source=source, num_validation=6))
     assert [p.read_bytes() for p in made[0]] == [p.read_bytes() for p in made[1]]
 
@@ -149,8 +149,8 @@ def test_files_that_are_all_there_stay_unless_forced(tmp_path: Path, caplog):
     write_mnist(tmp_path)
     write_flowers(tmp_path)
     nowhere = "http://127.0.0.1:9"
-    sources = {name: s.moved(nowhere, is_checked=False) for name, s in convert.MNIST.items()}
-    flowers = convert.FLOWERS.moved(nowhere, is_checked=False)
+    sources = {name: s.at_mirror(nowhere, is_checked=False) for name, s in convert.MNIST.items()}
+    flowers = convert.FLOWERS.at_mirror(nowhere, is_checked=False)
 
     def make(force: bool) -> list[list[Path]]:
         return [
@@ -255,7 +255,7 @@ def test_pickled_cifar10_is_named_when_another_archive_is_downloaded(
     write_cifar10(served)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"pickled")
     with serve(served) as server:
-        source = convert.CIFAR10.moved(server.url, is_checked=False)
+        source = convert.CIFAR10.at_mirror(server.url, is_checked=False)
         convert.convert_cifar10(tmp_path, source=source)
         (message,) = caplog.messages
         assert message.startswith(f"'{tmp_path}/cifar-10-python.tar.gz' is not used: it is pickled")
@@ -277,13 +277,13 @@ def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
     broken = {f"flower_photos/tulips/{number}.jpg": b"no image" for number in range(1)}
     write_tar(flowers / "flower_photos.tgz", photos | broken)
     before = sorted(tmp_path.rglob("*"))
-    archive = convert.CIFAR10.moved("http://127.0.0.1:9", is_checked=False)
+    archive = convert.CIFAR10.at_mirror("http://127.0.0.1:9", is_checked=False)
     with pytest.raises(convert.ArchiveError, match=r"test_batch.bin got label 255"):
         convert.convert_cifar10(cifar10, source=archive)
-    sources = {name: s.moved(None, is_checked=False) for name, s in convert.MNIST.items()}
+    sources = {name: s.at_mirror(None, is_checked=False) for name, s in convert.MNIST.items()}
     with pytest.raises(convert.ArchiveError, match=r"t10k-labels-idx1-ubyte.gz' got label 10 at 0"):
         convert.convert_mnist(mnist, sources=sources)
-    photos_source = convert.FLOWERS.moved(None, is_checked=False)
+    photos_source = convert.FLOWERS.at_mirror(None, is_checked=False)
     with pytest.raises(convert.ConversionError, match=r"tulips/0.jpg' got bytes"):
         convert.convert_flowers(flowers, source=photos_source, num_validation=1)
     assert sorted(tmp_path.rglob("*")) == before
@@ -291,14 +291,14 @@ def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
 
 def test_other_archive_of_flowers_is_an_error(tmp_path: Path):
     write_tar(tmp_path / "flower_photos.tgz", {"roses/0.jpg": jpeg(0)})
-    source = convert.FLOWERS.moved(None, is_checked=False)
+    source = convert.FLOWERS.at_mirror(None, is_checked=False)
     with pytest.raises(convert.ArchiveError, match="got no folder 'flower_photos', expected"):
         convert.convert_flowers(tmp_path, source=source)
     assert [path.name for path in tmp_path.iterdir()] == ["flower_photos.tgz"]
 
 
 def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path: Path):
-    source = convert.Source(url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
+    source = convert.RemoteFile(url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
     archive = tmp_path / source.filename
     for members, expected in [
         ({"a": b""}, "got no file 'data_batch_1.bin'"),

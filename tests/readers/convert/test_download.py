@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.readers.convert.download import Source, fetch
+from penstock.readers.convert.download import RemoteFile, fetch
 from penstock.readers.convert.errors import DownloadError
 from tests.readers.convert.serving import Server, serve
 
@@ -22,7 +22,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def fetch_a(server: Server, folder: Path, sha256: str | None = DIGEST, **options) -> Path:
-    return fetch(Source(url=f"{server.url}/a.bin", sha256=sha256), folder, retry_secs=0, **options)
+    return fetch(
+        RemoteFile(url=f"{server.url}/a.bin", sha256=sha256), folder, retry_secs=0, **options
+    )
 
 
 def test_file_is_downloaded_with_progress(server: Server, tmp_path: Path):
@@ -135,7 +137,7 @@ def test_file_of_another_checksum_is_an_error_and_is_kept(server: Server, tmp_pa
 
 def test_missing_file_is_an_error_at_once(server: Server, tmp_path: Path):
     with pytest.raises(DownloadError, match="HTTP Error 404"):
-        fetch(Source(url=f"{server.url}/b.bin"), tmp_path)
+        fetch(RemoteFile(url=f"{server.url}/b.bin"), tmp_path)
     assert len(server.ranges) == 1
 
 
@@ -148,4 +150,4 @@ def test_file_that_cannot_be_written_is_an_error_at_once(server: Server, tmp_pat
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/a", "/etc/passwd"])
 def test_other_addresses_are_refused(url: str, tmp_path: Path):
     with pytest.raises(DownloadError, match=r"expected http://\.\.\. or https://"):
-        fetch(Source(url=url), tmp_path)
+        fetch(RemoteFile(url=url), tmp_path)

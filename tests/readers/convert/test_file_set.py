@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.readers.convert.file_set import find_stale, made_together, must_make
+from penstock.readers.convert.file_set import find_stale, needs_making, write_together
 from penstock.readers.ofrecord_files import find_parts
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from penstock.readers.convert.file_set import made_together
+from penstock.readers.convert.file_set import write_together
 
 targets = [Path(sys.argv[1], f"part-{number}") for number in range(3)]
-with made_together(targets) as paths:
+with write_together(targets) as paths:
     paths[0].write_bytes(b"whole")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -25,7 +25,7 @@ def parts(folder: Path, num_parts: int) -> list[Path]:
 
 
 def make(targets: list[Path], before_the_end: Callable[[], None] = lambda: None) -> None:
-    with made_together(targets) as paths:
+    with write_together(targets) as paths:
         for path in paths:
             path.write_bytes(b"new")
         before_the_end()
@@ -43,12 +43,12 @@ def test_files_appear_together_at_the_end(tmp_path: Path):
 
     make(parts(folder, 2), look)
     assert contents(folder) == {"part-0": b"new", "part-1": b"new"}
-    assert not must_make(parts(folder, 2), force=False)
+    assert not needs_making(parts(folder, 2), force=False)
 
 
 def test_files_of_several_folders_appear_together(tmp_path: Path):
     targets = [tmp_path / "a" / "x", tmp_path / "b" / "x"]
-    with made_together(targets) as paths:
+    with write_together(targets) as paths:
         for number, path in enumerate(paths):
             path.write_bytes(bytes([number]))
     assert [path.read_bytes() for path in targets] == [b"\0", b"\1"]
@@ -97,7 +97,7 @@ def test_set_that_is_put_in_place_in_part_is_not_taken_for_a_whole_one(
     with pytest.raises(KeyboardInterrupt):
         make(parts(tmp_path, 4))
     assert sorted(contents(tmp_path).items()) == sorted((path.name, b"new") for path in placed)
-    assert must_make(parts(tmp_path, 4), force=False)
+    assert needs_making(parts(tmp_path, 4), force=False)
     with pytest.raises(FileNotFoundError):
         find_parts(tmp_path)
 
@@ -126,7 +126,7 @@ def test_stale_files_are_those_of_the_same_name_and_another_number(
         (tmp_path / name).touch()
         (tmp_path / f".{name}.penstock-index").touch()
     assert [path.name for path in find_stale([tmp_path / target])] == stale
-    with made_together([tmp_path / target]) as (path,):
+    with write_together([tmp_path / target]) as (path,):
         path.touch()
     left = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     assert left == {target, *other}

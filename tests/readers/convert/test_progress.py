@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from penstock.readers.convert import progress
-from penstock.readers.convert.progress import shown_progress
+from penstock.readers.convert.progress import show_progress
 
 
 class Terminal(io.StringIO):
@@ -18,7 +18,7 @@ def test_terminal_gets_a_bar_on_stderr_and_stdout_nothing(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with shown_progress() as report:
+    with show_progress() as report:
         report("a.bin", 0, None)
         report("a.bin", 500_000, 1_000_000)
         report("a.bin", 1_000_000, 1_000_000)
@@ -32,7 +32,7 @@ def test_pipe_gets_a_line_an_interval_on_stderr(
 ):
     now_secs = iter([0.0, 4.0, 11.0, 12.0, 21.5, 22.0, 31.0, 33.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now_secs))
-    with shown_progress() as report:
+    with show_progress() as report:
         for num_bytes in range(5):
             report("a.bin", num_bytes * 1_000_000, 5_000_000)
         for num_bytes in range(3):

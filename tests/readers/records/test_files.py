@@ -59,7 +59,7 @@ def test_threads_read_at_once_with_few_open_files(
 
 def test_copy_reads_after_the_original_is_closed_and_through_pickle(paths: list[Path]):
     original = RecordFiles(paths, RecordFormat())
-    copies = [original.reopened(), pickle.loads(pickle.dumps(original))]
+    copies = [original.reopen(), pickle.loads(pickle.dumps(original))]
     original.close()
     for copy in copies:
         assert heads(list(copy.read([8]))) == ["3:1"]

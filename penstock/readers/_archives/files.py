@@ -52,7 +52,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class FileContent:
     """The bytes of a file or a member, with what an error about them says.
 
     Args:
@@ -222,17 +222,17 @@ def open_stream(
         check_size(path, size, limits)
     if max_bytes is None:
         max_bytes = size if limits is None else limits.unpacked_bytes(size)
-    with open(path, "rb") as raw, _decompressed(raw) as file:
+    with open(path, "rb") as raw, _open_decompressed(raw) as file:
         yield BoundedStream(file, path, max_bytes, expected)
 
 
-def _decompressed(raw: BinaryIO) -> Any:
+def _open_decompressed(raw: BinaryIO) -> Any:
     is_gzip = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
     return gzip.GzipFile(fileobj=raw) if is_gzip else raw
 
 
-def read_file(path: Path, max_bytes: int) -> Piece:
+def read_file(path: Path, max_bytes: int) -> FileContent:
     """Return a plain file, which may have so many bytes.
 
     Raises:
@@ -245,18 +245,18 @@ def read_file(path: Path, max_bytes: int) -> Piece:
             path, f"{size} bytes", f"at most {max_bytes}", "The original is not that large"
         )
     with blame(path, "a file that can be read"), open(path, "rb") as file:
-        return Piece(path=path, content=file.read(max_bytes))
+        return FileContent(path=path, content=file.read(max_bytes))
 
 
-def gunzip(piece: Piece, max_bytes: int) -> Piece:
+def gunzip(file: FileContent, max_bytes: int) -> FileContent:
     """Return a gzip file inside an archive, decompressed.
 
     Raises:
       ArchiveError: it is damaged, or holds more than `max_bytes`.
     """
-    with blame(piece.path, "a whole gzip file", piece.name):
-        content = gzip.GzipFile(fileobj=io.BytesIO(piece.content)).read(max_bytes + 1)
+    with blame(file.path, "a whole gzip file", file.name):
+        content = gzip.GzipFile(fileobj=io.BytesIO(file.content)).read(max_bytes + 1)
     if len(content) > max_bytes:
         got = f"more than {max_bytes} bytes unpacked"
-        raise piece.error(got, f"at most {max_bytes}", "The original is not that large")
-    return Piece(path=piece.path, name=piece.name, content=content)
+        raise file.error(got, f"at most {max_bytes}", "The original is not that large")
+    return FileContent(path=file.path, name=file.name, content=content)

@@ -51,14 +51,14 @@ Loader = Callable[[DatasetRequest], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RegisteredDataset:
     """A registered data set: its splits, and what loads one."""
 
     splits: tuple[str, ...]
     load: Loader
 
 
-DATASETS: dict[str, Entry] = {}
+DATASETS: dict[str, RegisteredDataset] = {}
 
 
 def register_dataset(
@@ -92,7 +92,7 @@ def register_dataset(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         if files is None:
-            DATASETS[name] = Entry(splits=tuple(splits), load=function)
+            DATASETS[name] = RegisteredDataset(splits=tuple(splits), load=function)
         else:
             patterns = dict(files)
 
@@ -102,7 +102,7 @@ def register_dataset(
                     raise missing(request, [patterns[request.split]], "They are your own files")
                 return RecordSet(paths=paths, parse_fn=function)
 
-            DATASETS[name] = Entry(splits=tuple(files), load=load)
+            DATASETS[name] = RegisteredDataset(splits=tuple(files), load=load)
         return function
 
     return register
@@ -139,7 +139,7 @@ def dataset_splits(name: str) -> tuple[str, ...]:
     return DATASETS[name].splits
 
 
-def folder_of(name: str, dataset_dir: str | os.PathLike[str] | None) -> Path:
+def find_folder(name: str, dataset_dir: str | os.PathLike[str] | None) -> Path:
     """Return where the files of a data set are looked for."""
     if dataset_dir is not None:
         return Path(dataset_dir)

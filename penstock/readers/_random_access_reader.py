@@ -1,8 +1,8 @@
 """The one iterator over records reached by number: any order, exact positions, read ahead.
 
 `readers.indexed`, with what stands on it (image folders, TFDS, named sets), and the record files
-differ in where the records are (`Rows`) and in what decodes them; order, workers, memory, skipping,
-shards and positions are these.
+differ in where the records are (`Records`) and in what decodes them; they share order, workers,
+memory, skipping, shards and positions.
 """
 
 import abc
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.readers import _tree
-from penstock.readers._batching import BatchRows, UnlikeError, stack_samples
+from penstock.readers._batching import BatchMemory, UnlikeError, stack_samples
 from penstock.readers._contract import IteratorBase, ReaderBase, State
-from penstock.readers._decoding import Decoder, Outcome, Piece, PieceDecoder, Rows, pieces
+from penstock.readers._decoding import Decoder, Outcome, Piece, PieceDecoder, Records, pieces
 from penstock.readers._errors import note
-from penstock.readers._order import RecordOrder, named
+from penstock.readers._order import RecordOrder, describe_rows
 from penstock.readers._padding import pad_to_longest
 from penstock.readers._parallel_map import ParallelMap
 from penstock.readers._read_options import ReadOptions
@@ -24,19 +24,19 @@ from penstock.readers._workers import WorkerProcesses
 
 _MOST_NAMED = 5
 
-_logger = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock.readers")
 _MAX_PIECE = 32  # records a worker decodes at a time: a task costs 20 us, a small record 3 us
 _PIECE_BYTES = 1 << 18  # of images some five: still many pieces a batch, so that none waits long
 
 
-class RowReader(ReaderBase, abc.ABC):
+class RandomAccessReader(ReaderBase, abc.ABC):
     """A reader over records reached by number, the base of our random-access readers.
 
     Args:
       decoder: payload to sample.
       options: how it reads; they name the reader in exceptions.
 
-    A subclass gives `rows` and `order`.
+    A subclass gives `records` and `order`.
     """
 
     def __init__(self, decoder: Decoder, options: ReadOptions) -> None:
@@ -48,7 +48,7 @@ class RowReader(ReaderBase, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def rows(self) -> Rows:
+    def records(self) -> Records:
         """Return the records."""
 
     @property
@@ -65,14 +65,14 @@ class RowReader(ReaderBase, abc.ABC):
         """Return the number of batches (samples without a batch size) when none is skipped."""
         return len(self.order)
 
-    def iterate(self, epoch: int) -> "RowIterator":
+    def iterate(self, epoch: int) -> "RandomAccessIterator":
         """Return an iterator over `epoch`."""
-        return RowIterator(self, epoch)
+        return RandomAccessIterator(self, epoch)
 
-    def decoder_of(self, rows: Rows) -> PieceDecoder:
-        """Return what the workers call, reading from `rows`."""
+    def make_decoder(self, records: Records) -> PieceDecoder:
+        """Return what the workers call, reading from `records`."""
         return PieceDecoder(
-            rows=rows,
+            records=records,
             decoder=self.decoder,
             decode=self.options.decode,
             augment=self.options.augment,
@@ -80,14 +80,14 @@ class RowReader(ReaderBase, abc.ABC):
             seed=self.options.seed,
         )
 
-    def processes(self) -> WorkerProcesses | None:
+    def get_processes(self) -> WorkerProcesses | None:
         """Return the processes that decode, the same for every pass; `None` where none do."""
         num_workers = self.options.worker_count
         if self.options.workers != "process" or num_workers == 0:
             return None
         with self._lock:
             if self._processes is None:
-                self._processes = WorkerProcesses(self.decoder_of(self.rows), num_workers)
+                self._processes = WorkerProcesses(self.make_decoder(self.records), num_workers)
             return self._processes
 
     def close(self) -> None:
@@ -96,25 +96,25 @@ class RowReader(ReaderBase, abc.ABC):
             self._processes.close()
 
 
-class RowIterator(IteratorBase):
-    """One pass over a `RowReader`.
+class RandomAccessIterator(IteratorBase):
+    """One pass over a `RandomAccessReader`.
 
     Attributes:
       num_skipped: records left out so far in this pass, the damaged ends of files included.
     """
 
     _results: ParallelMap[Piece, list[Outcome]] | None = None
-    _rows: Rows | None = None
+    _records: Records | None = None
 
-    def __init__(self, reader: RowReader, epoch: int) -> None:
+    def __init__(self, reader: RandomAccessReader, epoch: int) -> None:
         """Start at the first batch of `epoch`."""
         self._outcomes: deque[Outcome] = deque()
         self.kind, self.epoch = reader.decoder.kind, epoch
         self._source, self._order = reader, reader.order
-        damages = reader.rows.damages
+        damages = reader.records.damages
         self.num_skipped = len(damages)
         self._first_skipped = damages[0] if damages else None
-        self._skipped = [_origin(error) for error in damages[:_MOST_NAMED]]
+        self._skipped = [_find_origin(error) for error in damages[:_MOST_NAMED]]
         self._position, self._num_read = 0, 0
         self._failure: BaseException | None = None
         self._template: Any = None
@@ -132,7 +132,7 @@ class RowIterator(IteratorBase):
         try:
             return self._next()
         except StopIteration:
-            self._end()
+            self._finish()
             raise
         except BaseException as error:
             self._failure = error
@@ -142,7 +142,7 @@ class RowIterator(IteratorBase):
     def _next(self) -> Any:
         is_single = self._order.batch_size is None
         while True:
-            samples, records, end, rows = [], [], None, None
+            samples, records, end, memory = [], [], None, None
             while end is None:
                 outcome = self._take()
                 end = outcome.end
@@ -151,26 +151,26 @@ class RowIterator(IteratorBase):
                 elif outcome.record is not None:
                     samples.append(outcome.sample)
                     records.append(outcome.record)
-                    rows = outcome.rows
+                    memory = outcome.memory
             self._position = end
             self._num_read += len(samples)
             if is_single and samples:
-                return self._transformed(samples[0], records)
+                return self._apply_transform(samples[0], records)
             if samples:
-                batch = self._stacked(samples, records, rows)
+                batch = self._stack(samples, records, memory)
                 if self._order.shard.count > 1 and self._template is None:
                     self._template = _tree.tree_map(lambda leaf: leaf[:0].copy(), batch)
-                return self._transformed(batch, records)
+                return self._apply_transform(batch, records)
             if not is_single and self._order.shard.count > 1:
                 return self._empty_batch()
 
-    def _stacked(self, samples: Sequence[Any], records: list[int], rows: BatchRows | None) -> Any:
+    def _stack(self, samples: Sequence[Any], records: list[int], memory: BatchMemory | None) -> Any:
         try:
             samples = pad_to_longest(samples, self._source.options.pad)
-            return stack_samples(samples, self._source.decoder.pad_values, rows)
+            return stack_samples(samples, self._source.decoder.pad_values, memory)
         except ValueError as error:
             if isinstance(error, UnlikeError):
-                raise self._source.rows.blame(error, records[error.number]) from error.__cause__
+                raise self._source.records.blame(error, records[error.number]) from error.__cause__
             raise
 
     def _take(self) -> Outcome:
@@ -188,12 +188,12 @@ class RowIterator(IteratorBase):
 
     def _skip(self, error: Exception) -> None:
         """Count a record left out; what is not the data's fault is raised in any case."""
-        if self._source.options.on_error == "raise" or not self._source.rows.is_damage(error):
+        if self._source.options.on_error == "raise" or not self._source.records.is_damage(error):
             raise error
         self.num_skipped += 1
         self._first_skipped = self._first_skipped or error
         if len(self._skipped) < _MOST_NAMED:
-            self._skipped.append(_origin(error))
+            self._skipped.append(_find_origin(error))
 
     def _empty_batch(self) -> Any:
         """Return a batch of no samples: all processes must take the same number of steps."""
@@ -206,41 +206,43 @@ class RowIterator(IteratorBase):
                 self._template = stack_samples([outcome.sample], values)
         if self._template is None and self._first_skipped is not None:
             raise self._first_skipped
-        return self._transformed(_tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), [])
+        return self._apply_transform(
+            _tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), []
+        )
 
-    def _transformed(self, item: Any, records: list[int]) -> Any:
+    def _apply_transform(self, item: Any, records: list[int]) -> Any:
         transform = self._source.options.transform
         if transform is None:
             return item
         try:
             return transform(item)
         except Exception as error:
-            where = f"epoch {self.epoch}, {named('record', records)}"
+            where = f"epoch {self.epoch}, {describe_rows('record', records)}"
             note(error, f"in {self._source.name}(transform=), {where}")
             raise
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         """Report what was skipped, once a pass; a pass that read nothing is an error."""
         if self._results is None:
             return
         self._release()
         if self._first_skipped is None:
             return
-        _logger.warning(
+        _LOGGER.warning(
             "%s: epoch %d skipped %d of %d records. The first: %s%s",
             self._source.name,
             self.epoch,
             self.num_skipped,
             self._order.num_records,
             self._first_skipped,
-            self._said_of_others(),
+            self._describe_others(),
         )
         if self._num_read == 0 and self._position == self._order.total:
             self._failure = self._first_skipped
             self._first_skipped.add_note("every record of the pass was skipped")
             raise self._first_skipped from None
 
-    def _said_of_others(self) -> str:
+    def _describe_others(self) -> str:
         """Return where the other records come from that were skipped, the first few of them."""
         more = self.num_skipped - len(self._skipped)
         names = [*self._skipped[1:], *([f"{more} more"] if more > 0 else [])]
@@ -249,13 +251,13 @@ class RowIterator(IteratorBase):
     def _start(self) -> None:
         """Start decoding at the position."""
         source, options = self._source, self._source.options
-        rows, processes = source.rows.reopened(), source.processes()
+        records, processes = source.records.reopen(), source.get_processes()
         num_workers = options.worker_count
         share = self._order.step // self._order.shard.count
-        size = min(_MAX_PIECE, max(1, _PIECE_BYTES // rows.mean_record_bytes))
+        size = min(_MAX_PIECE, max(1, _PIECE_BYTES // records.mean_record_bytes))
         if self._order.batch_size is not None:
             size = min(size, -(-share // max(1, num_workers)))
-        self._rows, self._decode = rows, source.decoder_of(rows)
+        self._records, self._decode = records, source.make_decoder(records)
         items: Iterator[Piece] = pieces(self._order, self.epoch, self._position, size)
         cache = source.cache
         if cache is not None:
@@ -292,15 +294,15 @@ class RowIterator(IteratorBase):
         if self._results is not None:
             self._results.close()
             self._results = None
-        if self._rows is not None:
-            self._rows.close()
+        if self._records is not None:
+            self._records.close()
 
     def _abandon(self) -> None:
         if self._results is not None:
             self._results.abandon()
 
 
-def _origin(error: BaseException) -> str:
+def _find_origin(error: BaseException) -> str:
     """Return where a record comes from, as it was noted with its error."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
     return notes[0].removeprefix("in ") if notes else str(error)

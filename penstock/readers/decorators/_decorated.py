@@ -14,7 +14,7 @@ class Closeable(Protocol):
         ...
 
 
-class Stage(ReaderBase):
+class DecoratedReader(ReaderBase):
     """A reader made of other readers: opens an iterator an epoch, knows its length if they do."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Stage(ReaderBase):
             one.close()
 
 
-class StageIterator(IteratorBase):
+class DecoratedIterator(IteratorBase):
     """The base of the decorators' iterators: owns source iterators and closes them.
 
     `position` counts the items returned in this pass. By default a state is the position and
@@ -71,7 +71,7 @@ class StageIterator(IteratorBase):
         except BaseException:
             # Not by `close`: what a subclass would release is not there yet.
             self._closed = True
-            StageIterator._release(self)
+            DecoratedIterator._release(self)
             raise
 
     def _save(self) -> State:
@@ -95,6 +95,6 @@ def origin(function: str, index: int, epoch: int) -> str:
     return f"in {function}, sample {index} of epoch {epoch}"
 
 
-def name_of(function: Callable[..., object]) -> str:
+def get_name(function: Callable[..., object]) -> str:
     """Return a function's name for a message."""
     return getattr(function, "__qualname__", type(function).__name__)
