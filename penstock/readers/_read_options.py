@@ -116,12 +116,12 @@ class ReadOptions:
           name: names the reader in exceptions.
           arguments: by name; those that are no option are left out.
         """
-        options = {
-            each.name: arguments[each.name] for each in fields(cls) if each.name in arguments
-        }
-        # A shard and padding are values, which a signature leaves out as `None`.
-        left_out = {key for key in ("shard", "pad") if options.get(key) is None}
-        return cls(**{key: options[key] for key in options if key not in left_out} | {"name": name})
+        known = [each.name for each in fields(cls)]
+        options = {key: arguments[key] for key in known if key in arguments} | {"name": name}
+        for left_out in ("shard", "pad"):  # a signature has `None` for them
+            if options.get(left_out) is None:
+                options.pop(left_out, None)
+        return cls(**options)
 
     @property
     def worker_count(self) -> int:
