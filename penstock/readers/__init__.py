@@ -7,6 +7,8 @@ says which part a process reads; `convert` makes record files. The contract is i
 `penstock.readers._contract`, the user's page in `docs/readers.md`.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,5 +1,7 @@
 """Samples to batches: stacking, with padding where a feature has another length each record."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -26,6 +26,8 @@ never by `iter(source)`: then the epoch of the outermost reader decides, and no 
 has to be restored.
 """
 
+from __future__ import annotations
+
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -97,7 +99,7 @@ class IteratorBase(ABC):
 
     kind: str = "reader"
     epoch: int = 0
-    _reader: "ReaderBase | None" = None
+    _reader: ReaderBase | None = None
     _closed: bool = False
 
     def __iter__(self) -> Self:

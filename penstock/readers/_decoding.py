@@ -1,5 +1,7 @@
 """What the workers of a random-access reader do: read, decode, and say which record failed."""
 
+from __future__ import annotations
+
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -43,7 +45,7 @@ class Records(Protocol):
         """Say whether an error is the data's fault, and may be skipped."""
         ...
 
-    def reopen(self) -> "Records":
+    def reopen(self) -> Records:
         """Return a copy of which the open files are its own."""
         ...
 
@@ -94,11 +96,11 @@ class Piece(NamedTuple):
     cached: Mapping[int, Any] | None = None
     is_abroad: bool = False
 
-    def with_cached(self, cache: Mapping[int, Any]) -> "Piece":
+    def with_cached(self, cache: Mapping[int, Any]) -> Piece:
         """Return the piece with what a cache has of its records."""
         return self._replace(cached={i: cache[i] for i in self.records if i in cache})
 
-    def for_process(self) -> "Piece":
+    def for_process(self) -> Piece:
         """Return what travels to another process: no memory of this one."""
         return self._replace(memory=None, is_abroad=True)
 

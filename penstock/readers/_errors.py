@@ -1,5 +1,7 @@
 """The errors of readers, notes on the errors of others, and a check of numbers."""
 
+from __future__ import annotations
+
 from penstock._errors import ReaderError, message
 
 

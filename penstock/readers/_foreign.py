@@ -1,5 +1,7 @@
 """Others' readers as they are: Grain, `tf.data`, torch, Fluid's callables, generators, lists."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -31,7 +33,7 @@ class ForeignReader(ReaderBase):
         """
         return len(self.source)  # type: ignore[arg-type]
 
-    def iterate(self, epoch: int) -> "ForeignIterator":
+    def iterate(self, epoch: int) -> ForeignIterator:
         """Return an iterator over the source; `epoch` only labels it."""
         if self._is_spent:
             raise ReaderExhaustedError(

@@ -1,5 +1,7 @@
 """The order in which a random-access reader reads: epochs, shuffling, batches and shards."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -99,7 +101,7 @@ class RecordOrder:
     def _count_own(self, shard: Shard) -> int:
         return sum(map(len, self.file_ranges(shard)))
 
-    def epoch(self, epoch: int) -> "EpochOrder":
+    def epoch(self, epoch: int) -> EpochOrder:
         """Return the order of one epoch."""
         if self.shard.rule == "records":
             own, num_own, key = None, self.num_records, [self.seed, epoch]

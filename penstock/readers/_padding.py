@@ -1,5 +1,7 @@
 """Padding of entries whose length differs between samples, and their lengths beside them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,6 +5,8 @@ differ in where the records are (`Records`) and in what decodes them; they share
 memory, skipping, shards and positions.
 """
 
+from __future__ import annotations
+
 import abc
 import logging
 from collections import deque
@@ -24,7 +26,7 @@ from penstock.readers._workers import WorkerProcesses
 
 _MOST_NAMED = 5
 
-_LOGGER = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock")
 _MAX_PIECE = 32  # records a worker decodes at a time: a task costs 20 us, a small record 3 us
 _PIECE_BYTES = 1 << 18  # of images some five: still many pieces a batch, so that none waits long
 
@@ -65,7 +67,7 @@ class RandomAccessReader(ReaderBase, abc.ABC):
         """Return the number of batches (samples without a batch size) when none is skipped."""
         return len(self.order)
 
-    def iterate(self, epoch: int) -> "RandomAccessIterator":
+    def iterate(self, epoch: int) -> RandomAccessIterator:
         """Return an iterator over `epoch`."""
         return RandomAccessIterator(self, epoch)
 

@@ -1,5 +1,7 @@
 """`ReadOptions`: how records become batches, the same for every reader of records by number."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
@@ -117,7 +119,8 @@ class ReadOptions:
           arguments: by name; those that are no option are left out.
         """
         known = [each.name for each in fields(cls)]
-        options = {key: arguments[key] for key in known if key in arguments} | {"name": name}
+        options: dict[str, Any] = {key: arguments[key] for key in known if key in arguments}
+        options["name"] = name
         for left_out in ("shard", "pad"):  # a signature has `None` for them
             if options.get(left_out) is None:
                 options.pop(left_out, None)

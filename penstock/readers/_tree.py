@@ -1,5 +1,7 @@
 """Nested dicts, tuples and lists of arrays, without JAX: readers start no backend."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from typing import Any
 

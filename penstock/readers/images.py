@@ -1,5 +1,7 @@
 """Folders of images: one folder a class, decoded by opencv."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from pathlib import Path

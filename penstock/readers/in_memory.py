@@ -1,5 +1,7 @@
 """In-memory data: whole batches cut from arrays."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +34,7 @@ class ArrayReader(ReaderBase):
         """Return the number of batches (samples without a batch size) in a pass."""
         return len(self.order)
 
-    def iterate(self, epoch: int) -> "ArrayIterator":
+    def iterate(self, epoch: int) -> ArrayIterator:
         """Return an iterator over `epoch`."""
         return ArrayIterator(self, epoch)
 

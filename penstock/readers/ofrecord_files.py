@@ -17,6 +17,8 @@ where it no longer parses.
 >>> folder.cleanup()
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +48,7 @@ class BlobDecoder:
     pad_values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, blobs: Blobs) -> "BlobDecoder":
+    def of(cls, blobs: Blobs) -> BlobDecoder:
         """Return the decoder of blobs as `ofrecord` takes them."""
         if isinstance(blobs, Mapping):
             return cls(blobs=tuple(blobs.values()), names=tuple(blobs))

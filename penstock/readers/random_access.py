@@ -1,5 +1,7 @@
 """Random-access data: any source with a length and an index, decoded in threads or processes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -69,7 +71,7 @@ class SourceRecords:
 
         return isinstance(error, RecordError)
 
-    def reopen(self) -> "SourceRecords":
+    def reopen(self) -> SourceRecords:
         """Return itself: nothing is open."""
         return self
 

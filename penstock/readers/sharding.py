@@ -13,6 +13,8 @@ of them. An index is made of the records' headers and cached; compressed files a
 it, into the cache folder.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass

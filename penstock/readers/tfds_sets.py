@@ -1,5 +1,7 @@
 """TFDS by name, through its random-access data sources; no TensorFlow is imported."""
 
+from __future__ import annotations
+
 import importlib
 import os
 from collections.abc import Mapping, Sequence

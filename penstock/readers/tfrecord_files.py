@@ -19,6 +19,8 @@ decoded in threads or processes, ahead of the batch that is asked for, in order.
 >>> folder.cleanup()
 """
 
+from __future__ import annotations
+
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -231,7 +231,7 @@ def test_skipped_records_are_counted_and_reported_once(
     path = folder / "2.tfrecord"
     path.write_bytes(path.read_bytes()[:-1])
     iterator = iter(reader_of(folder, on_error="skip", num_workers=workers))
-    with caplog.at_level(logging.WARNING, "penstock.readers"):
+    with caplog.at_level(logging.WARNING, "penstock"):
         found = ids(iterator)
     assert found == [
         [0, 1, 2, 3, 4],

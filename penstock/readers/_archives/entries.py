@@ -5,6 +5,8 @@ data set would be short and nothing would say so; it reads a name of a gigabyte,
 headers that there are in such archives are therefore followed here; `TarInfo` reads each.
 """
 
+from __future__ import annotations
+
 import stat
 import tarfile
 import zipfile

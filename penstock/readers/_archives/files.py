@@ -1,5 +1,7 @@
 """What is read of a file or an archive: its bounds, its bytes, and the errors that name it."""
 
+from __future__ import annotations
+
 import gzip
 import io
 import os

@@ -1,5 +1,7 @@
 """MNIST's IDX files and CIFAR's binary batches, checked: sizes, shapes, labels."""
 
+from __future__ import annotations
+
 import math
 import struct
 from collections.abc import Sequence

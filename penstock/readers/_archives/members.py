@@ -1,5 +1,7 @@
 """The files that a data set needs out of an archive, and archives unpacked."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath

@@ -4,6 +4,8 @@ TF-Slim reads the Python archive, which is pickled: unpickling a download runs w
 binary archive holds the same images in the same order, so it makes the same records.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +39,7 @@ _BATCHES = {
     "test": ("test_batch.bin",),
 }
 _SIZE = 32
-_LOGGER = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock")
 
 
 def convert_cifar10(

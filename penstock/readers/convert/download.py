@@ -1,5 +1,7 @@
 """Downloads: resumed where they stopped, checked by SHA-256, put in place whole."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import http.client
@@ -18,7 +20,7 @@ from penstock.readers.convert.progress import Progress, no_progress
 _PIECE_BYTES = 1 << 18
 _TIMEOUT_SECS = 60
 _MAX_ATTEMPTS = 5
-_LOGGER = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class RemoteFile:
         """Return the file's name."""
         return self.url.rsplit("/", 1)[-1]
 
-    def at_mirror(self, base_url: str | None, *, is_checked: bool = True) -> "RemoteFile":
+    def at_mirror(self, base_url: str | None, *, is_checked: bool = True) -> RemoteFile:
         """Return the same file under another address, a mirror's, with or without its checksum.
 
         >>> RemoteFile(url="https://example.org/data/a.tgz").at_mirror("http://localhost:8000").url

@@ -1,5 +1,7 @@
 """The errors of downloading and converting datasets."""
 
+from __future__ import annotations
+
 from penstock.readers._errors import ArchiveError as ArchiveError
 from penstock.readers._errors import UnsafeArchiveError as UnsafeArchiveError
 

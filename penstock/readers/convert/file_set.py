@@ -1,5 +1,7 @@
 """The files of a conversion: they appear together, all of them whole, and replace older ones."""
 
+from __future__ import annotations
+
 import logging
 import os
 import re
@@ -13,7 +15,7 @@ from penstock.readers.convert.errors import ArgumentError, StaleFilesError
 
 _PART_NAME = re.compile(r"(part-)\d+")
 _SHARD_NAME = re.compile(r"(.+?)\d{5,}-of-(\d{5,})(.*)")
-_LOGGER = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock")
 
 
 def needs_making(

@@ -1,5 +1,7 @@
 """TFRecord to OFRecord and back."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +26,7 @@ from penstock.readers.records.writers import RecordWriter
 
 _MAX_SUFFIX_LENGTH = 200  # a file's name holds 255 bytes
 _RECORDS_A_REPORT = 64  # a report costs more than a small record
-_LOGGER = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock")
 
 # What OneFlow's ImageNet records call TF-Slim's features.
 SLIM_TO_ONEFLOW = {

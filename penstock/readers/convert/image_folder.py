@@ -1,5 +1,7 @@
 """A folder of images, one folder a class, as TF-Slim's files; and flowers, which is one."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

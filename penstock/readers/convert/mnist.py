@@ -1,5 +1,7 @@
 """MNIST as TF-Slim's files, from the original IDX files."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

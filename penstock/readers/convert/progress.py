@@ -1,5 +1,7 @@
 """Progress of downloads and conversions: functions that are told of bytes."""
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """TF-Slim's dataset files: records with its keys, its shards, and `labels.txt`."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,7 +10,7 @@ from penstock.readers.records.features import build_example
 from penstock.readers.records.writers import RecordWriter
 
 LABELS_FILENAME = "labels.txt"
-_LOGGER = logging.getLogger("penstock.readers")
+_LOGGER = logging.getLogger("penstock")
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:

@@ -1,5 +1,7 @@
 """conll05, the role labelling set of Fluid's book, from its published archive."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest

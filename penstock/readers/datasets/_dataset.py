@@ -1,5 +1,7 @@
 """`dataset`, the one function that reads named data sets."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

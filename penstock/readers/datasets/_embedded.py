@@ -1,5 +1,7 @@
 """Data sets that need no download: scikit-learn's real ones, and FastNN's mock."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Finding a data set's files."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 

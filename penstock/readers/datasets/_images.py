@@ -1,5 +1,7 @@
 """mnist, fashion_mnist, cifar10, cifar100 and flowers, from published files, TFRecord or TFDS."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """movielens, from its published archive."""
 
+from __future__ import annotations
+
 import re
 from array import array
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """uci_housing and the text sets of Fluid's book, from their published archives."""
 
+from __future__ import annotations
+
 import io
 import re
 import string

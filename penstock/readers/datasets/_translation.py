@@ -1,5 +1,7 @@
 """wmt14 and wmt16, Fluid's translation sets, from their published archives."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator
 

@@ -1,5 +1,7 @@
 """Words and their ids: counted, numbered, and gathered to padded arrays."""
 
+from __future__ import annotations
+
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -41,7 +43,7 @@ class Numbering:
         """Begin without words."""
         self._numbers: dict[Hashable, int] = {}
 
-    def number(self, words: Iterable[Hashable]) -> "array[int]":
+    def number(self, words: Iterable[Hashable]) -> array[int]:
         """Return the number of each word: four bytes, where a word takes fifty."""
         numbers = self._numbers
         return array("i", [numbers.setdefault(word, len(numbers)) for word in words])
@@ -79,7 +81,7 @@ class Sequences:
         self._ids.extend(cut)
         self._lengths.append(len(cut))
 
-    def renumber(self, ids: np.ndarray) -> "Sequences":
+    def renumber(self, ids: np.ndarray) -> Sequences:
         """Return the same with `ids[number]` for each number."""
         other = Sequences(self._max_length)
         other._ids = array("i", ids[np.asarray(self._ids)].astype(np.intc).tobytes())

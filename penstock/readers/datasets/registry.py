@@ -1,5 +1,7 @@
 """The registry of named data sets."""
 
+from __future__ import annotations
+
 import glob
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """`batch` and `shuffle`."""
 
+from __future__ import annotations
+
 from itertools import islice
 from typing import Any
 

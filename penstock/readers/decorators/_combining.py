@@ -1,5 +1,7 @@
 """`map_readers`, `chain`, `compose` and `firstn`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

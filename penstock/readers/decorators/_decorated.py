@@ -1,5 +1,7 @@
 """What every decorator is made of: a reader that opens its sources, an iterator that owns them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

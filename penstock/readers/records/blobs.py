@@ -1,5 +1,7 @@
 """OneFlow's blobs: what an OFRecord holds, and the codec that turns it into an array."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

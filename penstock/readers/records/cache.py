@@ -1,5 +1,7 @@
 """Where indexes and decompressed copies are kept, and how a file gets there whole or not at all."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import tempfile

@@ -6,6 +6,8 @@ which ends with its process however that ends. Where there are no such locks (Wi
 counts as in use, and nothing is removed by itself.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import time

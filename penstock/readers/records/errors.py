@@ -1,5 +1,7 @@
 """The errors of record files: everything a damaged or foreign file can raise is one of these."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from penstock._errors import message
@@ -38,7 +40,7 @@ class RecordError(ValueError):
         """Rebuild from the parts, so that the error crosses process borders."""
         return type(self), self.parts, self.__dict__
 
-    def at(self, path: str | Path, *, offset: int, index: int | None = None) -> "RecordError":
+    def at(self, path: str | Path, *, offset: int, index: int | None = None) -> RecordError:
         """Return the same error saying where it happened; one that says so already is kept."""
         if self.path is not None:
             return self

@@ -1,5 +1,7 @@
 """Feature specs: what a tf.Example holds, declared the way `tf.io.parse_example` declares it."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,7 +247,7 @@ class SequenceFeature:
     ([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]], 2)
     """
 
-    step: "FixedLenFeature | ImageFeature"
+    step: FixedLenFeature | ImageFeature
     max_length: int | None = field(default=None, kw_only=True)
     pad_value: Any = field(default=0, kw_only=True)
     key: str | None = field(default=None, kw_only=True)

@@ -1,5 +1,7 @@
 """Random access to the records of many files, with a bounded number of them open."""
 
+from __future__ import annotations
+
 import bisect
 import contextlib
 import itertools
@@ -49,7 +51,7 @@ class RecordFormat:
         compression: Compression,
         cache_dir: str | Path | None,
         max_plain_bytes: int = 64 << 30,
-    ) -> "RecordFormat":
+    ) -> RecordFormat:
         """Return the format a reader's arguments ask for."""
         return cls(
             framing=framing,
@@ -152,7 +154,7 @@ class RecordFiles:
                 self._use.add(Path(index.copy))
         return index
 
-    def reopen(self) -> "RecordFiles":
+    def reopen(self) -> RecordFiles:
         """Return a copy that shares the indexes and has its own open files."""
         copy = object.__new__(RecordFiles)
         copy.__dict__.update(self.__dict__)

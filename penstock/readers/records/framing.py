@@ -5,6 +5,8 @@ OFRecord: `i64 length | payload`. Both are little endian, without a magic number
 Checksums are CRC-32C (Castagnoli), masked as TensorFlow masks them.
 """
 
+from __future__ import annotations
+
 import struct
 from dataclasses import dataclass
 

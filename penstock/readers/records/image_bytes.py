@@ -1,5 +1,7 @@
 """Encoded images: JPEG and PNG bytes to arrays and back, with a bound on what they may claim."""
 
+from __future__ import annotations
+
 import errno
 import os
 import stat

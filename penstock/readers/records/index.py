@@ -1,5 +1,7 @@
 """The index of a record file: where each record starts, found once and kept beside the file."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import struct

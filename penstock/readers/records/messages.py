@@ -6,6 +6,8 @@ formats number their fields differently (field 3 of a feature is int64 here and 
 never parse one as the other.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

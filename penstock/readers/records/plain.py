@@ -8,6 +8,8 @@ bounded, so that a hostile file of a kilobyte does not fill the disk, and what d
 record is not copied at all.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import tempfile

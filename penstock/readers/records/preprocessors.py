@@ -5,6 +5,8 @@ opencv's order; value preprocessors see the blob's array in its declared dtype. 
 draws from `(seed, epoch, record)`, so that a resumed run sees the same images.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """The reader over record files: what `readers.tfrecord` and `readers.ofrecord` make."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """The values of one feature: protobuf lists to numpy and back, never repaired in silence."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Writers of record files: whole or not at all."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 import zlib
