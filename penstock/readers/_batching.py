@@ -26,7 +26,7 @@ class BatchMemory:
     """
 
     def __init__(self, num_rows: int) -> None:
-        """Allocate nothing yet: the first sample tells the shapes."""
+        # The first sample tells the shapes: nothing is allocated before.
         self._num_rows = num_rows
         self._lock = threading.Lock()
         self._buffers: dict[Any, np.ndarray] = {}

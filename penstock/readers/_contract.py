@@ -103,7 +103,6 @@ class IteratorBase(ABC):
     _closed: bool = False
 
     def __iter__(self) -> Self:
-        """Return the iterator itself."""
         return self
 
     @abstractmethod
@@ -171,11 +170,9 @@ class IteratorBase(ABC):
             self._release()
 
     def __enter__(self) -> Self:
-        """Return the iterator."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the iterator."""
         self.close()
 
     def __del__(self) -> None:
@@ -196,7 +193,6 @@ class ReaderBase(ABC):
     """
 
     def __init__(self) -> None:
-        """Start at epoch 0."""
         self.next_epoch = 0
         self._lock = threading.Lock()
 
@@ -205,7 +201,6 @@ class ReaderBase(ABC):
         """Return an iterator over `epoch`; the reader's own counter is left alone."""
 
     def __iter__(self) -> IteratorBase:
-        """Start the next epoch."""
         with self._lock:
             epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         iterator = self.iterate(epoch)
@@ -220,15 +215,14 @@ class ReaderBase(ABC):
         """End what is kept from pass to pass: worker processes. The next pass starts them anew."""
 
     def __bool__(self) -> bool:
-        """Be true, whatever the length: `if reader` asks whether there is a reader."""
+        # Without it `if reader` would ask for the length, which may be 0 or unknown.
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock behind, so that readers travel to worker processes."""
+        # A lock cannot be pickled, and readers travel to worker processes.
         return {key: value for key, value in self.__dict__.items() if key != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a new lock."""
         vars(self).update(state)
         self._lock = threading.Lock()
 

@@ -174,7 +174,6 @@ class PieceDecoder:
         pad: Mapping[str, Padding],
         seed: int,
     ) -> None:
-        """Take the parts."""
         self._records, self._decoder, self._seed = records, decoder, seed
         self._decode, self._augment, self._pad = decode, augment, pad
         self._is_random = decoder.is_random or augment is not None

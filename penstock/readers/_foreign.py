@@ -18,7 +18,6 @@ class ForeignReader(ReaderBase):
     """Something that can be read, under our contract. Made by `of`, which documents it."""
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
-        """Keep the source; nothing is opened yet."""
         super().__init__()
         self.source = source
         self.name = _describe(source)
@@ -62,7 +61,6 @@ class ForeignIterator(IteratorBase):
     kind = "foreign"
 
     def __init__(self, reader: ForeignReader, epoch: int) -> None:
-        """Open the source."""
         self.epoch = epoch
         self._owner = reader
         self._position = 0

@@ -46,7 +46,6 @@ class RecordOrder:
     file_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the batch size and the seed, and that a file rule has files."""
         check_int("seed", self.seed, 0, "It seeds a numpy generator")
         if self.batch_size is not None:
             resolve_batch_size(self.batch_size, self.shard)
@@ -85,7 +84,6 @@ class RecordOrder:
         return total - total % self.step if self.drop_remainder else total
 
     def __len__(self) -> int:
-        """Return the number of items this shard yields in an epoch."""
         if self.batch_size is None:
             if self.shard.rule != "records":
                 return min(self._count_own(self.shard), self.total // self.shard.count)
@@ -185,7 +183,7 @@ class EpochOrder:
     """The rows of each batch of one epoch. `rows(position)` is this shard's part."""
 
     def __init__(self, order: RecordOrder, own: np.ndarray | None) -> None:
-        """Take the shard's shuffled or file-ruled indices, `None` for the plain order."""
+        # `own` holds shuffled indices, or those of this shard's files; `None` is the plain order.
         self.total = order.total
         self.step = order.step
         self._own = own

@@ -39,7 +39,6 @@ class Padding:
     max_length: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the length."""
         if self.max_length is not None:
             check_int("Padding(max_length)", self.max_length, 1, "It counts rows of an entry")
 

@@ -46,7 +46,6 @@ class ParallelMap(Generic[Item, Result]):
         in_order: bool = True,
         origin: Callable[[int], str] | None = None,
     ) -> None:
-        """Start no worker: they start with the first result."""
         self._function, self._items = function, items
         self._num_ahead, self._in_order, self._origin = max(1, num_ahead), in_order, origin
         self._computes_here = num_workers == 0 and processes is None
@@ -64,7 +63,6 @@ class ParallelMap(Generic[Item, Result]):
         return next(iter(self._tasks), None)
 
     def __iter__(self) -> Self:
-        """Return the map itself."""
         return self
 
     def __next__(self) -> Result:
@@ -149,9 +147,7 @@ class ParallelMap(Generic[Item, Result]):
         self._threads.abandon()
 
     def __enter__(self) -> Self:
-        """Return the map."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the map."""
         self.close()

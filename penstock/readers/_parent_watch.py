@@ -103,7 +103,6 @@ class Guardian:
     """
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -172,7 +171,6 @@ class WatchedChildren:
     """
 
     def __init__(self) -> None:
-        """Take the processes there are for somebody else's."""
         self._known = {child.pid for child in _children()}
 
     def watch_new(self) -> None:

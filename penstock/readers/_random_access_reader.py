@@ -42,7 +42,6 @@ class RandomAccessReader(ReaderBase, abc.ABC):
     """
 
     def __init__(self, decoder: Decoder, options: ReadOptions) -> None:
-        """Take what is checked."""
         super().__init__()
         self.name, self.decoder, self.options = options.name, decoder, options
         self.cache: dict[int, Any] | None = {} if options.cache_records else None
@@ -59,12 +58,12 @@ class RandomAccessReader(ReaderBase, abc.ABC):
         """Return which records make which batch."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave cached records and worker processes behind."""
+        # Memory and processes stay here: what travels to a worker is what it needs to read.
         cache = None if self.cache is None else {}
         return {**super().__getstate__(), "cache": cache, "_processes": None}
 
     def __len__(self) -> int:
-        """Return the number of batches (samples without a batch size) when none is skipped."""
+        # Skipped records make batches shorter; only a batch that is skipped whole would count.
         return len(self.order)
 
     def iterate(self, epoch: int) -> RandomAccessIterator:
@@ -109,7 +108,6 @@ class RandomAccessIterator(IteratorBase):
     _records: Records | None = None
 
     def __init__(self, reader: RandomAccessReader, epoch: int) -> None:
-        """Start at the first batch of `epoch`."""
         self._outcomes: deque[Outcome] = deque()
         self.kind, self.epoch = reader.decoder.kind, epoch
         self._source, self._order = reader, reader.order

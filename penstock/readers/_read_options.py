@@ -77,7 +77,6 @@ class ReadOptions:
     cache_records: bool = False
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         if self.on_error not in ("raise", "skip"):
             raise ValueError(
                 message(

@@ -85,7 +85,6 @@ class Task(Generic[Item, Result]):
     __slots__ = ("_finished", "_result", "error", "future", "is_done", "item")
 
     def __init__(self, item: Item, finished: SimpleQueue[None]) -> None:
-        """Take the item."""
         self.item: Item | None = item
         self.is_done = False
         self.error: BaseException | None = None
@@ -139,7 +138,6 @@ class WorkerThreads(Generic[Item, Result]):
     """
 
     def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
-        """Start nothing yet."""
         self._function, self._num_workers = function, num_workers
         self._inbox: _Inbox[Item, Result] = _Inbox()
         self._threads: list[threading.Thread] = []
@@ -231,7 +229,6 @@ class WorkerProcesses:
     """
 
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
-        """Start nothing yet."""
         self._function, self._num_workers = function, num_workers
         self._lock = threading.Lock()
         # Without a finalizer that shuts it down: the collector may run one in a thread that is just

@@ -55,7 +55,6 @@ class ImageFolder:
         channels: int = 3,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        """Find the files."""
         self.path = Path(path)
         self.size = size
         self.fit = _check_choice("image_folder(fit)", fit, get_args(Fit))
@@ -80,7 +79,6 @@ class ImageFolder:
             )
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -112,7 +110,6 @@ class ImageFolder:
         return {"image": image, "label": self._labels[index]}
 
     def __repr__(self) -> str:
-        """Return the path and what decides the samples."""
         return f"ImageFolder({str(self.path)!r}, size={self.size}, fit={self.fit!r})"
 
     def origin(self, index: int) -> str:

@@ -24,14 +24,12 @@ class ArrayReader(ReaderBase):
     """
 
     def __init__(self, data: Any, order: RecordOrder, transform: Transform | None) -> None:
-        """Take checked data and the order of its rows."""
         super().__init__()
         self.data = data
         self.order = order
         self.transform = transform
 
     def __len__(self) -> int:
-        """Return the number of batches (samples without a batch size) in a pass."""
         return len(self.order)
 
     def iterate(self, epoch: int) -> ArrayIterator:
@@ -45,7 +43,6 @@ class ArrayIterator(IteratorBase):
     kind = "arrays"
 
     def __init__(self, reader: ArrayReader, epoch: int) -> None:
-        """Start at the first batch of `epoch`."""
         self.epoch = epoch
         self._source = reader
         self._position = 0

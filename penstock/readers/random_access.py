@@ -44,7 +44,6 @@ class SourceRecords:
     mean_record_bytes = 1 << 13  # unknown: sixteen records a task
 
     def __init__(self, source: Any, name: str) -> None:
-        """Take the source, and the name the reader has in exceptions."""
         self.source, self.name = source, name
 
     def read(self, records: Sequence[int]) -> Iterator[Any]:
@@ -111,7 +110,6 @@ class IndexedReader(RandomAccessReader):
     """
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
-        """Check the source."""
         _check_source(options.name, source)
         check_workers(options.name, options.workers, {"source": source})
         super().__init__(SourceDecoder(source=source), options)

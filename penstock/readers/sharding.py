@@ -50,7 +50,6 @@ class Shard:
     rule: ShardRule = "records"
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         if self.count < 1 or not 0 <= self.index < self.count:
             raise ShardError(
                 message(

@@ -19,7 +19,6 @@ class KeptFeatures:
     """A TFDS data source with some of its features kept, in the order they are named."""
 
     def __init__(self, source: Any, features: Sequence[str] | None, name: str) -> None:
-        """Check the names against the first record."""
         self.source = source
         self.features = None if features is None else tuple(features)
         self.name = name
@@ -37,7 +36,6 @@ class KeptFeatures:
                 )
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return len(self.source)
 
     def __getitem__(self, index: int) -> Any:

@@ -151,7 +151,6 @@ class BoundedStream:
     """A stream that is read once, in pieces, and never beyond a number of bytes."""
 
     def __init__(self, file: Any, path: Path, max_bytes: int, expected: str) -> None:
-        """Take an open file, and what it should hold."""
         self._file, self._path, self._max_bytes, self._left = file, path, max_bytes, max_bytes
         self._expected = expected
 

@@ -40,7 +40,6 @@ class Numbering:
     """
 
     def __init__(self) -> None:
-        """Begin without words."""
         self._numbers: dict[Hashable, int] = {}
 
     def number(self, words: Iterable[Hashable]) -> array[int]:
@@ -66,13 +65,11 @@ class Sequences:
     """
 
     def __init__(self, max_length: int) -> None:
-        """Begin without sequences."""
         self._max_length = max_length
         # Flat: a list of a million lists takes more than what is in it.
         self._ids, self._lengths = array("i"), array("i")
 
     def __len__(self) -> int:
-        """Return the number of sequences."""
         return len(self._lengths)
 
     def append(self, ids: Sequence[int]) -> None:

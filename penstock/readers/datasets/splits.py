@@ -37,12 +37,10 @@ class Subset:
     """Some rows of an `ImageFolder`."""
 
     def __init__(self, source: ImageFolder, rows: np.ndarray) -> None:
-        """Take the rows `[n]`."""
         self.source = source
         self.rows = rows
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:

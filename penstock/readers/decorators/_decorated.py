@@ -26,7 +26,6 @@ class DecoratedReader(ReaderBase):
         length: Callable[[], int | None],
         kept: Sequence[Closeable],
     ) -> None:
-        """Take what opens an epoch, what tells the length, `None` for unknown, what to close."""
         super().__init__()
         self._kind = kind
         self._open_epoch = open_epoch
@@ -62,7 +61,6 @@ class DecoratedIterator(IteratorBase):
     """
 
     def __init__(self, sources: Sequence[ReaderBase], epoch: int) -> None:
-        """Open every source at `epoch`; close those opened if one fails."""
         self.epoch = epoch
         self.position = 0
         self._readers = list(sources)

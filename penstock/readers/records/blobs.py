@@ -205,7 +205,6 @@ class BlobConf:
     preprocessors: Sequence[Preprocessor] = ()
 
     def __post_init__(self) -> None:
-        """Normalise shape, dtype and preprocessors."""
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         object.__setattr__(self, "preprocessors", tuple(self.preprocessors or ()))
         try:

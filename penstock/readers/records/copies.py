@@ -68,7 +68,6 @@ class CopyUse:
     """
 
     def __init__(self) -> None:
-        """Use nothing yet."""
         self._files: dict[Path, tuple[Path, int]] = {}  # by folder
 
     def add(self, copy: Path) -> None:
@@ -85,7 +84,7 @@ class CopyUse:
     def __del__(
         self, close: Callable[[int], None] = os.close, unlink: Callable[[Path], None] = os.unlink
     ) -> None:
-        """Use nothing any more; at exit `os` is empty already."""
+        # The arguments are bound early: at exit the names in `os` are gone.
         for path, descriptor in self._files.values():
             with contextlib.suppress(OSError):
                 unlink(path)

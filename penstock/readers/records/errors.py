@@ -32,12 +32,11 @@ class RecordError(ValueError):
     index: int | None = None
 
     def __init__(self, thing: str, got: object, expected: str, why: str, remedy: str) -> None:
-        """Keep the parts, so that `at` can say where."""
         super().__init__(message(thing, got, expected, why, remedy))
         self.parts = (thing, got, expected, why, remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Rebuild from the parts, so that the error crosses process borders."""
+        # An exception is rebuilt from `args`, which is the text alone: this one would fail.
         return type(self), self.parts, self.__dict__
 
     def at(self, path: str | Path, *, offset: int, index: int | None = None) -> RecordError:

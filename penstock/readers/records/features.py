@@ -70,7 +70,6 @@ class FixedLenFeature:
     key: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Normalise shape and dtype, and check the default."""
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         if any(n < 0 for n in self.shape):
@@ -136,7 +135,6 @@ class VarLenFeature:
     key: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Normalise the dtype."""
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
 
     @property
@@ -187,7 +185,6 @@ class ImageFeature:
     key: str = field(default="image/encoded", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the shape."""
         shape = tuple(None if n is None else int(n) for n in self.shape)
         object.__setattr__(self, "shape", shape)
         has_size = shape[:2] != (None, None)
@@ -253,7 +250,6 @@ class SequenceFeature:
     key: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the step."""
         if not isinstance(self.step, (FixedLenFeature, ImageFeature)) or None in self.step.shape:
             raise TypeError(
                 message(

@@ -61,7 +61,6 @@ class RecordFormat:
         )
 
     def __post_init__(self) -> None:
-        """Check the compression."""
         if self.compression not in ("auto", "", "GZIP", "ZLIB"):
             raise ValueError(
                 message(
@@ -134,7 +133,6 @@ class RecordFiles:
     """
 
     def __init__(self, paths: Sequence[str | Path], form: RecordFormat) -> None:
-        """Index every file, several at a time."""
         self.paths = [str(path) for path in paths]
         self.form = form
         self._use = CopyUse()  # the copies stay for as long as this does, or one made of it
@@ -162,17 +160,15 @@ class RecordFiles:
         return copy
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the open files behind, and the use of copies, which the sender goes on with."""
+        # Descriptors mean nothing elsewhere, and the sender goes on using the copies.
         left = ("_open", "_use")
         return {key: value for key, value in self.__dict__.items() if key not in left}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Start with no file open."""
         self.__dict__.update(state)
         self._open = _OpenFiles(self.paths, self.form)
 
     def __len__(self) -> int:
-        """Return the number of records in all files."""
         return self._starts[-1]
 
     @property
@@ -305,6 +301,5 @@ class _OpenFiles:
                 os.close(self._entries.pop(number)[0])
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Close what an iterator that was dropped left open; at exit `os` is empty already."""
         for descriptor, _ in self._entries.values():
             close(descriptor)

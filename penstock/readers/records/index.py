@@ -39,7 +39,6 @@ class RecordIndex:
     copy: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return len(self.bounds) - 1
 
 

@@ -50,7 +50,6 @@ class ImageResizePreprocessor:
     is_random: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Check the size."""
         _check_size("ImageResizePreprocessor", self.width, self.height)
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
@@ -69,7 +68,6 @@ class ImagePreprocessor:
     preprocessor: Literal["bgr2rgb", "mirror"]
 
     def __post_init__(self) -> None:
-        """Check the name."""
         if self.preprocessor not in ("bgr2rgb", "mirror"):
             raise ValueError(
                 message(
@@ -106,7 +104,6 @@ class ImageCropPreprocessor:
     random_xy: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the size."""
         _check_size("ImageCropPreprocessor", self.width, self.height)
 
     @property
@@ -146,7 +143,6 @@ class ImageCenterCropPreprocessor:
     is_random: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Check the size."""
         _check_size("ImageCenterCropPreprocessor", self.width, self.height)
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
@@ -177,7 +173,6 @@ class ImageRandomSizeCropPreprocessor:
     is_random: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        """Check the size."""
         _check_size("ImageRandomSizeCropPreprocessor", self.width, self.height)
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
@@ -217,7 +212,6 @@ class NormByChannelPreprocessor:
     is_random: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Normalise mean and std, and check them."""
         mean = tuple(float(value) for value in np.atleast_1d(self.mean))
         std = tuple(float(value) for value in np.atleast_1d(self.std))
         std = std[:1] if len(set(std)) == 1 else std

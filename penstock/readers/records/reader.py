@@ -27,7 +27,7 @@ class RecordReader(RandomAccessReader):
     def __init__(
         self, paths: Sequence[str], form: RecordFormat, decoder: Decoder, options: ReadOptions
     ) -> None:
-        """Take what is checked; files are indexed when first needed."""
+        # Files are indexed when the first pass or `len` needs it: that may take a while.
         super().__init__(decoder, options)
         check_workers(options.name, options.workers, {"decoder": decoder})
         self.paths, self.form = list(paths), form
@@ -35,11 +35,10 @@ class RecordReader(RandomAccessReader):
         self._indexed: tuple[RecordFiles, RecordOrder] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock behind."""
+        # A lock cannot be pickled.
         return {**super().__getstate__(), "_indexing": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a new lock."""
         super().__setstate__(state)
         self._indexing = threading.Lock()
 

@@ -43,7 +43,6 @@ class RecordWriter:
         framing: Framing = TFRECORD,
         compression: Literal["", "GZIP", "ZLIB"] = "",
     ) -> None:
-        """Open the temporary file."""
         bits = {"": 0, "GZIP": 31, "ZLIB": 15}.get(compression)
         if bits is None or (bits and not framing.has_crc):
             raise ValueError(
@@ -91,7 +90,6 @@ class RecordWriter:
             os.unlink(self._temporary)
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
     def __exit__(
@@ -100,14 +98,13 @@ class RecordWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Finish the file, or remove it after an exception."""
         if kind is None:
             self.close()
         else:
             self.discard()
 
     def __del__(self) -> None:
-        """Remove the temporary file of a writer that was never closed."""
+        # A writer that was never closed leaves no temporary file.
         if hasattr(self, "_file"):
             self.discard()
 
