@@ -103,7 +103,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for the first time (PEP 562)."""
+    """Import a name on its first use (PEP 562)."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     module = import_module(f"{__name__}.{_MODULE_OF[name]}")
@@ -113,5 +113,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Name what is imported and what would be."""
+    """List the names that are imported, and those that are imported on first use."""
     return sorted({*globals(), *_MODULE_OF})

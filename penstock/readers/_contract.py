@@ -15,15 +15,15 @@ and restoring it moves the reader along: after the pass is over, the next `iter(
 epoch after the restored one. A state may be restored in another process, and, where the reader
 has a global batch size and divides by record, on another number of shards. `close()` ends a pass
 early: it joins threads and closes files, and may be called twice. An iterator that is dropped
-tells its threads to end, and waits for none.
+tells its threads to end and does not wait for them.
 
-Worker processes cost about a second each to start, so they belong to the reader: they wait for
+Worker processes take about a second each to start, so they belong to the reader: they wait for
 its next pass, and end with `reader.close()` or with the last reference to it.
 
 To write a reader, subclass `ReaderBase` and return an `IteratorBase` from `iterate(epoch)`.
 Sources inside a reader are wrapped once by `of(source)` and opened by `source.iterate(epoch)`,
-never by `iter(source)`: then the epoch of the outermost reader decides, and no hidden counter
-has to be restored.
+never by `iter(source)`: the epoch of the outermost reader decides, so that no hidden counter has
+to be restored.
 """
 
 from __future__ import annotations
@@ -158,9 +158,11 @@ class IteratorBase(ABC):
                     "Build the same readers in the same order as in the run that was saved",
                 )
             )
+        # Before `_load`: what a subclass opens there, it opens at this epoch.
         self.epoch = state["epoch"]
         self._load(state)
         if self._reader is not None:
+            # The pass after this one is then the next epoch, as in the run that was saved.
             self._reader.next_epoch = self.epoch + 1
 
     def close(self) -> None:
@@ -176,11 +178,9 @@ class IteratorBase(ABC):
         self.close()
 
     def __del__(self) -> None:
-        """Tell the threads of an iterator to end that was dropped in the middle of a pass.
-
-        The collector runs this in any thread, at any line, also while a lock is held, and at exit,
-        where modules are gone: so nothing is waited for here, and nothing is looked up.
-        """
+        """Tell the threads of an iterator to end that was dropped in the middle of a pass."""
+        # The collector runs this in any thread, at any line, while a lock is held or modules are
+        # being taken apart. So it waits for nothing, takes no lock and looks up no global name.
         if not self._closed:
             self._closed = True
             self._abandon()
@@ -201,7 +201,7 @@ class ReaderBase(ABC):
         """Return an iterator over `epoch`; the reader's own counter is left alone."""
 
     def __iter__(self) -> IteratorBase:
-        with self._lock:
+        with self._lock:  # two threads may start a pass each
             epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         iterator = self.iterate(epoch)
         iterator._reader = self
@@ -212,7 +212,7 @@ class ReaderBase(ABC):
         return iter(self)
 
     def close(self) -> None:  # noqa: B027  (most readers keep nothing)
-        """End what is kept from pass to pass: worker processes. The next pass starts them anew."""
+        """End the worker processes kept from pass to pass. The next pass starts new ones."""
 
     def __bool__(self) -> bool:
         # Without it `if reader` would ask for the length, which may be 0 or unknown.
@@ -233,6 +233,7 @@ def reader_length(reader: object) -> int | None:
     >>> reader_length([1, 2, 3]), reader_length(lambda: iter([1]))
     (3, None)
     """
+    # Not by `hasattr`: a decorator has `__len__`, which raises where its source has none.
     try:
         return len(reader)  # type: ignore[arg-type]
     except TypeError:

@@ -19,8 +19,8 @@ from penstock.readers._workers import make_portable
 class Records(Protocol):
     """Records by number, read from several threads: of files, or of a user's source.
 
-    `damages` are what is known to be missing before anything is read, `mean_record_bytes` decides
-    how many records make a task.
+    `damages` lists what is known to be missing before anything is read; `mean_record_bytes` decides
+    how many records are decoded in one task.
     """
 
     @property
@@ -46,7 +46,7 @@ class Records(Protocol):
         ...
 
     def reopen(self) -> Records:
-        """Return a copy of which the open files are its own."""
+        """Return a copy that opens files of its own."""
         ...
 
     def close(self) -> None:
@@ -55,10 +55,10 @@ class Records(Protocol):
 
 
 class Decoder(Protocol):
-    """What turns a payload into a sample; picklable, so that readers travel to processes.
+    """What turns a payload into a sample; it can be pickled, so that readers travel to processes.
 
-    `kind` names the reader in states, `is_random` asks for a generator, and `pad_values` are the
-    entries of a sample whose length differs, with what a batch pads them with.
+    `kind` names the reader in states, `is_random` says whether it needs a generator, and
+    `pad_values` has the entries whose length differs between samples, with what pads them.
     """
 
     @property
@@ -77,15 +77,15 @@ class Decoder(Protocol):
         ...
 
     def __call__(self, payload: Any, random: np.random.Generator | None) -> Any:
-        """Return the sample; an error that `Records.is_damage` knows says that it is no such."""
+        """Return the sample; raise an error for which `Records.is_damage` is true if it is none."""
         ...
 
 
 class Piece(NamedTuple):
-    """Records one worker decodes, and the position after each: `None` inside a batch.
+    """Records that one worker decodes, and the position after each: `None` inside a batch.
 
-    `memory` is that of their batch, in which they begin at row `first_row`. `cached` are the
-    payloads in memory, and asks for the others; `None` where none are kept.
+    `memory` is that of their batch, in which they begin at row `first_row`. `cached` has the
+    payloads that are in memory already, and is `None` where records are not cached.
     """
 
     epoch: int
@@ -106,10 +106,10 @@ class Piece(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A sample or what took its place, and the position after it: `None` inside a batch.
+    """A sample or the error in its place, and the position after it: `None` inside a batch.
 
-    Without a record it only marks the end of a batch that has none here. `payload` is what a cache
-    asked for.
+    Without a record it marks the end of a batch that has no record on this shard. `payload` is for
+    the cache.
     """
 
     record: int | None
@@ -179,7 +179,7 @@ class PieceDecoder:
         self._is_random = decoder.is_random or augment is not None
 
     def __call__(self, piece: Piece) -> list[Outcome]:
-        """Return an outcome a record, in order; a piece without records gives one empty outcome."""
+        """Return the outcome of each record in order; of no record, one that ends the batch."""
         if not piece.records:
             return [Outcome(None, None, None, end) for end in piece.ends]
         outcomes = []
@@ -192,9 +192,9 @@ class PieceDecoder:
             elif error is not None and piece.is_abroad:  # a traceback cannot travel
                 note(error, "".join(traceback.format_exception(error)).rstrip())
                 error = make_portable(error)
-            is_asked_for = piece.cached is not None and record not in piece.cached
-            asked_for = payload if is_asked_for and not isinstance(payload, Exception) else None
-            outcomes.append(Outcome(record, sample, error, piece.ends[number], memory, asked_for))
+            is_new = piece.cached is not None and record not in piece.cached
+            to_cache = payload if is_new and not isinstance(payload, Exception) else None
+            outcomes.append(Outcome(record, sample, error, piece.ends[number], memory, to_cache))
         return outcomes
 
     def _read_payloads(self, piece: Piece) -> Iterator[Any]:
@@ -210,6 +210,7 @@ class PieceDecoder:
         """Return the sample, or the error that stands in its place."""
         if isinstance(payload, Exception):
             return None, payload
+        # Of the record alone: a resumed run, and any number of workers, draw the same.
         random = np.random.default_rng((self._seed, epoch, record)) if self._is_random else None
         try:
             sample = self._decoder(payload, random)

@@ -44,8 +44,8 @@ class UnsafeArchiveError(ArchiveError):
 def note(error: BaseException, origin: str) -> None:
     """Add `origin` to an exception as a note, once.
 
-    Type and traceback are kept. The same line is not added twice when the exception
-    passes several readers on its way up.
+    Type and traceback are kept. A line is not added twice when the exception passes several
+    readers.
 
     >>> error = ValueError("bad")
     >>> note(error, "record 3")

@@ -50,6 +50,7 @@ class ForeignReader(ReaderBase):
     def open(self) -> Iterator[Any]:
         """Start a pass of the source in its own way."""
         source: Any = self.source
+        # Of `tf.data`: its tensors would each be copied to numpy afterwards.
         if hasattr(source, "as_numpy_iterator"):
             return source.as_numpy_iterator()
         return iter(source if hasattr(source, "__iter__") else source())
@@ -91,7 +92,9 @@ class ForeignIterator(IteratorBase):
             )
             raise
         self._position += 1
-        self._children.watch_new()  # workers start with the first item, or with a later epoch
+        # Grain and torch start their workers with the first item, or with a later epoch.
+        self._children.watch_new()
+        # Asked once a pass: to look at every leaf of every item costs more than most of them.
         if self._needs_numpy is None:
             leaves = [leaf for _, leaf in _tree.leaves_with_path(item, "")]
             self._needs_numpy = any(map(_is_tensor, leaves))
@@ -146,7 +149,8 @@ class ForeignIterator(IteratorBase):
 
     def _release(self) -> None:
         self._close_source()
-        self._iterator = iter(())  # torch ends its workers when its iterator is dropped
+        # torch ends its workers when its iterator is dropped.
+        self._iterator = iter(())
 
 
 def of(source: ReaderLike) -> ReaderBase:

@@ -17,9 +17,9 @@ RowIndices = slice | np.ndarray
 class RecordOrder:
     """Which records make which batch, as a pure function of seed, epoch and shard.
 
-    A *position* counts records of the global order, so it means the same for any batch size and,
-    divided by record, on any number of shards; by file a state holds their number. Without a batch
-    size each item is one record, and records are dealt to the shards in turn.
+    A *position* counts records of the global order. So it means the same for any batch size and,
+    divided by record, on any number of shards; divided by file, a state holds that number. Without
+    a batch size each item is one record, and the shards take records in turn.
 
     Args:
       num_records: records in all shards together.
@@ -60,7 +60,7 @@ class RecordOrder:
                 )
             )
         if self.file_sizes:
-            self.file_ranges(self.shard)  # raises when there are too few files
+            self.file_ranges(self.shard)  # raises if there are too few files
             self.shard.warn_if_uneven(len(self.file_names))
 
     @property
@@ -102,11 +102,13 @@ class RecordOrder:
     def epoch(self, epoch: int) -> EpochOrder:
         """Return the order of one epoch."""
         if self.shard.rule == "records":
+            # One key for all shards: each draws the whole order and takes its part of every batch.
             own, num_own, key = None, self.num_records, [self.seed, epoch]
         else:
             own = np.concatenate([np.arange(r.start, r.stop) for r in self.file_ranges(self.shard)])
             num_own, key = len(own), [self.seed, epoch, self.shard.index]
         if self.shuffle:
+            # The bit generator is named: numpy may give `default_rng` another one in a release.
             shuffled = np.random.Generator(np.random.PCG64(key)).permutation(num_own)
             own = shuffled if own is None else own[shuffled]
         return EpochOrder(self, own)
@@ -156,7 +158,7 @@ class RecordOrder:
                 "By file each process shuffles and counts the records of its own files, so what "
                 "is left of the epoch is not the same elsewhere",
                 "Go on with the Shard rule and the number of processes of the run that was saved, "
-                "or begin the epoch anew; only states of rule='records' move between numbers of "
+                "or start the epoch again; only states of rule='records' move between numbers of "
                 "processes",
             )
         )

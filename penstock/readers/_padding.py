@@ -130,6 +130,7 @@ def _as_row(leaf: Any, name: str, how: Padding) -> np.ndarray:
     is_text = isinstance(how.value, (bytes, str))
     fits = is_text == (array.dtype.kind == "O")
     if fits and array.dtype.kind in "biu":
+        # 0.5 or 300 in a batch of uint8 would be cut without a word.
         fits = np.min_scalar_type(how.value).kind in "biu" and how.value == int(how.value)
         fits = fits and np.can_cast(np.min_scalar_type(how.value), array.dtype, "same_kind")
     if not fits:
@@ -146,7 +147,7 @@ def _as_row(leaf: Any, name: str, how: Padding) -> np.ndarray:
 
 
 def _too_long(name: str, count: int, max_length: int) -> Exception:
-    # Imported here as records build on readers; on_error="skip" leaves such a sample out.
+    # Imported here, as records build on readers. With on_error="skip" the sample is left out.
     from penstock.readers.records.errors import FeatureError
 
     return FeatureError(

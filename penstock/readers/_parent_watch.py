@@ -1,9 +1,9 @@
 """Worker processes end with the process that started them, also where that is killed.
 
-Python ends its workers when it exits by itself. One that is killed (SIGKILL, SIGTERM without a
-handler, out of memory) leaves them waiting for work for ever, 465 MB each. So our own workers watch
-their parent (`end_with_parent`); those that Grain or torch start, in which no code of ours runs,
-are named to a guardian that watches it for them (`Guardian`).
+Python ends its workers when it exits by itself. When it is killed (SIGKILL, SIGTERM without a
+handler, out of memory) they wait for work for ever, 465 MB each. So our own workers watch their
+parent (`end_with_parent`). No code of ours runs in those that Grain or torch start: a guardian
+watches the parent for them (`Guardian`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _POLL_SECS = 1.0
 def end_with_parent() -> None:
     """End this worker process as soon as the process that started it is gone.
 
-    A thread waits for it. Linux can send a signal in its place, but does so when the *thread* ends
-    that started the worker, and a reader's workers outlive the thread that asked for a batch first.
+    A thread waits for it. Linux could send a signal instead, but sends it when the *thread* ends
+    that started the worker, and a reader's workers outlive the thread that read its first batch.
     """
     import multiprocessing
     from multiprocessing.connection import wait
@@ -41,13 +41,14 @@ def end_with_parent() -> None:
             # A process that the parent has forked may hold the other end of the sentinel.
             if os.name == "posix" and os.getppid() != parent.pid:
                 break
-        os._exit(1)  # nobody takes a result any more, and a mapper may never return
+        # Nobody waits for a result, and a mapper may never return: no handlers, no flushing.
+        os._exit(1)
 
     threading.Thread(target=watch, name="penstock-parent-watch", daemon=True).start()
 
 
 # What the guardian runs: without penstock and site-packages it starts in 15 ms and holds 10 MB. It
-# reads lists of processes, of which the newest holds, until the parent is gone or ends the input.
+# reads lists of processes, the last of which counts, until the parent is gone or closes the pipe.
 _GUARDIAN = """
 import os, select, signal, subprocess, sys
 
@@ -123,7 +124,7 @@ class Guardian:
                 self._send(" ".join(map(str, sorted(watched))))
 
     def release(self) -> None:
-        """End the guardian and none of those it watches: this process ends as it should."""
+        """End the guardian, and none of the processes it watches: this process exits by itself."""
         with self._lock:
             process, self._process, self._watched = self._process, None, frozenset()
             if process is None or self._owner != os.getpid():
@@ -159,22 +160,22 @@ def _write(process: subprocess.Popen[bytes], line: str) -> None:
     process.stdin.flush()  # type: ignore[union-attr]
 
 
-# One a process: it holds what has to be known when this process is gone.
+# One for each process: it must know of all workers when the process is gone.
 _GUARDIAN_OF_PROCESS = Guardian()
 
 
 class WatchedChildren:
     """The processes that a reader of others' starts, which are to end with this process.
 
-    They are those that appear after this is made and are daemonic: what multiprocessing ends with
-    its parent wherever that exits by itself, as Grain's and torch's workers.
+    They are the daemonic ones that appear after this object is made. multiprocessing ends those
+    when their parent exits by itself; Grain's and torch's workers are daemonic.
     """
 
     def __init__(self) -> None:
         self._known = {child.pid for child in _children()}
 
     def watch_new(self) -> None:
-        """Have the processes that have appeared since watched: 1 us where none has."""
+        """Have the guardian watch the processes that have appeared. It costs 1 us if none has."""
         new = [child for child in _children() if child.pid not in self._known]
         if not new:
             return

@@ -27,8 +27,10 @@ from penstock.readers._workers import WorkerProcesses
 _MOST_NAMED = 5
 
 _LOGGER = logging.getLogger("penstock")
-_MAX_PIECE = 32  # records a worker decodes at a time: a task costs 20 us, a small record 3 us
-_PIECE_BYTES = 1 << 18  # of images some five: still many pieces a batch, so that none waits long
+# Records that a worker decodes at a time: a task costs 6 us, a small record 3 us.
+_MAX_PIECE = 32
+# Of images some five: still many pieces in a batch, so that no worker waits long for the last.
+_PIECE_BYTES = 1 << 18
 
 
 class RandomAccessReader(ReaderBase, abc.ABC):
@@ -82,7 +84,7 @@ class RandomAccessReader(ReaderBase, abc.ABC):
         )
 
     def get_processes(self) -> WorkerProcesses | None:
-        """Return the processes that decode, the same for every pass; `None` where none do."""
+        """Return the processes that decode, the same for every pass; `None` for threads."""
         num_workers = self.options.worker_count
         if self.options.workers != "process" or num_workers == 0:
             return None
@@ -92,7 +94,7 @@ class RandomAccessReader(ReaderBase, abc.ABC):
             return self._processes
 
     def close(self) -> None:
-        """End the worker processes; the next pass starts them anew. Safe to call twice."""
+        """End the worker processes; the next pass starts new ones. Safe to call twice."""
         if self._processes is not None:
             self._processes.close()
 
@@ -127,6 +129,7 @@ class RandomAccessIterator(IteratorBase):
           RecordError: a record is damaged or not what was declared (its file, byte offset and
             number are in the message and the attributes), and errors are not skipped.
         """
+        # A pass that failed keeps failing: after the error, its position is unknown.
         if self._failure is not None:
             raise self._failure
         try:
@@ -187,7 +190,7 @@ class RandomAccessIterator(IteratorBase):
         return self._outcomes.popleft()
 
     def _skip(self, error: Exception) -> None:
-        """Count a record left out; what is not the data's fault is raised in any case."""
+        """Leave a record out and count it; raise what is not the fault of the data."""
         if self._source.options.on_error == "raise" or not self._source.records.is_damage(error):
             raise error
         self.num_skipped += 1
@@ -197,6 +200,7 @@ class RandomAccessIterator(IteratorBase):
 
     def _empty_batch(self) -> Any:
         """Return a batch of no samples: all processes must take the same number of steps."""
+        # Its structure is that of any record, wherever it belongs: here there may be none to read.
         for record in range(self._order.num_records):
             if self._template is not None:
                 break
@@ -222,7 +226,7 @@ class RandomAccessIterator(IteratorBase):
             raise
 
     def _finish(self) -> None:
-        """Report what was skipped, once a pass; a pass that read nothing is an error."""
+        """Report what was skipped, once a pass; a pass that skipped everything is an error."""
         if self._results is None:
             return
         self._release()
@@ -243,7 +247,7 @@ class RandomAccessIterator(IteratorBase):
             raise self._first_skipped from None
 
     def _describe_others(self) -> str:
-        """Return where the other records come from that were skipped, the first few of them."""
+        """Return where the first few of the other skipped records come from."""
         more = self.num_skipped - len(self._skipped)
         names = [*self._skipped[1:], *([f"{more} more"] if more > 0 else [])]
         return f" The others: {'; '.join(names)}." if names else ""
@@ -253,6 +257,7 @@ class RandomAccessIterator(IteratorBase):
         source, options = self._source, self._source.options
         records, processes = source.records.reopen(), source.get_processes()
         num_workers = options.worker_count
+        # This shard's records of a batch are cut into a piece for each worker at least.
         share = self._order.step // self._order.shard.count
         size = min(_MAX_PIECE, max(1, _PIECE_BYTES // records.mean_record_bytes))
         if self._order.batch_size is not None:
@@ -268,7 +273,7 @@ class RandomAccessIterator(IteratorBase):
             self._decode,
             items,
             num_workers=num_workers,
-            # The batch in hand, and with its last piece `look_ahead` further ones.
+            # The batch that is being put together and, with its last piece, `look_ahead` more.
             num_ahead=max(
                 options.look_ahead * max(num_workers, -(-share // size)) + 1, num_workers
             ),
@@ -303,6 +308,6 @@ class RandomAccessIterator(IteratorBase):
 
 
 def _find_origin(error: BaseException) -> str:
-    """Return where a record comes from, as it was noted with its error."""
+    """Return where a record comes from, as the note on its error says."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
     return notes[0].removeprefix("in ") if notes else str(error)

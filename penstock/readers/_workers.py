@@ -33,14 +33,20 @@ _PROCESS_ENDED = (
 
 
 def num_usable_cores() -> int:
-    """Return the number of cores this process may run on; macOS knows only how many there are."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
+    # macOS and Windows have no such call: all cores of the machine.
     return os.cpu_count() or 1
 
 
 def check_workers(thing: str, workers: str, travellers: Mapping[str, Any]) -> None:
-    """Check the kind of workers, and that what goes to processes, by its name, can be sent there.
+    """Check the kind of workers, and that what is sent to processes can be pickled.
+
+    Args:
+      thing: names the reader in an error.
+      workers: `"thread"` or `"process"`.
+      travellers: what is sent to processes, by the name of its argument.
 
     Raises:
       ValueError: an unknown kind.
@@ -94,6 +100,7 @@ class Task(Generic[Item, Result]):
 
     def finish(self, result: Result | None, error: BaseException | None) -> None:
         """Set the result, or what was raised in its place."""
+        # `is_done` is set last: whoever sees it reads the result without a lock.
         self.item, self._result, self.error, self.is_done = None, result, error, True
         self._finished.put(None)
 
@@ -126,8 +133,9 @@ class Task(Generic[Item, Result]):
 class WorkerThreads(Generic[Item, Result]):
     """Threads that call one function; they start with the first tasks and end with `close`.
 
-    They are daemons: a source that never answers must not keep a program from ending. `concurrent
-    .futures` has none, and its futures cost a task 20 us, ours 2.
+    Not those of `concurrent.futures`: they are no daemons, so that a source that never answers
+    would keep a program from ending, and a task costs twice as much (11 us against 6 of
+    `xmap_readers`, Python 3.11).
 
     >>> threads, finished = WorkerThreads(abs, 2), SimpleQueue()
     >>> task = Task(-3, finished)
@@ -202,8 +210,8 @@ def _work(inbox: _Inbox[Item, Result], function: Callable[[Item], Result]) -> No
         del task  # with its result, which is the reader's now, while this thread waits
 
 
-# Threads that may be running, to be ended before the interpreter takes modules apart: opencv and
-# numpy would go on in them meanwhile.
+# Threads that may be running. They are ended before the interpreter takes its modules apart, which
+# opencv and numpy may still be using in them.
 _RUNNING: weakref.WeakSet[WorkerThreads[Any, Any]] = weakref.WeakSet()
 
 
@@ -218,10 +226,10 @@ def _end_threads() -> None:
 
 
 class WorkerProcesses:
-    """Processes that call one function: of a reader, which keeps them from pass to pass.
+    """Processes that call one function. A reader keeps them from pass to pass.
 
-    Each begins with importing penstock and JAX, about a second of a core, and is sent the function
-    once. They start with the first item and end with `close`, when nobody holds this any more, or
+    Each first imports penstock and JAX, which takes about a second, and gets the function once.
+    They start with the first task and end with `close`, with the last reference to this object, or
     when the process that started them is killed.
 
     They are spawned, not forked: JAX and opencv hold threads and locks that do not survive a fork.
@@ -231,8 +239,8 @@ class WorkerProcesses:
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
         self._function, self._num_workers = function, num_workers
         self._lock = threading.Lock()
-        # Without a finalizer that shuts it down: the collector may run one in a thread that is just
-        # starting, where waiting deadlocks. An executor nobody holds ends its processes by itself.
+        # No finalizer shuts it down: the collector may run one in a thread that is just starting,
+        # where waiting deadlocks. An executor that nobody holds ends its processes by itself.
         self._executor: Executor | None = None
 
     def submit(self, task: Task[Any, Any]) -> None:
@@ -246,7 +254,7 @@ class WorkerProcesses:
         task.future.add_done_callback(task.finish_by)
 
     def close(self) -> None:
-        """End the processes; the next item starts them anew. Safe to call twice."""
+        """End the processes; the next task starts new ones. Safe to call twice."""
         with self._lock:
             self._stop()
 
@@ -269,9 +277,9 @@ class WorkerProcesses:
 
 
 def make_portable(error: Exception) -> Exception:
-    """Return the error if it survives the way to another process, else one that tells of it.
+    """Return the error if it can be sent to another process, else a `RuntimeError` with its text.
 
-    One that cannot be made again from its `args` would end the pool in place of the pass.
+    An error that cannot be rebuilt from its `args` would break the pool and not only end the pass.
 
     >>> make_portable(KeyError("x"))
     KeyError('x')

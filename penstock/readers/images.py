@@ -22,8 +22,8 @@ class ImageFolder:
     """Random access to the images under a folder, each sample `{"image", "label"}`.
 
     Files are sorted by path within a class, so that the order is the same on every machine, and
-    opened when they are read. `class_names` and `len()` say what was found. Names that begin with a
-    dot are left out (`._x.png` is macOS's, and no image), and so are folders named `__MACOSX`.
+    opened when they are read. `class_names` and `len()` tell what was found. Names that begin with
+    a dot are left out (macOS writes `._x.png`, which is no image), and folders named `__MACOSX`.
 
     Args:
       path: the folder that holds one folder a class, of `.jpg`, `.jpeg` and `.png` files.
@@ -194,7 +194,7 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
 
 
 def _is_hidden(name: str) -> bool:
-    """Say whether a name is not the user's: hidden, or of macOS's archives."""
+    """Return whether a name is hidden, or one that macOS adds to archives."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -204,11 +204,12 @@ def _find_images(folder: Path) -> list[str]:
         folders[:] = [name for name in folders if not _is_hidden(name)]  # what is walked next
         images = (name for name in names if name.lower().endswith(SUFFIXES))
         found += [os.path.join(parent, name) for name in images if not _is_hidden(name)]
+    # By the parts of the path: "a-b/1.png" would come before "a/1.png", as "-" does before "/".
     return sorted(found, key=lambda file: file.split(os.sep))
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
-    """Return `[height, width, C]`; shrinks by area, as a plain bilinear sample would alias."""
+    """Return `[height, width, C]`."""
     from penstock.readers.records.image_bytes import resize_image
 
     if fit == "crop":
@@ -216,6 +217,7 @@ def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarr
         rows, columns = round(height / scale), round(width / scale)
         top, left = (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2
         image = image[top : top + rows, left : left + columns]
+    # Bilinear looks at four pixels, so that it skips most of a large image: it would alias.
     is_smaller = height < image.shape[0] or width < image.shape[1]
     return resize_image(image, height, width, "area" if is_smaller else "bilinear")
 

@@ -47,7 +47,7 @@ class ArrayIterator(IteratorBase):
         self._source = reader
         self._position = 0
         self._order = reader.order.epoch(epoch)
-        self._take = _tree.taker(reader.data)
+        self._take = _tree.make_taker(reader.data)
         self._single = reader.order.batch_size is None
         self._transform = reader.transform
 
@@ -60,6 +60,7 @@ class ArrayIterator(IteratorBase):
         self._position = min(position + order.step, order.total)
         batch = self._take(rows)
         if self._single:
+            # Records are dealt in turn: the last round may have none for this shard.
             if not _num_rows(rows):
                 raise StopIteration
             batch = _tree.tree_map(lambda leaf: leaf[0], batch)
@@ -169,6 +170,7 @@ def _as_array(leaf: Any, path: str) -> Any:
     if isinstance(leaf, np.ma.MaskedArray):
         _tree.check_mask(leaf, f"arrays: {path}")
         return np.asarray(leaf)
+    # JAX's arrays: slicing them would run a program on the device for every batch.
     if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array_priority__"):
         leaf = np.asarray(leaf)
     if len(leaf.shape) == 0:

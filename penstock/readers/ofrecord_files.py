@@ -48,7 +48,7 @@ class BlobDecoder:
     pad_values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, blobs: Blobs) -> BlobDecoder:
+    def from_blobs(cls, blobs: Blobs) -> BlobDecoder:
         """Return the decoder of blobs as `ofrecord` takes them."""
         if isinstance(blobs, Mapping):
             return cls(blobs=tuple(blobs.values()), names=tuple(blobs))
@@ -108,8 +108,8 @@ def ofrecord(
     """
     options = ReadOptions.from_arguments("ofrecord", locals())
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
-    form = RecordFormat.of(OFRECORD, "", cache_dir)
-    return RecordReader(files, form, BlobDecoder.of(blobs), options)
+    form = RecordFormat(framing=OFRECORD, compression="", cache_dir=cache_dir)
+    return RecordReader(files, form, BlobDecoder.from_blobs(blobs), options)
 
 
 def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> str:
@@ -138,7 +138,8 @@ def find_parts(
     if num_parts < 0:
         numbers = [int(pattern.fullmatch(name)[1]) for name in present]  # type: ignore[index]
         num_parts = max(numbers, default=-1) + 1
-        num_parts = min(num_parts, len(present) + 1)  # a hole is named below, not a billion names
+        # A stray `part-1000000000` must not make a billion names: the first hole is named below.
+        num_parts = min(num_parts, len(present) + 1)
     if suffix_length >= 0 and len(str(max(0, num_parts - 1))) > suffix_length:
         raise ValueError(
             message(

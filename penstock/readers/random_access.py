@@ -41,7 +41,8 @@ class SourceRecords:
     """A user's source as `Records`."""
 
     damages: Sequence[Exception] = ()
-    mean_record_bytes = 1 << 13  # unknown: sixteen records a task
+    # Unknown. This size makes tasks of 32 records.
+    mean_record_bytes = 1 << 13
 
     def __init__(self, source: Any, name: str) -> None:
         self.source, self.name = source, name
@@ -64,8 +65,8 @@ class SourceRecords:
         return error
 
     def is_damage(self, error: Exception) -> bool:
-        """Say whether it is a `RecordError`: what else a source raises is for the user."""
-        # Imported here as records build on readers: most sources need neither protobuf nor opencv.
+        """Return whether it is a `RecordError`: other errors of a source are for the user."""
+        # Imported here, as records build on readers, and most sources need no protobuf or opencv.
         from penstock.readers.records.errors import RecordError
 
         return isinstance(error, RecordError)

@@ -8,8 +8,8 @@ would have read, in every epoch, and all processes take the same number of steps
 the records of its own files only, at the price of shares that are only as equal as the files are,
 and of states that do not move to another number of processes.
 
-By every rule each process opens and indexes all files: how many steps everyone takes depends on all
-of them. An index is made of the records' headers and cached; compressed files are decompressed for
+By every rule each process opens and indexes all files, as the number of steps depends on all of
+them. An index is made from the records' headers and cached; compressed files are decompressed for
 it, into the cache folder.
 """
 

@@ -107,7 +107,7 @@ def open_set(
     package, data_dir = import_tfds(name), None if data_dir is None else os.fspath(data_dir)
     try:
         return package.data_source(name, split=split, data_dir=data_dir, download=download)
-    # TFDS's ways to say so: a KeyError of the split is that of a set that is not prepared.
+    # What TFDS raises for it. A set that is not prepared is a KeyError of its split.
     except (KeyError, AssertionError, FileNotFoundError, ValueError, NotImplementedError) as error:
         said = str(error.args[0] if error.args else error).strip().partition("\n")[0]
         raise DatasetNotFoundError(

@@ -4,7 +4,7 @@ Files are indexed on first use (headers only); the index is kept beside each fil
 more. Every record is then one read away: shuffling is over all records, not a window, and a
 position is a number. Checksums are verified, of headers when indexing and of payloads when
 reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
-decoded in threads or processes, ahead of the batch that is asked for, in order.
+decoded in threads or processes, ahead of the current batch, in order.
 
 >>> import tempfile
 >>> from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
@@ -38,7 +38,6 @@ from penstock.readers.records.features import (
     parse_example,
 )
 from penstock.readers.records.files import RecordFormat
-from penstock.readers.records.framing import TFRECORD
 from penstock.readers.records.plain import Compression
 from penstock.readers.records.reader import RecordReader
 from penstock.readers.sharding import BatchSize, Shard
@@ -112,7 +111,9 @@ def tfrecord(
     """
     options = ReadOptions.from_arguments("tfrecord", locals())
     files, decoder = find_files(paths), ExampleDecoder(features=features and dict(features))
-    form = RecordFormat.of(TFRECORD, compression, cache_dir, max_plain_bytes)
+    form = RecordFormat(
+        compression=compression, cache_dir=cache_dir, max_plain_bytes=max_plain_bytes
+    )
     return RecordReader(files, form, decoder, options)
 
 
@@ -125,6 +126,7 @@ def find_files(paths: Paths) -> list[str]:
     patterns = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files: list[str] = []
     for pattern in map(str, patterns):
+        # Asked before it is taken for a pattern: a file may be called "[1].tfrecord".
         is_file = Path(pattern).is_file()
         found = [pattern] if is_file else sorted(filter(_is_file, glob.glob(pattern)))
         if not found:

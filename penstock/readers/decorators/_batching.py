@@ -92,7 +92,7 @@ class _ShuffleIterator(DecoratedIterator):
         super().__init__([source], epoch)
         self._buf_size = max(buf_size, 1)
         self._seed = seed
-        self._num_fills = 0
+        self._num_fills = 0  # with the seed and the epoch the key of a buffer's order
         self._start = self._inner[0].get_state()  # where the current buffer began
         self._buffer: list[Any] = []  # drained from the end
         self._num_drained = 0
@@ -119,7 +119,8 @@ class _ShuffleIterator(DecoratedIterator):
         self._num_drained = 0
 
     def _save(self) -> State:
-        if not self._buffer:  # between two buffers: nothing has to be read again
+        # Between two buffers nothing has to be read again.
+        if not self._buffer:
             return {
                 "source": self._inner[0].get_state(),
                 "fill": self._num_fills,

@@ -53,7 +53,8 @@ class _BufferedIterator(DecoratedIterator):
         if self._is_over or self._closed:
             raise StopIteration
         if self._map is None:
-            read_next, ahead = _ReadNext(self._inner[0]), self._size + 1  # and the one in hand
+            # One more than are read ahead: the item that is returned.
+            read_next, ahead = _ReadNext(self._inner[0]), self._size + 1
             self._map = ParallelMap(read_next, repeat(None), num_workers=1, num_ahead=ahead)
         try:
             read = next(self._map)

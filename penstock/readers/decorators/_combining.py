@@ -82,6 +82,7 @@ class _ChainIterator(IteratorBase):
                 self._inner = self._sources[self._part].iterate(self.epoch)
             for item in self._inner:
                 return item
+            # Closed at its end: threads and files of one part at a time.
             self._inner.close()
             self._inner = None
             self._part += 1

@@ -61,13 +61,13 @@ def path_key(path: str | Path) -> str:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that it appears whole or not at all, also when two processes write it.
 
-    The bytes go to a temporary file in the same folder, which then replaces `path`: the last
-    writer wins, a reader never sees a part.
+    The last of several writers wins; a reader never sees a part of a file.
 
     Raises:
       OSError: the folder cannot be made or written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: a rename is atomic only within one file system.
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

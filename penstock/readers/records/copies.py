@@ -1,9 +1,9 @@
-"""The decompressed copies in a cache folder: which there are, who uses them, which go first.
+"""The decompressed copies in a cache folder: a list of them, who uses them, which go first.
 
 A copy is named after its source's path, size and modification time; `.<copy>.source` beside it
 holds the path. Each reader names the copies it uses in a file of `in-use/` and holds a lock on it,
-which ends with its process however that ends. Where there are no such locks (Windows), every copy
-counts as in use, and nothing is removed by itself.
+which ends with its process, whatever ends that. Without such locks (on Windows) every copy counts
+as in use, and nothing is removed automatically.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ except ImportError:  # Windows
     _fcntl = None
 fcntl: Any = _fcntl
 
-_HALF_WRITTEN_SECS = 3600.0  # one that is being written is younger
+# What is being written grows: its time of modification is younger.
+_HALF_WRITTEN_SECS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class PlainCopy:
 
 
 class CopyUse:
-    """The copies one reader uses, said to other processes for as long as it holds this.
+    """The copies that one reader uses. Other processes know it as long as this object lives.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -73,7 +74,7 @@ class CopyUse:
     def add(self, copy: Path) -> None:
         """Use a copy."""
         about = copy.stat()
-        # The time of access alone: the index of the copy belongs to its time of modification.
+        # The time of access alone: the index of the copy is valid for one time of modification.
         os.utime(copy, ns=(time.time_ns(), about.st_mtime_ns))
         if fcntl is None:
             return
@@ -146,7 +147,7 @@ def remove_copy(copy: Path) -> None:
 
 
 def copy_name(source: str | Path) -> str | None:
-    """Return the name of the copy of a file as it is now, `None` where there is no such file."""
+    """Return the name of the copy of a file's present content, `None` if there is no file."""
     try:
         about = os.stat(source)
     except OSError:
@@ -180,12 +181,13 @@ def _create_locked_file(folder: Path) -> tuple[Path, int]:
     name = uuid.uuid4().hex
     descriptor = os.open(folder / f".{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.rename(folder / f".{name}", folder / name)  # seen by others from here on: with its lock
+    # Others see it only now, when it has its lock: they remove files without one.
+    os.rename(folder / f".{name}", folder / name)
     return folder / name, descriptor
 
 
 def _find_used_names(folder: Path) -> Iterator[str]:
-    """Yield the names of copies in use; what nobody holds any more is removed."""
+    """Yield the names of copies in use; remove the files of processes that have ended."""
     for path in _list_files(folder):
         if path.name.startswith("."):
             continue

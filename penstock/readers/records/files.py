@@ -23,8 +23,10 @@ from penstock.readers.records.framing import TFRECORD, Framing
 from penstock.readers.records.index import RecordIndex, load_index
 from penstock.readers.records.plain import Compression, detect_compression, open_plain_copy
 
+# Below the limit of 256 descriptors that macOS has, of which JAX and the user need some.
 _MAX_OPEN_FILES = 128
-_MAX_SPAN_BYTES = 1 << 16  # a read costs a microsecond, cutting a large record out of it more
+# A read costs a microsecond; to cut a large record out of a longer read costs more.
+_MAX_SPAN_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,24 +43,8 @@ class RecordFormat:
 
     framing: Framing = TFRECORD
     compression: Compression = "auto"
-    cache_dir: str | None = None
+    cache_dir: str | Path | None = None
     max_plain_bytes: int = 64 << 30
-
-    @classmethod
-    def of(
-        cls,
-        framing: Framing,
-        compression: Compression,
-        cache_dir: str | Path | None,
-        max_plain_bytes: int = 64 << 30,
-    ) -> RecordFormat:
-        """Return the format a reader's arguments ask for."""
-        return cls(
-            framing=framing,
-            compression=compression,
-            cache_dir=None if cache_dir is None else str(cache_dir),
-            max_plain_bytes=max_plain_bytes,
-        )
 
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "", "GZIP", "ZLIB"):
@@ -112,7 +98,8 @@ def index_file(path: str, form: RecordFormat) -> RecordIndex:
     finally:
         os.close(descriptor)
     copy = None if damage or place == path else place
-    if copy is not None and not len(index):  # a copy of no use
+    # A copy without records serves nobody, and the bound on copies may be far.
+    if copy is not None and not len(index):
         remove_copy(Path(copy))
         copy = None
     return RecordIndex(bounds=index.bounds, damage=damage or index.damage, copy=copy)
@@ -135,7 +122,8 @@ class RecordFiles:
     def __init__(self, paths: Sequence[str | Path], form: RecordFormat) -> None:
         self.paths = [str(path) for path in paths]
         self.form = form
-        self._use = CopyUse()  # the copies stay for as long as this does, or one made of it
+        # No other process removes the copies while this object lives, or one made from it.
+        self._use = CopyUse()
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
             self._indexes = list(pool.map(self._index, self.paths))
         if any(index.copy for index in self._indexes):
@@ -148,7 +136,8 @@ class RecordFiles:
     def _index(self, path: str) -> RecordIndex:
         index = index_file(path, self.form)
         if index.copy is not None:
-            with contextlib.suppress(FileNotFoundError):  # removed just now: it is made once more
+            # If another process has just removed it, it is made again when it is opened.
+            with contextlib.suppress(FileNotFoundError):
                 self._use.add(Path(index.copy))
         return index
 
@@ -267,7 +256,8 @@ class _OpenFiles:
     def __init__(self, paths: Sequence[str], form: RecordFormat) -> None:
         self._paths, self._form = paths, form
         self._lock = threading.Lock()
-        self._entries: OrderedDict[int, list[int]] = OrderedDict()  # number -> [descriptor, users]
+        # By file number: the descriptor, and how many reads use it. The least recent is first.
+        self._entries: OrderedDict[int, list[int]] = OrderedDict()
 
     @contextmanager
     def borrow(self, number: int) -> Iterator[int]:
@@ -300,6 +290,7 @@ class _OpenFiles:
             for number in [n for n, entry in self._entries.items() if entry[1] == 0]:
                 os.close(self._entries.pop(number)[0])
 
+    # An iterator that was dropped leaves files open. At exit the names in `os` are gone.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         for descriptor, _ in self._entries.values():
             close(descriptor)

@@ -14,8 +14,10 @@ import numpy as np
 from penstock.readers.records.errors import ImageError
 
 Interpolation = Literal["bilinear", "area"]
-_MAX_PIXELS = 1 << 26  # 8192 x 8192: a kilobyte of PNG may claim 10^18
-_MAX_FILE_BYTES = 1 << 29  # of noise without compression, as many pixels take 200 MB
+# 8192 x 8192. A kilobyte of PNG may claim 10^18 pixels, which opencv would allocate.
+_MAX_PIXELS = 1 << 26
+# Noise of as many pixels takes 200 MB without compression.
+_MAX_FILE_BYTES = 1 << 29
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_MAGIC = b"\xff\xd8"
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EISDIR)
@@ -25,14 +27,12 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 def image_size(encoded: bytes) -> tuple[int, int] | None:
     """Return (height, width) from the header of a whole PNG or a JPEG; `None` for anything else.
 
-    A PNG is walked chunk by chunk: opencv allocates what a chunk claims before it reads it, up
-    to 4 GiB for a damaged length.
-
     >>> image_size(encode_png(np.zeros((4, 6, 3), np.uint8)))
     (4, 6)
     """
     if encoded[:8] == _PNG_MAGIC and len(encoded) >= 24:
         width, height = struct.unpack_from(">II", encoded, 16)
+        # opencv allocates what a chunk claims before it reads it: up to 4 GiB by a damaged length.
         return (height, width) if _has_whole_chunks(encoded) else None
     if encoded[:2] != _JPEG_MAGIC:
         return None
@@ -58,16 +58,14 @@ def _has_whole_chunks(png: bytes) -> bool:
 
 
 def read_image(path: str | Path) -> bytes:
-    """Return the bytes of an image file; of what is none by its first bytes, those alone.
-
-    A pipe or a device is not read: it may never end, or never begin.
+    """Return the bytes of an image file; only the first bytes if they are not those of an image.
 
     Raises:
       ImageError: no plain file that can be read (a broken link too), or one of 512 MiB and more.
       OSError: the disk fails.
     """
     try:
-        # Without blocking: to open a pipe that nobody writes to would wait for a writer.
+        # Without blocking: to open a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno not in _NO_FILE:
@@ -76,6 +74,7 @@ def read_image(path: str | Path) -> bytes:
         raise _build_image_error(f"'{path}'", what, "a file that can be read") from None
     with open(descriptor, "rb") as file:
         about = os.fstat(descriptor)
+        # A pipe or a device may never end.
         if not stat.S_ISREG(about.st_mode):
             raise _build_image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
         if about.st_size >= _MAX_FILE_BYTES:

@@ -16,11 +16,13 @@ from penstock.readers.records.errors import FramingError, RecordError
 from penstock.readers.records.framing import Framing
 
 _MAGIC = b"PSINDEX1"
-_HEAD = struct.Struct("<8sQqQBI")  # magic, file size, mtime in ns, bounds, has_crc, crc of bounds
+# Magic, file size, mtime in ns, number of bounds, has_crc, CRC of the bounds.
+_HEAD = struct.Struct("<8sQqQBI")
 _BLOCK_BYTES = 1 << 16
 _SMALL_RECORD_BYTES = 1 << 13
 _MAX_KNOWN_HEADERS = 1 << 14
-_MIN_KEPT_BYTES = 1 << 20  # a smaller file is indexed faster than its index is opened
+# A smaller file is indexed faster than its index is opened.
+_MIN_KEPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +48,14 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
     """Walk the headers of an open, uncompressed record file.
 
     Only headers are read (and, for TFRecord, their checksums verified); payloads are verified
-    when they are read. Small records are walked through a 64 KiB window, large ones with one
-    12-byte read each: a read costs about a microsecond, copying payloads costs more.
+    when they are read.
     """
     size = os.fstat(descriptor).st_size
     header_bytes, overhead = framing.header_bytes, framing.overhead_bytes
     bounds, offset, damage = [0], 0, None
     window, window_start, window_bytes = b"", 0, _BLOCK_BYTES
-    lengths: dict[bytes, int] = {}  # by verified header: few lengths make up most files
+    # By verified header: most files have few lengths, and a checksum costs more than a look-up.
+    lengths: dict[bytes, int] = {}
     try:
         while offset < size:
             at = offset - window_start
@@ -75,6 +77,8 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
                     "The file ends inside it",
                     "Write the file again, or pass on_error='skip' to leave the end out",
                 )
+            # Small records are walked through a window of 64 KiB, large ones with a read for each
+            # header: a read costs about a microsecond, copying payloads costs more.
             window_bytes = _BLOCK_BYTES if length < _SMALL_RECORD_BYTES else header_bytes
             offset = end
             bounds.append(offset)
@@ -112,7 +116,8 @@ def load_index(
     if index.damage is None:
         packed = _pack(index, stat, framing)
         for kept_at in places:
-            with contextlib.suppress(OSError):  # a read-only folder: try the next place
+            # Data often lies in a read-only folder: then the next place is tried.
+            with contextlib.suppress(OSError):
                 write_atomically(kept_at, lambda file: file.write(packed))
                 break
     return index

@@ -71,7 +71,8 @@ def _build_file(package: str) -> descriptor_pb2.FileDescriptorProto:
 
 
 def _build_class(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
-    pool = descriptor_pool.DescriptorPool()  # our own: TensorFlow may own the default pool's names
+    # A pool of our own: TensorFlow may have these names in the default pool.
+    pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 

@@ -1,11 +1,9 @@
 """Compressed record files: decompressed once to a plain copy, so that any record can be read.
 
-GZIP and ZLIB streams have no random access, so a compressed file is decompressed once, in
-1 MiB pieces, to `<cache folder>/plain/`, where later runs and other processes find it: global
-shuffling then costs the same as for a plain file, at the price of the disk space. A copy
-belongs to the file of that size and modification time; a stale one is removed. The copy is
-bounded, so that a hostile file of a kilobyte does not fill the disk, and what does not begin with a
-record is not copied at all.
+GZIP and ZLIB streams have no random access. So a compressed file is decompressed once, to
+`<cache folder>/plain/`, where later runs and other processes find it: shuffling then costs the same
+as for a plain file, at the price of disk space. A copy is valid for one size and modification time
+of its source; a stale copy is removed.
 """
 
 from __future__ import annotations
@@ -66,7 +64,8 @@ def open_plain_copy(
     """
     folder = Path(cache_dir or cache_folder()) / "plain"
     copy = folder / (copy_name(path) or path_key(path))
-    with contextlib.suppress(FileNotFoundError):  # not there, or just removed by another process
+    # Opened without a look: another process may remove it after one.
+    with contextlib.suppress(FileNotFoundError):
         return os.open(copy, os.O_RDONLY), str(copy), None
     for stale in folder.glob(f"*{path_key(path)}-*"):
         stale.unlink(missing_ok=True)
@@ -78,6 +77,7 @@ def open_plain_copy(
             if isinstance(piece, RecordError):
                 damage.append(piece)
                 raise piece
+            # What does not begin with a record is no record file: it is not copied at all.
             head = None if head is None else head + piece
             if head is not None and len(head) >= framing.header_bytes:
                 try:
@@ -127,8 +127,10 @@ def _decompress(
                 if not engine.eof:
                     yield _stream_error(path, compression, "the end of the file", consumed)
                 return
-            if engine.eof:  # streams may be joined end to end
+            # Streams may be joined end to end: `cat a.gz b.gz` is a file of both.
+            if engine.eof:
                 engine = zlib.decompressobj(_WINDOW_BITS[compression])
+            # Kept, as an engine that met damage gives nothing: all before the damage is read again.
             before = engine.copy()
             try:
                 piece = engine.decompress(pending, _PIECE_BYTES)
@@ -140,6 +142,7 @@ def _decompress(
             rest = engine.unused_data if engine.eof else engine.unconsumed_tail
             consumed, pending = consumed + len(pending) - len(rest), rest
             total += len(piece)
+            # A file of a kilobyte may hold a gigabyte: it must not fill the disk.
             if total > max_plain_bytes:
                 raise FramingError(
                     f"{compression} stream",
@@ -154,6 +157,7 @@ def _decompress(
 def _decompress_before_damage(engine: Any, data: bytes) -> tuple[bytes, int]:
     """Return what the bytes before the damage give, and how many they are."""
     pieces, num_good = [], 0
+    # Down to the byte: a record that ends right before the damage is whole.
     for step in (4096, 64, 1):
         while num_good < len(data):
             before = engine.copy()

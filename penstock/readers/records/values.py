@@ -52,9 +52,10 @@ def resolve_dtype(dtype: npt.DTypeLike) -> np.dtype | None:
 def find_list(features: Mapping[str, Any], key: str) -> tuple[str, Any] | None:
     """Return the kind of a feature's list and the list as protobuf has it.
 
-    `None` where the record does not have it (or has it empty). Its length costs nothing: 60 MB of
-    numbers of a byte each are 480 MB in protobuf, and as many again as an array.
+    `None` where the record does not have it (or has it empty).
     """
+    # The length of protobuf's list costs nothing. As an array a list of 60 MB of one-byte numbers,
+    # which are 480 MB in protobuf already, would take as much again before it is refused.
     if key not in features:  # indexing a protobuf map would add the key
         return None
     feature = features[key]
@@ -79,7 +80,8 @@ def convert_list(kind: str, value: Any) -> Values:
     """Return the values of a list that `find_list` has found."""
     if kind == "bytes_list":
         return list(value)
-    if len(value) == 1:  # a label: an array from a list is three times faster than from protobuf
+    # A label: an array from a list is three times faster than from protobuf.
+    if len(value) == 1:
         return np.array([value[0]], _LISTS[kind])
     return np.asarray(value, _LISTS[kind])
 

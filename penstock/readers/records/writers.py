@@ -80,7 +80,8 @@ class RecordWriter:
         if self._engine is not None:
             self._file.write(self._engine.flush())
         self._file.close()
-        os.chmod(self._temporary, 0o666 & ~_umask())  # mkstemp makes files nobody else may read
+        # mkstemp makes files that nobody else may read.
+        os.chmod(self._temporary, 0o666 & ~_get_umask())
         os.replace(self._temporary, self.path)
 
     def discard(self) -> None:
@@ -109,7 +110,7 @@ class RecordWriter:
             self.discard()
 
 
-def _umask() -> int:
+def _get_umask() -> int:
     """Return the process's umask; it can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
