@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,9 @@ class BatchMemory:
         # The first sample tells the shapes: nothing is allocated before.
         self._num_rows = num_rows
         self._lock = threading.Lock()
-        self._buffers: dict[Any, np.ndarray] = {}
+        self._buffers: dict[Hashable, np.ndarray] = {}
 
-    def place(self, row: int, sample: Any) -> Any:
+    def place(self, row: int, sample: object) -> object:
         """Return the sample with its large arrays moved into row `row`.
 
         >>> memory = BatchMemory(2)
@@ -46,7 +46,7 @@ class BatchMemory:
             return tuple(self._place_leaf(row, key, leaf) for key, leaf in enumerate(sample))
         return sample
 
-    def _place_leaf(self, row: int, key: Any, leaf: Any) -> Any:
+    def _place_leaf(self, row: int, key: Hashable, leaf: object) -> object:
         if type(leaf) is not np.ndarray or leaf.nbytes < _MIN_PLACED_BYTES:
             return leaf
         buffer = self._buffers.get(key)
@@ -79,7 +79,7 @@ class BatchMemory:
 
 
 def stack_samples(
-    samples: Sequence[Any], pad_values: Mapping[str, Any], memory: BatchMemory | None = None
+    samples: Sequence[Any], pad_values: Mapping[str, object], memory: BatchMemory | None = None
 ) -> Any:
     """Stack samples of one structure into a batch with leaves `[b, ...]`.
 
@@ -125,7 +125,9 @@ def _stack_leaf(leaves: Sequence[Any], memory: BatchMemory | None) -> np.ndarray
     return np.asarray(leaves)  # scalars: twenty times faster than np.stack
 
 
-def _pad_entries(samples: Sequence[dict[str, Any]], pad_values: Mapping[str, Any]) -> list[Any]:
+def _pad_entries(
+    samples: Sequence[dict[str, Any]], pad_values: Mapping[str, object]
+) -> list[dict[str, Any]]:
     padded = [dict(sample) for sample in samples]
     for name, value in pad_values.items():
         if name in samples[0]:
@@ -151,7 +153,7 @@ class UnlikeError(ValueError):
     number: int = 0
 
 
-def _shape_error(samples: Sequence[Any]) -> UnlikeError:
+def _shape_error(samples: Sequence[object]) -> UnlikeError:
     listed = [_describe_sample(sample) for sample in samples]
     number = next((i for i, each in enumerate(listed) if each != listed[0]), 0)
     error = UnlikeError(
@@ -168,12 +170,12 @@ def _shape_error(samples: Sequence[Any]) -> UnlikeError:
     return error
 
 
-def _describe_sample(sample: Any) -> str:
+def _describe_sample(sample: object) -> str:
     leaves = ((path, _tree.as_leaf(leaf)) for path, leaf in _tree.leaves_with_path(sample, ""))
     return ", ".join(f"{path} {list(leaf.shape)} {leaf.dtype}".strip() for path, leaf in leaves)
 
 
-def pad(array: np.ndarray, length: int, value: Any) -> np.ndarray:
+def pad(array: np.ndarray, length: int, value: object) -> np.ndarray:
     """Return `array` `[n, ...]` padded on its first axis to `length`.
 
     >>> pad(np.asarray([1, 2]), 3, 0)

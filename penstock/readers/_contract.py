@@ -218,11 +218,11 @@ class ReaderBase(ABC):
         # Without it `if reader` would ask for the length, which may be 0 or unknown.
         return True
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A lock cannot be pickled, and readers travel to worker processes.
         return {key: value for key, value in self.__dict__.items() if key != "_lock"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._lock = threading.Lock()
 

@@ -72,7 +72,7 @@ class Decoder(Protocol):
         ...
 
     @property
-    def pad_values(self) -> Mapping[str, Any]:
+    def pad_values(self) -> Mapping[str, object]:
         """Return padding by entry."""
         ...
 
@@ -93,10 +93,10 @@ class Piece(NamedTuple):
     ends: list[int | None]
     memory: BatchMemory | None = None
     first_row: int = 0
-    cached: Mapping[int, Any] | None = None
+    cached: Mapping[int, object] | None = None
     is_abroad: bool = False
 
-    def with_cached(self, cache: Mapping[int, Any]) -> Piece:
+    def with_cached(self, cache: Mapping[int, object]) -> Piece:
         """Return the piece with what a cache has of its records."""
         return self._replace(cached={i: cache[i] for i in self.records if i in cache})
 
@@ -206,7 +206,9 @@ class PieceDecoder:
         for record in piece.records:
             yield cached[record] if record in cached else next(absent)
 
-    def _decode_record(self, epoch: int, record: int, payload: Any) -> tuple[Any, Exception | None]:
+    def _decode_record(
+        self, epoch: int, record: int, payload: object
+    ) -> tuple[Any, Exception | None]:
         """Return the sample, or the error that stands in its place."""
         if isinstance(payload, Exception):
             return None, payload

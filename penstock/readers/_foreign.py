@@ -194,7 +194,7 @@ def _describe(source: object) -> str:
     return name if isinstance(name, str) else f"of type {type(source).__name__}"
 
 
-def _is_tensor(leaf: Any) -> bool:
+def _is_tensor(leaf: object) -> bool:
     return hasattr(leaf, "numpy") and hasattr(leaf, "shape")
 
 

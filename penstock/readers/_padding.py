@@ -55,7 +55,7 @@ def add_lengths(sample: Any, padding: Mapping[str, Padding]) -> Any:
     """
     for name, how in padding.items():
 
-        def change(key: str, leaf: Any, name: str = name, how: Padding = how) -> dict[str, Any]:
+        def change(key: str, leaf: object, name: str = name, how: Padding = how) -> dict[str, Any]:
             array = _as_row(leaf, name, how)
             count = len(array)
             if how.max_length is not None:
@@ -112,7 +112,7 @@ def _change(
     )
 
 
-def _as_row(leaf: Any, name: str, how: Padding) -> np.ndarray:
+def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
     """Return an entry as an array that can be padded, strings as objects: they differ in size."""
     array = leaf if isinstance(leaf, np.ma.MaskedArray) else np.asarray(leaf)
     if array.dtype.kind in "SU":

@@ -59,7 +59,7 @@ class RandomAccessReader(ReaderBase, abc.ABC):
     def order(self) -> RecordOrder:
         """Return which records make which batch."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Memory and processes stay here: what travels to a worker is what it needs to read.
         cache = None if self.cache is None else {}
         return {**super().__getstate__(), "cache": cache, "_processes": None}

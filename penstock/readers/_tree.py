@@ -25,7 +25,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return function(tree, *others)
 
 
-def leaves_with_path(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+def leaves_with_path(tree: object, path: str) -> Iterator[tuple[str, Any]]:
     """Yield `(path, leaf)` for every leaf, paths written as Python would index.
 
     >>> list(leaves_with_path({"x": (1, 2)}, "data"))
@@ -56,7 +56,7 @@ def stack(samples: list[Any]) -> Any:
     return tree_map(lambda *leaves: np.stack([as_leaf(leaf) for leaf in leaves]), *samples)
 
 
-def as_leaf(leaf: Any) -> np.ndarray:
+def as_leaf(leaf: object) -> np.ndarray:
     r"""Return a leaf of a sample as an array, bytes and strings as objects.
 
     numpy's own bytes have one length and lose trailing zeros.

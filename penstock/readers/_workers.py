@@ -40,7 +40,7 @@ def num_usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_workers(thing: str, workers: str, travellers: Mapping[str, Any]) -> None:
+def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) -> None:
     """Check the kind of workers, and that what is sent to processes can be pickled.
 
     Args:
@@ -295,15 +295,15 @@ def make_portable(error: Exception) -> Exception:
 
 
 # A worker process keeps its function here: pickled once a process, not once an item.
-_IN_PROCESS: dict[str, Callable[[Any], Any]] = {}
+_IN_PROCESS: dict[str, Callable[[object], object]] = {}
 
 
-def _set_up_process(function: Callable[[Any], Any]) -> None:
+def _set_up_process(function: Callable[[object], object]) -> None:
     end_with_parent()
     _IN_PROCESS["function"] = function
 
 
-def _call_in_process(item: Any) -> Any:
+def _call_in_process(item: object) -> object:
     try:
         return _IN_PROCESS["function"](item)
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from penstock.readers.sharding import BatchSize, Shard
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 Fit = Literal["crop", "stretch"]
+Choice = TypeVar("Choice")
 
 
 class ImageFolder:
@@ -222,7 +223,7 @@ def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarr
     return resize_image(image, height, width, "area" if is_smaller else "bilinear")
 
 
-def _check_choice(thing: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+def _check_choice(thing: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:
     if value not in allowed:
         expected = " or ".join(map(repr, allowed))
         raise ValueError(message(thing, repr(value), expected, "Nothing else is known", "Pass one"))

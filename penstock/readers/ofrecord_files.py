@@ -23,7 +23,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class BlobDecoder:
     blobs: tuple[BlobConf, ...]
     names: tuple[str, ...] | None
     kind: str = "ofrecord"
-    pad_values: Mapping[str, Any] = field(default_factory=dict)
+    pad_values: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def from_blobs(cls, blobs: Blobs) -> BlobDecoder:
@@ -59,7 +58,9 @@ class BlobDecoder:
         """Return whether a codec or preprocessor is random."""
         return any(blob.is_random for blob in self.blobs)
 
-    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Any:
+    def __call__(
+        self, payload: bytes, random: np.random.Generator | None
+    ) -> tuple[np.ndarray, ...] | dict[str, np.ndarray]:
         """Return the sample."""
         values = parse_ofrecord(payload, self.blobs, random)
         return values if self.names is None else dict(zip(self.names, values, strict=True))

@@ -86,7 +86,7 @@ class SourceDecoder:
     source: Any
     kind: str = "indexed"
     is_random: bool = False
-    pad_values: Mapping[str, Any] = field(default_factory=dict)
+    pad_values: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self, payload: tuple[int, Any], random: np.random.Generator | None) -> Any:
         """Return the sample."""
@@ -94,7 +94,7 @@ class SourceDecoder:
         return self.source.decoded(record, content) if _is_encoded(self.source) else content
 
 
-def _is_encoded(source: Any) -> bool:
+def _is_encoded(source: object) -> bool:
     return all(callable(getattr(source, name, None)) for name in ("encoded", "decoded"))
 
 
@@ -110,7 +110,7 @@ class IndexedReader(RandomAccessReader):
       TypeError: no source; or processes, and a source that cannot be pickled.
     """
 
-    def __init__(self, source: Any, options: ReadOptions) -> None:
+    def __init__(self, source: Source[Any], options: ReadOptions) -> None:
         _check_source(options.name, source)
         check_workers(options.name, options.workers, {"source": source})
         super().__init__(SourceDecoder(source=source), options)
@@ -176,7 +176,7 @@ def indexed(
     return IndexedReader(source, options)
 
 
-def _check_source(name: str, source: Any) -> None:
+def _check_source(name: str, source: Source[Any]) -> None:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
             message(

@@ -5,20 +5,23 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from penstock._errors import message, nearest
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._padding import Padding
 from penstock.readers._read_options import Augment, Decode, ReadOptions, Transform, Workers
-from penstock.readers.random_access import IndexedReader
+from penstock.readers.random_access import IndexedReader, Source
 from penstock.readers.sharding import BatchSize, Shard
 
 
 class KeptFeatures:
     """A TFDS data source with some of its features kept, in the order they are named."""
 
-    def __init__(self, source: Any, features: Sequence[str] | None, name: str) -> None:
+    def __init__(
+        self, source: Source[dict[str, Any]], features: Sequence[str] | None, name: str
+    ) -> None:
         self.source = source
         self.features = None if features is None else tuple(features)
         self.name = name
@@ -38,7 +41,7 @@ class KeptFeatures:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one record, decoded by TFDS to numpy arrays."""
         record = self.source[index]
         return record if self.features is None else {key: record[key] for key in self.features}
@@ -97,7 +100,7 @@ def tfds(
 
 def open_set(
     name: str, split: str, data_dir: str | os.PathLike[str] | None, *, download: bool
-) -> Any:
+) -> Source[dict[str, Any]]:
     """Return TFDS's data source of a set.
 
     Raises:
@@ -121,7 +124,7 @@ def open_set(
         ) from error
 
 
-def import_tfds(name: str) -> Any:
+def import_tfds(name: str) -> ModuleType:
     """Import tensorflow-datasets, to read the set `name`.
 
     Raises:

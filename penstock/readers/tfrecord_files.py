@@ -54,9 +54,9 @@ class ExampleDecoder:
     is_random: bool = False
 
     @property
-    def pad_values(self) -> Mapping[str, Any]:
+    def pad_values(self) -> Mapping[str, object]:
         """Return the padding of the features without a fixed length."""
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for name, feature in (self.features or {}).items():
             is_padded = isinstance(feature, (VarLenFeature, SequenceFeature))
             if is_padded and feature.max_length is None:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+
+import numpy as np
 
 from penstock._errors import message
 from penstock.readers._errors import ArchiveError
@@ -150,7 +151,7 @@ def check_size(path: Path, size: int, limits: Limits) -> None:
 class BoundedStream:
     """A stream that is read once, in pieces, and never beyond a number of bytes."""
 
-    def __init__(self, file: Any, path: Path, max_bytes: int, expected: str) -> None:
+    def __init__(self, file: io.BufferedIOBase, path: Path, max_bytes: int, expected: str) -> None:
         self._file, self._path, self._max_bytes, self._left = file, path, max_bytes, max_bytes
         self._expected = expected
 
@@ -187,7 +188,7 @@ class BoundedStream:
             raise archive_error(self._path, got, self._expected, "It is cut off")
         return content
 
-    def fill(self, out: Any) -> int:
+    def fill(self, out: np.ndarray) -> int:
         """Write the next bytes into an array `[n]` uint8, and return how many there were."""
         done = 0
         while piece := self.read_up_to(min(len(out) - done, _STEP)):
@@ -227,7 +228,7 @@ def open_stream(
         yield BoundedStream(file, path, max_bytes, expected)
 
 
-def _open_decompressed(raw: BinaryIO) -> Any:
+def _open_decompressed(raw: io.BufferedReader) -> io.BufferedIOBase:
     is_gzip = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
     return gzip.GzipFile(fileobj=raw) if is_gzip else raw

@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from penstock._errors import message
 from penstock.readers.convert.errors import DownloadError
@@ -175,7 +174,7 @@ def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
         raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
 
-def _read_total_bytes(response: Any, done: int) -> int | None:
+def _read_total_bytes(response: http.client.HTTPResponse, done: int) -> int | None:
     length = response.headers.get("Content-Length")
     return done + int(length) if length is not None and length.isdigit() else None
 

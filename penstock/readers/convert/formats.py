@@ -201,9 +201,9 @@ class _Renaming:
         self._names, self._kind = names, kind
         self._found: set[str] = set()
 
-    def parse(self, payload: bytes) -> dict[str, Any]:
+    def parse(self, payload: bytes) -> dict[str, object]:
         features = parse_features(payload, self._kind)
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for name in features:
             value = list_values(features, name)
             if isinstance(value, np.ndarray) and value.dtype == np.int64:

@@ -14,6 +14,7 @@ from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions
 from penstock.readers.datasets.registry import (
     DATASETS,
     DatasetRequest,
+    Loaded,
     RecordSet,
     dataset_splits,
     find_folder,
@@ -75,7 +76,7 @@ def _load(
     image_shape: Sequence[int | None] | None,
     max_length: int | None,
     options: ReadOptions,
-) -> Any:
+) -> Loaded:
     """Return what the set's loader returns."""
     splits = dataset_splits(name)
     if split not in splits:
@@ -100,7 +101,7 @@ def _load(
     return DATASETS[name].load(request)
 
 
-def _build_reader(loaded: Any, options: ReadOptions) -> ReaderBase:
+def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase:
     """Return the reader that fits what a loader returned."""
     if isinstance(loaded, RecordSet):
         return _build_record_reader(loaded, options)

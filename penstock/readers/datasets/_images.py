@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,26 +19,30 @@ from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers.datasets import _files
 from penstock.readers.datasets.registry import (
     DatasetRequest,
+    Loaded,
     RecordSet,
     missing,
     register_dataset,
 )
 from penstock.readers.datasets.splits import Subset, fixed_split
 
+if TYPE_CHECKING:
+    from penstock.readers.tfds_sets import KeptFeatures
+
 
 @register_dataset("mnist")
-def load_mnist(request: DatasetRequest) -> Any:
+def load_mnist(request: DatasetRequest) -> Loaded:
     """Load MNIST: image [28, 28, 1] uint8, label in 0..9."""
     return _load_idx(request, "https://storage.googleapis.com/cvdf-datasets/mnist/")
 
 
 @register_dataset("fashion_mnist")
-def load_fashion_mnist(request: DatasetRequest) -> Any:
+def load_fashion_mnist(request: DatasetRequest) -> Loaded:
     """Load Fashion-MNIST: image [28, 28, 1] uint8, label in 0..9."""
     return _load_idx(request, "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/")
 
 
-def _load_idx(request: DatasetRequest, url: str) -> Any:
+def _load_idx(request: DatasetRequest, url: str) -> Loaded:
     part = "train" if request.split == "train" else "t10k"
     names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
     found = [_files.find(request, (f"{name}.gz", name)) for name in names]
@@ -52,14 +56,14 @@ def _load_idx(request: DatasetRequest, url: str) -> Any:
 
 
 @register_dataset("cifar10")
-def load_cifar10(request: DatasetRequest) -> Any:
+def load_cifar10(request: DatasetRequest) -> Loaded:
     """Load CIFAR-10: image [32, 32, 3] uint8, label in 0..9."""
     files = [f"data_batch_{i}.bin" for i in range(1, 6)]
     return _load_cifar(request, files, "cifar-10-binary.tar.gz", "cifar-10-batches-bin", 1)
 
 
 @register_dataset("cifar100")
-def load_cifar100(request: DatasetRequest) -> Any:
+def load_cifar100(request: DatasetRequest) -> Loaded:
     """Load CIFAR-100: image [32, 32, 3] uint8, (fine) label in 0..99."""
     return _load_cifar(request, ["train.bin"], "cifar-100-binary.tar.gz", "cifar-100-binary", 2)
 
@@ -70,7 +74,7 @@ def _load_cifar(
     archive: str,
     folder: str,
     num_labels: int,
-) -> Any:
+) -> Loaded:
     test_file = "test_batch.bin" if num_labels == 1 else "test.bin"
     names = train_files if request.split == "train" else [test_file]
     path = _files.find(request, [folder, archive])
@@ -95,7 +99,7 @@ def _load_cifar(
 
 
 @register_dataset("flowers")
-def load_flowers(request: DatasetRequest) -> Any:
+def load_flowers(request: DatasetRequest) -> Loaded:
     """Load TensorFlow's flowers: 3670 photographs of 5 classes, resized to [224, 224, 3] uint8.
 
     With an image_shape of [None, None, 3] each has its own size, for a preprocessing to crop.
@@ -117,7 +121,7 @@ def load_flowers(request: DatasetRequest) -> Any:
 
 def _load_converted(
     request: DatasetRequest, shape: tuple[int | None, ...], expected: Sequence[str], how: str
-) -> Any:
+) -> Loaded:
     """Return the set from TF-Slim's TFRecord files, else from TFDS, else raise."""
     split = "validation" if request.name == "flowers" and request.split == "test" else request.split
     if paths := _files.find_records(request):
@@ -141,7 +145,7 @@ def _load_converted(
     return source
 
 
-def _load_from_tfds(request: DatasetRequest) -> Any:
+def _load_from_tfds(request: DatasetRequest) -> Loaded | None:
     """Return the prepared TFDS set, `None` where TFDS or the set is not there."""
     from penstock.readers.tfds_sets import KeptFeatures, open_set
 
@@ -159,14 +163,14 @@ def _load_from_tfds(request: DatasetRequest) -> Any:
 class _SmallLabels:
     """A TFDS source with its labels, Python ints, as int32."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: KeptFeatures) -> None:
         self.source = source
         self.origin = source.origin
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         record = self.source[index]
         return {**record, "label": np.int32(record["label"])}
 

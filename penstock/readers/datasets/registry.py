@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock._errors import UnknownNameError, listed, message, nearest
 from penstock.readers._errors import DatasetNotFoundError
+from penstock.readers.random_access import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,8 @@ class RecordSet:
     parse_fn: Callable[[Any], Any] | None = None
 
 
-Loader = Callable[[DatasetRequest], Any]
+Loaded = Mapping[str, np.ndarray] | RecordSet | Source[Any]
+Loader = Callable[[DatasetRequest], Loaded]
 
 
 @dataclass(frozen=True, kw_only=True)

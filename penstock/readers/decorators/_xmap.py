@@ -17,6 +17,8 @@ from penstock.readers.decorators._decorated import (
     origin,
 )
 
+_Map = ParallelMap[Any, Any]
+
 
 class _Samples:
     """The samples of a source, numbered, with the source's position before each.
@@ -77,7 +79,7 @@ class _XmapIterator(DecoratedIterator):
         self,
         source: ReaderBase,
         epoch: int,
-        start_map: Callable[[_Samples, Callable[[int], str]], ParallelMap[Any, Any]],
+        start_map: Callable[[_Samples, Callable[[int], str]], _Map],
         name: str,
     ) -> None:
         super().__init__([source], epoch)
@@ -156,7 +158,7 @@ def xmap_readers(
     check_workers("xmap_readers", workers, {"mapper": mapper})
     processes = WorkerProcesses(mapper, process_num) if workers == "process" else None
 
-    def start_map(samples: _Samples, origin: Callable[[int], str]) -> ParallelMap[Any, Any]:
+    def start_map(samples: _Samples, origin: Callable[[int], str]) -> _Map:
         return ParallelMap(
             mapper,
             samples,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from penstock.readers.records.preprocessors import (
     run_preprocessors,
 )
 from penstock.readers.records.values import (
+    FeatureMap,
     Values,
     convert_list,
     describe_list,
@@ -239,7 +240,7 @@ class BlobConf:
         """Return whether decoding it draws random numbers."""
         return self.codec.is_random or any(step.is_random for step in self.preprocessors)
 
-    def decode(self, features: Mapping[str, Any], random: Random) -> np.ndarray:
+    def decode(self, features: FeatureMap, random: Random) -> np.ndarray:
         """Return the blob of one parsed record.
 
         Raises:
@@ -258,7 +259,9 @@ class BlobConf:
         return run_preprocessors(self.preprocessors, array, random)
 
 
-def parse_ofrecord(payload: bytes, blobs: Sequence[BlobConf], random: Random = None) -> tuple:
+def parse_ofrecord(
+    payload: bytes, blobs: Sequence[BlobConf], random: Random = None
+) -> tuple[np.ndarray, ...]:
     """Parse one serialised OFRecord into the declared blobs, in their order.
 
     Raises:
@@ -272,7 +275,7 @@ def parse_ofrecord(payload: bytes, blobs: Sequence[BlobConf], random: Random = N
     return tuple(blob.decode(features, random) for blob in blobs)
 
 
-def build_ofrecord(values: Mapping[str, Any]) -> bytes:
+def build_ofrecord(values: Mapping[str, object]) -> bytes:
     """Serialise values as an OFRecord: int32, int64, float, double and bytes lists by dtype.
 
     Python ints become int32 where they fit, else int64; Python floats become float.

@@ -16,6 +16,7 @@ from penstock.readers.records.errors import FeatureError
 from penstock.readers.records.image_bytes import Interpolation, decode_image, resize_image
 from penstock.readers.records.messages import Example, SequenceExample, parse_sequence
 from penstock.readers.records.values import (
+    FeatureMap,
     cast_exactly,
     convert_list,
     describe_list,
@@ -27,7 +28,6 @@ from penstock.readers.records.values import (
 
 Sample = dict[str, Any]
 Dtype = np.dtype | None  # what `resolve_dtype` makes of a declared dtype; None is bytes
-FeatureMap = Mapping[str, Any]
 
 
 class Feature(Protocol):
@@ -324,7 +324,7 @@ def _check_context(key: str, features: FeatureMap, lists: FeatureMap) -> None:
         )
 
 
-def build_example(values: Mapping[str, Any]) -> bytes:
+def build_example(values: Mapping[str, object]) -> bytes:
     """Serialise values as a `tf.Example`: floats as float, ints and bools as int64, bytes, str.
 
     Arrays are flattened; names are written in sorted order, so that equal values give equal bytes.
@@ -342,7 +342,7 @@ def build_example(values: Mapping[str, Any]) -> bytes:
 
 
 def build_sequence_example(
-    context: Mapping[str, Any], feature_lists: Mapping[str, Sequence[Any]]
+    context: Mapping[str, object], feature_lists: Mapping[str, Sequence[object]]
 ) -> bytes:
     """Serialise values as a `tf.SequenceExample`: the context as `build_example` does, and lists.
 

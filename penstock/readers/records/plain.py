@@ -14,7 +14,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 from penstock.readers.records.cache import cache_folder, path_key, write_atomically
 from penstock.readers.records.copies import copy_name, write_source
@@ -154,7 +154,7 @@ def _decompress(
             yield piece
 
 
-def _decompress_before_damage(engine: Any, data: bytes) -> tuple[bytes, int]:
+def _decompress_before_damage(engine: zlib._Decompress, data: bytes) -> tuple[bytes, int]:
     """Return what the bytes before the damage give, and how many they are."""
     pieces, num_good = [], 0
     # Down to the byte: a record that ends right before the damage is whole.

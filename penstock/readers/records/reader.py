@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.readers._decoding import Decoder
 from penstock.readers._order import RecordOrder
@@ -34,11 +33,11 @@ class RecordReader(RandomAccessReader):
         self._indexing = threading.Lock()
         self._indexed: tuple[RecordFiles, RecordOrder] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A lock cannot be pickled.
         return {**super().__getstate__(), "_indexing": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         self._indexing = threading.Lock()
 

@@ -22,6 +22,8 @@ _RANGES = {np.dtype(bool).str: (0, 1)} | {
     for dtype in (np.dtype(kind) for kind in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
 }
 Values = np.ndarray | list[bytes]
+# protobuf's map of features by name; its messages are made at run time and have no types.
+FeatureMap = Mapping[str, Any]
 
 
 def resolve_dtype(dtype: npt.DTypeLike) -> np.dtype | None:
@@ -49,7 +51,7 @@ def resolve_dtype(dtype: npt.DTypeLike) -> np.dtype | None:
     return resolved
 
 
-def find_list(features: Mapping[str, Any], key: str) -> tuple[str, Any] | None:
+def find_list(features: FeatureMap, key: str) -> tuple[str, Any] | None:
     """Return the kind of a feature's list and the list as protobuf has it.
 
     `None` where the record does not have it (or has it empty).
@@ -63,7 +65,7 @@ def find_list(features: Mapping[str, Any], key: str) -> tuple[str, Any] | None:
     return None if kind is None else (kind, getattr(feature, kind).value)
 
 
-def list_values(features: Mapping[str, Any], key: str) -> Values | None:
+def list_values(features: FeatureMap, key: str) -> Values | None:
     """Return a feature's values, `None` where the record does not have it (or has it empty)."""
     found = find_list(features, key)
     return None if found is None else convert_list(*found)
@@ -130,7 +132,7 @@ def _check_range(array: np.ndarray, dtype: np.dtype, key: str) -> None:
         )
 
 
-def _build_bytes_array(values: Values, shape: tuple[int, ...]) -> Any:
+def _build_bytes_array(values: Values, shape: tuple[int, ...]) -> np.ndarray | bytes:
     if shape == ():
         return values[0]
     array = np.empty(len(values), object)
@@ -148,7 +150,7 @@ def _build_kind_error(key: str, values: Values, declared: str) -> FeatureError:
     )
 
 
-def fill_feature(feature: Any, name: str, value: Any, *, has_narrow_types: bool) -> None:
+def fill_feature(feature: Any, name: str, value: object, *, has_narrow_types: bool) -> None:
     """Put a value into a protobuf feature, in the list that fits its kind.
 
     `has_narrow_types` is OFRecord's choice of lists: float64 to double, int32 and narrower
