@@ -155,7 +155,7 @@ def test_state_divided_otherwise_is_refused_with_both_divisions(saved, restored,
         f"indexed.set_state() got a state of {got}, expected {expected}. By file each process "
         "shuffles and counts the records of its own files, so what is left of the epoch is not the "
         "same elsewhere. Go on with the Shard rule and the number of processes of the run that was "
-        "saved, or begin the epoch anew; only states of rule='records' move between numbers of "
+        "saved, or start the epoch again; only states of rule='records' move between numbers of "
         "processes."
     )
     with pytest.raises(ReaderStateError, match=re.escape(text)):

@@ -1,8 +1,8 @@
 """The entries of an archive or a folder one after another, from tar, zip and the file system.
 
-Python's `tarfile` takes a damaged header in the middle for the end of the archive, so that a
-data set would be short and nothing would say so; it reads a name of a gigabyte, too. The few
-headers that there are in such archives are therefore followed here; `TarInfo` reads each.
+Python's `tarfile` takes a damaged header in the middle for the end of the archive, so that a data
+set would be short without a word; it also reads a name of a gigabyte. So the headers are followed
+here, and `TarInfo` reads each.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Entry:
       name: where it lies in the archive, with `/`.
       size: in bytes, as its header says.
       kind: `"file"`, `"folder"` or `"other"`: a link, a device.
-      read: return the bytes, only before the next entry is asked for.
+      read: return the bytes; call it before the next entry is read.
     """
 
     path: Path
@@ -125,7 +125,7 @@ def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path
             "The original's files are",
             name=info.filename,
         )
-    # In pieces: asked for all, zipfile decompresses all there is, whatever the header says.
+    # In pieces: `read()` decompresses whatever there is, whatever size the header says.
     with blame(path, "a whole file", info.filename), archive.open(info) as file:
         content = b"".join(iter(lambda: file.read(_STEP), b""))
         if len(content) != info.file_size:
@@ -148,6 +148,7 @@ def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
             if not is_read[0]:
                 stream.skip(size)
             stream.skip(-size % _BLOCK)
+        # The checksum of a gzip file stands at its end.
         stream.skip_to_end()
 
 

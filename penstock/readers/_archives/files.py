@@ -27,7 +27,8 @@ _FOREIGN = (
 )
 _STEP = 1 << 20
 _SMALL = 8 << 20
-_MAX_RATIO = 32  # text packs to a sixth at best, photographs not at all
+# Text packs to a sixth at best, photographs not at all.
+_MAX_RATIO = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class FileContent:
         return archive_error(self.path, got, expected, why, name=self.name, remedy=remedy)
 
     def is_named(self, name: str) -> bool:
-        """Say whether that is the last part of its name."""
+        """Return whether this is the last part of its name."""
         return (self.name or self.path.name).rpartition("/")[2] == name
 
     def lines(self, encoding: str = "utf-8") -> Iterator[str]:
@@ -96,7 +97,7 @@ class FileContent:
         """Return the text.
 
         Raises:
-          ArchiveError: it is none.
+          ArchiveError: the bytes are no text.
         """
         return "\n".join(self.lines())
 
@@ -105,7 +106,7 @@ def archive_error(
     path: Path, got: str, expected: str, why: str, *, name: str = "", remedy: str = ""
 ) -> ArchiveError:
     """Return an error about a file, or a member of an archive."""
-    # A member may have any name: one that a terminal cannot show must not hide the error.
+    # A member may have any name. One with control characters must not hide the error.
     shown = name if name.isprintable() and len(name) <= 200 else repr(name[:200])
     thing = f"'{path}': {shown}" if name else f"'{path}'"
     what = f"Delete '{path}' and get it again"
@@ -142,7 +143,7 @@ def file_size(path: Path) -> int:
 
 
 def check_size(path: Path, size: int, limits: Limits) -> None:
-    """Raise where an archive is larger than what may be in it: a sparse file of a terabyte."""
+    """Refuse an archive larger than what may be in it: a sparse file of a terabyte."""
     if size > limits.total_bytes:
         got, expected = f"{size} bytes", f"at most {limits.total_bytes}"
         raise archive_error(path, got, expected, "The original is not that large")
@@ -202,7 +203,7 @@ class BoundedStream:
             size -= len(self.read(min(size, _STEP)))
 
     def skip_to_end(self) -> None:
-        """Leave out the rest; the checksum of a gzip file stands at its end."""
+        """Leave out the rest."""
         while self.read_up_to(_STEP):
             pass
 

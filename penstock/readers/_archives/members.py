@@ -12,7 +12,8 @@ from penstock.readers._archives.files import FileContent, Limits, archive_error,
 from penstock.readers._errors import UnsafeArchiveError
 
 _MAX_PART_BYTES = 255
-_MAX_PATH_BYTES = 1024  # what systems take, less what the folder's own path needs
+# What systems take, less what the folder's own path needs.
+_MAX_PATH_BYTES = 1024
 _MAX_DEPTH = 32
 
 

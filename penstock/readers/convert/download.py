@@ -88,7 +88,7 @@ def fetch(
     part = path.with_name(f"{path.name}.part")
     _download_whole(source, part, progress, retry_secs)
     try:
-        remedy = "The download was removed; run again to download it anew"
+        remedy = "The download was removed; run again to repeat it"
         _check(part, source, f"download of {source.url}", remedy)
     except DownloadError:
         part.unlink()
@@ -131,7 +131,7 @@ def _get_reason(error: Exception) -> object:
 
 
 def _is_final(error: Exception) -> bool:
-    """Say whether trying again gives the same error."""
+    """Return whether another attempt would give the same error."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code < 500
     is_local = isinstance(error, OSError) and error.errno in (
@@ -154,7 +154,8 @@ def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECS)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and done:  # nothing after `done`: it is whole, or of another file
+        # Nothing comes after `done`: the part is whole, or of another file.
+        if error.code == 416 and done:
             if source.sha256 is None or _sha256(part) != source.sha256:
                 part.unlink()
                 raise ConnectionError("the server has no such range; starting over") from error

@@ -7,16 +7,16 @@ from penstock.readers._errors import UnsafeArchiveError as UnsafeArchiveError
 
 
 class DownloadError(OSError):
-    """Say that a file could not be downloaded whole, or is not the file it should be."""
+    """A file could not be downloaded whole, or is not the file it should be."""
 
 
 class ConversionError(ValueError):
-    """Say that a conversion cannot be done: a file does not hold what it should."""
+    """A conversion cannot be done: a file does not hold what it should."""
 
 
 class ArgumentError(ConversionError):
-    """Say that an argument of a conversion is out of range, or names nothing to convert."""
+    """An argument of a conversion is out of range, or names nothing to convert."""
 
 
 class StaleFilesError(ConversionError, FileExistsError):
-    """Say that files of another conversion lie where readers would take them for this one's."""
+    """Files of another conversion lie where readers would take them for this one's."""

@@ -21,14 +21,14 @@ _LOGGER = logging.getLogger("penstock")
 def needs_making(
     targets: Sequence[Path], *, force: bool, sources: Sequence[str | Path] = ()
 ) -> bool:
-    """Say whether a conversion must make its files; where all are there, log that it need not.
+    """Return whether a conversion must make its files; log it if all of them exist.
 
-    Files appear whole or not at all, so what is there is complete.
+    Files appear whole or not at all, so what exists is complete.
 
     Args:
       targets: the files of the conversion.
-      force: make them even if they are there, and let go of an earlier conversion's.
-      sources: the files that are read meanwhile.
+      force: make them even if they exist, and remove those of an earlier conversion.
+      sources: the files that the conversion reads.
 
     Raises:
       ArgumentError: no target, one named twice, one that is a folder, or one that would replace
@@ -108,9 +108,9 @@ def write_together(targets: Sequence[Path]) -> Iterator[list[Path]]:
         }
         paths = [hidden[target.parent] / target.name for target in targets]
         yield paths
-        # The old ones go from the first, the new ones come with the first at last: stopped in
-        # between, this leaves a set without its first file, which neither a rerun nor a reader of
-        # numbered parts takes for a whole one.
+        # The old files go from the first on, and the first of the new ones comes last. Stopped in
+        # between, this leaves a set without its first file, which neither a second run nor a reader
+        # of numbered parts takes for a whole set.
         for path in (*targets, *find_stale(targets)):
             path.unlink(missing_ok=True)
             path.with_name(f".{path.name}.penstock-index").unlink(missing_ok=True)

@@ -24,8 +24,10 @@ from penstock.readers.records.messages import Example, OFRecord, parse_features
 from penstock.readers.records.values import list_values
 from penstock.readers.records.writers import RecordWriter
 
-_MAX_SUFFIX_LENGTH = 200  # a file's name holds 255 bytes
-_RECORDS_A_REPORT = 64  # a report costs more than a small record
+# A file's name holds 255 bytes.
+_MAX_SUFFIX_LENGTH = 200
+# A report costs more than a small record.
+_RECORDS_A_REPORT = 64
 _LOGGER = logging.getLogger("penstock")
 
 # What OneFlow's ImageNet records call TF-Slim's features.

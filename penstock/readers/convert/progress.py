@@ -1,4 +1,4 @@
-"""Progress of downloads and conversions: functions that are told of bytes."""
+"""Progress of downloads and conversions: functions that are called with bytes done and in all."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ _INPUTS = (
 _AROUND = dict(enumerate(_INPUTS[1:6], -2))
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_DICTIONARY_BYTES = 4 << 20
-_MAX_VERBS = 20_000  # 5,267 as published; each takes four kilobytes when it is padded
+# 5,267 as published; each takes four kilobytes when it is padded.
+_MAX_VERBS = 20_000
 
 
 @register_dataset("conll05", splits=["test"])
@@ -46,7 +47,7 @@ def load_conll05(request: DatasetRequest) -> Arrays:
         if unknown := sorted(set(each.tags) - set(labels)):
             expected = "those of targetDict.txt"
             raise each.error(f"the labels {unknown[:3]}", expected, "They have no id")
-        # What padding would cut off is not made: a sentence is copied once for each of its verbs.
+        # Words beyond `size` are not copied: a sentence comes once for each of its verbs.
         length, at = min(len(each.sentence), size), each.tags.index("B-V")
         for offset, name in _AROUND.items():
             is_inside = 0 <= at + offset < len(each.sentence)

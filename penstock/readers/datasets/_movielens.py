@@ -19,7 +19,8 @@ from penstock.readers.datasets.splits import fixed_split
 _LAST_USER, _LAST_MOVIE, _LAST_JOB = 6040, 3952, 20
 _AGES = (1, 18, 25, 35, 45, 50, 56)
 _MAX_RATINGS = 1_100_000
-_MIN_RATINGS = 10  # below, a tenth is none
+# A tenth of fewer is none.
+_MIN_RATINGS = 10
 
 
 @register_dataset("movielens")

@@ -28,7 +28,8 @@ _HOUSING_COLUMNS = 14
 _HOUSING_BYTES = 1 << 20
 _IMDB_REVIEW = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/[^/.][^/]*\.txt")
 _SENTIMENT_REVIEW = re.compile(r"(?:.*/)?(neg|pos)/[^/.][^/]*\.txt")
-_PTB_LINES = 100_000  # 42,068 and 3,370 as published
+# 42,068 and 3,370 as published.
+_PTB_LINES = 100_000
 
 
 @register_dataset("uci_housing")
@@ -67,11 +68,11 @@ def _parse_table(file: FileContent) -> np.ndarray:
 def load_imdb(request: DatasetRequest) -> Arrays:
     """Load IMDB reviews: words [256] int32, length, label 0 positive, 1 negative: Fluid's ids.
 
-    Words are bytes, as Fluid's are: without ASCII punctuation, ASCII letters lowered, divided at
-    ASCII white space. The dictionary holds those seen more than 150 times in train and test, the
-    most frequent first and then by their bytes; its last id is `<unk>`. Positive reviews come
-    first, in the archive's order, sorted where it is unpacked. Texts are cut to `max_length` and
-    padded with 0.
+    Words are bytes, so that the ids are Fluid's: without ASCII punctuation, ASCII letters lowered,
+    divided at ASCII white space. The dictionary holds those seen more than 150 times in train and
+    test, the most frequent first and then by their bytes; its last id is `<unk>`. Positive reviews
+    come first, in the archive's order, sorted where it is unpacked. Texts are cut to `max_length`
+    and padded with 0.
     """
     path = _files.find_members(
         request,

@@ -12,11 +12,15 @@ from penstock.readers.datasets._words import Sequences, get_max_length, number_l
 from penstock.readers.datasets.registry import DatasetRequest, register_dataset
 
 _HOST = "http://paddlemodels.bj.bcebos.com"
-_DICTIONARY_SIZE = 30_000  # of the book's machine translation chapter
-_END, _UNKNOWN = 1, 2  # wmt14's dictionaries begin with <s>, <e>, <unk>
+# That of the machine translation chapter of Fluid's book.
+_DICTIONARY_SIZE = 30_000
+# wmt14's dictionaries begin with <s>, <e>, <unk>.
+_END, _UNKNOWN = 1, 2
 _LONGEST = 80
-_MAX_PAIRS = 250_000  # 193,319 of wmt14, 29,000 of wmt16; each takes a kilobyte when it is padded
-_WMT16_WORDS = (11_250, 19_220)  # all there are, with <s>, <e> and <unk>
+# wmt14 has 193,319, wmt16 29,000; each takes a kilobyte when it is padded.
+_MAX_PAIRS = 250_000
+# All words of the training split, with <s>, <e> and <unk>.
+_WMT16_WORDS = (11_250, 19_220)
 
 
 @register_dataset("wmt14")

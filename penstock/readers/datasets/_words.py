@@ -66,7 +66,7 @@ class Sequences:
 
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
-        # Flat: a list of a million lists takes more than what is in it.
+        # Flat: a million short lists take more memory than the ids in them.
         self._ids, self._lengths = array("i"), array("i")
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from penstock.readers.random_access import Source
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRequest:
-    """What a data set's loader is asked for.
+    """What a data set's loader gets: which part of the set, in which form.
 
     Args:
       name: the data set.
@@ -82,7 +82,7 @@ def register_dataset(
 
     Args:
       name: the name `readers.dataset` knows it by; registering it again replaces it.
-      splits: the splits there are.
+      splits: the set's splits.
       files: split -> glob pattern of its TFRecord files, relative to the data set's folder.
 
     Source: FastNN's `dataset` interface.

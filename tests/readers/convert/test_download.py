@@ -113,7 +113,7 @@ def test_download_of_another_checksum_is_an_error_and_leaves_nothing(
     with pytest.raises(DownloadError, match=f"got SHA-256 {DIGEST}, expected {'0' * 64}") as caught:
         fetch_a(server, tmp_path, "0" * 64)
     assert str(caught.value).startswith(f"download of {server.url}/a.bin got")
-    assert "The download was removed; run again to download it anew." in str(caught.value)
+    assert "The download was removed; run again to repeat it." in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["served"]
 
 
