@@ -14,15 +14,9 @@ import numpy as np
 
 from penstock.readers._archives import CIFAR10_LIMITS, read_by_name, read_cifar_records
 from penstock.readers.convert.download import RemoteFile, fetch
-from penstock.readers.convert.file_set import needs_making, write_together
+from penstock.readers.convert.file_set import needs_making
 from penstock.readers.convert.progress import Progress, no_progress
-from penstock.readers.convert.slim import (
-    LABELS_FILENAME,
-    image_example,
-    warn_of_other_labels,
-    write_labels,
-    write_records,
-)
+from penstock.readers.convert.slim import LABELS_FILENAME, image_example, write_splits
 from penstock.readers.records.image_bytes import encode_png
 
 CIFAR10 = RemoteFile(
@@ -71,11 +65,8 @@ def convert_cifar10(
         return targets
     _warn_of_pickled(folder, source)
     archive = fetch(source, dataset_dir, progress=progress)
-    with write_together(targets) as (*paths, labels_path):
-        for path, batch_names in zip(paths, _BATCHES.values(), strict=True):
-            write_records(path, _build_examples(archive, batch_names))
-        write_labels(labels_path, CIFAR10_LABELS)
-        warn_of_other_labels(folder, CIFAR10_LABELS)
+    splits = (_build_examples(archive, batch_names) for batch_names in _BATCHES.values())
+    write_splits(targets, splits, CIFAR10_LABELS)
     return targets
 
 

@@ -11,15 +11,13 @@ from penstock.readers._archives import Limits, unpack
 from penstock.readers._errors import ArchiveError, check_int
 from penstock.readers.convert.download import RemoteFile, fetch
 from penstock.readers.convert.errors import ArgumentError, ConversionError
-from penstock.readers.convert.file_set import hidden_folder, needs_making, write_together
+from penstock.readers.convert.file_set import hidden_folder, needs_making
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
     image_example,
     shard_name,
-    warn_of_other_labels,
-    write_labels,
-    write_records,
+    write_splits,
 )
 from penstock.readers.images import SUFFIXES, ImageFolder
 from penstock.readers.records.errors import ImageError
@@ -134,11 +132,8 @@ def convert_image_folder(
     splits = _split(images, num_validation, seed, f"'{Path(image_dir).resolve().name}'")
     parts = [_cut_part(paths, shard, num_shards) for paths in splits for shard in range(num_shards)]
     counted = _Counted(images, dataset_name, progress)
-    with write_together(targets) as (*paths, labels_path):
-        for path, part in zip(paths, parts, strict=True):
-            write_records(path, _build_examples(counted.iterate(part), classes, image_dir))
-        write_labels(labels_path, classes)
-        warn_of_other_labels(dataset_dir, classes)
+    shards = (_build_examples(counted.iterate(part), classes, image_dir) for part in parts)
+    write_splits(targets, shards, classes)
     return targets
 
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from penstock.readers._archives import read_mnist
 from penstock.readers.convert.download import RemoteFile, fetch
-from penstock.readers.convert.file_set import needs_making, write_together
+from penstock.readers.convert.file_set import needs_making
 from penstock.readers.convert.progress import Progress, no_progress
-from penstock.readers.convert.slim import (
-    LABELS_FILENAME,
-    image_example,
-    warn_of_other_labels,
-    write_labels,
-    write_records,
-)
+from penstock.readers.convert.slim import LABELS_FILENAME, image_example, write_splits
 from penstock.readers.records.image_bytes import encode_png
 
 _BASE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
@@ -69,19 +61,18 @@ def convert_mnist(
     originals = {
         name: fetch(source, dataset_dir, progress=progress) for name, source in sources.items()
     }
-    with write_together(targets) as (*paths, labels_path):
-        for path, prefix in zip(paths, _PREFIXES.values(), strict=True):
-            images, labels = read_mnist(
-                originals[f"{prefix}-images-idx3-ubyte.gz"],
-                originals[f"{prefix}-labels-idx1-ubyte.gz"],
-            )
-            write_records(path, _build_examples(images, labels))
-        write_labels(labels_path, MNIST_LABELS)
-        warn_of_other_labels(folder, MNIST_LABELS)
+    splits = (
+        _build_examples(
+            originals[f"{prefix}-images-idx3-ubyte.gz"], originals[f"{prefix}-labels-idx1-ubyte.gz"]
+        )
+        for prefix in _PREFIXES.values()
+    )
+    write_splits(targets, splits, MNIST_LABELS)
     return targets
 
 
-def _build_examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
+def _build_examples(images_path: Path, labels_path: Path) -> Iterator[bytes]:
+    images, labels = read_mnist(images_path, labels_path)
     for image, label in zip(images, labels, strict=True):
         height, width = image.shape
         yield image_example(encode_png(image[..., None]), "png", height, width, int(label))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from penstock.readers.convert.file_set import write_together
 from penstock.readers.records.features import build_example
 from penstock.readers.records.writers import RecordWriter
 
@@ -75,6 +76,17 @@ def write_records(path: str | Path, payloads: Iterable[bytes]) -> Path:
         for payload in payloads:
             writer.write(payload)
     return Path(path)
+
+
+def write_splits(
+    targets: Sequence[Path], splits: Iterable[Iterable[bytes]], label_names: Sequence[str]
+) -> None:
+    """Write a file for the payloads of each split, and `labels.txt`, which is the last target."""
+    with write_together(targets) as (*paths, labels_path):
+        for path, payloads in zip(paths, splits, strict=True):
+            write_records(path, payloads)
+        write_labels(labels_path, label_names)
+        warn_of_other_labels(targets[-1].parent, label_names)
 
 
 def _format_labels(names: Sequence[str]) -> str:

@@ -38,19 +38,34 @@ class Preprocessor(Protocol):
 
 
 @dataclass(frozen=True)
-class ImageResizePreprocessor:
+class _SizedPreprocessor:
+    """What the preprocessors to a size share. Width comes first, as in OneFlow."""
+
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.height) < 1:
+            raise ValueError(
+                message(
+                    type(self).__name__,
+                    f"width={self.width}, height={self.height}",
+                    "sizes >= 1",
+                    "They count pixels",
+                    "Pass the width, then the height",
+                )
+            )
+
+
+@dataclass(frozen=True)
+class ImageResizePreprocessor(_SizedPreprocessor):
     """Resize to `[height, width, C]`, bilinear. Width comes first, as in OneFlow.
 
     >>> ImageResizePreprocessor(6, 4)(np.zeros((8, 8, 3), np.uint8), None).shape
     (4, 6, 3)
     """
 
-    width: int
-    height: int
     is_random: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        _check_size("ImageResizePreprocessor", self.width, self.height)
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
         """Return the resized image."""
@@ -92,19 +107,14 @@ class ImagePreprocessor:
 
 
 @dataclass(frozen=True)
-class ImageCropPreprocessor:
+class ImageCropPreprocessor(_SizedPreprocessor):
     """Cut out `[height, width, C]`: at a random place, or at the top left with `random_xy=False`.
 
     >>> ImageCropPreprocessor(2, 3, random_xy=False)(np.zeros((8, 8, 3), np.uint8), None).shape
     (3, 2, 3)
     """
 
-    width: int
-    height: int
     random_xy: bool = field(default=True, kw_only=True)
-
-    def __post_init__(self) -> None:
-        _check_size("ImageCropPreprocessor", self.width, self.height)
 
     @property
     def is_random(self) -> bool:
@@ -131,19 +141,14 @@ class ImageCropPreprocessor:
 
 
 @dataclass(frozen=True)
-class ImageCenterCropPreprocessor:
+class ImageCenterCropPreprocessor(_SizedPreprocessor):
     """Cut the largest centred part of the aspect `width / height`, then resize it to that size.
 
     >>> ImageCenterCropPreprocessor(4, 4)(np.zeros((8, 16, 3), np.uint8), None).shape
     (4, 4, 3)
     """
 
-    width: int
-    height: int
     is_random: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        _check_size("ImageCenterCropPreprocessor", self.width, self.height)
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
         """Return the resized centre."""
@@ -155,7 +160,7 @@ class ImageCenterCropPreprocessor:
 
 
 @dataclass(frozen=True)
-class ImageRandomSizeCropPreprocessor:
+class ImageRandomSizeCropPreprocessor(_SizedPreprocessor):
     """Cut a random part by area and aspect, then resize it: OneFlow's `crop_with_random_size`.
 
     Where no part fits after `max_num_attempts` draws, the centre is cut instead.
@@ -165,15 +170,10 @@ class ImageRandomSizeCropPreprocessor:
     (4, 4, 3)
     """
 
-    width: int
-    height: int
     aspect_ratio: tuple[float, float] = field(default=(0.75, 1.33), kw_only=True)
     area: tuple[float, float] = field(default=(0.05, 1.0), kw_only=True)
     max_num_attempts: int = field(default=100, kw_only=True)
     is_random: bool = field(default=True, init=False)
-
-    def __post_init__(self) -> None:
-        _check_size("ImageRandomSizeCropPreprocessor", self.width, self.height)
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
         """Return the resized part."""
@@ -271,16 +271,3 @@ def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 def _get_generator(random: Random) -> np.random.Generator:
     return np.random.default_rng() if random is None else random
-
-
-def _check_size(thing: str, width: int, height: int) -> None:
-    if min(width, height) < 1:
-        raise ValueError(
-            message(
-                thing,
-                f"width={width}, height={height}",
-                "sizes >= 1",
-                "They count pixels",
-                "Pass the width, then the height",
-            )
-        )
