@@ -135,6 +135,7 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
             if isinstance(chosen, slice)
             else [int(record) for record in chosen]
         )
+        # Single samples: a task for each would cost more than to decode a small record.
         if order.batch_size is None:
             single.records.extend(records)
             single.ends.extend([end] * len(records))

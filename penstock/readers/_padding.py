@@ -54,7 +54,7 @@ def add_lengths(sample: Any, padding: Mapping[str, Padding]) -> Any:
       FeatureError: an entry is longer than `max_length`.
     """
     for name, how in padding.items():
-
+        # The loop's variables are bound as defaults: a closure would see their last values.
         def change(key: str, leaf: object, name: str = name, how: Padding = how) -> dict[str, Any]:
             array = _as_row(leaf, name, how)
             count = len(array)

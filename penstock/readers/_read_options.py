@@ -103,6 +103,7 @@ class ReadOptions:
                 )
         check_int(f"{self.name}(look_ahead)", self.look_ahead, 0, "It counts batches")
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})
+        # When the reader is made: its files may be indexed much later.
         if self.batch_size is not None:
             resolve_batch_size(self.batch_size, self.shard)
 

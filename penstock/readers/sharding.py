@@ -119,6 +119,7 @@ class Shard:
             )
         if self.rule == "files_contiguous":
             return list(range(*self.rows(0, len(names))))
+        # FastNN sorts the names before it deals the files out.
         by_name = sorted(range(len(names)), key=lambda i: names[i])
         return by_name[self.index :: self.count]
 
@@ -178,6 +179,7 @@ def resolve_batch_size(batch_size: BatchSize, shard: Shard | None = None) -> int
                 "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)",
             )
         )
+    # Equal parts: unequal ones would compile another program on some processes.
     if shard is not None and size % shard.count:
         raise ShardError(
             message(

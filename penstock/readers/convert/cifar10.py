@@ -63,6 +63,7 @@ def convert_cifar10(
     targets = [folder / name for name in names]
     if not needs_making(targets, force=force):
         return targets
+    # Before the download of 170 MB that TF-Slim's users will not expect.
     _warn_of_pickled(folder, source)
     archive = fetch(source, dataset_dir, progress=progress)
     splits = (_build_examples(archive, batch_names) for batch_names in _BATCHES.values())

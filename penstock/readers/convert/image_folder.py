@@ -203,6 +203,7 @@ def _split(
             )
         )
     shuffled = list(images)
+    # Python's generator, as TF-Slim's converter has it.
     random.Random(seed).shuffle(shuffled)
     return shuffled[num_validation:], shuffled[:num_validation]
 
@@ -248,6 +249,7 @@ def _build_examples(
     for path in images:
         try:
             encoded = read_image(path)
+            # Decoded for its size, and to see that it can be; the bytes are kept as they are.
             height, width, _ = decode_image(encoded, name=f"'{path}'").shape
         except ImageError as error:
             raise ConversionError(str(error)) from error

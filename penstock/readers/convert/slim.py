@@ -51,12 +51,13 @@ def warn_of_other_labels(folder: str | Path, names: Sequence[str]) -> None:
 
 
 def read_labels(folder: str | Path) -> dict[int, str]:
-    """Return id -> name from `labels.txt`; a name may hold colons.
+    """Return id -> name from `labels.txt`.
 
     Raises:
       FileNotFoundError: there is no such file.
     """
     text = (Path(folder) / LABELS_FILENAME).read_text(encoding="utf-8")
+    # Once: a name may hold colons.
     pairs = (line.split(":", 1) for line in text.splitlines() if line)
     return {int(label): name for label, name in pairs}
 

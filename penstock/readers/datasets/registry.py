@@ -151,6 +151,7 @@ def find_folder(name: str, dataset_dir: str | os.PathLike[str] | None) -> Path:
         return Path(dataset_dir)
     if root := os.environ.get("PENSTOCK_DATA"):
         return Path(root) / name
+    # Imported here, as most runs name their folder.
     from penstock.readers.records.cache import cache_folder
 
     return cache_folder() / "datasets" / name

@@ -32,6 +32,7 @@ class _BatchIterator(DecoratedIterator):
 
     def __next__(self) -> list[Any]:
         source = self._inner[0]
+        # A shard reads the whole batch, as all processes read the same samples.
         samples = list(islice(source, self._size))
         if not samples or self._closed or (self._drop_last and len(samples) < self._size):
             raise StopIteration

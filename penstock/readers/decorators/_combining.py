@@ -134,6 +134,7 @@ class _ComposeIterator(DecoratedIterator):
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
+        # A marker of its own: `None` is a sample like any other.
         items = [next(inner, _END) for inner in self._inner]
         ended = [number for number, item in enumerate(items) if item is _END]
         if ended:

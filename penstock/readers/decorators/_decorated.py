@@ -69,7 +69,7 @@ class DecoratedIterator(IteratorBase):
             for source in self._readers:
                 self._inner.append(source.iterate(epoch))
         except BaseException:
-            # Not by `close`: what a subclass would release is not there yet.
+            # Not by `close`: what a subclass would release has not been made yet.
             self._closed = True
             DecoratedIterator._release(self)
             raise

@@ -83,6 +83,7 @@ class ImageCodec:
                 "ImageCodec decodes one encoded image",
                 "Use RawCodec for pixels stored as numbers",
             )
+        # Any other shape is refused below, by the shape that the image has.
         channels = shape[-1] if len(shape) == 3 and shape[-1] in (1, 3) else 3
         image = decode_bgr(values[0], channels=channels, name=f"blob {name!r}")
         image = run_preprocessors(self.image_preprocessors, image, random)

@@ -94,6 +94,7 @@ class FixedLenFeature:
             if self.default_value is None:
                 raise missing(key, features)
             return {name: self.default_value}
+        # Before the values become an array: a list of another length may be huge.
         size = math.prod(self.shape)
         if len(found[1]) != size:
             raise FeatureError(
@@ -205,6 +206,7 @@ class ImageFeature:
         found = find_list(features, self.key)
         if found is None:
             raise missing(self.key, features)
+        # Not converted: of a list of numbers only length and dtype are needed, for the error.
         values = describe_list(*found)
         if len(values) != 1 or not isinstance(values[0], bytes):
             raise FeatureError(
@@ -272,6 +274,7 @@ class SequenceFeature:
         if key not in features:
             raise missing(key, features)
         steps = features[key].feature
+        # Before a step is decoded: each may be an image.
         if self.max_length is not None and len(steps) > self.max_length:
             raise FeatureError(
                 f"feature list {key!r}",
@@ -306,6 +309,7 @@ def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
     sample: Sample = {}
     for name, feature in spec.items():
         is_list = isinstance(feature, SequenceFeature)
+        # Else a list that was declared as a feature would be read as absent, or as its default.
         if lists and not is_list:
             _check_context(getattr(feature, "key", None) or name, features, lists)
         sample |= feature.extract(name, lists if is_list else features)
@@ -336,6 +340,7 @@ def build_example(values: Mapping[str, object]) -> bytes:
     '0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107'
     """
     example = Example()
+    # Sorted here, as protobuf's deterministic order of a map is not promised between releases.
     for name in sorted(values):
         fill_feature(example.features.feature[name], name, values[name], has_narrow_types=False)
     return example.SerializeToString(deterministic=True)

@@ -186,6 +186,7 @@ class ImageRandomSizeCropPreprocessor(_SizedPreprocessor):
             if 0 < high <= rows and 0 < wide <= columns:
                 y, x = generator.integers((rows - high + 1, columns - wide + 1))
                 return _resize(array[y : y + high, x : x + wide], self.height, self.width)
+        # As OneFlow does, where no part fits: every image gives a sample.
         return ImageCenterCropPreprocessor(self.width, self.height)(array, None)
 
 
@@ -214,6 +215,7 @@ class NormByChannelPreprocessor:
     def __post_init__(self) -> None:
         mean = tuple(float(value) for value in np.atleast_1d(self.mean))
         std = tuple(float(value) for value in np.atleast_1d(self.std))
+        # The default of three ones suits any number of channels.
         std = std[:1] if len(set(std)) == 1 else std
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
@@ -264,6 +266,7 @@ def run_preprocessors(
 def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     import cv2
 
+    # opencv refuses a mirrored view, whose strides are negative.
     source = np.ascontiguousarray(image)
     resized = cv2.resize(source, (width, height), interpolation=cv2.INTER_LINEAR)
     return resized.reshape(height, width, image.shape[2])

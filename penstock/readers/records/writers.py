@@ -43,6 +43,7 @@ class RecordWriter:
         framing: Framing = TFRECORD,
         compression: Literal["", "GZIP", "ZLIB"] = "",
     ) -> None:
+        # zlib's window of 32 KiB; 16 more says that the header is gzip's.
         bits = {"": 0, "GZIP": 31, "ZLIB": 15}.get(compression)
         if bits is None or (bits and not framing.has_crc):
             raise ValueError(
