@@ -90,7 +90,7 @@ class Holder:
         return None if self.boot else True
 
     def __str__(self) -> str:
-        """Say which process it is, and since when."""
+        """Return which process it is, and since when."""
         is_this = self.pid == os.getpid() and self.is_alive() is True
         who = f"{'this very process' if is_this else 'process'} {self.pid}"
         return f"{who} on {self.host} since {self.since}"
@@ -159,7 +159,7 @@ class FolderLock:
         self.release()
 
     def acquire(self) -> None:
-        """Take the folder. One that is held already stays so.
+        """Take the folder; does nothing where this lock holds it already.
 
         Raises:
           FolderInUseError: another run has it.
@@ -300,7 +300,7 @@ def _exclude_others(folder: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> _Found | None:
-    """Return what a lock file says; None where there is none."""
+    """Return a lock file as it is now; None where there is none."""
     try:
         # Opened each time: a network file system then asks its server how old the file is.
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -314,7 +314,7 @@ def _read(path: Path) -> _Found | None:
 
 
 def _read_boot() -> str:
-    """Return which start of which kernel this is."""
+    """Return the id that the kernel took at its start."""
     return _read_text("/proc/sys/kernel/random/boot_id").strip()
 
 

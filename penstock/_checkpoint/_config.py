@@ -88,7 +88,7 @@ class CheckpointConfig:
 def config_of(
     checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
 ) -> CheckpointConfig | None:
-    """Return the configuration that a `Trainer` was given, or that a folder's name stands for.
+    """Return a `Trainer`'s configuration of checkpoints; a folder alone stands for the defaults there.
 
     Raises:
       TypeError: it is neither.

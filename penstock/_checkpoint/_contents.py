@@ -24,7 +24,7 @@ JSONObject = Mapping[str, Any]
 
 
 class Leaf(Protocol):
-    """An array, or what stands for one that is not there yet."""
+    """An array, or its shape and dtype alone."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
-    """One checkpoint on the host: the state's leaves by name, the position and what else was said.
+    """One checkpoint on the host: the state's leaves by name, the position, and notes of the trainer.
 
     Attributes:
       leaves: arrays by name, such as `variables.params.fc_0.w`.
@@ -107,7 +107,7 @@ def host_leaves(names: Sequence[str], leaves: Sequence[jax.Array]) -> dict[str, 
 
 
 def checksum(array: np.ndarray) -> int:
-    """Return the CRC-32C of an array's bytes; copies none of one that is contiguous."""
+    """Return the CRC-32C of an array's bytes; a contiguous array is not copied."""
     from penstock._checksums import crc32c
 
     return crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

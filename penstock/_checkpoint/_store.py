@@ -93,7 +93,7 @@ class Store:
         )
 
     def tidy(self) -> None:
-        """Finish what a killed process began to write or to delete; only who writes may call it.
+        """Clean up after a process that was killed in a save; only the process that writes may call it.
 
         A checkpoint that was about to be replaced comes back, unless the new one is there.
         """
@@ -228,7 +228,7 @@ class Store:
         return None
 
     def close(self) -> None:
-        """Release what Orbax holds; the store may be used again."""
+        """Close Orbax's checkpointer; the store may be used again."""
         if self._checkpointer is not None:
             with _orbax.quiet():
                 self._checkpointer.close()

@@ -25,7 +25,7 @@ class Display(Protocol):
         """Show where training is."""
 
     def wait(self, pace: Pace, text: str) -> None:
-        """Show what training waits for, if that can be taken back afterwards."""
+        """Show what training waits for, where a later text can replace it."""
 
     def end_epoch(self, pace: Pace, text: str) -> None:
         """Leave a line about the epoch."""
@@ -72,7 +72,7 @@ class Lines:
 
 
 class Live:
-    """One line that changes in place, and above it one that stays for each epoch."""
+    """A line that changes in place, below a line for each epoch that is over."""
 
     interval_secs = _LIVE_INTERVAL_SECS
 
@@ -120,7 +120,7 @@ class Live:
 
 
 class Notebook:
-    """What `Live` shows, as the output of a notebook's cell; without widgets, which may be missing.
+    """The text of `Live` as the output of a notebook's cell; without widgets, which may be missing.
 
     Arguments:
       show: IPython's `display`.
@@ -149,7 +149,7 @@ class Notebook:
 
 
 def make_display(file: TextIO) -> Display:
-    """Return what suits a file."""
+    """Return the display that suits a file."""
     if file is sys.stdout and _is_notebook():
         return Notebook(importlib.import_module("IPython.display").display)
     is_terminal = file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -157,7 +157,7 @@ def make_display(file: TextIO) -> Display:
 
 
 def _is_notebook() -> bool:
-    """Say whether this process is a notebook's; IPython is loaded then."""
+    """Return whether this process is a notebook's kernel; IPython is loaded then."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return hasattr(shell, "kernel")  # IPython on a terminal has none

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: what stands in them, written without TensorFlow.
+"""TensorBoard's event files and their messages, written without TensorFlow.
 
 The `tensorboard` package brings the messages. Its own writer is not used: it imports TensorFlow
 where that is installed, which takes seconds and the GPU's memory, and computes checksums in Python.
@@ -85,7 +85,7 @@ class EventFile:
 
 
 def explain(path: str | os.PathLike[str], error: OSError) -> str:
-    """Return what to say of an error in writing an event file."""
+    """Return the text of an error in writing an event file."""
     return (
         f"TensorBoard got the file {str(path)!r}, expected one that can be written "
         f"({error.strerror or error}). Its curves have gaps. Make room or give permission there."

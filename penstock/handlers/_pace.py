@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Device(Protocol):
-    """What is asked of a device of JAX, whose class has no public name for annotations."""
+    """A device of JAX, as far as it is used here; a checker does not take `jax.Device` for a class."""
 
     def memory_stats(self) -> Mapping[str, int] | None:
         """Return the bytes in use and others, where the backend counts them."""
@@ -112,7 +112,7 @@ class Pace:
 
 
 def _format_memory(device: Device | None) -> str:
-    """Return what is in use of a device's memory; nothing where the backend does not say."""
+    """Return the memory in use on a device as text, empty where the backend does not count it."""
     stats = None if device is None else device.memory_stats()
     if not stats or "bytes_in_use" not in stats:
         return ""

@@ -105,7 +105,7 @@ class Readings:
         self.num_steps = self.num_examples = 0
 
     def __call__(self, event: Event) -> Reading | None:
-        """Return what is to be read at this event, if anything."""
+        """Return the reading that is ready at this event, if any."""
         match event:
             case EndStep():
                 self.num_steps += 1
@@ -122,7 +122,7 @@ class Readings:
         return None if held is None else self._read(held, may_fail=has_failed)
 
     def take(self) -> Reading | None:
-        """Return at once what would be read after the next launch, if anything."""
+        """Return at once the reading that would be ready after the next launch, if any."""
         held = self._interval(EndTraining("stopped"))  # the interval returns it at the end
         return None if held is None else self._read(held, may_fail=True)
 
@@ -143,7 +143,7 @@ class Readings:
 
 
 class Lap(NamedTuple):
-    """A window of steps: how long it took, and what was launched in it."""
+    """A window of steps: its duration, and how much was launched in it."""
 
     secs: float
     num_steps: int

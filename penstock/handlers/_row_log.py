@@ -1,4 +1,4 @@
-"""A log of rows, whatever the form of a row: what `CSVLog` and `JSONLog` have in common."""
+"""The part of `CSVLog` and `JSONLog` that does not depend on the form of a row."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class RowLog(abc.ABC):
             _LOGGER.warning("%s Training goes on without it.", self._file.explain(error))
 
     def _flush(self) -> OSError | None:
-        """Write what is not written yet; return the error that stopped it."""
+        """Write the rows that are not in the file yet; return the error that stopped it."""
         try:
             while self._unwritten:
                 self._write_row(self._unwritten[0])
@@ -143,7 +143,7 @@ class RowLog(abc.ABC):
 
 
 def is_before(row: Values, event: BeginTraining) -> bool:
-    """Return whether a row belongs to what was trained before `event`, and is not trained again."""
+    """Return whether a row is of a step before `event`: steps after it are trained again."""
     epoch, global_step = int(row["epoch"]), int(row["global_step"])
     if row["kind"] == "epoch":
         return epoch < event.epoch

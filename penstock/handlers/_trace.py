@@ -17,7 +17,7 @@ TraceEvent = Mapping[str, Any]
 
 
 class Operation(NamedTuple):
-    """An operation of a compiled program: what it took over all its runs, and where it is from."""
+    """An operation of a compiled program: its time over all runs, and the layer that it is from."""
 
     name: str
     num_runs: int
@@ -48,7 +48,7 @@ def read_operations(folder: Path) -> list[Operation]:
 
 
 def table(operations: list[Operation], top: int) -> str:
-    """Return the first `top` operations as a table, and what the others took together.
+    """Return the first `top` operations as a table, and the time of all others together.
 
     >>> print(
     ...     table([Operation("dot.1", 5, 30.0, "fc_0/dot_general"), Operation("add", 5, 10.0)], 9)

@@ -204,7 +204,7 @@ class Evaluate:
     def _save_best(
         self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]
     ) -> str:
-        """Save the parameters and their test; return what to say of those they replace."""
+        """Save the parameters and their test; return a remark on those of another run, if any."""
         said = ""
         if self._holds_another_run and not jax.process_index():
             names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))

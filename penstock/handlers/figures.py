@@ -70,7 +70,7 @@ def check_path(owner: str, path: str | os.PathLike[str]) -> Path:
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
-    """Draw panels side by side into a file, whose folder is made.
+    """Draw panels side by side into a file; its folder is made.
 
     The file appears whole or not at all: a viewer that reloads it never sees half a picture.
     """
@@ -174,7 +174,7 @@ class Curve:
             self._num_skipped = 0
 
     def get_state(self) -> HandlerState:
-        """Return what `set_state` needs, as JSON has it."""
+        """Return the points and where the next one is due, as JSON holds them."""
         return {
             "x": list(self.x),
             "y": list(self.y),

@@ -139,7 +139,7 @@ class LearningRateFinder:
             self._set_rate(trainer)
 
     def _is_diverged(self, loss: float) -> bool:
-        """Say whether the running mean is far above its best; one bad batch is not enough."""
+        """Return whether the running mean is far above its best; one bad batch is not enough."""
         if not math.isfinite(loss):
             return True
         # One bad batch is not a divergence: the mean forgets a batch after about five.

@@ -137,7 +137,7 @@ class Plot:
         return Panel(title=name, lines=lines, is_y_log=self._is_log)
 
     def get_state(self) -> HandlerState:
-        """Return the curves, for a checkpoint; what is to be read late is read now."""
+        """Return the curves, for a checkpoint; the reading that is due next is taken now."""
         reading = self._readings.take()
         if reading is not None:
             self._add("train", reading.global_step + 1, reading.metrics)

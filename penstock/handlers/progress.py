@@ -1,4 +1,4 @@
-"""`Progress`: what a person sees of a training run."""
+"""`Progress`: a line that shows how far a run is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Summary`: what is trained, as a table."""
+"""`Summary`: a table of the parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Summary:
     """Print the table of parameters and running statistics when training begins.
 
     A row for each: name, shape, count of elements, dtype, and whether it is trained (`yes`, or `no`
-    for what the objectives leave alone and for running statistics, which batch norm moves by
+    for what no objective updates and for running statistics, which batch norm moves by
     itself). Below it the counts and bytes of both, as Keras's `model.summary()` has them. Optimizer
     state is not counted.
 

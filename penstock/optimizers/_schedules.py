@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,7 @@ def _share(options: ScheduleOptions, window: _Window) -> optax.Schedule:
     return lambda step: (period - jnp.clip(jnp.asarray(step) - start, 0, period)) / period
 
 
-def _warmup(options: ScheduleOptions, step: Any) -> jax.Array:
+def _warmup(options: ScheduleOptions, step: jax.typing.ArrayLike) -> jax.Array:
     """Return the share of the full rate that the warmup gives a step; 1 after it."""
     num_steps = options.warmup_steps
     if not num_steps:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import KeyPath
 
 
 def scale_by_adam(
@@ -79,19 +80,21 @@ def adam_weight_decay(
     """
     pattern = re.compile("|".join(f"(?:{each})" for each in exclude) or r"(?!)")
 
-    def decays(params: optax.Params) -> Any:
+    def mask_decayed(params: optax.Params) -> optax.Params:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        of_layers = {path[:-1] for path in paths if _text(path[-1:]) not in _OF_NORMS}
+        of_layers = {path[:-1] for path in paths if _format_path(path[-1:]) not in _OF_NORMS}
 
-        def is_decayed(path: Any, _: Any) -> bool:
-            is_shift = _text(path[-1:]) == "bias" and path[:-1] not in of_layers and len(path) > 1
-            return not pattern.search(f"{_text(path[:-1])}/beta" if is_shift else _text(path))
+        def is_decayed(path: KeyPath, _: jax.Array) -> bool:
+            layer, name = path[:-1], _format_path(path[-1:])
+            is_shift = name == "bias" and layer not in of_layers and len(path) > 1
+            text = f"{_format_path(layer)}/beta" if is_shift else _format_path(path)
+            return not pattern.search(text)
 
         return jax.tree_util.tree_map_with_path(is_decayed, params)
 
     return optax.chain(
         scale_by_adam(beta1, beta2, epsilon, corrects_bias=False),
-        optax.add_decayed_weights(weight_decay_rate, decays),
+        optax.add_decayed_weights(weight_decay_rate, mask_decayed),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -99,7 +102,7 @@ def adam_weight_decay(
 _OF_NORMS = ("scale", "bias")
 
 
-def _text(path: Any) -> str:
+def _format_path(path: KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -147,10 +150,12 @@ def ftrl(
         is_moving = jnp.asarray(learning_rate) > 0
         rate = jnp.where(is_moving, learning_rate, 1.0)
 
-        def new_linear(z: Any, g: Any, n: Any, n_old: Any, w: Any) -> Any:
+        def new_linear(
+            z: jax.Array, g: jax.Array, n: jax.Array, n_old: jax.Array, w: jax.Array
+        ) -> jax.Array:
             return jnp.where(is_moving, z + g - (n**-power - n_old**-power) / rate * w, z)
 
-        def step(z: Any, n: Any, w: Any) -> Any:
+        def step(z: jax.Array, n: jax.Array, w: jax.Array) -> jax.Array:
             is_active = jnp.abs(z) > l1
             curvature = jnp.where(is_active, n**-power / rate + 2 * l2, 1.0)
             target = jnp.where(is_active, (jnp.sign(z) * l1 - z) / curvature, 0.0)
