@@ -88,7 +88,7 @@ class CheckpointConfig:
 def config_of(
     checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
 ) -> CheckpointConfig | None:
-    """Return a `Trainer`'s configuration of checkpoints; a folder alone stands for the defaults there.
+    """Return the configuration of a `Trainer`'s checkpoints; a folder stands for the defaults.
 
     Raises:
       TypeError: it is neither.

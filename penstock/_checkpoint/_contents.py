@@ -69,7 +69,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
-    """One checkpoint on the host: the state's leaves by name, the position, and notes of the trainer.
+    """One checkpoint on the host: the state's leaves by name, the position and the trainer's notes.
 
     Attributes:
       leaves: arrays by name, such as `variables.params.fc_0.w`.

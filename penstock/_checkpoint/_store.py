@@ -93,7 +93,7 @@ class Store:
         )
 
     def tidy(self) -> None:
-        """Clean up after a process that was killed in a save; only the process that writes may call it.
+        """Clean up after a process that was killed in a save; only who writes may call it.
 
         A checkpoint that was about to be replaced comes back, unless the new one is there.
         """

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Device(Protocol):
-    """A device of JAX, as far as it is used here; a checker does not take `jax.Device` for a class."""
+    """A device of JAX, as far as it is used; a checker does not take `jax.Device` for a class."""
 
     def memory_stats(self) -> Mapping[str, int] | None:
         """Return the bytes in use and others, where the backend counts them."""

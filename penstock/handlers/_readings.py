@@ -17,55 +17,6 @@ from penstock.events import (
 )
 
 
-class Interval:
-    """Return the `EndStep` of every `every_steps`-th step, one launch late.
-
-    Read at once, its metrics would have to be waited for while the device has nothing to do. One
-    launch later the device works on that launch. What is held at the end of an epoch, or of
-    training, is returned then. Steps for which it returns `None` cost no synchronisation.
-
-    Arguments:
-      every_steps: the interval: the steps with `(global_step + 1) % every_steps == 0`.
-
-    >>> interval = Interval(2)
-    >>> events = []
-    >>> for number in range(3):
-    ...     begin = BeginStep(0, number, number)
-    ...     events.append((interval(begin), interval(EndStep(0, number, number))))
-    >>> events[2]
-    (None, EndStep(epoch=0, step=1, global_step=1))
-    """
-
-    def __init__(self, every_steps: int) -> None:
-        if not isinstance(every_steps, int) or every_steps < 1:
-            raise ValueError(
-                f"every_steps got {every_steps!r}, expected a positive integer. It is how many "
-                "steps lie between two readings."
-            )
-        self._every_steps = every_steps
-        self._held: EndStep | None = None
-        self._is_launched = False
-
-    def __call__(self, event: Event) -> EndStep | None:
-        """Return the step to read now, if there is one."""
-        ready = None
-        match event:
-            case EndStep():
-                if self._held is not None and self._is_launched:
-                    ready, self._held = self._held, None
-                if (event.global_step + 1) % self._every_steps == 0:
-                    # With an interval of one a step is held at each: the one before is returned.
-                    ready, self._held = ready or self._held, event
-                    self._is_launched = False
-            case BeginStep():
-                self._is_launched = self._held is not None
-            case BeginTraining() | BeginEpoch():
-                self._held = None
-            case EndEpoch() | EndTraining():
-                ready, self._held = self._held, None
-        return ready
-
-
 class Reading(NamedTuple):
     """A step's numbers and metrics; the counts are since training began, this step included.
 
@@ -85,12 +36,25 @@ class Reading(NamedTuple):
 class Readings:
     """Read every `every_steps`-th step's metrics, one launch late; other steps are only counted.
 
+    Read at once, metrics would have to be waited for while the device has nothing to do. One launch
+    later the device works on that launch. What is held at the end of an epoch, or of training, is
+    read then. Steps that are not read cost no synchronisation.
+
     Arguments:
-      every_steps: the interval; 0 or less reads nothing.
+      every_steps: the interval: the steps with `(global_step + 1) % every_steps == 0` are read; 0
+        or less reads nothing.
 
     Attributes:
       num_steps: steps since training began.
       num_examples: examples since training began.
+
+    >>> readings = Readings(2)
+    >>> found = []
+    >>> for number in range(3):
+    ...     begin, end = BeginStep(0, number, number), EndStep(0, number, number)
+    ...     found.append((readings(begin), readings(end)))
+    >>> [reading and reading.global_step for _, reading in found]
+    [None, None, 1]
     """
 
     def __init__(self, every_steps: int) -> None:
@@ -100,46 +64,58 @@ class Readings:
                 "between two readings; 0 reads none."
             )
         self._every_steps = every_steps
-        self._interval = Interval(every_steps) if every_steps > 0 else lambda event: None
-        self._counts: dict[int, tuple[int, int]] = {}
+        self._held: tuple[EndStep, int, int] | None = None  # a step, and the counts after it
+        self._is_launched = False  # whether another launch has begun since
         self.num_steps = self.num_examples = 0
 
     def __call__(self, event: Event) -> Reading | None:
         """Return the reading that is ready at this event, if any."""
+        ready = None
         match event:
             case EndStep():
                 self.num_steps += 1
                 self.num_examples += event.num_examples
+                if self._is_launched:
+                    ready, self._held = self._held, None
                 if self._every_steps > 0 and (event.global_step + 1) % self._every_steps == 0:
-                    self._counts[event.global_step] = (self.num_steps, self.num_examples)
+                    # With an interval of one a step is held at each: the one before is read.
+                    ready = ready or self._held
+                    self._held = (event, self.num_steps, self.num_examples)
+                    self._is_launched = False
+            case BeginStep():
+                self._is_launched = self._held is not None
             case BeginTraining():
                 self.num_steps = self.num_examples = 0
-                self._counts.clear()
+                self._held = None
             case BeginEpoch():
-                self._counts.clear()
-        held = self._interval(event)
+                self._held = None
+            case EndEpoch() | EndTraining():
+                ready, self._held = self._held, None
         has_failed = isinstance(event, EndTraining) and event.error is not None
-        return None if held is None else self._read(held, may_fail=has_failed)
+        return _read(ready, may_fail=has_failed)
 
     def take(self) -> Reading | None:
         """Return at once the reading that would be ready after the next launch, if any."""
-        held = self._interval(EndTraining("stopped"))  # the interval returns it at the end
-        return None if held is None else self._read(held, may_fail=True)
+        held, self._held = self._held, None
+        return _read(held, may_fail=True)
 
-    def _read(self, held: EndStep, *, may_fail: bool) -> Reading | None:
-        try:
-            metrics, rate = held.metrics, held.learning_rate
-        except Exception:
-            if may_fail:
-                return None  # the step itself failed, and its error is on its way to the caller
-            raise
-        counts = self._counts.pop(held.global_step)
-        rates: dict[str, float] = {}
-        if isinstance(rate, dict):
-            rates = {f"learning_rate/{name}": value for name, value in rate.items()}
-        elif rate is not None:
-            rates = {"learning_rate": rate}
-        return Reading(held.epoch, held.step, held.global_step, *counts, metrics, rates)
+
+def _read(held: tuple[EndStep, int, int] | None, *, may_fail: bool) -> Reading | None:
+    if held is None:
+        return None
+    event, *counts = held
+    try:
+        metrics, rate = event.metrics, event.learning_rate
+    except Exception:
+        if may_fail:
+            return None  # the step itself failed, and its error is on its way to the caller
+        raise
+    rates: dict[str, float] = {}
+    if isinstance(rate, dict):
+        rates = {f"learning_rate/{name}": value for name, value in rate.items()}
+    elif rate is not None:
+        rates = {"learning_rate": rate}
+    return Reading(event.epoch, event.step, event.global_step, *counts, metrics, rates)
 
 
 class Lap(NamedTuple):
