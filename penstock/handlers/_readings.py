@@ -103,7 +103,7 @@ class Readings:
 def _read(held: tuple[EndStep, int, int] | None, *, may_fail: bool) -> Reading | None:
     if held is None:
         return None
-    event, *counts = held
+    event, num_steps, num_examples = held
     try:
         metrics, rate = event.metrics, event.learning_rate
     except Exception:
@@ -115,7 +115,8 @@ def _read(held: tuple[EndStep, int, int] | None, *, may_fail: bool) -> Reading |
         rates = {f"learning_rate/{name}": value for name, value in rate.items()}
     elif rate is not None:
         rates = {"learning_rate": rate}
-    return Reading(event.epoch, event.step, event.global_step, *counts, metrics, rates)
+    numbers = (event.epoch, event.step, event.global_step)
+    return Reading(*numbers, num_steps, num_examples, metrics, rates)
 
 
 class Lap(NamedTuple):
