@@ -65,3 +65,11 @@ def test_error_that_ended_training_is_the_one_that_is_raised():
     ]
     with pytest.raises(ValueError, match="second"):
         emitter(fail_at_the_end)(ps.EndTraining("completed", None, 3))
+
+
+def test_annotation_may_say_the_type_of_the_metrics():
+    def on_step(event: ps.EndStep[tuple[float, float]]) -> float:
+        loss, _ = event.metrics
+        return loss
+
+    assert on_step(ps.EndStep(0, 0, 0, read=lambda: (0.5, 0.75))) == 0.5

@@ -397,11 +397,3 @@ def test_note_on_a_handlers_exception_names_handler_and_event():
         events.emitter(broken)(ps.BeginEpoch(epoch=2, global_step=7))
     [note] = caught.value.__notes__
     assert "broken at BeginEpoch(epoch=2, global_step=7, num_steps=None, first_step=0)." in note
-
-
-def test_annotation_may_say_the_type_of_the_metrics():
-    def on_step(event: events.EndStep[tuple[float, float]]) -> float:
-        loss, _ = event.metrics
-        return loss
-
-    assert on_step(events.EndStep(0, 0, 0, read=lambda: (0.5, 0.75))) == 0.5
