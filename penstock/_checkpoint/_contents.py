@@ -57,9 +57,12 @@ class Position:
     epoch: int = 0
     step: int = 0
     num_examples: int = 0
+    # A script that is resumed in its second `train` passes over the first, whose epochs were done.
     call: int = 0
     first_epoch: int = 0
     reader_state: Any = None
+    # A run resumed at a short last batch would otherwise compile for its size, and differ in the
+    # last bit.
     batch_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> JSONObject:

@@ -13,6 +13,8 @@ from penstock._checkpoint._store import Store
 
 _LOGGER = logging.getLogger("penstock")
 
+# The lowest priority: on CPU the steps use every core, and each millisecond that a save takes of one
+# is one that they lose.
 _NICENESS = 19
 
 
