@@ -13,8 +13,7 @@ from penstock._checkpoint._store import Store
 
 _LOGGER = logging.getLogger("penstock")
 
-# The lowest priority: on CPU the steps use every core, and each millisecond that a save takes of one
-# is one that they lose.
+# The lowest priority: on CPU the steps use every core, and lose what a save takes of one.
 _NICENESS = 19
 
 
