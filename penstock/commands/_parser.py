@@ -33,6 +33,7 @@ class Dataclass(Protocol):
 
 
 FlagsT = TypeVar("FlagsT", bound=Dataclass)
+FlagValue = bool | int | float | str | tuple[str, ...] | Mapping[str, bool | float | str] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Flag:
         return "nargs" in self.options
 
     @property
-    def kinds(self) -> tuple[Any, ...]:
+    def kinds(self) -> tuple[object, ...]:
         """The types that its value may have."""
         is_union = isinstance(self.hint, UnionType) or get_origin(self.hint) is Union
         return get_args(self.hint) if is_union else (self.hint,)
@@ -70,7 +71,7 @@ class Flag:
         """The names that its value may be, where they are a closed set."""
         return tuple(c for k in self.kinds if get_origin(k) is Literal for c in get_args(k))
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> FlagValue:
         """Return the value that a text stands for.
 
         Raises:
@@ -85,7 +86,7 @@ class Flag:
                 return text
             if kind is bool and text.lower() in _BOOLEANS:
                 return _BOOLEANS[text.lower()]
-            if kind in (int, float):
+            if kind is int or kind is float:
                 with contextlib.suppress(ValueError):
                     return kind(text)
             if get_origin(kind) is tuple:
@@ -181,7 +182,7 @@ def _read_helps(kind: type) -> dict[str, str]:
 
 def read_words(
     flags: Mapping[str, Flag], words: Sequence[str], *, prog: str, text: str = "", epilog: str = ""
-) -> dict[str, Any]:
+) -> dict[str, FlagValue]:
     """Return the values of those flags that the words of a command line give, by name.
 
     The last of several values wins. Dashes in names are underscores.
@@ -270,7 +271,7 @@ def parse(
     prog: str,
     epilog: str = "",
     others: Mapping[str, Flag] = MappingProxyType({}),
-) -> tuple[FlagsT, dict[str, Any]]:
+) -> tuple[FlagsT, dict[str, FlagValue]]:
     """Return the flags that the words of a command line stand for.
 
     Arguments:

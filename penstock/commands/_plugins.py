@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.commands._checks import UsageError, split_words
 
 
-def import_plugins(plugins: str | None, flag: str = "plugin") -> None:
+def import_plugins(plugins: str, flag: str = "plugin") -> None:
     """Import modules by name, or files by path.
 
     Arguments:

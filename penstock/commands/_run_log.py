@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock._errors import UnknownNameError, listed, nearest
 
-_NUMBERS = ("epoch", "step", "global_step", "seconds", "examples")
+_COLUMNS = ("kind", "epoch", "step", "global_step", "seconds", "examples")
 
 
 class LogError(ValueError):
     """A run's log is missing, or is not one."""
 
 
+class Row(NamedTuple):
+    """A row of a log: what it is about, and the metrics that were known then."""
+
+    kind: str
+    epoch: float
+    global_step: float
+    seconds: float
+    metrics: Mapping[str, float]
+
+
 class RunLog(NamedTuple):
-    """A run: its name, and its rows by column; a row has the metrics that were known then."""
+    """The log of a run."""
 
     name: str
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
 
-    def of(self, kind: str, metric: str) -> list[Mapping[str, Any]]:
+    def find_rows(self, kind: str, metric: str) -> list[Row]:
         """Return the rows of a kind that have a metric."""
-        return [row for row in self.rows if row["kind"] == kind and metric in row]
+        return [row for row in self.rows if row.kind == kind and metric in row.metrics]
 
     def check(self, metric: str) -> None:
         """Raise unless some row has the metric.
@@ -33,7 +43,7 @@ class RunLog(NamedTuple):
         Raises:
           UnknownNameError: naming those there are.
         """
-        known = {name: None for row in self.rows for name in row if name not in ("kind", *_NUMBERS)}
+        known = {name: None for row in self.rows for name in row.metrics}
         if metric not in known:
             raise UnknownNameError(
                 f"the run {self.name!r} got the metric {metric!r}, expected one of "
@@ -56,7 +66,9 @@ def read_log(run: str) -> RunLog:
         # A run that was killed, or writes at this moment, may have left half a line.
         lines = [line for line in lines if line.endswith("\n") and line.strip()]
         is_json = bool(lines) and lines[0].startswith("{")
-        rows = [_row(row) for row in (map(json.loads, lines) if is_json else csv.DictReader(lines))]
+        rows = [
+            _read_row(row) for row in (map(json.loads, lines) if is_json else csv.DictReader(lines))
+        ]
     except (ValueError, TypeError, OSError) as error:
         raise LogError(
             f"the log {str(path)!r} got something that cannot be read ({error}), expected rows as "
@@ -88,16 +100,17 @@ def _find(run: str) -> Path:
     raise LogError(f"the run got {run!r}, expected a log file or a folder with one. {problem}")
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its numbers as numbers; what is missing, or has axes, is left out."""
-    missing = [name for name in ("kind", *_NUMBERS) if name not in row]
+def _read_row(row: Mapping[str, object]) -> Row:
+    missing = [name for name in _COLUMNS if name not in row]
     if missing:
         raise ValueError(f"rows without {listed(missing)}")
-    numbers = {name: float(row[name]) for name in _NUMBERS}
-    return {"kind": row["kind"], **numbers, **dict(_metrics(row))}
-
-
-def _metrics(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in row.items():
-        if name not in ("kind", *_NUMBERS) and isinstance(value, str | int | float) and value != "":
-            yield name, float(value)
+    epoch, global_step, seconds = (
+        float(str(row[name])) for name in ("epoch", "global_step", "seconds")
+    )
+    # A metric may be missing, as in rows before the first test, or have axes.
+    metrics = {
+        name: float(value)
+        for name, value in row.items()
+        if name not in _COLUMNS and isinstance(value, str | int | float) and value != ""
+    }
+    return Row(str(row["kind"]), epoch, global_step, seconds, metrics)

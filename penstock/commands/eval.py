@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from penstock.commands._run.announce import format_metrics
 from penstock.commands._run.confusion import count_confusions, draw_confusion, print_classes
 from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.folder import RunFolder
+from penstock.commands._run.samples import Batch, BatchReader
 from penstock.commands._run.saved_network import find_network, load_network
 
 PROG = "penstock eval"
@@ -93,11 +94,11 @@ def _evaluate(argv: list[str]) -> None:
 
 
 def _collect(
-    reader: Any, trainer: Trainer, pairs: list[tuple[np.ndarray, np.ndarray]]
-) -> Iterator[Mapping[str, np.ndarray]]:
+    reader: BatchReader, trainer: Trainer, pairs: list[tuple[np.ndarray, np.ndarray]]
+) -> Iterator[Batch]:
     """Yield the batches of a reader, and collect labels and predictions from them."""
     # Within the test: a second pass for the predictions would decode the images again.
-    for batch in reader:
+    for batch in reader():
         probabilities = trainer.infer({"image": batch["image"]})
         pairs.append((np.array(batch["label"]), np.asarray(probabilities).argmax(axis=-1)))
         yield batch

@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
 
 def _import(argv: list[str]) -> None:
     flags, _ = parse(ImportFlags, argv, prog="penstock import-weights")
-    import_plugins(flags.plugin)
+    import_plugins(flags.plugin or "")
     weights = models.load_weights(
         flags.model,
         flags.file,

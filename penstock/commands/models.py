@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 from penstock import models
 from penstock._errors import UnknownNameError, nearest
@@ -64,7 +63,7 @@ def run(argv: list[str]) -> int:
 
 def _show(argv: list[str]) -> None:
     flags, _ = parse(ModelsFlags, argv, prog="penstock models", epilog=_EXAMPLES)
-    import_plugins(flags.module, flag="module")
+    import_plugins(flags.module or "", flag="module")
     if flags.name is None or any(letter in flags.name for letter in "*?["):
         _show_list(flags)
     else:
@@ -125,7 +124,7 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
     )
 
 
-def _facts(model: models.Model, report: Report) -> dict[str, Any]:
+def _facts(model: models.Model, report: Report) -> dict[str, object]:
     return {
         "name": model.name,
         "source": model.source,

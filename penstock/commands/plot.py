@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from penstock._errors import UnknownNameError, check_installed
 from penstock.commands._failures import run_command
 from penstock.commands._parser import parse, positional
-from penstock.commands._run_log import LogError, RunLog, read_log
+from penstock.commands._run_log import LogError, Row, RunLog, read_log
 from penstock.handlers.figures import Line, Panel, check_path, draw
 
 _X_LABELS = {"step": "step", "epoch": "epoch", "seconds": "seconds of training"}
@@ -65,17 +65,17 @@ def _panel(runs: Sequence[RunLog], metric: str, flags: PlotFlags) -> Panel:
     for color, log in enumerate(runs):
         log.check(metric)
         # A run without rows for steps, or drawn by epoch, has its epochs' means.
-        steps = [] if flags.x == "epoch" else log.of("step", metric)
-        parts = [(log.name, steps or log.of("epoch", metric), not steps, False)]
-        parts.append((f"{log.name} test", log.of("test", metric), True, True))
+        steps = [] if flags.x == "epoch" else log.find_rows("step", metric)
+        parts = [(log.name, steps or log.find_rows("epoch", metric), not steps, False)]
+        parts.append((f"{log.name} test", log.find_rows("test", metric), True, True))
         for label, rows, has_markers, is_dashed in parts:
-            rows = [row for row in rows if math.isfinite(row[metric])]
+            rows = [row for row in rows if math.isfinite(row.metrics[metric])]
             if rows:
                 lines.append(
                     Line(
                         label=label,
-                        x=_x(log, rows, flags.x),
-                        y=[row[metric] for row in rows],
+                        x=_find_x(log, rows, flags.x),
+                        y=[row.metrics[metric] for row in rows],
                         color=color,
                         has_markers=has_markers,
                         is_dashed=is_dashed,
@@ -89,16 +89,16 @@ def _panel(runs: Sequence[RunLog], metric: str, flags: PlotFlags) -> Panel:
     return Panel(title=metric, lines=lines, x_label=_X_LABELS[flags.x], is_y_log=flags.log)
 
 
-def _x(log: RunLog, rows: Sequence[Mapping[str, Any]], kind: str) -> list[float]:
+def _find_x(log: RunLog, rows: Sequence[Row], axis: str) -> list[float]:
     """Return where rows lie: steps done, seconds, or epochs done and the part of the next."""
-    if kind == "seconds":
-        return [row["seconds"] for row in rows]
-    # A step's number is its own, from 0; epochs and tests count the steps before them.
-    done = [row["global_step"] + (row["kind"] == "step") for row in rows]
-    if kind == "step":
+    if axis == "seconds":
+        return [row.seconds for row in rows]
+    # The number of a step counts from 0; epochs and tests say how many steps were done.
+    done = [row.global_step + (row.kind == "step") for row in rows]
+    if axis == "step":
         return done
-    epochs = [row for row in log.rows if row["kind"] == "epoch"]
+    epochs = [row for row in log.rows if row.kind == "epoch"]
     if not epochs:
-        return [row["epoch"] + 1 for row in rows]
-    ends = [0.0, *(row["global_step"] for row in epochs)]
-    return np.interp(done, ends, [0.0, *(row["epoch"] + 1 for row in epochs)]).tolist()
+        return [row.epoch + 1 for row in rows]
+    ends = [0.0, *(row.global_step for row in epochs)]
+    return np.interp(done, ends, [0.0, *(row.epoch + 1 for row in epochs)]).tolist()

@@ -75,7 +75,7 @@ def _train(flags: TrainFlags) -> None:
         if is_first:
             forget(run.folder)
     if is_first:
-        has_all = jax.process_count() == 1 and run.data.test is not None
-        if flags.dataset.dataset_name == "digits" and has_all:
+        is_digits = flags.dataset.dataset_name == "digits" and jax.process_count() == 1
+        if is_digits and run.data.test is not None:
             show_digits(run.trainer.infer, run.data.test)
         conclude(run)

@@ -104,6 +104,30 @@ def test_closed_pipe_ends_without_a_word(is_unbuffered):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_full_disk_under_standard_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "penstock", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    expected = "penstock: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
+def test_interrupt_while_a_command_is_imported_ends_with_130():
+    # The import of numpy, which all commands but the list of them need, is interrupted.
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from penstock.commands import main\n"
+        "sys.exit(main(['train']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "\npenstock train: interrupted\n")
+
+
 def test_argument_words_come_from_the_process(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["penstock", "-V"])
     assert commands.main() == 0

@@ -196,6 +196,13 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
     assert status == 1
     assert "tests are of other data" in err
+    # And where the run is over, so that nothing would read the other data.
+    status, _, err = run(capsys, "train", *FAST, *words, "--dataset_dir=elsewhere")
+    assert status == 1
+    assert "--dataset_dir was None, is elsewhere" in err
+    assert "That run is over" in err
+    again = (*words[:1], "--stop_at_step=4", "--dataset_dir=elsewhere")
+    assert run(capsys, "train", *FAST, *again)[0] == 0
 
 
 def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp_path):

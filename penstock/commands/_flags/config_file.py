@@ -9,20 +9,19 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
 from penstock._errors import nearest
 from penstock.commands._checks import UsageError
-from penstock.commands._parser import Dataclass, Flag
+from penstock.commands._parser import Dataclass, Flag, FlagValue
 
 
-def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict[str, Any]:
+def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict[str, FlagValue]:
     """Return the values in a file by flag; null means the default, and is left out.
 
     Raises:
       UsageError: no such file, no YAML or JSON, no such flag, or a wrong value.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, FlagValue] = {}
     for name, value in flatten(_load(Path(path))).items():
         if name not in flags:
             raise UsageError(
@@ -37,7 +36,7 @@ def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict
     return values
 
 
-def read_value(flag: Flag, value: object) -> Any:
+def read_value(flag: Flag, value: object) -> FlagValue:
     """Return a flag's value that is JSON's or YAML's in a file.
 
     Raises:
@@ -48,15 +47,15 @@ def read_value(flag: Flag, value: object) -> Any:
     return flag.read(_write_value(value))
 
 
-def flatten(sections: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(sections: Mapping[str, object]) -> dict[str, object]:
     """Return what is in a mapping and in the mappings in it."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in sections.items():
         flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
     return flat
 
 
-def _load(path: Path) -> Mapping[str, Any]:
+def _load(path: Path) -> Mapping[str, object]:
     import yaml
 
     try:
@@ -86,9 +85,9 @@ def write_config(path: Path, flags: Dataclass) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def to_json(flags: Dataclass) -> dict[str, Any]:
+def to_json(flags: Dataclass) -> dict[str, object]:
     """Return flags by section, with values that JSON knows."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -11,7 +11,7 @@ from penstock.commands._flags.data import DatasetFlags, PreprocessingFlags
 from penstock.commands._flags.model import ModelFlags
 from penstock.commands._flags.optimizer import OptimizerFlags
 from penstock.commands._flags.run import LoggingFlags, PerformanceFlags
-from penstock.commands._parser import Flag, list_flags, raise_usage_errors
+from penstock.commands._parser import Flag, FlagValue, list_flags, raise_usage_errors
 from penstock.commands._plugins import import_plugins
 from penstock.optimizers import ScheduleOptions
 
@@ -105,7 +105,7 @@ def fastnn_defaults() -> TrainFlags:
     )
 
 
-def make_train_flags(given: Mapping[str, Any]) -> TrainFlags:
+def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name.
 
     They win over the file that `config` among them names, and that over the defaults.
@@ -113,15 +113,16 @@ def make_train_flags(given: Mapping[str, Any]) -> TrainFlags:
     Raises:
       UsageError: a value is refused.
     """
-    if given.get("config") is not None:
-        given = {**read_config(given["config"], TRAIN_FLAGS), **given}
-    import_plugins(given.get("plugin"))  # before names are looked up that they register
+    if (config := given.get("config")) is not None:
+        given = {**read_config(str(config), TRAIN_FLAGS), **given}
+    # Before the checks of names, which plugins register.
+    import_plugins(str(given.get("plugin") or ""))
     default = fastnn_defaults() if given.get("fastnn_compat") else TrainFlags()
     with raise_usage_errors():
         return _replace(default, given)
 
 
-def _replace(default: TrainFlags, given: Mapping[str, Any]) -> TrainFlags:
+def _replace(default: TrainFlags, given: Mapping[str, FlagValue]) -> TrainFlags:
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(default):
         section = getattr(default, field.name)

@@ -8,7 +8,6 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 
@@ -152,7 +151,7 @@ def format_advice(run: Run) -> str:
     return f"{stopped}; its network is in {weights}, but it has no checkpoint to go on from"
 
 
-def format_metrics(metrics: Mapping[str, Any]) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Return metrics as text, accuracies as percentages."""
     parts = [
         f"{name} {value:.2%}" if name in ("accuracy", "top_5") else f"{name} {value:.6g}"

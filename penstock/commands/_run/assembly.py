@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+from typing import TypedDict
 
 import jax
+import optax
 from jax.experimental import multihost_utils
 
 from penstock import CheckpointConfig, Trainer, _mesh, models, optimizers
@@ -37,6 +38,15 @@ from penstock.commands._run.weights import Weights, find_weights, load_weights, 
 from penstock.readers import Shard
 
 
+class ScheduleArguments(TypedDict):
+    """The arguments of `optimizers.schedule`."""
+
+    options: optimizers.ScheduleOptions
+    num_steps: int
+    steps_per_epoch: float
+    fastnn_compat: bool
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """A run that is ready to train.
@@ -54,7 +64,7 @@ class Run:
     network: models.Classifier
     trainer: Trainer
     handlers: RunHandlers
-    schedule: dict[str, Any]
+    schedule: ScheduleArguments
     start: list[str]
 
     @property
@@ -96,7 +106,7 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     schedule = choose_schedule(flags, data, plan)
     with name_smallest_size(network.model, size):
         weights = _read_weights(flags, folder, network.model, size)
-        notes = _take_folder(folder, flags, held)
+        notes = _take_folder(folder, flags, plan.num_steps, held)
         trainer = _trainer(flags, network, schedule, folder, place)
     if data.preparation is not None:  # saved with the parameters, which may be copied elsewhere
         trainer.about = describe_weights(data.preparation.preprocessing)
@@ -135,7 +145,9 @@ def is_writing_process() -> bool:
     return not jax.process_index()
 
 
-def _take_folder(folder: RunFolder, flags: TrainFlags, held: contextlib.ExitStack) -> list[str]:
+def _take_folder(
+    folder: RunFolder, flags: TrainFlags, num_steps: int, held: contextlib.ExitStack
+) -> list[str]:
     """Lock the folder for this run and move another run in it aside; return sentences about it.
 
     Raises:
@@ -146,7 +158,7 @@ def _take_folder(folder: RunFolder, flags: TrainFlags, held: contextlib.ExitStac
     if is_writing_process():
         if held.enter_context(hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
-        check_usable(folder, flags)
+        check_usable(folder, flags, num_steps)
         changed = find_differences(folder, flags)
         notes += [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
         is_resumed = list_steps(folder.checkpoints) and not flags.logging.overwrite
@@ -187,7 +199,7 @@ def _choose_shard(flags: TrainFlags) -> Shard:
     return Shard(jax.process_index(), jax.process_count(), rule)
 
 
-def choose_place(flags: TrainFlags) -> Any:
+def choose_place(flags: TrainFlags) -> _mesh.Place:
     """Return the run's place, as `Trainer` takes it: all devices, or one.
 
     Raises:
@@ -200,7 +212,7 @@ def choose_place(flags: TrainFlags) -> Any:
     return [next(d for d in devices if d.process_index == jax.process_index())]
 
 
-def choose_schedule(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]:
+def choose_schedule(flags: TrainFlags, data: Data, plan: Plan) -> ScheduleArguments:
     """Return the arguments of `optimizers.schedule`."""
     # FastNN's schedule lasts until --stop_at_step, also where the epochs end earlier.
     num_steps = flags.logging.stop_at_step or plan.num_steps
@@ -212,7 +224,7 @@ def choose_schedule(flags: TrainFlags, data: Data, plan: Plan) -> dict[str, Any]
     }
 
 
-def make_optimizer(flags: TrainFlags, schedule: dict[str, Any]) -> Any:
+def make_optimizer(flags: TrainFlags, schedule: ScheduleArguments) -> optax.GradientTransformation:
     """Return the optimizer that the flags ask for."""
     return optimizers.get(
         flags.optimizer.optimizer,
@@ -226,9 +238,9 @@ def make_optimizer(flags: TrainFlags, schedule: dict[str, Any]) -> Any:
 def _trainer(
     flags: TrainFlags,
     network: models.Classifier,
-    schedule: dict[str, Any],
+    schedule: ScheduleArguments,
     folder: RunFolder,
-    place: Any,
+    place: _mesh.Place,
 ) -> Trainer:
     config = CheckpointConfig(
         directory=folder.checkpoints,

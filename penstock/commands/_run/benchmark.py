@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from collections.abc import Mapping
 
+from penstock.commands._run.samples import Batch, BatchIterator, BatchReader
 from penstock.events import BeginTraining, EndStep, EndTraining
 
 _WARM_UP_STEPS = 3
@@ -15,10 +16,10 @@ class TimedReader:
     """A reader that measures how long its user waits for batches.
 
     Arguments:
-      reader: one with a length and positions.
+      reader: one whose iterators have positions.
     """
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: BatchReader) -> None:
         self.reader = reader
         self.secs = 0.0
         self.num_batches = 0
@@ -29,17 +30,17 @@ class TimedReader:
 
     def __call__(self) -> _TimedIterator:
         """Return an iterator over the next epoch."""
-        return _TimedIterator(self, iter(self.reader))
+        return _TimedIterator(self, self.reader())
 
 
 class _TimedIterator:
-    def __init__(self, timed: TimedReader, iterator: Any) -> None:
+    def __init__(self, timed: TimedReader, iterator: BatchIterator) -> None:
         self._timed, self._iterator = timed, iterator
 
     def __iter__(self) -> _TimedIterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         start = time.perf_counter()
         try:
             return next(self._iterator)
@@ -47,10 +48,10 @@ class _TimedIterator:
             self._timed.secs += time.perf_counter() - start
             self._timed.num_batches += 1
 
-    def get_state(self) -> Any:
+    def get_state(self) -> Mapping[str, object]:
         return self._iterator.get_state()
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         self._iterator.set_state(state)
 
 
@@ -79,7 +80,7 @@ class Benchmark:
         self._num_steps = self._num_examples = 0
         self._start: tuple[float, float] | None = None
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: object) -> None:
         """Measure a step, or print what was measured."""
         match event:
             case BeginTraining():

@@ -15,7 +15,7 @@ from penstock.commands._run.preparation import (
     choose_preparation,
     find_starting_weights,
 )
-from penstock.commands._run.samples import PrepareSample, get_image_and_label, to_bytes
+from penstock.commands._run.samples import BatchReader, PrepareSample, get_image_and_label, to_bytes
 from penstock.commands._run.splits import Split, SplitName, open_split
 
 FASTNN_NUM_CLASSES = 100
@@ -39,8 +39,8 @@ class Data:
       notes: sentences about it for the first lines of the run.
     """
 
-    train: Any
-    test: Any
+    train: BatchReader
+    test: BatchReader | None
     preparation: Preparation | None
     num_train: int
     num_test: int | None
@@ -94,7 +94,7 @@ def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Da
 
 def open_for_evaluation(
     flags: TrainFlags, split: SplitName, weights: Path, *, batch_size: int
-) -> tuple[Data, Any, int]:
+) -> tuple[Data, BatchReader, int]:
     """Open one split for evaluation; return the data, its reader and how many samples it has.
 
     Arguments:
@@ -105,6 +105,7 @@ def open_for_evaluation(
     source = open_split(flags, split)
     chosen = choose_preparation(flags, weights)
     data = _prepare(flags, chosen, source, source, batch_size, readers.Shard())
+    assert data.test is not None
     return data, data.test, source.num_samples
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from penstock import readers
+from penstock.commands._run.samples import Batch, BatchReader
 
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
 NUM_SHOWN = 4
 
 
-def show_digits(infer: Callable[[Mapping[str, Any]], np.ndarray], reader: Any) -> None:
+def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> None:
     """Print a few held-out digits and what is read, a wrong one among them where there is one.
 
     Arguments:
@@ -23,7 +23,7 @@ def show_digits(infer: Callable[[Mapping[str, Any]], np.ndarray], reader: Any) -
       reader: yields the prepared images of the test split, in its order.
     """
     digits = next(iter(readers.dataset("digits", "test", 10_000)))
-    probabilities = np.concatenate([infer({"image": batch["image"]}) for batch in reader])
+    probabilities = np.concatenate([infer({"image": batch["image"]}) for batch in reader()])
     predicted, labels = probabilities.argmax(axis=1), digits["label"]
     is_right = predicted == labels
     right, wrong = np.flatnonzero(is_right), np.flatnonzero(~is_right)

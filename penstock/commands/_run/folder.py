@@ -13,12 +13,12 @@ from penstock._checkpoint import CheckpointConfig, Store
 from penstock._parameters import DATA_FILE
 from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
 from penstock.commands._flags.config_file import flatten, read_value, to_json
+from penstock.commands._parser import FlagValue
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that may change when a run goes on, and are not worth a line.
 _SILENT = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
 TEST_SPLITS = ("test", "validation", "val")
-_BESIDE = ("labels.txt", "confusion.png")
 _DISPLAY = (
     "log_loss_every_n_iters",
     "eval_every_n_epochs",
@@ -38,57 +38,34 @@ _DISPLAY = (
 
 # Flags that change the test data: results on other data cannot be compared.
 _TEST_DATA = ("dataset_name", "eval_files", "labels_offset")
+# Flags that change the data to train on. A run may go on with it, as where it has been moved.
+_TRAIN_DATA = ("dataset_dir", "train_files")
 
 
-@dataclasses.dataclass(frozen=True)
 class RunFolder:
     """Paths in the folder of a run.
 
     Arguments:
       path: the folder.
+
+    Attributes:
+      config: the flags, as `--config` takes them.
+      data: the shapes of the images and their preprocessing.
+      checkpoints: the folder of checkpoints.
+      params: the last parameters.
+      best: the parameters of the best test.
+      log: the metrics, a row for each reading.
+      profile: the folder of traces.
+      replaced: the run that this one replaces, which is kept until this one is over.
     """
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The flags, as `--config` takes them."""
-        return self.path / "config.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def params(self) -> Path:
-        """The last parameters."""
-        return self.path / "params"
-
-    @property
-    def best(self) -> Path:
-        """The parameters of the best test."""
-        return self.path / "best"
-
-    @property
-    def log(self) -> Path:
-        """The metrics, a row for each reading."""
-        return self.path / "log.csv"
-
-    @property
-    def profile(self) -> Path:
-        """The folder of traces."""
-        return self.path / "profile"
-
-    @property
-    def data(self) -> Path:
-        """The shapes of the images."""
-        return self.path / "data.json"
-
-    @property
-    def replaced(self) -> Path:
-        """The run that this one replaces, which is kept until this one is over."""
-        return self.path / "replaced"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.data = path / "config.json", path / "data.json"
+        self.checkpoints = path / "checkpoints"
+        self.params, self.best = path / "params", path / "best"
+        self.log, self.profile = path / "log.csv", path / "profile"
+        self.replaced = path / "replaced"
 
     def find_weights(self) -> Path | None:
         """Return where the network's weights are: the best, the last, or the checkpoints."""
@@ -97,11 +74,12 @@ class RunFolder:
 
     def list_made(self) -> list[Path]:
         """Return the files and folders that runs have made there."""
-        named = (self.checkpoints, self.params, self.best, self.log, self.config, self.profile)
-        others = [self.data, self.replaced, *(self.path / name for name in _BESIDE)]
+        named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
+        named += [self.data, self.replaced, self.path / "labels.txt", self.path / "confusion.png"]
         # Logs and best parameters of earlier runs: `log.csv.1`.
-        numbered = [path for each in (self.log, self.best) for path in _list_numbered(each)]
-        return [p for p in (*named, *others, *numbered) if p.exists() or p.is_symlink()]
+        earlier = [*self.path.glob("log.csv.*"), *self.path.glob("best.*")]
+        named += [path for path in earlier if path.suffix[1:].isdigit()]
+        return [path for path in named if path.exists() or path.is_symlink()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,8 +147,11 @@ def can_resume(folder: RunFolder, flags: TrainFlags) -> bool:
     return not has_weights(folder.params)
 
 
-def check_usable(folder: RunFolder, flags: TrainFlags) -> None:
+def check_usable(folder: RunFolder, flags: TrainFlags, num_steps: int) -> None:
     """Raise unless a run with these flags may write into a folder.
+
+    Arguments:
+      num_steps: of the run.
 
     Raises:
       ValueError: it would replace the results of another run, or compare them with other data's.
@@ -179,12 +160,16 @@ def check_usable(folder: RunFolder, flags: TrainFlags) -> None:
         return
     changed = find_differences(folder, flags)
     others = [name for name in _TEST_DATA if name in changed]
-    has_checkpoint = bool(list_steps(folder.checkpoints))
-    if can_resume(folder, flags) and not others and (has_checkpoint or not changed):
+    steps = list_steps(folder.checkpoints)
+    is_over = bool(steps) and steps[-1] >= num_steps
+    unread = [name for name in _TRAIN_DATA if name in changed and is_over]
+    if can_resume(folder, flags) and not others and not unread and (steps or not changed):
         return
-    if others:
+    if unread:
+        why = "That run is over, so the new data would not be read, and its results are of the old"
+    elif others:
         why = "Its tests are of other data, and its best network would be compared with theirs"
-    elif has_checkpoint:
+    elif steps:
         why = "CheckpointSaverHook is not among --hooks, so it cannot go on and would start again"
     else:
         why = "It has no checkpoint to go on from, and its best network would be replaced"
@@ -195,7 +180,9 @@ def check_usable(folder: RunFolder, flags: TrainFlags) -> None:
     )
 
 
-def find_differences(folder: RunFolder, flags: TrainFlags) -> dict[str, tuple[Any, Any]]:
+def find_differences(
+    folder: RunFolder, flags: TrainFlags
+) -> dict[str, tuple[FlagValue, FlagValue]]:
     """Return which flags differ from those the folder's run had: before and now, by name."""
     try:
         before = flatten(json.loads(folder.config.read_text(encoding="utf-8")))
@@ -262,7 +249,3 @@ def read_facts(folder: RunFolder) -> Facts:
         class_names=tuple(labels[number] for number in sorted(labels)),
         preprocessing=shapes.get("preprocessing"),
     )
-
-
-def _list_numbered(path: Path) -> list[Path]:
-    return [p for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit()]

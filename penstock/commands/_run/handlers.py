@@ -96,7 +96,7 @@ class FinalTest:
     def __init__(self, evaluate: handlers.Evaluate) -> None:
         self._evaluate = evaluate
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: object) -> None:
         """Test at the end of training."""
         if isinstance(event, EndTraining) and event.error is None:
             self._evaluate()
@@ -114,7 +114,7 @@ class ProfileEvery:
         self._directory, self._every_steps = directory, every_steps
         self._profile: handlers.Profile | None = None
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: object) -> None:
         """Begin a trace before the step, and end it behind it."""
         if isinstance(event, BeginStep) and (event.global_step + 1) % self._every_steps == 0:
             folder = self._directory / f"step-{event.global_step + 1}"
@@ -128,7 +128,7 @@ class ProfileEvery:
 class DevicePlacement:
     """Print the devices when training begins, and what lies on them."""
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: object) -> None:
         """Print at the beginning of training."""
         if not isinstance(event, BeginTraining) or event.trainer is None:
             return

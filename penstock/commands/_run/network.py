@@ -6,7 +6,6 @@ import bisect
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +126,9 @@ def find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[s
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
 
 
-def _keep_logits(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
+def _keep_logits(
+    model: models.Model, seen: list[jax.Array]
+) -> Callable[..., tuple[jax.Array, models.EndPoints]]:
     """Return the network's function, which also puts its logits into a list."""
 
     def function(

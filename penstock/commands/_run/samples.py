@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from penstock.preprocessing import SamplePreprocessing
+
+Batch = Mapping[str, np.ndarray]
+
+
+class BatchIterator(Protocol):
+    """A pass over a reader of batches."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return the iterator itself."""
+        ...
+
+    def __next__(self) -> Batch:
+        """Return the next batch, `image` and `label`."""
+        ...
+
+    def get_state(self) -> Mapping[str, object]:
+        """Return the position behind the last batch."""
+        ...
+
+    def set_state(self, state: Mapping[str, object], /) -> None:
+        """Go on from a position."""
+        ...
+
+
+class BatchReader(Protocol):
+    """A reader of batches, as far as the commands use one."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        ...
+
+    def __call__(self) -> BatchIterator:
+        """Begin a pass."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +65,9 @@ class PrepareSample:
     num_classes: int
     labels_offset: int = 0
 
-    def __call__(self, sample: Any, random: np.random.Generator | None = None) -> dict[str, Any]:
+    def __call__(
+        self, sample: object, random: np.random.Generator | None = None
+    ) -> dict[str, np.ndarray]:
         """Return `image` `[H, W, C]` and `label`, an int32 scalar.
 
         Raises:
@@ -38,9 +75,9 @@ class PrepareSample:
         """
         image, label = get_image_and_label(sample)
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
-        return {"image": cropped["image"], "label": self._label(label)}
+        return {"image": cropped["image"], "label": self._shift_label(label)}
 
-    def _label(self, label: Any) -> np.int32:
+    def _shift_label(self, label: ArrayLike) -> np.ndarray:
         value = int(np.asarray(label).reshape(-1)[0]) - self.labels_offset
         if not 0 <= value < self.num_classes:
             offset = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
@@ -51,10 +88,10 @@ class PrepareSample:
                 else f"the data got the label {value}{offset}, expected 0 or more. Change "
                 "--labels_offset."
             )
-        return np.int32(value)
+        return np.asarray(value, np.int32)
 
 
-def get_image_and_label(sample: Any) -> tuple[Any, Any]:
+def get_image_and_label(sample: object) -> tuple[ArrayLike, ArrayLike]:
     """Return image and label of a sample, a dict or a tuple.
 
     Raises:
@@ -71,7 +108,7 @@ def get_image_and_label(sample: Any) -> tuple[Any, Any]:
     )
 
 
-def to_bytes(image: Any) -> np.ndarray:
+def to_bytes(image: ArrayLike) -> np.ndarray:
     """Return an image `[H, W, C]` as uint8; floats are in 0..1.
 
     >>> to_bytes(np.full((1, 2), 0.5, np.float32)).ravel().tolist()

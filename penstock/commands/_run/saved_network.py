@@ -6,12 +6,12 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from penstock import Trainer
 from penstock._parameters import DATA_FILE
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import ModelFlags, TrainFlags, make_train_flags
+from penstock.commands._parser import FlagValue
 from penstock.commands._run.folder import RunFolder, find_run_folder
 from penstock.commands._run.network import (
     Shape,
@@ -38,7 +38,7 @@ class SavedNetwork:
     flags: TrainFlags
 
 
-def find_network(prog: str, run: str | None, given: Mapping[str, Any]) -> SavedNetwork:
+def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> SavedNetwork:
     """Find the weights that a path names, and the flags of their run.
 
     Arguments:

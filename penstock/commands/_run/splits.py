@@ -17,11 +17,14 @@ from penstock.commands._checks import split_words
 from penstock.commands._flags import DatasetFlags, TrainFlags
 from penstock.commands._flags.data import list_datasets
 from penstock.commands._run.folder import TEST_SPLITS
+from penstock.commands._run.samples import BatchReader
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
 from penstock.readers.datasets.splits import Subset, fixed_split
 from penstock.readers.records import ReadOptions
 
+Decode = Callable[[Any], Any]
+MakeReader = Callable[..., Any]
 SplitName = Literal["train", "test"]
 
 # Sets whose record files have TF-Slim's keys, and how many channels their images have.
@@ -43,19 +46,19 @@ class Split:
       class_names: where the data set says them.
     """
 
-    make: Callable[..., Any]
+    make: MakeReader
     num_samples: int
-    first: Any
+    first: object
     num_classes: int | None = None
     largest_label: int | None = None
     class_names: tuple[str, ...] | None = None
 
-    def read(self, options: ReadOptions) -> Any:
+    def read(self, options: ReadOptions) -> BatchReader:
         """Return a reader of the split."""
         return _read(self.make, options)
 
 
-def _read(make: Callable[..., Any], options: ReadOptions) -> Any:
+def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     del values["name"], values["pad"]  # not every reader takes them
     return make(**values)
@@ -84,7 +87,7 @@ def open_split(flags: TrainFlags, split: SplitName) -> Split:
     return _describe(_read_named(dataset, split), name, stored, on_error)
 
 
-def _read_named(flags: DatasetFlags, split: SplitName) -> Callable[..., Any]:
+def _read_named(flags: DatasetFlags, split: SplitName) -> MakeReader:
     """Return what reads a data set of the registry.
 
     Raises:
@@ -107,7 +110,7 @@ def _read_named(flags: DatasetFlags, split: SplitName) -> Callable[..., Any]:
     )
 
 
-def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> Callable[..., Any]:
+def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> MakeReader:
     """Return what reads TFRecord files: with TF-Slim's keys, or as a user's own set parses them."""
     name = flags.dataset_name
     own = None if name in _SLIM or name not in DATASETS else _load_record_set(flags)
@@ -118,7 +121,7 @@ def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> Callable[..., Any]
         }
         return functools.partial(readers.tfrecord, paths, features)
 
-    def make(decode: Any = None, **options: Any) -> Any:
+    def make(decode: Decode | None = None, **options: Any) -> Any:
         chain = [each for each in (own.parse_fn, decode) if each is not None]
         return readers.tfrecord(paths, own.features, decode=_Chain(tuple(chain)), **options)
 
@@ -140,7 +143,7 @@ def _load_record_set(flags: DatasetFlags) -> readers.RecordSet | None:
 class _Chain:
     """Functions of a sample, one after another; a class, as it travels to processes."""
 
-    functions: tuple[Callable[[Any], Any], ...]
+    functions: tuple[Decode, ...]
 
     def __call__(self, sample: Any) -> Any:
         for function in self.functions:
@@ -148,7 +151,9 @@ class _Chain:
         return sample
 
 
-def _open_folder(root: Path, split: SplitName) -> tuple[Any, tuple[str, ...]]:
+def _open_folder(
+    root: Path, split: SplitName
+) -> tuple[readers.ImageFolder | Subset, tuple[str, ...]]:
     """Return the images of a split of a folder of classes, by index, and the classes' names."""
     names = ["train"] if split == "train" else TEST_SPLITS
     parts = [root / name for name in names if (root / name).is_dir()]
@@ -165,7 +170,7 @@ def _open_folder(root: Path, split: SplitName) -> tuple[Any, tuple[str, ...]]:
 
 
 def _describe(
-    make: Callable[..., Any], name: str, folder: Path, on_error: Literal["raise", "skip"]
+    make: MakeReader, name: str, folder: Path, on_error: Literal["raise", "skip"]
 ) -> Split:
     """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
     # No worker is started for one sample.
@@ -182,7 +187,7 @@ def _describe(
     return Split(
         make=make,
         num_samples=len(reader),
-        first=next(iter(reader)),
+        first=next(reader()),
         num_classes=num_classes,
         largest_label=largest,
         class_names=labels,
