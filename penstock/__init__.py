@@ -6,60 +6,86 @@ own.
 """
 
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock import events as events
-from penstock import handlers as handlers
-from penstock import layers as layers
-from penstock import optimizers as optimizers
-from penstock import readers as readers
-from penstock._checkpoint import CheckpointConfig as CheckpointConfig
-from penstock._errors import CheckpointError as CheckpointError
-from penstock._errors import FeedError as FeedError
-from penstock._errors import FolderInUseError as FolderInUseError
-from penstock._errors import LayerContextError as LayerContextError
-from penstock._errors import NonFiniteError as NonFiniteError
-from penstock._errors import ParameterError as ParameterError
-from penstock._errors import ProgramError as ProgramError
-from penstock._errors import ReaderError as ReaderError
-from penstock._errors import UnknownNameError as UnknownNameError
-from penstock._parameters import Parameters as Parameters
 from penstock._version import __version__ as __version__
-from penstock.events import BeginEpoch as BeginEpoch
-from penstock.events import BeginEpochEvent as BeginEpochEvent
-from penstock.events import BeginStep as BeginStep
-from penstock.events import BeginStepEvent as BeginStepEvent
-from penstock.events import BeginTraining as BeginTraining
-from penstock.events import EndEpoch as EndEpoch
-from penstock.events import EndEpochEvent as EndEpochEvent
-from penstock.events import EndStep as EndStep
-from penstock.events import EndStepEvent as EndStepEvent
-from penstock.events import EndTraining as EndTraining
-from penstock.inferencer import Inferencer as Inferencer
-from penstock.program_builder import Objective as Objective
-from penstock.program_builder import Precision as Precision
-from penstock.program_builder import ProgramBuilder as ProgramBuilder
-from penstock.program_builder import State as State
-from penstock.trainer import Trainer as Trainer
 
 if TYPE_CHECKING:
+    from penstock import events as events
     from penstock import fluid as fluid
+    from penstock import handlers as handlers
+    from penstock import inferencer as inferencer
+    from penstock import layers as layers
     from penstock import models as models
+    from penstock import optimizers as optimizers
     from penstock import preprocessing as preprocessing
+    from penstock import program_builder as program_builder
+    from penstock import readers as readers
+    from penstock import trainer as trainer
+    from penstock._checkpoint import CheckpointConfig as CheckpointConfig
+    from penstock._errors import CheckpointError as CheckpointError
+    from penstock._errors import FeedError as FeedError
+    from penstock._errors import FolderInUseError as FolderInUseError
+    from penstock._errors import LayerContextError as LayerContextError
+    from penstock._errors import NonFiniteError as NonFiniteError
+    from penstock._errors import ParameterError as ParameterError
+    from penstock._errors import ProgramError as ProgramError
+    from penstock._errors import ReaderError as ReaderError
+    from penstock._errors import UnknownNameError as UnknownNameError
+    from penstock._parameters import Parameters as Parameters
+    from penstock.events import BeginEpoch as BeginEpoch
+    from penstock.events import BeginEpochEvent as BeginEpochEvent
+    from penstock.events import BeginStep as BeginStep
+    from penstock.events import BeginStepEvent as BeginStepEvent
+    from penstock.events import BeginTraining as BeginTraining
+    from penstock.events import EndEpoch as EndEpoch
+    from penstock.events import EndEpochEvent as EndEpochEvent
+    from penstock.events import EndStep as EndStep
+    from penstock.events import EndStepEvent as EndStepEvent
+    from penstock.events import EndTraining as EndTraining
+    from penstock.inferencer import Inferencer as Inferencer
+    from penstock.program_builder import Objective as Objective
+    from penstock.program_builder import Precision as Precision
+    from penstock.program_builder import ProgramBuilder as ProgramBuilder
+    from penstock.program_builder import State as State
+    from penstock.trainer import Trainer as Trainer
 
-# The library on top of the core loads when it is asked for: it would add a third to what
-# `import penstock` costs beyond JAX, flax and optax.
-_ON_FIRST_USE = ("fluid", "models", "preprocessing")
+# Everything loads when it is first used: `penstock --help`, an interrupt in the first seconds of a
+# command and the processes that decode records need no JAX, which takes 1.5 s to import.
+# tests/test_dependencies.py compares the names with those above.
+_PACKAGES = (
+    *("events", "fluid", "handlers", "inferencer", "layers", "models", "optimizers"),
+    *("preprocessing", "program_builder", "readers", "trainer"),
+)
+_NAMES = {
+    "_checkpoint": ("CheckpointConfig",),
+    "_errors": (
+        *("CheckpointError", "FeedError", "FolderInUseError", "LayerContextError"),
+        *("NonFiniteError", "ParameterError", "ProgramError", "ReaderError", "UnknownNameError"),
+    ),
+    "_parameters": ("Parameters",),
+    "events": (
+        *("BeginEpoch", "BeginEpochEvent", "BeginStep", "BeginStepEvent", "BeginTraining"),
+        *("EndEpoch", "EndEpochEvent", "EndStep", "EndStepEvent", "EndTraining"),
+    ),
+    "inferencer": ("Inferencer",),
+    "program_builder": ("Objective", "Precision", "ProgramBuilder", "State"),
+    "trainer": ("Trainer",),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a package that is asked for the first time (PEP 562)."""
-    if name not in _ON_FIRST_USE:
+def __getattr__(name: str) -> Any:
+    """Import what is used for the first time (PEP 562)."""
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return import_module(f"{__name__}.{name}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
     """Name what is imported and what would be."""
-    return sorted({*globals(), *_ON_FIRST_USE})
+    return sorted({*globals(), *_PACKAGES, *_MODULE_OF})

@@ -119,6 +119,28 @@ def test_packages_on_top_of_the_core_load_on_first_use(name):
     assert done.returncode == 0, done.stderr
 
 
+def test_commands_and_readers_load_without_jax():
+    program = "import sys, penstock.commands, penstock.readers; print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_names_loaded_on_first_use_are_those_that_a_type_checker_sees():
+    tree = ast.parse((ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen | {"__version__"} <= set(dir(penstock))
+    assert seen == {*penstock._PACKAGES, *penstock._MODULE_OF}
+    assert all(hasattr(penstock, name) for name in seen)
+
+
 def test_every_public_package_is_an_attribute():
     folders = {path.split("/")[1].removesuffix(".py") for path in read_sources(PACKAGE)}
     public = {name for name in folders if not name.startswith("_")} - {"commands"}

@@ -113,12 +113,12 @@ def test_full_disk_under_standard_output_is_one_line():
 
 
 def test_interrupt_while_a_command_is_imported_ends_with_130():
-    # The import of numpy, which all commands but the list of them need, is interrupted.
+    # As Ctrl-C in the first second, which the import of JAX and optax takes.
     code = (
         "import os, signal, sys\n"
         "class Interrupt:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'numpy':\n"
+        "        if name == 'optax':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupt())\n"
         "from penstock.commands import main\n"
