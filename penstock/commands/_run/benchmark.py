@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from penstock.commands._run.samples import Batch, BatchIterator, BatchReader
-from penstock.events import BeginTraining, EndStep, EndTraining
+from penstock.events import BeginTraining, EndStep, EndTraining, Event
 
 _WARM_UP_STEPS = 3
 
@@ -80,7 +80,7 @@ class Benchmark:
         self._num_steps = self._num_examples = 0
         self._start: tuple[float, float] | None = None
 
-    def __call__(self, event: object) -> None:
+    def __call__(self, event: Event) -> None:
         """Measure a step, or print what was measured."""
         match event:
             case BeginTraining():

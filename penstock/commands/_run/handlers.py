@@ -15,7 +15,8 @@ from penstock.commands._run.benchmark import Benchmark, TimedReader
 from penstock.commands._run.data import Data
 from penstock.commands._run.folder import RunFolder
 from penstock.commands._run.plan import Plan
-from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
+from penstock.commands._run.samples import BatchReader
+from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) 
     shows_lines = is_shown and every > 0
     evaluate = None
     if data.test is not None and logging.eval_every_n_epochs:
-        evaluate = _evaluate(flags, data, folder, is_quiet=not shows_lines)
+        evaluate = _make_evaluate(flags, data.test, folder, is_quiet=not shows_lines)
     found: list[Any] = [] if evaluate is None else [evaluate, FinalTest(evaluate)]
     if shows_lines:
         found.append(handlers.Log(every))
@@ -71,11 +72,11 @@ def is_tracing(logging: LoggingFlags) -> bool:
     return is_wanted and jax.process_index() == logging.profile_at_task
 
 
-def _evaluate(
-    flags: TrainFlags, data: Data, folder: RunFolder, *, is_quiet: bool
+def _make_evaluate(
+    flags: TrainFlags, test: BatchReader, folder: RunFolder, *, is_quiet: bool
 ) -> handlers.Evaluate:
     return handlers.Evaluate(
-        data.test,
+        test,
         every_epochs=flags.logging.eval_every_n_epochs,
         monitor="accuracy",
         mode="max",
@@ -96,7 +97,7 @@ class FinalTest:
     def __init__(self, evaluate: handlers.Evaluate) -> None:
         self._evaluate = evaluate
 
-    def __call__(self, event: object) -> None:
+    def __call__(self, event: Event) -> None:
         """Test at the end of training."""
         if isinstance(event, EndTraining) and event.error is None:
             self._evaluate()
@@ -114,7 +115,7 @@ class ProfileEvery:
         self._directory, self._every_steps = directory, every_steps
         self._profile: handlers.Profile | None = None
 
-    def __call__(self, event: object) -> None:
+    def __call__(self, event: Event) -> None:
         """Begin a trace before the step, and end it behind it."""
         if isinstance(event, BeginStep) and (event.global_step + 1) % self._every_steps == 0:
             folder = self._directory / f"step-{event.global_step + 1}"
@@ -128,7 +129,7 @@ class ProfileEvery:
 class DevicePlacement:
     """Print the devices when training begins, and what lies on them."""
 
-    def __call__(self, event: object) -> None:
+    def __call__(self, event: Event) -> None:
         """Print at the beginning of training."""
         if not isinstance(event, BeginTraining) or event.trainer is None:
             return
