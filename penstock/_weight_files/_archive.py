@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock._weight_files._file import Refusal
+from penstock._weight_files._file import WeightFileError
 
-# What zipfile raises for damaged and for encrypted archives.
+# What zipfile raises for damaged and encrypted archives, depending on where the damage is.
 ZIP_ERRORS = (
     zipfile.BadZipFile, EOFError, IndexError, OSError, OverflowError, RuntimeError, ValueError,
     struct.error,
@@ -29,7 +29,7 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(path)
         except ZIP_ERRORS as error:
-            raise Refusal(
+            raise WeightFileError(
                 f"got a zip archive of {self._size} bytes without its table of entries ({error}), "
                 "expected the table at the end. It is cut off or damaged: download it again."
             ) from error
@@ -51,25 +51,26 @@ class Archive:
     def read(self, name: str) -> bytes:
         """Return the bytes of an entry, its checksum checked."""
         if name not in self.names:
-            raise Refusal(
+            raise WeightFileError(
                 f"got no entry {name!r}, expected one. It is cut off or damaged: download it again."
             )
         entry = self._zip.getinfo(name)
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise Refusal(
+            raise WeightFileError(
                 f"got a compressed entry {name!r}, expected stored ones, as torch and Keras write "
                 "them. A small archive could fill the memory. Pack it again without compression."
             )
+        # Entries may overlap: together they may then be larger than the archive, again and again.
         self._left -= entry.file_size
         if self._left < 0:
-            raise Refusal(
+            raise WeightFileError(
                 f"got entries larger than the archive of {self._size} bytes, expected them to fit. "
                 "Entries overlap or are damaged: download it again."
             )
         try:
             return self._zip.read(name)
         except ZIP_ERRORS as error:
-            raise Refusal(
+            raise WeightFileError(
                 f"got a damaged entry {name!r} ({error}), expected {entry.file_size} bytes with "
                 "their checksum. Download it again."
             ) from error

@@ -1,4 +1,4 @@
-"""What a reader of a weight file gives back, and what it raises when it cannot."""
+"""What reading a weight file returns, and the error where it cannot be read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 Format = Literal["tf_slim", "keras", "torch"]
 
 
-class Refusal(ValueError):
-    """A weight file cannot be read: the message without the file, which `read_weights` adds."""
+class WeightFileError(ValueError):
+    """A weight file cannot be read; its message lacks the path, which `read_weights` adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class WeightFile:
       path: the file, or the prefix of a TensorFlow checkpoint.
       format: whose names and layouts the arrays have. A `.safetensors` file is `"torch"`.
       arrays: name -> array, in the file's order. An array may be read-only, or strided.
-      notes: what was chosen or left out on the way, a sentence each.
+      notes: what was chosen or left out, one sentence for each choice.
     """
 
     path: Path

@@ -11,18 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from penstock._weight_files._file import Refusal
+from penstock._weight_files._file import WeightFileError
 from penstock._weight_files._hdf5 import Tree
 
 VARIABLES = "vars"
-CONTAINERS = ("layers", "_layer_checkpoint_dependencies")  # the second is Keras 2's
+# The second is Keras 2's.
+CONTAINERS = ("layers", "_layer_checkpoint_dependencies")
 OPTIMIZER = "optimizer"
 
 CONVOLUTION = ("kernel", "bias")
 SEPARABLE = ("depthwise_kernel", "pointwise_kernel", "bias")
 
-# The variables of a class in Keras' order. Classes in lower case: Conv2D is the group conv2d_3.
-CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+# The variables of each class in Keras's order. Class names are in lower case, as Keras writes them
+# in the names of groups: a Conv2D is the group conv2d_3.
+KERAS_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "dense": CONVOLUTION,
         "conv1d": CONVOLUTION,
@@ -40,22 +42,24 @@ CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-# Variables that a layer may lack, with the setting that says so.
+# Variables that a layer may lack, and the setting that leaves them out.
 OPTIONAL: Mapping[str, str] = MappingProxyType(
     {"bias": "use_bias", "gamma": "scale", "beta": "center"}
 )
 
-MAX_DEPTH = 16  # of models in models, in a hostile configuration
+# How deep models may be nested in models: a hostile configuration could overflow the stack.
+MAX_DEPTH = 16
 
-Settings = Mapping[str, Any]
+Config = Mapping[str, Any]
+"""What JSON says of a model or a layer."""
 
 
-def is_in(tree: Tree) -> bool:
-    """Say whether a file has this layout."""
+def has_layout(tree: Tree) -> bool:
+    """Return whether a file has this layout."""
     return any(name.split("/")[-1] == VARIABLES for name in tree.groups)
 
 
-def read(tree: Tree, config: Settings) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def read(tree: Tree, config: Config) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Return the arrays as `<layer>/<variable>`, and notes.
 
     A variable is named by the class and the settings of its layer. Where they leave it open, as in
@@ -66,7 +70,7 @@ def read(tree: Tree, config: Settings) -> tuple[dict[str, np.ndarray], tuple[str
       tree: the file.
       config: the model's configuration, or nothing. It also gives the order.
     """
-    layers = dict(_layers(config))
+    layers = dict(_walk_layers(config))
     order = {place: index for index, place in enumerate(layers)}
     numbers: dict[str, list[str]] = {}
     for name in tree.datasets:
@@ -74,45 +78,45 @@ def read(tree: Tree, config: Settings) -> tuple[dict[str, np.ndarray], tuple[str
         group, _, container = parent.rpartition("/")
         if container == VARIABLES:
             numbers.setdefault(group, []).append(number)
-    groups = sorted(numbers, key=lambda g: (order.get(_place(g), len(order)), _natural(g)))
+    groups = sorted(numbers, key=lambda g: (order.get(_find_place(g), len(order)), _natural_key(g)))
     arrays, left = {}, set()
     for group in groups:
         if group.split("/")[0] == OPTIMIZER:
             left.add(OPTIMIZER)
             continue
-        layer = _layer_name(tree, group, layers)
-        for variable, number in _variables(group, numbers[group], layers):
+        layer = _name_layer(tree, group, layers)
+        for variable, number in _name_group(group, numbers[group], layers):
             name = f"{layer}/{variable}" if layer else variable
             if name in arrays:
-                raise Refusal(
+                raise WeightFileError(
                     f"got two weights {name!r}, expected one of a name. Two layers share it: name "
                     "them apart and save the weights again."
                 )
-            arrays[name] = tree.array(f"{group}/{VARIABLES}/{number}".lstrip("/"))
+            arrays[name] = tree.read_array(f"{group}/{VARIABLES}/{number}".lstrip("/"))
     return arrays, tuple(f"left out the group {name!r}" for name in sorted(left))
 
 
-def _variables(
-    group: str, numbers: list[str], layers: Mapping[str, Settings]
+def _name_group(
+    group: str, numbers: list[str], layers: Mapping[str, Config]
 ) -> Iterable[tuple[str, str]]:
-    """Return name and number of each variable of a layer."""
-    numbers = sorted(numbers, key=_natural)
-    place = _place(group)
+    """Return the name and number of each variable of a layer."""
+    numbers = sorted(numbers, key=_natural_key)
+    place = _find_place(group)
     kind = place.split("/")[-1].partition("#")[0]
-    names = variable_names(kind, len(numbers), layers.get(place))
+    names = name_variables(kind, len(numbers), layers.get(place))
     if not names or numbers != [str(number) for number in range(len(numbers))]:
         names = numbers
     return zip(names, numbers, strict=True)
 
 
-def variable_names(kind: str, count: int, settings: Settings | None) -> list[str] | None:
-    """Return the names of a layer's variables, or None where they cannot be told.
+def name_variables(kind: str, count: int, settings: Config | None) -> list[str] | None:
+    """Return the names of a layer's variables, or None where they are ambiguous.
 
-    >>> variable_names("conv2d", 1, None)
+    >>> name_variables("conv2d", 1, None)
     ['kernel']
-    >>> variable_names("batchnormalization", 3, {"scale": False, "center": True})
+    >>> name_variables("batchnormalization", 3, {"scale": False, "center": True})
     ['beta', 'moving_mean', 'moving_variance']
-    >>> variable_names("batchnormalization", 3, None) is None
+    >>> name_variables("batchnormalization", 3, None) is None
     True
 
     Arguments:
@@ -120,7 +124,7 @@ def variable_names(kind: str, count: int, settings: Settings | None) -> list[str
       count: how many variables the layer has.
       settings: its configuration, if known.
     """
-    names = CLASSES.get(kind, ())
+    names = KERAS_VARIABLES.get(kind, ())
     optional = [name for name in names if name in OPTIONAL]
     num_missing = len(names) - count
     if settings is not None:
@@ -133,7 +137,7 @@ def variable_names(kind: str, count: int, settings: Settings | None) -> list[str
     return [name for name in names if name not in fitting[0]]
 
 
-def _layer_name(tree: Tree, group: str, layers: Mapping[str, Settings]) -> str:
+def _name_layer(tree: Tree, group: str, layers: Mapping[str, Config]) -> str:
     """Return the names of a layer and of those around it, as the model calls them."""
     parts = group.split("/") if group else []
     names = []
@@ -141,12 +145,13 @@ def _layer_name(tree: Tree, group: str, layers: Mapping[str, Settings]) -> str:
         if part in CONTAINERS:
             continue
         path = "/".join(parts[:length])
-        name = tree.text(f"{path}/{VARIABLES}", "name") or layers.get(_place(path), {}).get("name")
+        config = layers.get(_find_place(path), {})
+        name = tree.read_text(f"{path}/{VARIABLES}", "name") or config.get("name")
         names.append(name if isinstance(name, str) else part)
     return "/".join(names)
 
 
-def _layers(config: Settings, prefix: str = "") -> Iterator[tuple[str, Settings]]:
+def _walk_layers(config: Config, prefix: str = "") -> Iterator[tuple[str, Config]]:
     """Yield the place of each layer in a model's configuration, with the layer's own."""
     settings = config.get("config")
     layers = settings.get("layers") if isinstance(settings, dict) else None
@@ -159,10 +164,10 @@ def _layers(config: Settings, prefix: str = "") -> Iterator[tuple[str, Settings]
             place = f"{prefix}{kind}#{counts[kind]}"
             counts[kind] += 1
             yield place, layer["config"]
-            yield from _layers(layer, f"{place}/")
+            yield from _walk_layers(layer, f"{place}/")
 
 
-def _place(group: str) -> str:
+def _find_place(group: str) -> str:
     """Return where in the configuration the layer of a group is.
 
     Keras names groups after classes, numbered in the model's order: the second `Conv2DTranspose` is
@@ -176,7 +181,7 @@ def _place(group: str) -> str:
     return "/".join(parts)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_key(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts conv2d_2 before conv2d_10."""
     return [
         (len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name) if part

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
-from penstock._weight_files._file import Refusal, WeightFile
-from penstock._weight_files._torch_tensors import Tensor, arrays_of, tensor_of
+from penstock._weight_files._file import WeightFile, WeightFileError
+from penstock._weight_files._torch_tensors import Tensor, find_tensor, read_arrays
 
-# The entries under which training scripts keep the state dict; the first that is there is taken.
+# Where training scripts keep the state dict in a checkpoint; the first of these entries is taken.
 ENTRIES = (
     "state_dict",
     "model_state_dict",
@@ -22,12 +22,12 @@ ENTRIES = (
     "module",
 )
 
-# What torch's wrappers put before every name: DataParallel, torch.compile.
+# What torch's wrappers DataParallel and torch.compile put before every name.
 PREFIXES = ("module.", "_orig_mod.")
 
 
-def weights_of(
-    path: Path, value: Any, read_bytes: Callable[[str], bytes | memoryview]
+def read_state_dict(
+    path: Path, value: object, read_bytes: Callable[[str], bytes | memoryview]
 ) -> WeightFile:
     """Return the weights in the value of a torch pickle.
 
@@ -36,20 +36,20 @@ def weights_of(
       value: a state dict, or a checkpoint with one among its entries.
       read_bytes: gives the content of the storage with a key.
     """
-    entry, state_dict = _find(value)
+    entry, state_dict = _find_state_dict(value)
     notes = []
-    if entry:
-        left = _few(name for name in value if name != entry)
+    if entry and isinstance(value, dict):
+        left = _list_some(name for name in value if name != entry)
         notes.append(f"took the state dict under {entry!r}, left out {left}")
-    tensors = {name: found for name, item in state_dict.items() if (found := tensor_of(item))}
+    tensors = {name: found for name, item in state_dict.items() if (found := find_tensor(item))}
     if len(tensors) < len(state_dict):
-        left = _few(name for name in state_dict if name not in tensors)
+        left = _list_some(name for name in state_dict if name not in tensors)
         notes.append(f"left out {left}, which are no tensors")
-    arrays, cut = without_prefix(arrays_of(tensors, read_bytes))
+    arrays, cut = cut_prefixes(read_arrays(tensors, read_bytes))
     return WeightFile(path=path, format="torch", arrays=arrays, notes=(*notes, *cut))
 
 
-def without_prefix(
+def cut_prefixes(
     arrays: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Return arrays without the prefixes that all their names share, and a note for each prefix."""
@@ -63,31 +63,32 @@ def without_prefix(
     return arrays, tuple(notes)
 
 
-def _find(value: Any) -> tuple[str | None, dict[str, Any]]:
+def _find_state_dict(value: object) -> tuple[str | None, dict[str, object]]:
     """Return the state dict in a checkpoint, and the entry that holds it."""
     if _is_state_dict(value):
         return None, value
     entries = value if isinstance(value, dict) else {}
-    found = next((name for name in ENTRIES if _is_state_dict(entries.get(name))), None)
-    if found:
-        return found, value[found]
-    what = f"a dict with {_few(entries)}" if entries else f"a {type(value).__name__}"
-    raise Refusal(
+    for name in ENTRIES:
+        found = entries.get(name)
+        if _is_state_dict(found):
+            return name, found
+    what = f"a dict with {_list_some(entries)}" if entries else f"a {type(value).__name__}"
+    raise WeightFileError(
         f"got {what} and no state dict, expected tensors by name, or one of {', '.join(ENTRIES)} "
         "with them. Save the state dict alone: torch.save(model.state_dict(), ...)."
     )
 
 
-def _is_state_dict(value: Any) -> bool:
-    """Say whether a value holds tensors by name; other values beside them are left out later."""
+def _is_state_dict(value: object) -> TypeGuard[dict[str, object]]:
+    """Return whether a value holds tensors by name; other values may stand beside them."""
     return (
         isinstance(value, dict)
         and all(isinstance(name, str) for name in value)
-        and any(isinstance(tensor_of(item), Tensor) for item in value.values())
+        and any(isinstance(find_tensor(item), Tensor) for item in value.values())
     )
 
 
-def _few(names: Any) -> str:
-    """Return the first names of many. Of a hostile file, they may be of any kind and length."""
+def _list_some(names: Iterable[object]) -> str:
+    """Return the first names of many. In a hostile file they may be of any kind and length."""
     shown = [repr(name[:60]) if isinstance(name, str) else type(name).__name__ for name in names]
     return ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "") or "nothing"

@@ -9,34 +9,37 @@ import io
 import struct
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from penstock._weight_files import _pickle
-from penstock._weight_files._file import Refusal, WeightFile
-from penstock._weight_files._state_dict import weights_of
-from penstock._weight_files._torch_tensors import MAX_DIMENSIONS, NAMES, Storage, Tensor
+from penstock._weight_files._file import WeightFile, WeightFileError
+from penstock._weight_files._state_dict import read_state_dict
+from penstock._weight_files._torch_tensors import GLOBALS, MAX_DIMENSIONS, Storage, Tensor
 
 LENGTH_BYTES = 8
-MAX_KEY = 2**64  # keys were addresses in memory
+# Keys were addresses in memory.
+MAX_KEY = 2**64
+TENSOR_TYPES = (
+    "Float", "Double", "Half", "Long", "Int", "Short", "Char", "Byte",
+)  # fmt: skip
 
 
 def read(path: Path) -> WeightFile:
     """Read a `.pth` file that is a tar archive."""
-    storages, content = _storages(_entry(path, "storages"))
-    tensors = _tensors(_entry(path, "tensors"), storages)
+    storages, content = _read_storages(_read_entry(path, "storages"))
+    tensors = _read_tensors(_read_entry(path, "tensors"), storages)
 
-    def resolve(reference: Any) -> Tensor:
+    def resolve(reference: object) -> Tensor:
         if type(reference) is not str or reference not in tensors:
-            raise _damaged("a tensor that it does not hold")
+            raise _damage_error("a tensor that it does not hold")
         return tensors[reference]
 
-    value = _pickle.load(io.BytesIO(_entry(path, "pickle")), NAMES, resolve)
-    return weights_of(path, value, content.__getitem__)
+    value = _pickle.load(io.BytesIO(_read_entry(path, "pickle")), GLOBALS, resolve)
+    return read_state_dict(path, value, content.__getitem__)
 
 
-def _entry(path: Path, name: str) -> bytes:
+def _read_entry(path: Path, name: str) -> bytes:
     try:
         with tarfile.open(path, "r:") as archive:
             entry = archive.getmember(name)
@@ -44,26 +47,26 @@ def _entry(path: Path, name: str) -> bytes:
             file = archive.extractfile(entry) if entry.isreg() and not entry.issparse() else None
             content = file.read() if file and entry.size <= path.stat().st_size else b""
     except (tarfile.TarError, KeyError, OSError, ValueError, EOFError) as error:
-        raise _damaged(f"no entry {name!r} ({error})") from error
+        raise _damage_error(f"no entry {name!r} ({error})") from error
     if not content or len(content) != entry.size:
-        raise _damaged(f"an entry {name!r} that is cut off")
+        raise _damage_error(f"an entry {name!r} that is cut off")
     return content
 
 
-def _storages(data: bytes) -> tuple[dict[Any, Storage], dict[str, memoryview]]:
+def _read_storages(data: bytes) -> tuple[dict[int, Storage], dict[str, memoryview]]:
     """Return the storages and views of storages by number, and the content by key."""
     file, storages, content = io.BytesIO(data), {}, {}
-    for _ in range(_count(file)):
-        match _pickle.load(file, NAMES):
+    for _ in range(_read_count(file)):
+        match _pickle.load(file, GLOBALS):
             case (int() as number, str(), np.dtype() as dtype) if 0 <= number < MAX_KEY:
                 pass
             case _:
-                raise _damaged("a storage without its type")
+                raise _damage_error("a storage without its type")
         numel = int.from_bytes(file.read(LENGTH_BYTES), "little")
         begin = file.tell()
         end = begin + numel * dtype.itemsize
         if end > len(data):
-            raise _damaged("a storage that is cut off")
+            raise _damage_error("a storage that is cut off")
         file.seek(end)
         storages[number] = Storage(str(number), dtype, numel, 0, numel)
         content[str(number)] = memoryview(data)[begin:end]
@@ -76,53 +79,50 @@ def _storages(data: bytes) -> tuple[dict[Any, Storage], dict[str, memoryview]]:
                 whole = storages[root]
                 storages[number] = Storage(whole.key, whole.dtype, whole.numel, start, length)
             case _:
-                raise _damaged("a view of a storage that it does not hold")
+                raise _damage_error("a view of a storage that it does not hold")
     return storages, content
 
 
-def _tensors(data: bytes, storages: dict[Any, Storage]) -> dict[str, Tensor]:
+def _read_tensors(data: bytes, storages: dict[int, Storage]) -> dict[str, Tensor]:
     """Return the tensors by the number that the pickle refers to them by, as text."""
     file, tensors = io.BytesIO(data), {}
-    names = {**NAMES, **{f"torch {name}Tensor": name for name in TENSOR_TYPES}}
-    for _ in range(_count(file)):
+    names = {**GLOBALS, **{f"torch {name}Tensor": name for name in TENSOR_TYPES}}
+    for _ in range(_read_count(file)):
         match _pickle.load(file, names):
             case (int() as number, int() as storage, str()) if (
                 0 <= number < MAX_KEY and storage in storages
             ):
                 pass
             case _:
-                raise _damaged("a tensor without its storage")
-        (dimensions,) = struct.unpack("<q", _exactly(file, 8))
-        dimensions &= 0xFFFFFFFF  # the other half was not always written
+                raise _damage_error("a tensor without its storage")
+        (dimensions,) = struct.unpack("<q", _read_exactly(file, 8))
+        # torch 0.1 did not always set the upper half of the number.
+        dimensions &= 0xFFFFFFFF
         if dimensions > MAX_DIMENSIONS:
-            raise _damaged(f"a tensor of {dimensions} dimensions")
-        numbers = struct.unpack(f"<{2 * dimensions + 1}q", _exactly(file, 16 * dimensions + 8))
+            raise _damage_error(f"a tensor of {dimensions} dimensions")
+        numbers = struct.unpack(f"<{2 * dimensions + 1}q", _read_exactly(file, 16 * dimensions + 8))
         sizes, strides = numbers[:dimensions], numbers[dimensions:-1]
         tensors[str(number)] = Tensor(storages[storage], numbers[-1], sizes, strides)
     return tensors
 
 
-TENSOR_TYPES = (
-    "Float", "Double", "Half", "Long", "Int", "Short", "Char", "Byte",
-)  # fmt: skip
-
-
-def _count(file: io.BytesIO) -> int:
+def _read_count(file: io.BytesIO) -> int:
+    # It needs no bound: each part takes bytes, so that a false count ends with the file.
     count = _pickle.load(file, {})
     if type(count) is not int:
-        raise _damaged("no count of its parts")
-    return count  # each part takes bytes of the file, so a false count ends with the file
+        raise _damage_error("no count of its parts")
+    return count
 
 
-def _exactly(file: io.BytesIO, count: int) -> bytes:
+def _read_exactly(file: io.BytesIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) != count:
-        raise _damaged("a tensor that is cut off")
+        raise _damage_error("a tensor that is cut off")
     return data
 
 
-def _damaged(what: str) -> Refusal:
-    return Refusal(
+def _damage_error(what: str) -> WeightFileError:
+    return WeightFileError(
         f"got {what}, expected a tar archive as torch 0.1 wrote it. Download it again, or a newer "
         "form of the same weights."
     )

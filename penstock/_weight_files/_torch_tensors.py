@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._weight_files._file import Refusal
+from penstock._weight_files._file import WeightFileError
 from penstock._weight_files._pickle import Constructor, Restorable
 
 STORAGE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -30,8 +29,10 @@ STORAGE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 """Element type of each of torch's storage classes; torch stores little-endian."""
 
+# NumPy's limit until version 2.
 MAX_DIMENSIONS = 32
-MAX_NUMBER = 2**31  # of elements: more than any network has
+# More elements than any tensor of a network has.
+MAX_NUMBER = 2**31
 
 
 @dataclass(frozen=True)
@@ -54,37 +55,35 @@ class Tensor:
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
-    def array(self, elements: np.ndarray) -> np.ndarray:
-        """Return the tensor as a read-only view of its whole storage, a 1-D array.
-
-        A view, as many tensors may share a storage: copies could take any amount of memory.
-        """
+    def view(self, elements: np.ndarray) -> np.ndarray:
+        """Return the tensor as a read-only view of its storage's elements, a 1-D array."""
+        # A view, as any number of tensors may share a storage: copies could fill the memory.
         elements = elements[self.storage.start :][: self.storage.length]
         sizes, strides = self.size, self.stride
         if len(sizes) != len(strides) or len(sizes) > MAX_DIMENSIONS:
-            raise self._damaged("one stride a size")
-        # Before any arithmetic: in a hostile file they may be strings, or integers of megabytes.
+            raise self._damage_error("one stride a size")
+        # Checked before any arithmetic: in a hostile file they may be strings, or huge integers.
         if not all(type(n) is int and 0 <= n < MAX_NUMBER for n in (*sizes, *strides, self.offset)):
-            raise self._damaged("sizes and strides of 0 or more")
+            raise self._damage_error("sizes and strides of 0 or more")
         count = math.prod(sizes)
         if count == 0:
             return np.zeros(sizes, self.storage.dtype)
         last = self.offset + sum(
             (size - 1) * stride for size, stride in zip(sizes, strides, strict=True)
         )
-        # An expanded tensor, of stride 0, has more elements than memory: none is a parameter.
+        # A tensor expanded with strides of 0 has more elements than its storage. No parameter is
+        # one, and a copy of it could fill the memory.
         if last >= len(elements) or count > len(elements):
-            raise self._damaged(f"at most the {len(elements)} elements of its storage")
+            raise self._damage_error(f"at most the {len(elements)} elements of its storage")
         steps = [stride * elements.itemsize for stride in strides]
         view = elements[self.offset :]
         return np.lib.stride_tricks.as_strided(view, sizes, steps, writeable=False)
 
-    def _damaged(self, expected: str) -> Refusal:
-        shown = (
-            f"{_shown(self.size)} with strides {_shown(self.stride)} at {_shown((self.offset,))}"
-        )
-        return Refusal(
-            f"got a tensor of sizes {shown}, expected {expected}. It is damaged: download it again."
+    def _damage_error(self, expected: str) -> WeightFileError:
+        return WeightFileError(
+            f"got a tensor of sizes {_format_numbers(self.size)} with strides "
+            f"{_format_numbers(self.stride)} at {_format_numbers((self.offset,))}, expected "
+            f"{expected}. It is damaged: download it again."
         )
 
 
@@ -94,95 +93,96 @@ class Parameter(Restorable):
     def __init__(self, tensor: Tensor | None) -> None:
         self.tensor = tensor
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         """Take the tensor of torch 0.1's state: data, gradient, hooks and two flags."""
         if type(state) is tuple and len(state) == 5 and isinstance(state[0], Tensor):
             self.tensor = state[0]
 
 
-def _ordered_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
+def _build_dict(arguments: tuple[object, ...]) -> dict[object, object]:
     match arguments:
         case ():
             return {}
-        case ([*pairs],) if all(_is_pair(pair) for pair in pairs):  # as Python 2 wrote them
+        # As Python 2 wrote them.
+        case ([*pairs],) if all(_is_pair(pair) for pair in pairs):
             return dict(pairs)
-    raise _unfit("collections.OrderedDict")
+    raise _argument_error("collections.OrderedDict")
 
 
-def _is_pair(pair: Any) -> bool:
-    return type(pair) in (list, tuple) and len(pair) == 2 and type(pair[0]) in (str, int)
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[0]) in (str, int)
 
 
-def _tensor(arguments: tuple[Any, ...]) -> Tensor:
+def _build_tensor(arguments: tuple[object, ...]) -> Tensor:
     match arguments:
         case (Storage() as storage, int() as offset, tuple() as size, tuple() as stride, *_):
             return Tensor(storage, offset, size, stride)
-    raise _unfit("torch._utils._rebuild_tensor")
+    raise _argument_error("torch._utils._rebuild_tensor")
 
 
-def _parameter(arguments: tuple[Any, ...]) -> Parameter:
+def _build_parameter(arguments: tuple[object, ...]) -> Parameter:
     match arguments:
         case ():
             return Parameter(None)
         case (Tensor() as tensor, *_):
             return Parameter(tensor)
-    raise _unfit("torch.nn.parameter.Parameter")
+    raise _argument_error("torch.nn.parameter.Parameter")
 
 
-def _size(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _build_size(arguments: tuple[object, ...]) -> tuple[object, ...]:
     match arguments:
         case (tuple() | list() as sizes,):
             return tuple(sizes)
-    raise _unfit("torch.Size")
+    raise _argument_error("torch.Size")
 
 
-def _unfit(name: str) -> Refusal:
-    return Refusal(
+def _argument_error(name: str) -> WeightFileError:
+    return WeightFileError(
         f"got {name} with unknown arguments in its pickle, expected those that torch.save writes. "
         "Download it again, or save the state dict as safetensors."
     )
 
 
-NAMES: Mapping[str, Any] = MappingProxyType(
+GLOBALS: Mapping[str, object] = MappingProxyType(
     {f"torch {name}": dtype for name, dtype in STORAGE_DTYPES.items()}
     | {
-        "collections OrderedDict": Constructor(_ordered_dict),
-        "torch Size": Constructor(_size),
-        "torch._utils _rebuild_tensor": Constructor(_tensor),
-        "torch._utils _rebuild_tensor_v2": Constructor(_tensor),
-        "torch._utils _rebuild_parameter": Constructor(_parameter),
-        "torch.nn.parameter Parameter": Constructor(_parameter),
+        "collections OrderedDict": Constructor(_build_dict),
+        "torch Size": Constructor(_build_size),
+        "torch._utils _rebuild_tensor": Constructor(_build_tensor),
+        "torch._utils _rebuild_tensor_v2": Constructor(_build_tensor),
+        "torch._utils _rebuild_parameter": Constructor(_build_parameter),
+        "torch.nn.parameter Parameter": Constructor(_build_parameter),
     }
 )
-"""All globals that a state dict may name, with what stands for each; there is no other way out."""
+"""What stands for each global that a state dict may name; any other global is an error."""
 
 
-def storage_of(reference: Any) -> Storage:
-    """Return the storage that a pickle refers to, with `None` or a stretch of it as last part."""
+def find_storage(reference: object) -> Storage:
+    """Return the storage that a pickle refers to, or the stretch of one."""
     match reference:
         case ("storage", np.dtype() as dtype, str() as key, str(), int() as numel, *view):
             pass
         case _:
-            raise _unfit("a storage")
+            raise _argument_error("a storage")
     match view:
         case [] | [None]:
             return Storage(key, dtype, numel, 0, numel)
         case [(_, int() as start, int() as length)] if 0 <= start <= start + length <= numel:
             return Storage(key, dtype, numel, start, length)
-    raise _unfit("a storage")
+    raise _argument_error("a storage")
 
 
-def tensor_of(value: Any) -> Tensor | None:
+def find_tensor(value: object) -> Tensor | None:
     """Return the tensor that a value of a pickle is or holds, if any."""
     return (
         value.tensor if isinstance(value, Parameter) else value if type(value) is Tensor else None
     )
 
 
-def arrays_of(
+def read_arrays(
     tensors: Mapping[str, Tensor], read_bytes: Callable[[str], bytes | memoryview]
 ) -> dict[str, np.ndarray]:
-    """Return tensors as arrays; storages are read once each, and only those that are needed.
+    """Return tensors as arrays; each storage that they need is read once.
 
     Arguments:
       tensors: the tensors by name.
@@ -196,16 +196,16 @@ def arrays_of(
             content[storage.key] = read_bytes(storage.key)
         data = content[storage.key]
         if len(data) != storage.numel * storage.dtype.itemsize:
-            raise Refusal(
+            raise WeightFileError(
                 f"got {len(data)} bytes for the tensor {name!r}, expected "
-                f"{_shown([storage.numel])} elements of {storage.dtype}. It is cut off or damaged: "
-                "download it again."
+                f"{_format_numbers([storage.numel])} elements of {storage.dtype}. It is cut off or "
+                "damaged: download it again."
             )
-        arrays[name] = tensor.array(np.frombuffer(data, storage.dtype))
+        arrays[name] = tensor.view(np.frombuffer(data, storage.dtype))
     return arrays
 
 
-def _shown(numbers: Any) -> str:
+def _format_numbers(numbers: Sequence[object]) -> str:
     """Return numbers of a damaged file, which may be anything of any length, as text."""
     parts = [
         str(number) if type(number) is int and abs(number) < 2**64 else "?"

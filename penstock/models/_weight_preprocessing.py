@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._errors import UnknownNameError
-from penstock._weight_files import format_of
+from penstock._weight_files import find_format
 from penstock.models._registry import Model
 from penstock.models._weight_names import registered_preprocessing, weight_maps_of
 from penstock.preprocessing import Preprocessing, PreprocessingError, Torchvision, get
@@ -32,7 +32,7 @@ def preprocessing_of(model: Model, path: Path) -> Preprocessing:
       FileNotFoundError: there is no such file.
       ParameterError: it is no weight file.
     """
-    source = format_of(path)
+    source = find_format(path)
     registered = registered_preprocessing(model.name, source)
     if registered is not None:
         return registered

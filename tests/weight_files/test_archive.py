@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock._weight_files._archive import Archive
-from penstock._weight_files._file import Refusal
+from penstock._weight_files._file import WeightFileError
 
 
 def write(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
@@ -29,14 +29,19 @@ def test_more_than_the_archive_holds_is_never_read(tmp_path):
     assert path.stat().st_size < 2000
     with Archive(path) as archive:
         archive.read("a")
-        with pytest.raises(Refusal, match=r"got entries larger than the archive of \d+ bytes"):
+        with pytest.raises(
+            WeightFileError, match=r"got entries larger than the archive of \d+ bytes"
+        ):
             archive.read("a")
 
 
 def test_compressed_entry_is_refused(tmp_path):
     path = write(tmp_path / "bomb.zip", {"zeros": bytes(10**6)}, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 2000
-    with Archive(path) as archive, pytest.raises(Refusal, match="got a compressed entry 'zeros'"):
+    with (
+        Archive(path) as archive,
+        pytest.raises(WeightFileError, match="got a compressed entry 'zeros'"),
+    ):
         archive.read("zeros")
 
 
@@ -54,19 +59,26 @@ def test_entries_within_each_other_are_refused(tmp_path):
         archive.NameToInfo["inner"] = inner
     with Archive(tmp_path / "a.zip") as archive:
         assert len(archive.read("outer")) > 1000
-        with pytest.raises(Refusal, match=r"Entries overlap or are damaged|damaged entry 'inner'"):
+        with pytest.raises(
+            WeightFileError, match=r"Entries overlap or are damaged|damaged entry 'inner'"
+        ):
             archive.read("inner")
 
 
 def test_entry_whose_bytes_changed_is_refused(tmp_path):
     path = write(tmp_path / "a.zip", {"a": b"x" * 100})
     path.write_bytes(path.read_bytes().replace(b"xxx", b"xyx", 1))
-    with Archive(path) as archive, pytest.raises(Refusal, match=r"got a damaged entry 'a' .*CRC"):
+    with (
+        Archive(path) as archive,
+        pytest.raises(WeightFileError, match=r"got a damaged entry 'a' .*CRC"),
+    ):
         archive.read("a")
 
 
 def test_archive_that_is_cut_off_is_refused(tmp_path):
     path = write(tmp_path / "a.zip", {"a": b"x" * 100})
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(Refusal, match=r"got a zip archive of \d+ bytes without its table of entr"):
+    with pytest.raises(
+        WeightFileError, match=r"got a zip archive of \d+ bytes without its table of entr"
+    ):
         Archive(path)

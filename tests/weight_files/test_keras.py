@@ -14,8 +14,8 @@ import pytest
 
 from penstock._errors import ParameterError
 from penstock._weight_files import _keras_layers, _keras_legacy, read_weights
-from penstock._weight_files._keras_layers import variable_names
-from penstock._weight_files._keras_legacy import variable_names as legacy_names
+from penstock._weight_files._keras_layers import name_variables
+from penstock._weight_files._keras_legacy import name_variables as legacy_names
 
 h5py = pytest.importorskip("h5py")
 
@@ -132,7 +132,7 @@ def test_groups_are_sorted_by_number_and_the_optimizers_left_out(tmp_path):
 def test_variables_are_named_only_where_class_and_settings_leave_one_choice(
     kind, count, settings, names
 ):
-    assert variable_names(kind, count, settings) == names
+    assert name_variables(kind, count, settings) == names
 
 
 @pytest.mark.parametrize(

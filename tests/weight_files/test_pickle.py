@@ -12,8 +12,8 @@ import pytest
 
 from penstock._errors import ParameterError
 from penstock._weight_files import _pickle, read_weights
-from penstock._weight_files._file import Refusal
-from penstock._weight_files._torch_tensors import NAMES
+from penstock._weight_files._file import WeightFileError
+from penstock._weight_files._torch_tensors import GLOBALS
 from tests.weight_files.torch_files import (
     called,
     floats,
@@ -43,7 +43,7 @@ class Runs:
 
 
 def load(instructions: bytes):
-    return _pickle.load(io.BytesIO(instructions), NAMES)
+    return _pickle.load(io.BytesIO(instructions), GLOBALS)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -79,7 +79,7 @@ def test_pickle_that_would_run_a_command_runs_nothing_and_names_it(tmp_path, pro
 def test_global_that_is_not_listed_is_named(value, named, protocol):
     # Protocol 2 names Python 2's modules: __builtin__.
     pattern = named.replace("builtins", "(builtins|__builtin__)")
-    with pytest.raises(Refusal, match=rf"got the global ({pattern})"):
+    with pytest.raises(WeightFileError, match=rf"got the global ({pattern})"):
         load(pickle.dumps({"weight": value}, protocol))
 
 
@@ -94,14 +94,14 @@ def test_global_that_is_not_listed_is_named(value, named, protocol):
         ("collections", "Counter"),
         ("collections.OrderedDict", ""),
         ("numpy.core.multiarray", "scalar"),
-        ("penstock._weight_files._torch_tensors", "NAMES"),
+        ("penstock._weight_files._torch_tensors", "GLOBALS"),
     ],
 )
 def test_neighbour_of_a_listed_global_is_refused(module, attribute):
     direct = pickled(name(module, attribute))
     on_stack = b"\x80\x04" + text(module) + text(attribute) + b"\x93."
     for instructions in (direct, on_stack):
-        with pytest.raises(Refusal, match="It is never imported, as it may run code"):
+        with pytest.raises(WeightFileError, match="It is never imported, as it may run code"):
             load(instructions)
 
 
@@ -123,7 +123,9 @@ def test_neighbour_of_a_listed_global_is_refused(module, attribute):
     ],
 )
 def test_instruction_that_plain_data_does_not_need_is_refused(instructions):
-    with pytest.raises(Refusal, match=r"got the pickle instruction|got a damaged pickle|os.system"):
+    with pytest.raises(
+        WeightFileError, match=r"got the pickle instruction|got a damaged pickle|os.system"
+    ):
         load(instructions)
 
 
@@ -134,7 +136,7 @@ def test_state_never_becomes_an_attribute_or_a_method():
     assert type(value) is dict
     assert value == {}
     for target in (DICT, name("torch", "FloatStorage"), b"]", group(), text("a"), number(1)):
-        with pytest.raises(Refusal, match="a state for what has none"):
+        with pytest.raises(WeightFileError, match="a state for what has none"):
             load(pickled(target + trick + b"b"))
 
 
@@ -164,13 +166,13 @@ def test_state_never_becomes_an_attribute_or_a_method():
     ],
 )
 def test_pickle_that_no_pickler_writes_is_refused(instructions):
-    with pytest.raises(Refusal, match=r"got (a damaged pickle|\S+ with unknown arguments)"):
+    with pytest.raises(WeightFileError, match=r"got (a damaged pickle|\S+ with unknown arguments)"):
         load(pickled(instructions))
 
 
 def test_dict_key_that_takes_ages_to_hash_is_refused():
     nested = b"K\x01" + b"q\x00h\x00\x86" * 60  # a pair of the pair before, sixty times
-    with pytest.raises(Refusal, match="keys are not strings or numbers"):
+    with pytest.raises(WeightFileError, match="keys are not strings or numbers"):
         load(pickled(b"}" + nested + text("value") + b"s"))
 
 
@@ -178,7 +180,9 @@ def test_lengths_and_places_beyond_the_file_take_no_memory():
     assert load(pickled(text("a") + b"r\xff\xff\xff\xff")) == "a"  # stored as number 2**32 - 1
     huge = (2**62).to_bytes(8, "little")
     for instructions in (b"\x8d" + huge, b"\x8e" + huge, b"\x95" + huge, b"\x8b\xff\xff\xff\x7f"):
-        with pytest.raises(Refusal, match=r"got (a damaged pickle|the pickle instruction BINB)"):
+        with pytest.raises(
+            WeightFileError, match=r"got (a damaged pickle|the pickle instruction BINB)"
+        ):
             load(b"\x80\x04" + instructions + b".")
 
 

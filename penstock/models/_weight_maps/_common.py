@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from penstock._weight_files._keras_layers import CLASSES
+from penstock._weight_files import KERAS_VARIABLES
 
 _SLIM: Mapping[str, str] = MappingProxyType(
     {
@@ -131,7 +131,7 @@ def keras_by_number(names: Mapping[str, str], found: Container[str]) -> dict[str
       names: path -> name.
       found: the names in the file.
     """
-    order = CLASSES["batchnormalization"]
+    order = KERAS_VARIABLES["batchnormalization"]
     layers: dict[str, list[str]] = {}
     for name in names.values():
         layer, _, variable = name.rpartition("/")
