@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from penstock import models
-from penstock.models._report import Report, describe
+from penstock.models.report import Report, describe
 
 ROOT = Path(__file__).parents[1]
 FACTS = ROOT / "penstock" / "models" / "_facts.py"

@@ -10,7 +10,7 @@ from penstock.commands._failures import run_command
 from penstock.commands._parser import parse, positional
 from penstock.commands._plugins import import_plugins
 from penstock.commands._run.preparation import describe_weights, format_preprocessing
-from penstock.models._foreign_weights import ForeignWeights, program_of
+from penstock.models.weights import ForeignWeights, build_forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def _import(argv: list[str]) -> None:
     chosen = weights.preprocessing
     if flags.preprocessing_name is not None:
         chosen = preprocessing.get(flags.preprocessing_name)
-    builder = program_of(models.get(flags.model), weights.num_classes, flags.image_size)
+    builder = build_forward(models.get(flags.model), weights.num_classes, flags.image_size)
     # Drawing the initial values of every layer would take longer than all the rest.
     initial = _parameters.flatten(builder.init().variables) if weights.left_initial else {}
     entries = {

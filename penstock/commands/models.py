@@ -12,7 +12,7 @@ from penstock.commands._failures import run_command
 from penstock.commands._parser import parse, positional
 from penstock.commands._plugins import import_plugins
 from penstock.commands._tables import print_table
-from penstock.models._report import LayerRow, Report, describe, report_of
+from penstock.models.report import LayerRow, Report, describe, get_report
 
 _HEAD = ("name", "image", "parameters", "GMAC", "preprocessing", "classes")
 _LAYER_HEAD = ("layer", "output", "shapes", "parameters", "MMAC")
@@ -83,7 +83,7 @@ def _show_list(flags: ModelsFlags) -> None:
             + nearest((flags.name or "").strip("*?"), models.names())
         )
     chosen = [models.get(name) for name in names]
-    reports = [report_of(model) for model in chosen]
+    reports = [get_report(model) for model in chosen]
     if flags.json:
         pairs = zip(chosen, reports, strict=True)
         print(json.dumps([_facts(model, report) for model, report in pairs], indent=2))

@@ -5,11 +5,11 @@ makes the programs that train it, `@models.register` adds one's own. `models.loa
 weights that others published.
 """
 
-from penstock.models._classifier import Classifier, classifier
-from penstock.models._foreign_weights import ForeignWeights, load_weights
 from penstock.models._registry import EndPoints, Model, get, names, register
 from penstock.models._settings import Settings
 from penstock.models._weight_names import register_weight_map
+from penstock.models.classification import Classifier, classifier
+from penstock.models.weights import ForeignWeights, load_weights
 
 __all__ = [
     "Classifier",

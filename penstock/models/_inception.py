@@ -1,22 +1,28 @@
-"""What the Inception networks are built of: branches side by side, and their two kinds of heads.
+"""What the Inception networks are built of: modules of branches side by side, stem, heads.
 
-Layers have TF-Slim's names, which come from a layer's place in its branch and the kernel's size.
+Layers have TF-Slim's names: a layer's place in its branch, and the size of its kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from penstock import layers
-from penstock.layers._arguments import Padding
-from penstock.layers._frame import Initializer
 from penstock.models._registry import EndPoints
 from penstock.models._settings import Settings
-from penstock.models._style import Size, Style, avg_pool, global_pool, max_pool, scope
+from penstock.models._style import (
+    Initializer,
+    Padding,
+    Size,
+    Style,
+    avg_pool,
+    max_pool,
+    scope,
+)
 
 SETTINGS = Settings(
     batch_norm_decay=0.9997,
@@ -31,9 +37,9 @@ class Conv(NamedTuple):
     """A convolution in a branch, with batch norm and activation.
 
     Arguments:
-      place: tells the convolutions of a branch apart, `"0a"` in `Conv2d_0a_1x1`; may be empty.
-      alias: the name that TF-Slim gives it where that breaks the rule.
-      weights: initialises the kernel; the style's when None.
+      place: of the convolution in its branch, `"0a"` in `Conv2d_0a_1x1`; may be empty.
+      alias: TF-Slim's name where it breaks the rule.
+      weights: initialises the kernel; None for the style's.
     """
 
     place: str
@@ -60,7 +66,7 @@ class Pool(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Convolutions of one input, whose results go on side by side."""
+    """Convolutions of one input, whose results are concatenated."""
 
     convs: tuple[Conv, ...]
 
@@ -69,43 +75,44 @@ Step = Conv | Pool | Fork
 Branches = Sequence[Sequence[Step]]
 
 
-def convolution(x: jax.Array, conv: Conv, style: Style) -> jax.Array:
-    """Return what one convolution gives, `[B, H', W', num_filters]`."""
-    style = style if conv.weights is None else style.replace(weights=conv.weights)
-    how = {"stride": conv.stride, "padding": conv.padding}
-    return style.conv(x, conv.num_filters, conv.size, name=conv.name, **how)
+def apply_conv(x: jax.Array, conv: Conv, style: Style) -> jax.Array:
+    """Apply one convolution: `[B, H', W', num_filters]`."""
+    style = style if conv.weights is None else replace(style, weights=conv.weights)
+    return style.conv(
+        x, conv.num_filters, conv.size, stride=conv.stride, padding=conv.padding, name=conv.name
+    )
 
 
-def branched(x: jax.Array, branches: Branches, style: Style) -> jax.Array:
-    """Return the results of all branches side by side, `[B, H', W', C']`."""
+def apply_branches(x: jax.Array, branches: Branches, style: Style) -> jax.Array:
+    """Apply branches side by side: `[B, H', W', C']`."""
     results = []
     for number, steps in enumerate(branches):
         y = x
         with scope(f"Branch_{number}"):
             for step in steps:
-                y = _applied(y, step, style)
+                y = _apply_step(y, step, style)
         results.append(y)
     return jnp.concatenate(results, axis=-1)
 
 
-def _applied(x: jax.Array, step: Step, style: Style) -> jax.Array:
+def _apply_step(x: jax.Array, step: Step, style: Style) -> jax.Array:
     match step:
         case Conv():
-            return convolution(x, step, style)
+            return apply_conv(x, step, style)
         case Fork(convs):
-            return jnp.concatenate([convolution(x, conv, style) for conv in convs], axis=-1)
+            return jnp.concatenate([apply_conv(x, conv, style) for conv in convs], axis=-1)
         case Pool(kind, stride, padding):
             return (max_pool if kind == "max" else avg_pool)(x, 3, stride, padding)
 
 
-def mixed(x: jax.Array, branches: Branches, style: Style, *, name: str) -> jax.Array:
-    """Return what `branched` does, its layers below `name`."""
+def apply_module(x: jax.Array, branches: Branches, style: Style, *, name: str) -> jax.Array:
+    """Apply branches whose layers lie below `name`."""
     with scope(name):
-        return branched(x, branches, style)
+        return apply_branches(x, branches, style)
 
 
-def conv_names(branches: Branches, name: str) -> Iterator[str]:
-    """Yield the paths of the convolutions of a module, in the order they are made."""
+def name_convs(branches: Branches, name: str) -> Iterator[str]:
+    """Yield the paths of a module's convolutions, in the order in which they are made."""
     for number, steps in enumerate(branches):
         for step in steps:
             convs = step.convs if isinstance(step, Fork) else (step,)
@@ -121,49 +128,22 @@ STEM = (
 _STEM_POOLS = ("MaxPool_3a_3x3", "MaxPool_5a_3x3")
 
 
-def stem(images: jax.Array, style: Style, points: EndPoints) -> jax.Array:
-    """Return the stem's 192 channels of a stride of 8; its end points go into `points`."""
+def apply_stem(images: jax.Array, style: Style, points: EndPoints) -> jax.Array:
+    """Apply the stem: 192 channels at a stride of 8. Its end points go into `points`."""
     net = images
     for convs, pool in zip(STEM, _STEM_POOLS, strict=True):
         for conv in convs:
-            net = points[conv.name] = convolution(net, conv, style)
+            net = points[conv.name] = apply_conv(net, conv, style)
         net = points[pool] = max_pool(net, 3, 2)
     return net
 
 
 def auxiliary_input(x: jax.Array, style: Style) -> jax.Array:
-    """Return 128 channels of 5x5 means at a stride of 3, what auxiliary heads begin with.
-
-    Windows are no larger than the image; TF-Slim fails where they would be.
-    """
-    return style.conv(avg_pool(x, reduced(x, 5), 3), 128, 1, name="Conv2d_1b_1x1")
+    """Return the 128 channels of 5x5 means at a stride of 3 that auxiliary heads begin with."""
+    # TF-Slim fails on an image that is smaller than the window.
+    return style.conv(avg_pool(x, cut_to_image(x, 5), 3), 128, 1, name="Conv2d_1b_1x1")
 
 
-def reduced(x: jax.Array, size: int) -> tuple[int, int]:
-    """Return a square window cut down to the image."""
+def cut_to_image(x: jax.Array, size: int) -> tuple[int, int]:
+    """Return a square window, no larger than the image."""
     return min(size, x.shape[1]), min(size, x.shape[2])
-
-
-def finished(
-    x: jax.Array,
-    num_classes: int | None,
-    style: Style,
-    points: EndPoints,
-    *,
-    name: str,
-    dropped: str = "PreLogits",
-) -> tuple[jax.Array, EndPoints]:
-    """Return global pooling, dropout and the last layer, and the end points with theirs.
-
-    Arguments:
-      name: of the last layer, below `Logits`.
-      dropped: the end point of what goes into it.
-    """
-    features = points["global_pool"] = global_pool(x)
-    if num_classes is None:
-        return features, points
-    features = points[dropped] = style.dropout(features)
-    with scope("Logits"):
-        logits = points["Logits"] = style.logits(features, num_classes, name=name)
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points

@@ -1,4 +1,4 @@
-"""What the MobileNets share: widths, bottlenecks, strides that give way to dilation, the end."""
+"""What the MobileNets share: widths, bottlenecks, and strides that give way to dilation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ import jax
 from penstock import layers
 from penstock.models._registry import EndPoints
 from penstock.models._settings import Settings
-from penstock.models._style import Style, global_pool, scope, truncated_normal
+from penstock.models._style import Activation, Style, scope, truncated_normal
 
+# TF-Slim's sixth. Keras and timm have 1/6: with the same weights their logits differ by 2e-4.
 GATE_SLOPE = 0.16667
-"""TF-Slim's sixth; with 1/6 in its place, which Keras and timm have, logits differ by 2e-4."""
+
+# Of v2 and v3.
+SETTINGS = Settings(
+    batch_norm_decay=0.997,
+    batch_norm_epsilon=1e-3,
+    unbiased_running_variance=True,
+    dropout=0.2,
+    weight_decay=4e-5,
+)
 
 
 class Step(NamedTuple):
@@ -23,15 +32,15 @@ class Step(NamedTuple):
     dilation: int
 
 
-def steps_of(strides: Iterable[int], output_stride: int | None = None) -> Iterator[Step]:
+def plan_steps(strides: Iterable[int], output_stride: int | None = None) -> Iterator[Step]:
     """Yield stride and dilation of each layer.
 
     Arguments:
       strides: of the layers, as the network has them.
-      output_stride: how far apart pixels of the last layer may be, in pixels of the image; from
-        where it is reached layers are dilated in place of strided. None leaves them as they are.
+      output_stride: the stride of the whole network at most; where it is reached, further layers
+        dilate instead of striding. None leaves them as they are.
 
-    >>> [tuple(step) for step in steps_of([2, 2, 1, 2], output_stride=2)]
+    >>> [tuple(step) for step in plan_steps([2, 2, 1, 2], output_stride=2)]
     [(2, 1), (1, 1), (1, 2), (1, 2)]
     """
     reached, dilation = 1, 1
@@ -44,17 +53,17 @@ def steps_of(strides: Iterable[int], output_stride: int | None = None) -> Iterat
             reached *= stride
 
 
-def rounded(size: float, divisor: int = 8) -> int:
-    """Return the multiple of `divisor` next to `size`, or the one above if it were 10 % less.
+def round_to_multiple(size: float, divisor: int = 8) -> int:
+    """Return the multiple of `divisor` next to `size`; the one above it if that is 10 % smaller.
 
-    >>> rounded(33.6), rounded(11.2)
+    >>> round_to_multiple(33.6), round_to_multiple(11.2)
     (32, 16)
     """
     near = max(divisor, int(size + divisor / 2) // divisor * divisor)
     return near + divisor if near < 0.9 * size else near
 
 
-def style_of(settings: Settings, act: str) -> Style:
+def make_style(settings: Settings, act: Activation) -> Style:
     """Return how TF-Slim makes the layers of every MobileNet."""
     return Style(settings=settings, act=act, weights=truncated_normal(0.09), has_scale=True)
 
@@ -63,8 +72,8 @@ class Bottleneck(NamedTuple):
     """A depthwise convolution between a 1x1 that widens and a 1x1 that narrows.
 
     Arguments:
-      width: the number of channels in between; no first 1x1 where that is the input's.
-      depth: the number of channels that come out.
+      width: the number of channels in between; where it is the input's there is no first 1x1.
+      depth: the number of channels of the output.
       size: of the depthwise kernel.
       squeeze_width: of the squeeze-and-excite after it; None for none.
       gate_slope: of its gate, `relu6(x + 3)` times it.
@@ -81,10 +90,11 @@ class Bottleneck(NamedTuple):
 def bottleneck(
     x: jax.Array, shape: Bottleneck, style: Style, points: EndPoints, *, name: str, point: str
 ) -> jax.Array:
-    """Return an inverted residual bottleneck (Sandler et al. 2018).
+    """Apply an inverted residual bottleneck (Sandler et al. 2018).
 
     Arguments:
-      point: of the end points that are added.
+      name: of the scope of its layers.
+      point: of its output among the end points, and of the scope of the others.
     """
     net = x
     with scope(name):
@@ -107,21 +117,3 @@ def bottleneck(
         net = net + x
     points[point] = points[f"{point}/output"] = net
     return net
-
-
-def finished(
-    x: jax.Array, num_classes: int | None, style: Style, points: EndPoints, *, pooled: str
-) -> tuple[jax.Array, EndPoints]:
-    """Return global pooling, dropout and the last layer, and the end points with theirs.
-
-    Arguments:
-      pooled: the end point of what is pooled.
-    """
-    features = points[pooled] = global_pool(x)
-    if num_classes is None:
-        return features, points
-    features = style.dropout(features)
-    with scope("Logits"):
-        logits = points["Logits"] = style.logits(features, num_classes, name="Conv2d_1c_1x1")
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points

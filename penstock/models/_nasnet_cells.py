@@ -1,23 +1,25 @@
 """What NASNet and PNASNet are built of: cells found by search, the ImageNet stem, the heads.
 
-Zoph et al. 2018, Liu et al. 2018, and TF-Slim's nasnet_utils.py. Batch norm has a name of its own
-beside its convolution's, as there: `cell_0/1x1/w` and `cell_0/beginning_bn/scale`.
+Zoph et al. 2018, Liu et al. 2018, and TF-Slim's nasnet_utils.py. As there, batch norms have names
+beside their convolutions': `cell_0/1x1/w` and `cell_0/beginning_bn/scale`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from penstock import layers
-from penstock.layers._arguments import Padding
-from penstock.models._registry import EndPoints
+from penstock.models._registry import EndPoints, Outputs
 from penstock.models._settings import Settings
 from penstock.models._style import (
+    Padding,
     Size,
     Style,
     avg_pool,
@@ -27,22 +29,30 @@ from penstock.models._style import (
     truncated_normal,
 )
 
-Operation = tuple[str, int]
-"""What is done to a state, and its window: `separable`, `avg_pool`, `max_pool`, `identity`."""
+Operation = tuple[Literal["separable", "avg_pool", "max_pool", "identity"], int]
+"""What is done to a state, and the size of its window."""
+SEPARABLE_3: Operation = ("separable", 3)
+SEPARABLE_5: Operation = ("separable", 5)
+SEPARABLE_7: Operation = ("separable", 7)
+AVERAGE: Operation = ("avg_pool", 3)
+MAXIMUM: Operation = ("max_pool", 3)
+IDENTITY: Operation = ("identity", 1)
+
+Term = tuple[Operation, int]
+"""An operation, and the index of the state that it is done to."""
 
 States = list[jax.Array]
 
 
-def he_fan_out(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Draw a kernel of deviation `sqrt(1.3 * 2 / fan_out)`, depthwise ones by their own fan."""
-    fan_out = 1.0
-    for size in (*shape[:-2], shape[-1]):
-        fan_out *= size
+def he_fan_out(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Draw a kernel of deviation `sqrt(1.3 * 2 / fan_out)`."""
+    # The fan of a depthwise kernel [height, width, C, M] is that of one of its channels.
+    fan_out = math.prod((*shape[:-2], shape[-1]))
     return truncated_normal((1.3 * 2 / fan_out) ** 0.5)(key, shape, dtype)
 
 
 def decays_all_kernels(path: str) -> bool:
-    """Return whether weight decay touches a parameter: kernels, depthwise ones too."""
+    """Return whether weight decay applies to a parameter: to kernels, depthwise ones too."""
     return path.endswith(("/w", "/depthwise"))
 
 
@@ -50,15 +60,14 @@ def decays_all_kernels(path: str) -> bool:
 class Cell:
     """A cell: five sums of two terms each.
 
-    State 0 is the cell's input, 1 the input of the cell before, 2 to 6 are the sums. A term is an
-    operation on a state.
+    State 0 is the cell's input, 1 the input of the cell before, 2 to 6 are the sums.
 
     Arguments:
       sums: the two terms of each sum.
-      outputs: the states that are concatenated: those no sum uses, as a rule.
+      outputs: the states that are concatenated, mostly those that no sum uses.
     """
 
-    sums: Sequence[tuple[tuple[Operation, int], tuple[Operation, int]]]
+    sums: Sequence[tuple[Term, Term]]
     outputs: Sequence[int]
 
 
@@ -67,9 +76,9 @@ class Cells:
     """Build the cells of one network.
 
     Arguments:
-      num_cells: of the network, stem and reductions included; drop path grows along them.
-      has_zero_borders: frame with zeros what is pooled with a stride, and let them count, as Keras
-        does; TF-Slim leaves the border out.
+      num_cells: of the network, with stem and reductions; drop path grows along them.
+      has_zero_borders: pad with zeros before pooling with a stride, and count them, as Keras does;
+        TF-Slim leaves the border out.
     """
 
     settings: Settings
@@ -91,7 +100,7 @@ class Cells:
         stride: int = 1,
         padding: Padding = "SAME",
     ) -> jax.Array:
-        """Return convolution and batch norm, `names` being theirs; no activation."""
+        """Apply a convolution and a batch norm of these names; no activation."""
         x = layers.conv2d(
             x,
             num_filters,
@@ -105,7 +114,7 @@ class Cells:
         return self.norm(x, names[1])
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
-        """Return batch norm."""
+        """Apply batch norm."""
         return self.style.batch_norm(x, name=name)
 
     def cell(
@@ -123,38 +132,40 @@ class Cells:
         Arguments:
           before: the stem's convolution and the cells so far; the last is `[B, H, W, C]`.
           stride: of the operations on states 0 and 1.
-          reach: how far back state 1 lies, if there is so much.
+          reach: how far back state 1 lies; the first cells reach less far.
 
         Returns:
           `[B, H / stride, W / stride, num_filters * len(cell.outputs)]`.
         """
         net, previous, number = before[-1], before[-min(reach, len(before))], len(before) - 1
         with scope(name):
-            second = self._fitted(previous, net, num_filters)
+            second = self._fit_second_input(previous, net, num_filters)
             first = self.conv(layers.relu(net), num_filters, 1, ("1x1", "beginning_bn"))
             states = [first, second]
             for index, terms in enumerate(cell.sums):
                 with scope(f"comb_iter_{index}"):
                     left, right = (
-                        self._term(side, states, term, num_filters, stride, number)
+                        self._apply_term(side, states, term, num_filters, stride, number)
                         for side, term in zip(("left", "right"), terms, strict=True)
                     )
                 states.append(left + right)
             with scope("cell_output"):
-                return self._output(states, cell.outputs)
+                return self._concatenate(states, cell.outputs)
 
-    def _fitted(self, previous: jax.Array, net: jax.Array, num_filters: int) -> jax.Array:
-        """Return state 1 as large as state 0; the first cell of all sees its input twice."""
+    def _fit_second_input(self, previous: jax.Array, net: jax.Array, num_filters: int) -> jax.Array:
+        """Return state 1 with the size of state 0."""
+        # The first cell of a network sees its input twice.
         if previous is net:
             return net
         if previous.shape[2] != net.shape[2]:
-            return self._halved(layers.relu(previous), num_filters)
+            return self._halve(layers.relu(previous), num_filters)
         if previous.shape[3] != num_filters:
             return self.conv(layers.relu(previous), num_filters, 1, ("prev_1x1", "prev_bn"))
         return previous
 
-    def _halved(self, x: jax.Array, num_filters: int) -> jax.Array:
-        """Return `[B, H / 2, W / 2, num_filters]`: half of the filters see the odd pixels."""
+    def _halve(self, x: jax.Array, num_filters: int) -> jax.Array:
+        """Return `[B, H / 2, W / 2, num_filters]`."""
+        # Half of the filters see the even pixels, the others the odd ones.
         odd = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *[(-1, 1, 0)] * 2, (0, 0, 0)))
         half = num_filters // 2
         paths = [
@@ -168,17 +179,18 @@ class Cells:
         ]
         return self.norm(jnp.concatenate(paths, axis=3), "final_path_bn")
 
-    def _term(
+    def _apply_term(
         self,
         side: str,
         states: States,
-        term: tuple[Operation, int],
+        term: Term,
         num_filters: int,
         stride: int,
         number: int,
     ) -> jax.Array:
-        """Return what an operation makes of a state; sums are at the cell's stride already."""
+        """Apply an operation to a state."""
         (kind, window), index = term
+        # The sums are at the cell's stride already.
         x, stride = states[index], stride if index < 2 else 1
         with scope(side):
             if kind == "identity":
@@ -189,12 +201,10 @@ class Cells:
                 x = self._separable_twice(x, num_filters, window, stride)
             else:
                 pool = {"avg_pool": avg_pool, "max_pool": max_pool}[kind]
-                is_framed = self.has_zero_borders and stride > 1
-                x = (
-                    pool(_framed(x), window, stride)
-                    if is_framed
-                    else pool(x, window, stride, "SAME")
-                )
+                if self.has_zero_borders and stride > 1:
+                    x = pool(_pad_with_zeros(x), window, stride)
+                else:
+                    x = pool(x, window, stride, "SAME")
                 if x.shape[3] != num_filters:
                     x = self.conv(x, num_filters, 1, ("1x1", "bn_1"))
             return self._drop_path(x, number)
@@ -228,8 +238,8 @@ class Cells:
             share = share * jnp.minimum(layers.global_step() / num_steps, 1.0)
         return layers.drop_path(x, share, "drop_path")
 
-    def _output(self, states: States, outputs: Sequence[int]) -> jax.Array:
-        """Return the unused states side by side, each as wide as the sums."""
+    def _concatenate(self, states: States, outputs: Sequence[int]) -> jax.Array:
+        """Concatenate states, each brought to the width of the sums."""
         parts, width = [], states[-1].shape[3]
         for index in outputs:
             state = states[index]
@@ -242,7 +252,7 @@ class Cells:
     def imagenet_stem(
         self, images: jax.Array, cell: Cell, num_filters: int, num_stem_filters: int
     ) -> States:
-        """Return what a convolution and two cells make of images, at strides 2, 4 and 8.
+        """Apply a convolution and two cells to images, at strides of 2, 4 and 8.
 
         Arguments:
           num_filters: of the first cell after the stem.
@@ -257,18 +267,16 @@ class Cells:
     def auxiliary_head(self, net: jax.Array, num_classes: int, *, name: str) -> jax.Array:
         """Return logits `[B, num_classes]` of the features in the middle of the network."""
         with scope(name), scope("aux_logits"):
-            # TF-Slim's window; smaller images than it takes are pooled whole.
+            # TF-Slim fails on features smaller than 5x5; here they are pooled whole.
             net = avg_pool(layers.relu(net), min(5, *net.shape[1:3]), 3)
             net = layers.relu(self.conv(net, 128, 1, ("proj", "aux_bn0")))
-            # As large as the features: the convolution is a fully connected layer.
+            # A convolution as large as the features is a fully connected layer.
             size = (net.shape[1], net.shape[2])
             net = self.conv(net, 768, size, ("Conv", "aux_bn1"), padding="VALID")
             net = layers.relu(net)
             return self.style.logits(layers.flatten(net), num_classes, name="FC")
 
-    def final_layer(
-        self, net: jax.Array, num_classes: int | None, points: EndPoints
-    ) -> tuple[jax.Array, EndPoints]:
+    def final_layer(self, net: jax.Array, num_classes: int | None, points: EndPoints) -> Outputs:
         """Return logits `[B, num_classes]`, or the pooled features, and the end points."""
         with scope("final_layer"):
             net = points["global_pool"] = global_pool(layers.relu(net))
@@ -280,7 +288,7 @@ class Cells:
         return logits, points
 
 
-def _framed(x: jax.Array) -> jax.Array:
-    """Return images in a frame of zeros, where windows of 3 with a stride of 2 need one."""
+def _pad_with_zeros(x: jax.Array) -> jax.Array:
+    """Put zeros around images where windows of 3 with a stride of 2 need them."""
     edges = [(size % 2, 1) for size in x.shape[1:3]]
     return jnp.pad(x, ((0, 0), *edges, (0, 0)))

@@ -1,4 +1,4 @@
-"""The registry of networks: what is known about each, by name."""
+"""The registry of networks, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -16,11 +16,13 @@ from penstock._errors import UnknownNameError, nearest
 from penstock.models._settings import Settings
 
 EndPoints = dict[str, jax.Array]
-Network = Callable[..., tuple[jax.Array, EndPoints]]
-F = TypeVar("F", bound=Callable[..., Any])
+Outputs = tuple[jax.Array, EndPoints]
+"""Logits or features, and values in the middle of the network by name."""
+Network = Callable[..., Outputs]
+N = TypeVar("N", bound=Network)
 
 _NOTHING_SET = Settings()
-_FAMILIES = (
+FAMILIES = (
     "alexnet",
     "cifarnet",
     "inception_resnet_v2",
@@ -44,7 +46,7 @@ _FAMILIES = (
 
 
 def decays_kernels(path: str) -> bool:
-    """Return whether weight decay touches a parameter: kernels, depthwise ones aside."""
+    """Return whether weight decay applies to a parameter: to kernels, but not to depthwise ones."""
     return path.endswith("/w")
 
 
@@ -53,28 +55,28 @@ class Model:
     """One network of the library; `models.get(name)` gives it.
 
     Arguments:
-      function: `(images, num_classes) -> (logits, end_points)`, called in a program function. One
-        that has a parameter `settings` gets the `Settings`.
+      function: `(images, num_classes) -> (logits, end_points)`, called in a program function; with
+        a parameter `settings` it gets the `Settings` too.
       default_image_size: height and width in pixels that it was designed for.
-      preprocessing: the name of what its published weights were trained with.
-      num_classes: how many classes those have.
+      preprocessing: the name of the one that its published weights were trained with.
+      num_classes: of the published weights.
       num_channels: of its images.
       settings: how it is regularised and normalised.
-      decays: takes a parameter's path and says whether weight decay touches it.
+      decays: takes a parameter's path, gives whether weight decay applies to it.
       source: where the network comes from.
     """
 
     name: str
     function: Network
     default_image_size: int
-    preprocessing: str
-    num_classes: int
+    preprocessing: str = "inception"
+    num_classes: int = 1000
     num_channels: int = 3
     settings: Settings = _NOTHING_SET
     decays: Callable[[str], bool] = decays_kernels
     source: str = ""
 
-    def __call__(self, images: jax.Array, num_classes: int | None) -> tuple[jax.Array, EndPoints]:
+    def __call__(self, images: jax.Array, num_classes: int | None) -> Outputs:
         """Build the network inside a program function.
 
         Arguments:
@@ -83,7 +85,7 @@ class Model:
 
         Returns:
           Logits `[B, num_classes]`, or with None the features `[B, F]` before the last layer; and
-          what the network computes on the way, by name.
+          the end points: values in the middle of the network, by name.
         """
         if num_classes is not None and num_classes < 1:
             raise ValueError(
@@ -94,9 +96,34 @@ class Model:
             return self.function(images, num_classes, settings=self.settings)
         return self.function(images, num_classes)
 
-    def having(self, settings: Settings) -> Model:
-        """Return the model with those of its settings changed that are not None in `settings`."""
+    def with_settings(self, settings: Settings) -> Model:
+        """Return the model with the settings that are not None in `settings` changed."""
         return dataclasses.replace(self, settings=settings.over(self.settings))
+
+
+def slim_model(
+    name: str,
+    function: Network,
+    image_size: int,
+    settings: Settings,
+    *,
+    preprocessing: str = "inception",
+    num_classes: int = 1001,
+    num_channels: int = 3,
+    decays: Callable[[str], bool] = decays_kernels,
+) -> Model:
+    """Return a network of TF-Slim; most of its weights have a 1001st class for the background."""
+    return Model(
+        name=name,
+        function=function,
+        default_image_size=image_size,
+        preprocessing=preprocessing,
+        num_classes=num_classes,
+        num_channels=num_channels,
+        settings=settings,
+        decays=decays,
+        source=f"TF-Slim's {name}",
+    )
 
 
 _MODELS: dict[str, Model] = {}
@@ -112,7 +139,7 @@ def register(
     settings: Settings = _NOTHING_SET,
     decays: Callable[[str], bool] = decays_kernels,
     source: str = "",
-) -> Callable[[F], F]:
+) -> Callable[[N], N]:
     """Add a network to the library under `name`; a decorator of its function.
 
     The other arguments are the fields of `models.Model`. Source: FastNN's `models_map`.
@@ -128,7 +155,7 @@ def register(
     8
     """
 
-    def add(function: F) -> F:
+    def add(function: N) -> N:
         _load_families()
         add_model(
             Model(
@@ -167,7 +194,7 @@ def get(name: str, settings: Settings | None = None) -> Model:
     """Return the network called `name`.
 
     Arguments:
-      settings: what to change about it, see `models.Settings`.
+      settings: what to change in it, see `models.Settings`.
 
     Raises:
       UnknownNameError: there is none.
@@ -182,13 +209,13 @@ def get(name: str, settings: Settings | None = None) -> Model:
             "`penstock models` list them." + nearest(name, _MODELS)
         )
     model = _MODELS[name]
-    return model if settings is None else model.having(settings)
+    return model if settings is None else model.with_settings(settings)
 
 
-def family_of(name: str) -> str:
-    """Return the module of this package that a network comes from; its own for one's own."""
+def find_family(name: str) -> str:
+    """Return the module of this package that a network comes from, or a user's module."""
     _load_families()
-    families = {model.name: family for family in _FAMILIES for model in _models_of(family)}
+    families = {model.name: family for family in FAMILIES for model in import_family(family)}
     return families.get(name, _MODELS[name].function.__module__.rpartition(".")[2])
 
 
@@ -204,11 +231,13 @@ def names(pattern: str = "*") -> list[str]:
 
 @functools.cache
 def _load_families() -> None:
-    # At the first question, not at import: two dozen files, of which a run needs one.
-    for family in _FAMILIES:
-        for model in _models_of(family):
+    # When a name is first asked for, not when penstock.models is imported: these are two dozen
+    # files, of which a run needs one.
+    for family in FAMILIES:
+        for model in import_family(family):
             add_model(model)
 
 
-def _models_of(family: str) -> tuple[Model, ...]:
+def import_family(family: str) -> tuple[Model, ...]:
+    """Return the networks of a module of this package."""
     return importlib.import_module(f"penstock.models.{family}").MODELS

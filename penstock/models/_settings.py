@@ -1,4 +1,4 @@
-"""What may be set about a network without changing what it is."""
+"""The settings of a network that do not change its parameters."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a network is regularised and normalised; a field that is None is the network's own.
+    """How a network is regularised and normalised; None stands for the network's own value.
 
-    What each network has of its own is that of the published code, see `models.get(name).settings`.
-    TF-Slim's batch norm decay of 0.9997 takes ten thousand steps to forget its first statistics,
-    and a short run would look broken at test time. So a step keeps `(1 + step) / (10 + step)` of
-    them while that is less.
+    A network's own values are those of the published code, see `models.get(name).settings`, but
+    that a step keeps at most `(1 + step) / (10 + step)` of batch norm's running statistics. With
+    TF-Slim's decay of 0.9997 the first statistics take ten thousand steps to fade, and a short run
+    would look broken at test time.
 
     Arguments:
       batch_norm_decay: the share of the running statistics that a step keeps, at most.
-      batch_norm_warmup: False keeps `batch_norm_decay` from the first step on, as the published
+      batch_norm_warmup: False applies `batch_norm_decay` from the first step on, as the published
         code does.
       batch_norm_epsilon: added to the variance.
-      unbiased_running_variance: whether the running variance follows `n / (n - 1)` times the
-        batch's, as TensorFlow's fused kernel and torch have it.
+      unbiased_running_variance: move the running variance towards `n / (n - 1)` times the batch's,
+        as TensorFlow's fused kernel and torch do.
       dropout: the share of the features before the last layer that is dropped.
       drop_path: the share of paths that the last cell drops at the end of training (NASNet).
       drop_path_steps: after how many steps `drop_path` is reached.
@@ -53,7 +53,7 @@ class Settings:
                 )
 
     def over(self, defaults: Settings) -> Settings:
-        """Return these settings, with those of `defaults` where they are None."""
+        """Return these settings, with `defaults` in place of None."""
         mine = dataclasses.asdict(self)
         return dataclasses.replace(
             defaults, **{name: value for name, value in mine.items() if value is not None}

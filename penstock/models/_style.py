@@ -1,75 +1,76 @@
-"""What the convolutions of one network have in common, and layers made that way.
+"""Layers in the style of one network: its initializers, its activation, its normalisation.
 
-Every layer gets a name, under which its kernel is `<name>/conv/w` and its batch norm `<name>/norm`.
+Every layer has a name; its kernel is `<name>/conv/w` and its batch norm `<name>/norm`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-from typing import Any, Literal
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.nn import initializers
+from jax.typing import ArrayLike, DTypeLike
 
 from penstock import layers
 from penstock.layers import _frame
-from penstock.layers._arguments import Padding
-from penstock.layers._frame import Initializer
-from penstock.layers._widening import widened
 from penstock.layers.activations import activate
 from penstock.models._settings import Settings
 
 Size = int | tuple[int, int]
+Padding = Literal["SAME", "VALID"] | int
+Activation = Literal["relu", "relu6", "hard_swish"]
+Initializer = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
-    """Put the layers made inside the `with` block below `name`."""
+    """Put the layers that are made in the `with` block below `name`."""
     return _frame.current("scope").inside(name)
 
 
 @functools.cache
 def truncated_normal(stddev: float) -> Initializer:
-    """Return TensorFlow's truncated normal: cut at two deviations, the deviation that before it."""
+    """Return TensorFlow's truncated normal: `stddev` is the deviation before it is cut."""
+    # One object for each deviation: initial values of one initializer and shape are drawn together.
     return initializers.truncated_normal(stddev)
 
 
 @functools.cache
 def variance_scaling(factor: float = 2.0) -> Initializer:
-    """Return TF-Slim's `variance_scaling_initializer`: deviation `sqrt(1.3 * factor / fan_in)`.
+    """Return TF-Slim's `variance_scaling_initializer`: deviation `sqrt(1.3 * factor / fan_in)`."""
 
-    1.3 makes up, roughly, for what the truncation takes; JAX's own corrects for it exactly.
-    """
-
-    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-        fan_in = 1.0
-        for size in shape[:-1]:
-            fan_in *= size
-        return truncated_normal((1.3 * factor / fan_in) ** 0.5)(key, shape, dtype)
+    def initialize(
+        key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
+        # 1.3 makes up, roughly, for what the truncation takes; JAX's own corrects for it exactly.
+        return truncated_normal((1.3 * factor / math.prod(shape[:-1])) ** 0.5)(key, shape, dtype)
 
     return initialize
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Style:
     """How the layers of one network are made; TF-Slim calls it an arg scope.
 
     Arguments:
-      settings: batch norm's decay and epsilon are taken from it.
-      act: name of the activation after each layer, or None.
+      settings: has batch norm's decay and epsilon.
+      act: the activation after each layer.
       weights: initialises kernels.
-      biases: initialises biases, where there is no batch norm.
-      is_normalized: batch norm in place of the bias.
+      biases: initialises biases.
+      is_normalized: put a batch norm after each layer.
       has_bias: of convolutions and dense layers; None gives one where there is no batch norm.
-      has_scale: whether batch norm has one.
-      scales: initialises it.
+      has_scale: of batch norm.
+      scales: initialises the scale.
       padding: of convolutions.
     """
 
     settings: Settings
-    act: str | None = "relu"
+    act: Activation | None = "relu"
     weights: Initializer = initializers.glorot_uniform()
     biases: Initializer = initializers.zeros
     is_normalized: bool = True
@@ -77,10 +78,6 @@ class Style:
     has_scale: bool = False
     scales: Initializer = initializers.ones
     padding: Padding = "SAME"
-
-    def replace(self, **changes: Any) -> Style:
-        """Return the style with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
     def conv(
         self,
@@ -108,11 +105,11 @@ class Style:
                 bias_attr=self._bias_attr,
                 name="conv",
             )
-            return self.finished(y)
+            return self.normalize_and_activate(y)
 
     def linear(self, x: jax.Array, num_filters: int, size: Size, *, name: str) -> jax.Array:
         """Return what `conv` does without the activation."""
-        return self.replace(act=None).conv(x, num_filters, size, name=name)
+        return replace(self, act=None).conv(x, num_filters, size, name=name)
 
     def depthwise(
         self,
@@ -124,7 +121,7 @@ class Style:
         dilation: int = 1,
         padding: Padding | None = None,
     ) -> jax.Array:
-        """Return one filter a channel, then batch norm or bias, then activation."""
+        """Return a convolution with one filter for each channel, then as `conv`."""
         with scope(name):
             y = layers.depthwise_conv2d(
                 x,
@@ -136,37 +133,31 @@ class Style:
                 bias_attr=self._bias_attr,
                 name="conv",
             )
-            return self.finished(y)
+            return self.normalize_and_activate(y)
 
     def fc(self, x: jax.Array, size: int, *, name: str) -> jax.Array:
         """Return a fully connected layer, then batch norm or bias, then activation, `[B, size]`."""
         with scope(name):
-            y = layers.fc(
-                x,
-                size,
-                param_attr=self.weights,
-                bias_attr=self._bias_attr,
-                name="fc",
-            )
-            return self.finished(y)
+            y = layers.fc(x, size, param_attr=self.weights, bias_attr=self._bias_attr, name="fc")
+            return self.normalize_and_activate(y)
 
     def logits(self, x: jax.Array, num_classes: int, *, name: str) -> jax.Array:
         """Return the last layer: a bias, no batch norm, no activation, in float32 or better."""
-        plain = self.replace(act=None, is_normalized=False)
-        return widened(plain.fc(x, num_classes, name=name))
+        plain = replace(self, act=None, is_normalized=False)
+        return widen(plain.fc(x, num_classes, name=name))
 
     @property
     def _bias_attr(self) -> Initializer | Literal[False]:
         has_bias = not self.is_normalized if self.has_bias is None else self.has_bias
         return self.biases if has_bias else False
 
-    def finished(self, y: jax.Array) -> jax.Array:
+    def normalize_and_activate(self, y: jax.Array) -> jax.Array:
         """Return batch norm, if any, and the activation of what a layer computed."""
         if self.is_normalized:
             return self.batch_norm(y, name="norm", act=self.act)
         return activate(y, self.act, "conv2d")
 
-    def batch_norm(self, x: jax.Array, *, name: str, act: str | None = None) -> jax.Array:
+    def batch_norm(self, x: jax.Array, *, name: str, act: Activation | None = None) -> jax.Array:
         """Return batch norm with the decay and epsilon of the settings."""
         settings = self.settings
         assert settings.batch_norm_decay is not None
@@ -183,8 +174,13 @@ class Style:
         )
 
     def dropout(self, x: jax.Array) -> jax.Array:
-        """Return the features with the share dropped that the settings say."""
+        """Return the features with the settings' share of them dropped."""
         return layers.dropout(x, self.settings.dropout or 0.0, name="dropout")
+
+
+def widen(x: ArrayLike) -> jax.Array:
+    """Return values in float32, or in their dtype where that is wider, as losses want them."""
+    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
 
 
 def global_pool(x: jax.Array) -> jax.Array:
@@ -198,5 +194,5 @@ def max_pool(x: jax.Array, size: Size, stride: int, padding: Padding = "VALID") 
 
 
 def avg_pool(x: jax.Array, size: Size, stride: int, padding: Padding = "VALID") -> jax.Array:
-    """Return the mean of windows, padding left out of it, `[B, H', W', C]`."""
+    """Return the mean of windows, without their padding, `[B, H', W', C]`."""
     return layers.pool2d(x, size, "avg", stride, padding)

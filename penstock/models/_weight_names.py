@@ -1,28 +1,29 @@
-"""What the parameters of a network are called in others' files: the library's maps, and one's own.
+"""What the parameters of a network are called in a weight file: the library's maps, and users'.
 
-The library's are in `_weight_maps`, a file for each family.
+The library's are in `_weight_maps`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib
-import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from penstock._errors import ParameterError, listed, nearest
-from penstock._weight_files import WeightFile
-from penstock.models._registry import Model, family_of
-from penstock.models._weight_maps._common import keras_by_number, keras_renumbered
+from penstock._weight_files import KERAS_VARIABLES, Format, WeightFile
+from penstock.models._registry import Model, find_family
 from penstock.preprocessing import Preprocessing
 
+if TYPE_CHECKING:
+    from penstock.models._weight_maps import FamilyNames, MapMaker
+
 Source = Literal["tf_slim", "keras", "torch"]
-SOURCES: Mapping[str, str] = MappingProxyType(
+SOURCES: Mapping[Format, str] = MappingProxyType(
     {"tf_slim": "TF-Slim", "keras": "keras.applications", "torch": "torchvision or timm"}
 )
-_KINDS = {"keras": ("keras", "keras_2"), "torch": ("torch", "timm")}
 
 Names = Callable[[], Mapping[str, str]]
 N = TypeVar("N", bound=Names)
@@ -30,12 +31,12 @@ N = TypeVar("N", bound=Names)
 
 @dataclasses.dataclass(frozen=True)
 class NameMap:
-    """The file's names by ours, and what belongs to them.
+    """The file's names by ours, and what has to be known to use them.
 
     Arguments:
       names: our name -> the file's.
       ones: names in the file of scales that the network does not have: they must be ones.
-      reversed_kernels: our names of kernels whose input channels are the other way round there.
+      reversed_kernels: our names of kernels whose input channels the file has in reverse order.
     """
 
     names: Mapping[str, str]
@@ -44,26 +45,26 @@ class NameMap:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Registered:
-    """A map of one's own."""
+class _UserMap:
+    """A map that a user registered."""
 
     make: Names
     preprocessing: Preprocessing | None
 
 
-_WEIGHT_MAPS: dict[tuple[str, str], list[_Registered]] = {}
+_USER_MAPS: dict[tuple[str, str], list[_UserMap]] = {}
 
 
 def register_weight_map(
     model_name: str, source: Source, *, preprocessing: Preprocessing | None = None
 ) -> Callable[[N], N]:
-    """Say what a network's parameters are called in others' files; a decorator.
+    """Register what a network's parameters are called in files of a source; a decorator.
 
-    The function returns a dict from our name, such as `"conv1/conv/w"`, to the file's. Every
-    parameter and statistic of the network stands in it, but those that the files lack. Arrays are
-    laid out by their shapes: kernels, dense and depthwise weights of TensorFlow, Keras and torch
-    become ours. Of several maps for a network and source, the library's among them, the one that a
-    file has most names of is taken.
+    The function returns a dict from our name, such as `"conv1/conv/w"`, to the file's. It has every
+    parameter and statistic of the network, but those that the files lack. Arrays are laid out by
+    their shapes: kernels, dense and depthwise weights of TensorFlow, Keras and torch become ours.
+    Where a network and source have several maps, the library's among them, a file is read with the
+    one that it has most names of.
 
     Arguments:
       model_name: of the network, which may be registered later.
@@ -92,37 +93,38 @@ def register_weight_map(
         )
 
     def add(make: N) -> N:
-        _WEIGHT_MAPS.setdefault((model_name, source), []).append(_Registered(make, preprocessing))
+        _USER_MAPS.setdefault((model_name, source), []).append(_UserMap(make, preprocessing))
         return make
 
     return add
 
 
-def registered_preprocessing(model_name: str, source: str) -> Preprocessing | None:
-    """Return the preprocessing that was registered with a map, the last where there are several."""
-    found = [each.preprocessing for each in _WEIGHT_MAPS.get((model_name, source), ())]
+def find_registered_preprocessing(model_name: str, source: Source) -> Preprocessing | None:
+    """Return the preprocessing registered with a user's map, the last of several."""
+    found = [each.preprocessing for each in _USER_MAPS.get((model_name, source), ())]
     return next((each for each in reversed(found) if each is not None), None)
 
 
-def weight_maps_of(model: Model) -> Any:
-    """Return the library's module of names of a network's family; None where there is none."""
-    module = f"penstock.models._weight_maps.{family_of(model.name)}"
-    # One's own networks, and those nobody published, have none.
-    return importlib.import_module(module) if importlib.util.find_spec(module) else None
+def find_family_names(model: Model) -> FamilyNames | None:
+    """Return the library's names for a network's family; None for a user's, or one without any."""
+    # Not at the top: it imports every family, and most runs need one of them.
+    from penstock.models._weight_maps import FAMILIES
+
+    return FAMILIES.get(find_family(model.name))
 
 
-def names_in(model: Model, file: WeightFile, own: Iterable[str]) -> NameMap:
-    """Return the map from our names to those of a file that the file has most of.
+def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> NameMap:
+    """Return the map from our names to a file's that the file has most names of.
 
     Arguments:
       own: our names.
 
     Raises:
-      ParameterError: nobody published weights of the network in the file's format, or a map that
-        was registered has a name that the network has not.
+      ParameterError: nobody published weights of the network in the file's format, or a user's map
+        has a name that the network has not.
     """
     own = list(own)
-    maps = [*_registered_maps(model, file, own), *_library_maps(model, file, own)]
+    maps = [*_make_user_maps(model, file, own), *_make_library_maps(model, file, own)]
     if not maps:
         raise ParameterError(
             f"weights file {str(file.path)!r} got names of {SOURCES[file.format]}, which has no "
@@ -132,9 +134,9 @@ def names_in(model: Model, file: WeightFile, own: Iterable[str]) -> NameMap:
     return max(maps, key=lambda each: len(set(each.names.values()) & set(file.arrays)))
 
 
-def _registered_maps(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
+def _make_user_maps(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
     maps = []
-    for registered in _WEIGHT_MAPS.get((model.name, file.format), ()):
+    for registered in _USER_MAPS.get((model.name, file.format), ()):
         names = dict(registered.make())
         unknown = [name for name in names if name not in own]
         if unknown:
@@ -147,20 +149,83 @@ def _registered_maps(model: Model, file: WeightFile, own: list[str]) -> list[Nam
     return maps
 
 
-def _library_maps(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
-    family = weight_maps_of(model)
+def _make_library_maps(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
+    family = find_family_names(model)
+    if family is None:
+        return []
     if file.format == "tf_slim":
-        is_known = hasattr(family, "tf_slim")
-        return [NameMap({path: family.tf_slim(model.name, path) for path in own})] * is_known
-    makers = [getattr(family, kind) for kind in _KINDS[file.format] if hasattr(family, kind)]
-    maps = [dict(found) for found in (make(model.name) for make in makers) if found]
-    if file.format == "keras":
-        maps = [keras_renumbered(names, file.arrays) for names in maps]
-        maps = [keras_by_number(names, file.arrays) for names in maps]
-    ones = _asked(family, "torch_ones", model) if file.format == "torch" else ()
-    reversed_kernels = _asked(family, "keras_bgr", model) if file.format == "keras" else ()
-    return [NameMap(names, ones, reversed_kernels) for names in maps]
+        find_name = family.tf_slim
+        return [] if find_name is None else [NameMap({p: find_name(model.name, p) for p in own})]
+    if file.format == "torch":
+        ones = family.torch_ones(model.name)
+        return [NameMap(names, ones) for names in _make_maps(family.torch, model)]
+    maps = [renumber_keras_layers(names, file.arrays) for names in _make_maps(family.keras, model)]
+    maps = [number_keras_variables(names, file.arrays) for names in maps]
+    return [NameMap(names, reversed_kernels=family.keras_bgr) for names in maps]
 
 
-def _asked(family: Any, name: str, model: Model) -> tuple[str, ...]:
-    return tuple(getattr(family, name)(model.name)) if hasattr(family, name) else ()
+def _make_maps(makers: Iterable[MapMaker], model: Model) -> list[Mapping[str, str]]:
+    maps = []
+    for make in makers:
+        # Not every network of a family was published: nasnet_cifar has no names in Keras.
+        with contextlib.suppress(KeyError):
+            maps.append(make(model.name))
+    return maps
+
+
+def renumber_keras_layers(names: Mapping[str, str], found: Iterable[str]) -> dict[str, str]:
+    """Return Keras's names with the automatic numbers that a file has.
+
+    Arguments:
+      names: path -> name, where each kind of numbered layer begins with the one without a number.
+      found: the names in the file.
+    """
+    # Keras numbers the layers of a process: the first Conv2D is conv2d in its first model, may be
+    # conv2d_94 in its second, and was conv2d_1 in Keras 2. So numbers count from the least one.
+    numbers: dict[str, list[int]] = {}
+    for name in found:
+        kind, number = _split_number(name)
+        numbers.setdefault(kind, []).append(number)
+    kinds = {name.partition("/")[0] for name in names.values()}
+    first = {kind: min(numbers[kind]) for kind in kinds if kind in numbers}
+    renamed = {}
+    for path, name in names.items():
+        kind, number = _split_number(name)
+        layer, _, variable = name.partition("/")
+        layer = f"{kind}_{number + first[kind]}" if first.get(kind) else layer
+        renamed[path] = f"{layer}/{variable}"
+    return renamed
+
+
+def number_keras_variables(names: Mapping[str, str], found: Container[str]) -> dict[str, str]:
+    """Return Keras's names with the numbers that a file has in place of a variable's name.
+
+    >>> names = {"norm/bias": "bn/beta", "norm/mean": "bn/moving_mean"}
+    >>> number_keras_variables(names, {"bn/0", "bn/1"})
+    {'norm/bias': 'bn/0', 'norm/mean': 'bn/1'}
+
+    Arguments:
+      names: path -> name.
+      found: the names in the file.
+    """
+    # A .weights.h5 numbers the variables of a layer. It does not say which of a batch norm's four
+    # is missing where it has three, the scale or the shift; the network does.
+    order = KERAS_VARIABLES["batchnormalization"]
+    layers: dict[str, list[str]] = {}
+    for name in names.values():
+        layer, _, variable = name.rpartition("/")
+        layers.setdefault(layer, []).append(variable)
+    renamed = {}
+    for layer, variables in layers.items():
+        if set(variables) <= set(order) and f"{layer}/{len(variables)}" not in found:
+            in_order = sorted(variables, key=order.index)
+            numbers = {f"{layer}/{variable}": f"{layer}/{n}" for n, variable in enumerate(in_order)}
+            renamed.update({a: b for a, b in numbers.items() if a not in found and b in found})
+    return {path: renamed.get(name, name) for path, name in names.items()}
+
+
+def _split_number(name: str) -> tuple[str, int]:
+    """Return the kind and number of a layer: `("conv2d", 3)` for `conv2d_3/kernel`."""
+    layer = name.partition("/")[0]
+    found = re.fullmatch(r"(.*?)_(\d+)", layer)
+    return (found[1], int(found[2])) if found else (layer, 0)

@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import jax
 
 from penstock import layers
-from penstock.models._dense_head import dense_head
-from penstock.models._registry import EndPoints, Model
+from penstock.models._heads import dense_head
+from penstock.models._registry import EndPoints, Model, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, avg_pool, max_pool, truncated_normal, variance_scaling
 
 
-def alexnet_v2(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def alexnet_v2(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build AlexNet of "One weird trick", without LRN: images of 67 pixels at least."""
     style = Style(settings=settings, is_normalized=False, biases=jax.nn.initializers.constant(0.1))
     points: EndPoints = {}
-    net = points["conv1"] = style.conv(images, 64, 11, stride=4, padding="VALID", name="conv1")
-    net = points["pool1"] = max_pool(net, 3, 2)
-    net = points["conv2"] = style.conv(net, 192, 5, name="conv2")
-    net = points["pool2"] = max_pool(net, 3, 2)
-    net = points["conv3"] = style.conv(net, 384, 3, name="conv3")
-    net = points["conv4"] = style.conv(net, 384, 3, name="conv4")
-    net = points["conv5"] = style.conv(net, 256, 3, name="conv5")
-    net = points["pool5"] = max_pool(net, 3, 2)
-    dense = style.replace(weights=truncated_normal(0.005))
+    net = _apply_convs(images, style, max_pool, points)
+    dense = replace(style, weights=truncated_normal(0.005))
     return dense_head(net, num_classes, window=5, widths=(4096, 4096), style=dense, points=points)
 
 
-def oneflow_alexnet(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
-    """Build OneFlow's AlexNet: average pooling, no biases, dense layers that see the whole image.
-
-    The tutorial draws its weights from 0 to 1, none of them negative, with which the activations
-    explode. Here they are drawn with the deviation that keeps the activations' scale.
-    """
+def oneflow_alexnet(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
+    """Build OneFlow's AlexNet: average pooling, no biases, dense layers over the whole image."""
+    # The tutorial draws weights from 0 to 1, none of them negative, and the activations explode.
+    # These keep the activations' scale.
     style = Style(
         settings=settings, is_normalized=False, has_bias=False, weights=variance_scaling()
     )
     points: EndPoints = {}
-    net = points["conv1"] = style.conv(images, 64, 11, stride=4, padding="VALID", name="conv1")
-    net = points["pool1"] = avg_pool(net, 3, 2)
-    net = points["conv2"] = style.conv(net, 192, 5, name="conv2")
-    net = points["pool2"] = avg_pool(net, 3, 2)
-    net = points["conv3"] = style.conv(net, 384, 3, name="conv3")
-    net = points["conv4"] = style.conv(net, 384, 3, name="conv4")
-    net = points["conv5"] = style.conv(net, 256, 3, name="conv5")
-    net = points["pool5"] = avg_pool(net, 3, 2)
+    net = _apply_convs(images, style, avg_pool, points)
     net = points["fc1"] = style.fc(layers.flatten(net), 4096, name="fc1")
     net = layers.dropout(net, settings.dropout or 0.0, name="dropout1")
     net = points["fc2"] = style.fc(net, 4096, name="fc2")
@@ -59,15 +42,27 @@ def oneflow_alexnet(
     return logits, points
 
 
+def _apply_convs(
+    images: jax.Array, style: Style, pool: Callable[..., jax.Array], points: EndPoints
+) -> jax.Array:
+    net = points["conv1"] = style.conv(images, 64, 11, stride=4, padding="VALID", name="conv1")
+    net = points["pool1"] = pool(net, 3, 2)
+    net = points["conv2"] = style.conv(net, 192, 5, name="conv2")
+    net = points["pool2"] = pool(net, 3, 2)
+    net = points["conv3"] = style.conv(net, 384, 3, name="conv3")
+    net = points["conv4"] = style.conv(net, 384, 3, name="conv4")
+    net = points["conv5"] = style.conv(net, 256, 3, name="conv5")
+    net = points["pool5"] = pool(net, 3, 2)
+    return net
+
+
 MODELS = (
-    Model(
-        name="alexnet_v2",
-        function=alexnet_v2,
-        default_image_size=224,
-        preprocessing="inception",
+    slim_model(
+        "alexnet_v2",
+        alexnet_v2,
+        224,
+        Settings(dropout=0.5, weight_decay=5e-4),
         num_classes=1000,
-        settings=Settings(dropout=0.5, weight_decay=5e-4),
-        source="TF-Slim's alexnet_v2",
     ),
     Model(
         name="oneflow_alexnet",

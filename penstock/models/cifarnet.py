@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 from jax.nn import initializers
 
 from penstock import layers
-from penstock.models._registry import EndPoints, Model
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, truncated_normal
 
 
-def cifarnet(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def cifarnet(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build CifarNet: two convolutions with pooling and LRN, 384 and 192 features, logits."""
     convs = Style(settings=settings, weights=truncated_normal(0.05), is_normalized=False)
-    dense = convs.replace(weights=truncated_normal(0.04), biases=initializers.constant(0.1))
+    dense = replace(convs, weights=truncated_normal(0.04), biases=initializers.constant(0.1))
     points: EndPoints = {}
     net = points["conv1"] = convs.conv(images, 64, 5, name="conv1")
     net = points["pool1"] = max_pool(net, 2, 2)
-    net = _normalized(net)
+    net = _normalize(net)
     net = points["conv2"] = convs.conv(net, 64, 5, name="conv2")
-    net = _normalized(net)
+    net = _normalize(net)
     net = points["pool2"] = max_pool(net, 2, 2)
     net = points["Flatten"] = layers.flatten(net)
     net = points["fc3"] = dense.fc(net, 384, name="fc3")
@@ -30,25 +30,24 @@ def cifarnet(
     net = points["fc4"] = dense.fc(net, 192, name="fc4")
     if num_classes is None:
         return net, points
-    last = convs.replace(weights=truncated_normal(1 / 192.0))
+    last = replace(convs, weights=truncated_normal(1 / 192.0))
     logits = points["Logits"] = last.logits(net, num_classes, name="logits")
     points["Predictions"] = layers.softmax(logits)
     return logits, points
 
 
-def _normalized(x: jax.Array) -> jax.Array:
+def _normalize(x: jax.Array) -> jax.Array:
     return layers.lrn(x, n=9, k=1.0, alpha=0.001 / 9.0, beta=0.75)
 
 
 MODELS = (
-    Model(
-        name="cifarnet",
-        function=cifarnet,
-        default_image_size=32,
+    slim_model(
+        "cifarnet",
+        cifarnet,
+        32,
+        Settings(dropout=0.5, weight_decay=0.004),
         preprocessing="cifarnet",
         num_classes=10,
-        settings=Settings(dropout=0.5, weight_decay=0.004),
         decays=lambda path: path in ("fc3/fc/w", "fc4/fc/w"),
-        source="TF-Slim's cifarnet",
     ),
 )

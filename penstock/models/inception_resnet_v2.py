@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
 from penstock import layers
+from penstock.models._heads import classify_in_scope
 from penstock.models._inception import (
     SETTINGS,
     Branches,
     Conv,
     Pool,
+    apply_branches,
+    apply_module,
+    apply_stem,
     auxiliary_input,
-    branched,
-    finished,
-    mixed,
-    stem,
 )
-from penstock.models._registry import EndPoints, Model
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, global_pool, scope
 
@@ -61,9 +62,9 @@ class Stage(NamedTuple):
     """A module that changes the size, and the residual blocks after it.
 
     Arguments:
-      name: the module's.
-      path: of the blocks, less their numbers, which count from 1.
-      scale: multiplies what a block adds to its input.
+      name: of the module.
+      path: of the blocks, without their numbers, which count from 1.
+      scale: of what a block adds to its input.
     """
 
     name: str
@@ -83,7 +84,7 @@ STAGES = (
 
 def inception_resnet_v2(
     images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build Inception-ResNet v2: three stages of residual blocks, logits, and an auxiliary head.
 
     The auxiliary head's largest kernel has the size of what it sees, which is 5x5 for images of 299
@@ -91,14 +92,15 @@ def inception_resnet_v2(
     """
     style = Style(settings=settings)
     points: EndPoints = {}
-    net = stem(images, style, points)
+    net = apply_stem(images, style, points)
     for stage in STAGES:
-        net = points[stage.name] = mixed(net, stage.module, style, name=stage.name)
-        net = _repeated(net, stage, style)
+        net = points[stage.name] = apply_module(net, stage.module, style, name=stage.name)
+        net = _repeat_block(net, stage, style)
         if stage.name == "Mixed_6a":
             points["PreAuxLogits"] = net
     with scope("Block8"):
-        net = _residual(net, BLOCK_8, 1.0, style)  # without ReLU
+        # The last block has no ReLU.
+        net = _add_residual(net, BLOCK_8, 1.0, style)
     net = points[LAST_CONV] = style.conv(net, 1536, 1, name=LAST_CONV)
     if num_classes is not None:
         with scope("AuxLogits"):
@@ -107,34 +109,34 @@ def inception_resnet_v2(
             aux = style.conv(aux, 768, size, padding="VALID", name="Conv2d_2a_5x5")
             aux_logits = style.logits(global_pool(aux), num_classes, name="Logits")
         points["AuxLogits"] = aux_logits
-    return finished(net, num_classes, style, points, name="Logits", dropped="PreLogitsFlatten")
+    return classify_in_scope(
+        net, num_classes, style, points, name="Logits", dropped="PreLogitsFlatten"
+    )
 
 
-def _repeated(x: jax.Array, stage: Stage, style: Style) -> jax.Array:
+def _repeat_block(x: jax.Array, stage: Stage, style: Style) -> jax.Array:
     outer, inner = stage.path
     with scope(outer):
         for number in range(1, stage.num_blocks + 1):
             with scope(f"{inner}_{number}"):
-                x = layers.relu(_residual(x, stage.block, stage.scale, style))
+                x = layers.relu(_add_residual(x, stage.block, stage.scale, style))
     return x
 
 
-def _residual(x: jax.Array, branches: Branches, scale: float, style: Style) -> jax.Array:
-    """Return the input plus `scale` times what the branches give, brought to its channels."""
-    plain = style.replace(act=None, is_normalized=False)
-    wide = plain.conv(branched(x, branches, style), x.shape[-1], 1, name=WIDENING)
+def _add_residual(x: jax.Array, branches: Branches, scale: float, style: Style) -> jax.Array:
+    """Return the input plus `scale` times the branches, brought to its channels."""
+    plain = replace(style, act=None, is_normalized=False)
+    wide = plain.conv(apply_branches(x, branches, style), x.shape[-1], 1, name=WIDENING)
     return x + scale * wide
 
 
 MODELS = (
-    Model(
-        name="inception_resnet_v2",
-        function=inception_resnet_v2,
-        default_image_size=299,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=SETTINGS,
-        decays=lambda path: path.endswith(("/w", "/b")),  # biases too, batch norm's aside
-        source="TF-Slim's inception_resnet_v2",
+    slim_model(
+        "inception_resnet_v2",
+        inception_resnet_v2,
+        299,
+        SETTINGS,
+        # Biases too, but not batch norm's, whose leaf has another name.
+        decays=lambda path: path.endswith(("/w", "/b")),
     ),
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 
-from penstock.models._inception import SETTINGS, Branches, Conv, Pool, finished, mixed
-from penstock.models._registry import EndPoints, Model
+from penstock.models._heads import classify_in_scope
+from penstock.models._inception import SETTINGS, Branches, Conv, Pool, apply_module
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, truncated_normal, variance_scaling
 
@@ -42,9 +45,7 @@ MODULES = (
 )
 
 
-def inception_v1(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def inception_v1(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build Inception v1: a stem of stride 8, nine modules, logits; no auxiliary heads."""
     style = Style(settings=settings, weights=truncated_normal(0.01))
     points: EndPoints = {}
@@ -58,19 +59,11 @@ def inception_v1(
             net = points["MaxPool_4a_3x3"] = max_pool(net, 3, 2, "SAME")
         if name == "Mixed_5b":
             net = points["MaxPool_5a_2x2"] = max_pool(net, 2, 2, "SAME")
-        net = points[name] = mixed(net, branches, style, name=name)
-    last = style.replace(weights=variance_scaling())
-    return finished(net, num_classes, last, points, name="Conv2d_0c_1x1")
+        net = points[name] = apply_module(net, branches, style, name=name)
+    last = replace(style, weights=variance_scaling())
+    return classify_in_scope(
+        net, num_classes, last, points, name="Conv2d_0c_1x1", dropped="PreLogits"
+    )
 
 
-MODELS = (
-    Model(
-        name="inception_v1",
-        function=inception_v1,
-        default_image_size=224,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=SETTINGS,
-        source="TF-Slim's inception_v1",
-    ),
-)
+MODELS = (slim_model("inception_v1", inception_v1, 224, SETTINGS),)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 
+from penstock.models._heads import classify_in_scope
 from penstock.models._inception import (
     SETTINGS,
     Branches,
     Conv,
     Fork,
     Pool,
+    apply_conv,
+    apply_module,
+    apply_stem,
     auxiliary_input,
-    convolution,
-    finished,
-    mixed,
-    reduced,
-    stem,
+    cut_to_image,
 )
-from penstock.models._registry import EndPoints, Model
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import (
     Style,
@@ -108,40 +110,30 @@ MODULES = (
 )
 
 
-def inception_v3(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def inception_v3(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build Inception v3: a stem of stride 8, eleven modules, logits, and an auxiliary head.
 
     The auxiliary head's 5x5 shrinks with images of less than 299 pixels, as TF-Slim's does.
     """
     style = Style(settings=settings, weights=variance_scaling())
     points: EndPoints = {}
-    net = stem(images, style, points)
+    net = apply_stem(images, style, points)
     for name, branches in MODULES:
-        net = points[name] = mixed(net, branches, style, name=name)
+        net = points[name] = apply_module(net, branches, style, name=name)
     if num_classes is not None:
         with scope("AuxLogits"):
             points["AuxLogits"] = _auxiliary_logits(points["Mixed_6e"], num_classes, style)
-    return finished(net, num_classes, style, points, name="Conv2d_1c_1x1")
+    return classify_in_scope(
+        net, num_classes, style, points, name="Conv2d_1c_1x1", dropped="PreLogits"
+    )
 
 
 def _auxiliary_logits(x: jax.Array, num_classes: int, style: Style) -> jax.Array:
     x = auxiliary_input(x, style)
-    conv = Conv("2a", 768, reduced(x, 5), padding="VALID", weights=truncated_normal(0.01))
-    last = style.replace(weights=truncated_normal(0.001))
-    features = global_pool(convolution(x, conv, style))
+    conv = Conv("2a", 768, cut_to_image(x, 5), padding="VALID", weights=truncated_normal(0.01))
+    last = replace(style, weights=truncated_normal(0.001))
+    features = global_pool(apply_conv(x, conv, style))
     return last.logits(features, num_classes, name="Conv2d_2b_1x1")
 
 
-MODELS = (
-    Model(
-        name="inception_v3",
-        function=inception_v3,
-        default_image_size=299,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=SETTINGS,
-        source="TF-Slim's inception_v3",
-    ),
-)
+MODELS = (slim_model("inception_v3", inception_v3, 299, SETTINGS),)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 from jax.nn import initializers
 
+from penstock.models._heads import classify_in_scope
 from penstock.models._inception import (
     SETTINGS,
     Branches,
     Conv,
     Fork,
     Pool,
+    apply_conv,
+    apply_module,
     auxiliary_input,
-    convolution,
-    finished,
-    mixed,
 )
-from penstock.models._registry import EndPoints, Model
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, global_pool, scope, variance_scaling
 
@@ -96,9 +98,7 @@ MODULES: tuple[tuple[str, Branches], ...] = (
 )
 
 
-def inception_v4(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def inception_v4(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build Inception v4: a stem of stride 8, its modules, logits, and an auxiliary head.
 
     The auxiliary head's largest kernel has the size of what it sees, which is 5x5 for images of 299
@@ -108,10 +108,10 @@ def inception_v4(
     points: EndPoints = {}
     net = images
     for conv in STEM:
-        net = points[conv.name] = convolution(net, conv, style)
+        net = points[conv.name] = apply_conv(net, conv, style)
     for name, branches in MODULES:
-        net = points[name] = mixed(net, branches, style, name=name)
-    dense = style.replace(weights=initializers.glorot_uniform())
+        net = points[name] = apply_module(net, branches, style, name=name)
+    dense = replace(style, weights=initializers.glorot_uniform())
     if num_classes is not None:
         with scope("AuxLogits"):
             aux = auxiliary_input(points["Mixed_6h"], style)
@@ -119,17 +119,9 @@ def inception_v4(
             aux = style.conv(aux, 768, size, padding="VALID", name="Conv2d_2a")
             aux_logits = dense.logits(global_pool(aux), num_classes, name="Aux_logits")
         points["AuxLogits"] = aux_logits
-    return finished(net, num_classes, dense, points, name="Logits", dropped="PreLogitsFlatten")
+    return classify_in_scope(
+        net, num_classes, dense, points, name="Logits", dropped="PreLogitsFlatten"
+    )
 
 
-MODELS = (
-    Model(
-        name="inception_v4",
-        function=inception_v4,
-        default_image_size=299,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=SETTINGS,
-        source="TF-Slim's inception_v4",
-    ),
-)
+MODELS = (slim_model("inception_v4", inception_v4, 299, SETTINGS),)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import jax
 
 from penstock import layers
-from penstock.models._registry import EndPoints, Model
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, truncated_normal
 
 
-def lenet(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def lenet(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build LeNet: two convolutions of 5x5 with pooling, 1024 features, logits."""
     style = Style(settings=settings, weights=truncated_normal(0.1), is_normalized=False)
     points: EndPoints = {}
@@ -31,14 +29,13 @@ def lenet(
 
 
 MODELS = (
-    Model(
-        name="lenet",
-        function=lenet,
-        default_image_size=28,
+    slim_model(
+        "lenet",
+        lenet,
+        28,
+        Settings(dropout=0.5, weight_decay=0.0),
         preprocessing="lenet",
         num_classes=10,
         num_channels=1,
-        settings=Settings(dropout=0.5, weight_decay=0.0),
-        source="TF-Slim's lenet",
     ),
 )

@@ -6,11 +6,19 @@ import functools
 
 import jax
 
-from penstock.models._mobilenet import Bottleneck, bottleneck, finished, rounded, steps_of, style_of
-from penstock.models._registry import EndPoints, Model
+from penstock.models._heads import classify_in_scope
+from penstock.models._mobilenet import (
+    SETTINGS,
+    Bottleneck,
+    bottleneck,
+    make_style,
+    plan_steps,
+    round_to_multiple,
+)
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 
-# Table 2 of the paper: expansion, depth, how many times, stride of the first.
+# Table 2 of the paper: expansion, depth, number of repeats, stride of the first.
 BOTTLENECKS = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -29,50 +37,41 @@ def mobilenet_v2(
     settings: Settings,
     depth_multiplier: float = 1.0,
     output_stride: int | None = None,
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build MobileNet v2: a convolution, seventeen inverted residual bottlenecks, a 1x1, logits.
 
     Arguments:
-      depth_multiplier: of the channels of every layer; a multiplier below 1 leaves the last 1x1 as
-        it is.
-      output_stride: 8 or 16 dilates the last layers in place of striding in them.
+      depth_multiplier: of the channels of every layer; the last 1x1 keeps its width below 1.
+      output_stride: 8 or 16 lets the last layers dilate instead of striding.
     """
-    style = style_of(settings, "relu6")
+    style = make_style(settings, "relu6")
     points: EndPoints = {}
     rows = [
         (expansion, depth, 1 if repeat else stride)
         for expansion, depth, count, stride in BOTTLENECKS
         for repeat in range(count)
     ]
-    first, *steps = steps_of([2, *[stride for *_, stride in rows]], output_stride)
-    depth = rounded(32 * depth_multiplier)
+    first, *steps = plan_steps([2, *[stride for *_, stride in rows]], output_stride)
+    depth = round_to_multiple(32 * depth_multiplier)
     net = points["layer_1"] = style.conv(images, depth, 3, stride=first.stride, name="Conv")
     for number, ((expansion, depth, _), step) in enumerate(zip(rows, steps, strict=True)):
+        # TF-Slim rounds only what is expanded.
         divisor = 8 if expansion > 1 else 1
-        width = rounded(net.shape[-1] * expansion, divisor)
-        shape = Bottleneck(width, rounded(depth * depth_multiplier), step)
+        width = round_to_multiple(net.shape[-1] * expansion, divisor)
+        shape = Bottleneck(width, round_to_multiple(depth * depth_multiplier), step)
         name = f"expanded_conv_{number}" if number else "expanded_conv"
         net = bottleneck(net, shape, style, points, name=name, point=f"layer_{number + 2}")
-    depth = rounded(1280 * max(depth_multiplier, 1.0))
+    depth = round_to_multiple(1280 * max(depth_multiplier, 1.0))
     net = points[f"layer_{len(rows) + 2}"] = style.conv(net, depth, 1, name="Conv_1")
-    return finished(net, num_classes, style, points, pooled="global_pool")
+    return classify_in_scope(net, num_classes, style, points, name="Conv2d_1c_1x1")
 
 
 MODELS = tuple(
-    Model(
-        name=f"mobilenet_v2{suffix}",
-        function=functools.partial(mobilenet_v2, depth_multiplier=depth_multiplier),
-        default_image_size=224,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=Settings(
-            batch_norm_decay=0.997,
-            batch_norm_epsilon=1e-3,
-            unbiased_running_variance=True,
-            dropout=0.2,
-            weight_decay=4e-5,
-        ),
-        source=f"TF-Slim's mobilenet_v2{suffix}",
+    slim_model(
+        f"mobilenet_v2{suffix}",
+        functools.partial(mobilenet_v2, depth_multiplier=depth_multiplier),
+        224,
+        SETTINGS,
     )
     for suffix, depth_multiplier in (("", 1.0), ("_140", 1.4), ("_035", 0.35))
 )

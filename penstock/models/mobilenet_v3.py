@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
 from penstock import layers
+from penstock.models._heads import classify_in_scope
 from penstock.models._mobilenet import (
     GATE_SLOPE,
+    SETTINGS,
     Bottleneck,
     Step,
     bottleneck,
-    finished,
-    rounded,
-    style_of,
+    make_style,
+    round_to_multiple,
 )
-from penstock.models._registry import EndPoints, Model
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
-from penstock.models._style import Style
+from penstock.models._style import Activation, Style
 
 
 class Row(NamedTuple):
-    """A row of table 1 or 2 of the paper; `act` is "relu" or "hard_swish"."""
+    """A row of table 1 or 2 of the paper."""
 
     size: int
     width: int
     depth: int
     has_squeeze: bool
-    act: str
+    act: Activation
     stride: int
 
 
 class Variant(NamedTuple):
-    """One network: its bottlenecks, and the widths of the two 1x1 convolutions behind them."""
+    """The bottlenecks of one network, and the widths of the two 1x1 convolutions behind them."""
 
     rows: tuple[Row, ...]
     last_widths: tuple[int, int]
-    act: str = "hard_swish"
+    act: Activation = "hard_swish"
 
 
 LARGE = Variant(
@@ -95,13 +97,13 @@ def mobilenet_v3(
     settings: Settings,
     variant: Variant,
     gate_slope: float = GATE_SLOPE,
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build MobileNet v3: a convolution, inverted residual bottlenecks, two 1x1, logits.
 
     Arguments:
       gate_slope: of the gates of squeeze-and-excite, `relu6(x + 3)` times it.
     """
-    style = style_of(settings, variant.act)
+    style = make_style(settings, variant.act)
     points: EndPoints = {}
     net = points["layer_1"] = style.conv(images, 16, 3, stride=2, name="Conv")
     for number, row in enumerate(variant.rows):
@@ -110,42 +112,32 @@ def mobilenet_v3(
             depth=row.depth,
             step=Step(row.stride, 1),
             size=row.size,
-            squeeze_width=rounded(row.width / 4) if row.has_squeeze else None,
+            squeeze_width=round_to_multiple(row.width / 4) if row.has_squeeze else None,
             gate_slope=gate_slope,
         )
         name = f"expanded_conv_{number}" if number else "expanded_conv"
-        inner = style.replace(act=row.act)
+        inner = replace(style, act=row.act)
         net = bottleneck(net, shape, inner, points, name=name, point=f"layer_{number + 2}")
-    return _end(net, num_classes, variant, style, points)
+    return _apply_end(net, num_classes, variant, style, points)
 
 
-def _end(
+def _apply_end(
     x: jax.Array, num_classes: int | None, variant: Variant, style: Style, points: EndPoints
-) -> tuple[jax.Array, EndPoints]:
-    """Return the layers behind the bottlenecks; the last 1x1 sees pooled features, without norm."""
+) -> Outputs:
+    """Apply the layers behind the bottlenecks."""
     number = len(variant.rows) + 2
     wide, wider = variant.last_widths
     net = points[f"layer_{number}"] = style.conv(x, wide, 1, name="Conv_1")
     net = points[f"layer_{number + 1}"] = layers.pool2d(net, pool_type="avg", global_pooling=True)
-    plain = style.replace(is_normalized=False)
+    # The last 1x1 sees pooled features and has no batch norm.
+    plain = replace(style, is_normalized=False)
     net = points[f"layer_{number + 2}"] = plain.conv(net, wider, 1, name="Conv_2")
-    return finished(net, num_classes, style, points, pooled="global_pool")
+    return classify_in_scope(net, num_classes, style, points, name="Conv2d_1c_1x1")
 
 
 MODELS = tuple(
-    Model(
-        name=name,
-        function=functools.partial(mobilenet_v3, variant=variant),
-        default_image_size=224,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=Settings(
-            batch_norm_decay=0.997,
-            batch_norm_epsilon=1e-3,
-            unbiased_running_variance=True,
-            dropout=0.2,
-            weight_decay=4e-5,
-        ),
+    replace(
+        slim_model(name, functools.partial(mobilenet_v3, variant=variant), 224, SETTINGS),
         source="TF-Slim's mobilenet_v3." + name.removeprefix("mobilenet_v3_"),
     )
     for name, variant in VARIANTS.items()

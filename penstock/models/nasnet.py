@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from dataclasses import replace
 
 import jax
 
-from penstock.models._nasnet_cells import Cell, Cells, decays_all_kernels
-from penstock.models._registry import EndPoints, Model
+from penstock.models._nasnet_cells import (
+    AVERAGE,
+    IDENTITY,
+    MAXIMUM,
+    SEPARABLE_3,
+    SEPARABLE_5,
+    SEPARABLE_7,
+    Cell,
+    Cells,
+    decays_all_kernels,
+)
+from penstock.models._registry import EndPoints, Model, Outputs, slim_model
 from penstock.models._settings import Settings
-
-_SEPARABLE_3, _SEPARABLE_5, _SEPARABLE_7 = (("separable", size) for size in (3, 5, 7))
-_AVERAGE, _MAXIMUM, _IDENTITY = ("avg_pool", 3), ("max_pool", 3), ("identity", 1)
 
 NORMAL = Cell(
     sums=(
-        ((_SEPARABLE_5, 0), (_SEPARABLE_3, 1)),
-        ((_SEPARABLE_5, 1), (_SEPARABLE_3, 1)),
-        ((_AVERAGE, 0), (_IDENTITY, 1)),
-        ((_AVERAGE, 1), (_AVERAGE, 1)),
-        ((_SEPARABLE_3, 0), (_IDENTITY, 0)),
+        ((SEPARABLE_5, 0), (SEPARABLE_3, 1)),
+        ((SEPARABLE_5, 1), (SEPARABLE_3, 1)),
+        ((AVERAGE, 0), (IDENTITY, 1)),
+        ((AVERAGE, 1), (AVERAGE, 1)),
+        ((SEPARABLE_3, 0), (IDENTITY, 0)),
     ),
     outputs=(1, 2, 3, 4, 5, 6),
 )
 REDUCTION = Cell(
     sums=(
-        ((_SEPARABLE_5, 0), (_SEPARABLE_7, 1)),
-        ((_MAXIMUM, 0), (_SEPARABLE_7, 1)),
-        ((_AVERAGE, 0), (_SEPARABLE_5, 1)),
-        ((_IDENTITY, 3), (_AVERAGE, 2)),
-        ((_SEPARABLE_3, 2), (_MAXIMUM, 0)),
+        ((SEPARABLE_5, 0), (SEPARABLE_7, 1)),
+        ((MAXIMUM, 0), (SEPARABLE_7, 1)),
+        ((AVERAGE, 0), (SEPARABLE_5, 1)),
+        ((IDENTITY, 3), (AVERAGE, 2)),
+        ((SEPARABLE_3, 2), (MAXIMUM, 0)),
     ),
     outputs=(3, 4, 5, 6),
 )
@@ -47,16 +54,16 @@ def nasnet(
     is_for_imagenet: bool = True,
     reduction_skips_a_cell: bool = False,
     has_zero_borders: bool = False,
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build NASNet-A: three stacks of normal cells, with a reduction cell before two of them.
 
     Arguments:
       num_cells: normal cells in all.
       num_filters: of the first stack; each reduction doubles them.
-      is_for_imagenet: begin with a stride of 8, in place of 1.
-      reduction_skips_a_cell: the first normal cell after a reduction sees, beside it, what the
-        reduction saw beside its own input, in place of that input.
-      has_zero_borders: reduction cells count a frame of zeros in what they pool.
+      is_for_imagenet: begin with a stride of 8 instead of 1.
+      reduction_skips_a_cell: the second input of the first normal cell after a reduction is the
+        reduction's second input, instead of its first.
+      has_zero_borders: reduction cells pad with zeros, and count them, where they pool.
     """
     cells = Cells(settings, num_cells + (4 if is_for_imagenet else 2), has_zero_borders)
     if is_for_imagenet:
@@ -110,22 +117,14 @@ _SIZES = {
 
 def _slim(size: str, settings: Settings) -> Model:
     image_size, widths = _SIZES[size]
-    return Model(
-        name=f"nasnet_{size}",
-        function=functools.partial(nasnet, **widths, reduction_skips_a_cell=size == "large"),
-        default_image_size=image_size,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=settings,
-        decays=decays_all_kernels,
-        source=f"TF-Slim's nasnet_{size}",
-    )
+    network = functools.partial(nasnet, **widths, reduction_skips_a_cell=size == "large")
+    return slim_model(f"nasnet_{size}", network, image_size, settings, decays=decays_all_kernels)
 
 
 def _keras(size: str) -> Model:
     """Return the network as keras.applications has it; it trains without dropout and decay."""
-    slim = _slim(size, dataclasses.replace(_IMAGENET, dropout=0.0, weight_decay=0.0))
-    return dataclasses.replace(
+    slim = _slim(size, replace(_IMAGENET, dropout=0.0, weight_decay=0.0))
+    return replace(
         slim,
         name=f"keras_{slim.name}",
         function=functools.partial(slim.function, has_zero_borders=True),
@@ -135,20 +134,19 @@ def _keras(size: str) -> Model:
 
 
 MODELS = (
-    Model(
-        name="nasnet_cifar",
-        function=functools.partial(
+    slim_model(
+        "nasnet_cifar",
+        functools.partial(
             nasnet, num_cells=18, num_filters=32, num_stem_filters=96, is_for_imagenet=False
         ),
-        default_image_size=32,
+        32,
+        _CIFAR,
         preprocessing="cifarnet",
         num_classes=10,
-        settings=_CIFAR,
         decays=decays_all_kernels,
-        source="TF-Slim's nasnet_cifar",
     ),
     _slim("mobile", _IMAGENET),
-    _slim("large", dataclasses.replace(_IMAGENET, drop_path=0.3, weight_decay=5e-5)),
+    _slim("large", replace(_IMAGENET, drop_path=0.3, weight_decay=5e-5)),
     _keras("mobile"),
     _keras("large"),
 )

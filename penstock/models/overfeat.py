@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 
-from penstock.models._dense_head import dense_head
-from penstock.models._registry import EndPoints, Model
+from penstock.models._heads import dense_head
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, truncated_normal
 
 
-def overfeat(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def overfeat(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build OverFeat: five convolutions, three dense layers; images of 71 pixels at least."""
     style = Style(settings=settings, is_normalized=False)
     points: EndPoints = {}
@@ -24,18 +24,14 @@ def overfeat(
     net = points["conv4"] = style.conv(net, 1024, 3, name="conv4")
     net = points["conv5"] = style.conv(net, 1024, 3, name="conv5")
     net = points["pool5"] = max_pool(net, 2, 2)
-    dense = style.replace(weights=truncated_normal(0.005), biases=jax.nn.initializers.constant(0.1))
+    dense = replace(
+        style, weights=truncated_normal(0.005), biases=jax.nn.initializers.constant(0.1)
+    )
     return dense_head(net, num_classes, window=6, widths=(3072, 4096), style=dense, points=points)
 
 
 MODELS = (
-    Model(
-        name="overfeat",
-        function=overfeat,
-        default_image_size=231,
-        preprocessing="inception",
-        num_classes=1000,
-        settings=Settings(dropout=0.5, weight_decay=5e-4),
-        source="TF-Slim's overfeat",
+    slim_model(
+        "overfeat", overfeat, 231, Settings(dropout=0.5, weight_decay=5e-4), num_classes=1000
     ),
 )

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 
-from penstock.models._nasnet_cells import Cell, Cells, decays_all_kernels
-from penstock.models._registry import EndPoints, Model
+from penstock.models._nasnet_cells import (
+    IDENTITY,
+    MAXIMUM,
+    SEPARABLE_3,
+    SEPARABLE_5,
+    SEPARABLE_7,
+    Cell,
+    Cells,
+    decays_all_kernels,
+)
+from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
-
-_SEPARABLE_3, _SEPARABLE_5, _SEPARABLE_7 = (("separable", size) for size in (3, 5, 7))
-_MAXIMUM, _IDENTITY = ("max_pool", 3), ("identity", 1)
 
 CELL = Cell(
     sums=(
-        ((_SEPARABLE_5, 1), (_MAXIMUM, 1)),
-        ((_SEPARABLE_7, 0), (_MAXIMUM, 0)),
-        ((_SEPARABLE_5, 0), (_SEPARABLE_3, 0)),
-        ((_SEPARABLE_3, 4), (_MAXIMUM, 0)),
-        ((_SEPARABLE_3, 1), (_IDENTITY, 0)),
+        ((SEPARABLE_5, 1), (MAXIMUM, 1)),
+        ((SEPARABLE_7, 0), (MAXIMUM, 0)),
+        ((SEPARABLE_5, 0), (SEPARABLE_3, 0)),
+        ((SEPARABLE_3, 4), (MAXIMUM, 0)),
+        ((SEPARABLE_3, 1), (IDENTITY, 0)),
     ),
     outputs=(2, 3, 4, 5, 6),
 )
@@ -33,11 +40,11 @@ def pnasnet(
     num_cells: int,
     num_filters: int,
     num_stem_filters: int,
-) -> tuple[jax.Array, EndPoints]:
-    """Build PNASNet-5: three stacks of one kind of cell, which two times has a stride of 2.
+) -> Outputs:
+    """Build PNASNet-5: three stacks of one kind of cell, the last two begin with a stride of 2.
 
     Arguments:
-      num_cells: in all but the stem.
+      num_cells: of the stacks.
       num_filters: of the first stack; each reduction doubles them.
     """
     cells = Cells(settings, num_cells + 2)
@@ -56,28 +63,28 @@ def pnasnet(
     return cells.final_layer(outputs[-1], num_classes, points)
 
 
-def _model(size: str, image_size: int, drop_path: float, **widths: int) -> Model:
-    return Model(
-        name=f"pnasnet_{size}",
-        function=functools.partial(pnasnet, **widths),
-        default_image_size=image_size,
-        preprocessing="inception",
-        num_classes=1001,
-        settings=Settings(
-            batch_norm_decay=0.9997,
-            batch_norm_epsilon=1e-3,
-            unbiased_running_variance=True,
-            dropout=0.5,
-            drop_path=drop_path,
-            drop_path_steps=250_000,
-            weight_decay=4e-5,
-        ),
-        decays=decays_all_kernels,
-        source=f"TF-Slim's pnasnet_{size}",
-    )
-
-
+_SETTINGS = Settings(
+    batch_norm_decay=0.9997,
+    batch_norm_epsilon=1e-3,
+    unbiased_running_variance=True,
+    dropout=0.5,
+    drop_path=0.0,
+    drop_path_steps=250_000,
+    weight_decay=4e-5,
+)
 MODELS = (
-    _model("large", 331, 0.4, num_cells=12, num_filters=216, num_stem_filters=96),
-    _model("mobile", 224, 0.0, num_cells=9, num_filters=54, num_stem_filters=32),
+    slim_model(
+        "pnasnet_large",
+        functools.partial(pnasnet, num_cells=12, num_filters=216, num_stem_filters=96),
+        331,
+        replace(_SETTINGS, drop_path=0.4),
+        decays=decays_all_kernels,
+    ),
+    slim_model(
+        "pnasnet_mobile",
+        functools.partial(pnasnet, num_cells=9, num_filters=54, num_stem_filters=32),
+        224,
+        _SETTINGS,
+        decays=decays_all_kernels,
+    ),
 )

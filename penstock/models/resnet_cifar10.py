@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 from jax.nn import initializers
 
-from penstock.models._registry import EndPoints, Model
-from penstock.models._residual import classify
+from penstock.models._heads import classify
+from penstock.models._registry import EndPoints, Model, Outputs
 from penstock.models._settings import Settings
 from penstock.models._style import Style, scope
 
 
 def resnet_cifar10(
     images: jax.Array, num_classes: int | None, *, settings: Settings, depth: int = 32
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build three stages of two-layer units, of 16, 32 and 64 channels.
 
     Arguments:
@@ -27,7 +29,7 @@ def resnet_cifar10(
             f"resnet_cifar10 got depth={depth}, expected 8, 14, 20 and so on in steps of 6. Each "
             f"of its three stages has as many units of two layers. {_nearest_depth(depth)} is near."
         )
-    # As Fluid's layers start: dense ones Xavier uniform.
+    # Fluid's initial values: Xavier uniform for dense layers.
     he = initializers.variance_scaling(2.0, "fan_in", "normal")
     style = Style(settings=settings, weights=he, has_scale=True)
     points: EndPoints = {}
@@ -39,15 +41,15 @@ def resnet_cifar10(
                 with scope(f"unit_{unit}"):
                     net = _unit(style, net, num_filters, stride)
         points[f"res{stage}"] = net
-    dense = style.replace(weights=initializers.glorot_uniform())
+    dense = replace(style, weights=initializers.glorot_uniform())
     return classify(net, num_classes, style=dense, points=points)
 
 
 def _unit(style: Style, x: jax.Array, num_filters: int, stride: int) -> jax.Array:
-    linear = style.replace(act=None)
+    linear = replace(style, act=None)
     net = style.conv(x, num_filters, 3, stride=stride, padding=1, name="conv1")
     # The book gives this convolution a bias, which its batch norm takes out again.
-    net = linear.replace(has_bias=True).conv(net, num_filters, 3, name="conv2")
+    net = replace(linear, has_bias=True).conv(net, num_filters, 3, name="conv2")
     shortcut = x
     if x.shape[-1] != num_filters:
         shortcut = linear.conv(x, num_filters, 1, stride=stride, name="shortcut")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 
-from penstock.models._registry import EndPoints, Model
-from penstock.models._residual import NUM_UNITS, blocks_of, classify, subsample
+from penstock.models._heads import classify
+from penstock.models._registry import EndPoints, Outputs, slim_model
+from penstock.models._residual import NUM_UNITS, SLIM_SETTINGS, plan_blocks, subsample
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, scope, variance_scaling
 
 
 def resnet_v1(
     images: jax.Array, num_classes: int | None, *, settings: Settings, num_units: Sequence[int]
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build ResNet v1: each unit adds its bottleneck to its input, and then applies ReLU.
 
     Arguments:
@@ -25,7 +27,7 @@ def resnet_v1(
     points: EndPoints = {}
     net = points["conv1"] = style.conv(images, 64, 7, stride=2, padding=3, name="conv1")
     net = points["pool1"] = max_pool(net, 3, 2, "SAME")
-    for block, width, strides in blocks_of(num_units, strided="last"):
+    for block, width, strides in plan_blocks(num_units, strided="last"):
         with scope(block):
             for number, stride in enumerate(strides, 1):
                 with scope(f"unit_{number}"), scope("bottleneck_v1"):
@@ -40,7 +42,7 @@ def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Arra
     if x.shape[-1] == depth:
         shortcut = subsample(x, stride)
     else:
-        shortcut = style.replace(act=None).conv(x, depth, 1, stride=stride, name="shortcut")
+        shortcut = replace(style, act=None).conv(x, depth, 1, stride=stride, name="shortcut")
     net = style.conv(x, width, 1, name="conv1")
     net = style.conv(net, width, 3, stride=stride, padding=1, name="conv2")
     net = style.linear(net, depth, 1, name="conv3")
@@ -48,19 +50,13 @@ def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Arra
 
 
 MODELS = tuple(
-    Model(
-        name=f"resnet_v1_{num_layers}",
-        function=functools.partial(resnet_v1, num_units=num_units),
-        default_image_size=224,
+    slim_model(
+        f"resnet_v1_{num_layers}",
+        functools.partial(resnet_v1, num_units=num_units),
+        224,
+        SLIM_SETTINGS,
         preprocessing="vgg",
         num_classes=1000,
-        settings=Settings(
-            batch_norm_decay=0.997,
-            batch_norm_epsilon=1e-5,
-            unbiased_running_variance=True,
-            weight_decay=1e-4,
-        ),
-        source=f"TF-Slim's resnet_v1_{num_layers}",
     )
     for num_layers, num_units in NUM_UNITS.items()
 )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 from jax.nn import initializers
 
-from penstock.models._registry import EndPoints, Model
-from penstock.models._residual import NUM_UNITS, blocks_of, classify
+from penstock.models._heads import classify
+from penstock.models._registry import EndPoints, Model, Outputs
+from penstock.models._residual import NUM_UNITS, plan_blocks
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, scope
 
@@ -25,7 +27,7 @@ def resnet_v1_5(
     num_units: Sequence[int] = NUM_UNITS[50],
     num_groups: int = 1,
     group_width: int = 64,
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build ResNet v1.5: the unit that halves the image is a block's first.
 
     The batch norm that ends a unit starts with a scale of 0, and thus the unit as the identity, and
@@ -41,7 +43,7 @@ def resnet_v1_5(
     points: EndPoints = {}
     net = points["conv1"] = style.conv(images, 64, 7, stride=2, padding=3, name="conv1")
     net = points["pool1"] = max_pool(net, 3, 2, 1)
-    for block, base, strides in blocks_of(num_units, strided="first"):
+    for block, base, strides in plan_blocks(num_units, strided="first"):
         width = base * group_width // 64 * num_groups
         with scope(block):
             for number, stride in enumerate(strides, 1):
@@ -49,20 +51,20 @@ def resnet_v1_5(
                     net = _bottleneck(style, net, width, 4 * base, stride, num_groups)
                 points[f"{block}/unit_{number}"] = net
         points[block] = net
-    dense = style.replace(weights=initializers.normal(0.01))
+    dense = replace(style, weights=initializers.normal(0.01))
     return classify(net, num_classes, style=dense, points=points)
 
 
 def _bottleneck(
     style: Style, x: jax.Array, width: int, depth: int, stride: int, num_groups: int
 ) -> jax.Array:
-    linear = style.replace(act=None)
+    linear = replace(style, act=None)
     shortcut = x
     if x.shape[-1] != depth:
         shortcut = linear.conv(x, depth, 1, stride=stride, name="shortcut")
     net = style.conv(x, width, 1, name="conv1")
     net = style.conv(net, width, 3, stride=stride, padding=1, groups=num_groups, name="conv2")
-    net = linear.replace(scales=initializers.zeros).conv(net, depth, 1, name="conv3")
+    net = replace(linear, scales=initializers.zeros).conv(net, depth, 1, name="conv3")
     return jax.nn.relu(shortcut + net)
 
 
@@ -79,7 +81,6 @@ MODELS = (
         function=resnet_v1_5,
         default_image_size=224,
         preprocessing="torchvision",
-        num_classes=1000,
         settings=_SETTINGS,
         source="OneFlow-Benchmark's resnet50, torchvision's resnet50",
     ),
@@ -88,7 +89,6 @@ MODELS = (
         function=functools.partial(resnet_v1_5, num_groups=32, group_width=4),
         default_image_size=224,
         preprocessing="torchvision",
-        num_classes=1000,
         settings=_SETTINGS,
         source="OneFlow-Benchmark's resnext50, torchvision's resnext50_32x4d",
     ),

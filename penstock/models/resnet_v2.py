@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
-from penstock.models._registry import EndPoints, Model
-from penstock.models._residual import NUM_UNITS, blocks_of, classify, subsample
+from penstock.models._heads import classify
+from penstock.models._registry import EndPoints, Model, Outputs, slim_model
+from penstock.models._residual import NUM_UNITS, SLIM_SETTINGS, plan_blocks, subsample
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, scope, variance_scaling
 
@@ -21,7 +23,7 @@ def resnet_v2(
     settings: Settings,
     num_units: Sequence[int],
     is_pool_padded: bool = False,
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build ResNet v2: batch norm and ReLU come first in a unit, and once more at the end.
 
     Arguments:
@@ -30,13 +32,13 @@ def resnet_v2(
         place of TF-Slim's `"SAME"`, whose windows lie a pixel further right and down.
     """
     style = Style(settings=settings, weights=variance_scaling(), has_scale=True)
-    plain = style.replace(act=None, is_normalized=False)
+    plain = replace(style, act=None, is_normalized=False)
     points: EndPoints = {}
     net = points["conv1"] = plain.conv(images, 64, 7, stride=2, padding=3, name="conv1")
     if is_pool_padded:
         net = jnp.pad(net, ((0, 0), (1, 1), (1, 1), (0, 0)))
     net = points["pool1"] = max_pool(net, 3, 2, "VALID" if is_pool_padded else "SAME")
-    for block, width, strides in blocks_of(num_units, strided="last"):
+    for block, width, strides in plan_blocks(num_units, strided="last"):
         with scope(block):
             for number, stride in enumerate(strides, 1):
                 with scope(f"unit_{number}"), scope("bottleneck_v2"):
@@ -48,7 +50,7 @@ def resnet_v2(
 
 
 def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Array:
-    depth, plain = 4 * width, style.replace(act=None, is_normalized=False)
+    depth, plain = 4 * width, replace(style, act=None, is_normalized=False)
     preact = style.batch_norm(x, name="preact", act="relu")
     if x.shape[-1] == depth:
         shortcut = subsample(x, stride)
@@ -59,32 +61,12 @@ def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Arra
     return shortcut + plain.conv(net, depth, 1, name="conv3")
 
 
-def _slim(num_layers: int) -> Model:
-    return Model(
-        name=f"resnet_v2_{num_layers}",
-        function=functools.partial(resnet_v2, num_units=NUM_UNITS[num_layers]),
-        default_image_size=224,
-        # TF-Slim's table of names says vgg, its weights were trained and measured with this one.
-        preprocessing="inception",
-        num_classes=1001,
-        settings=Settings(
-            batch_norm_decay=0.997,
-            batch_norm_epsilon=1e-5,
-            unbiased_running_variance=True,
-            weight_decay=1e-4,
-        ),
-        source=f"TF-Slim's resnet_v2_{num_layers}",
-    )
-
-
 def _keras(num_layers: int) -> Model:
     num_units = NUM_UNITS[num_layers]
     return Model(
         name=f"keras_resnet_v2_{num_layers}",
         function=functools.partial(resnet_v2, num_units=num_units, is_pool_padded=True),
         default_image_size=224,
-        preprocessing="inception",
-        num_classes=1000,
         settings=Settings(
             batch_norm_decay=0.99,
             batch_norm_epsilon=1.001e-5,
@@ -96,6 +78,16 @@ def _keras(num_layers: int) -> Model:
 
 
 MODELS = (
-    *(_slim(num_layers) for num_layers in (50, 101, 152, 200)),
+    # TF-Slim's table of names says vgg's preprocessing, but its weights were trained and measured
+    # with inception's, the default.
+    *(
+        slim_model(
+            f"resnet_v2_{num_layers}",
+            functools.partial(resnet_v2, num_units=num_units),
+            224,
+            SLIM_SETTINGS,
+        )
+        for num_layers, num_units in NUM_UNITS.items()
+    ),
     *(_keras(num_layers) for num_layers in (50, 101, 152)),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 from jax.nn import initializers
 
 from penstock import layers
-from penstock.models._dense_head import dense_head
-from penstock.models._registry import EndPoints, Model
+from penstock.models._heads import dense_head
+from penstock.models._registry import EndPoints, Model, Outputs, slim_model
 from penstock.models._settings import Settings
 from penstock.models._style import Style, max_pool, scope
 
@@ -26,7 +27,7 @@ _DROPOUT_SHARES = ((0.6, 0.0), (0.8, 0.0), (0.8, 0.8, 0.0), (0.8, 0.8, 0.0), (0.
 
 def vgg(
     images: jax.Array, num_classes: int | None, *, settings: Settings, depths: Sequence[int]
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build VGG without batch norm: images of 32 pixels at least.
 
     Arguments:
@@ -34,13 +35,13 @@ def vgg(
     """
     style = Style(settings=settings, is_normalized=False)
     points: EndPoints = {}
-    net = _stages(style, images, depths, points)
+    net = _apply_stages(style, images, depths, points)
     return dense_head(net, num_classes, window=7, widths=(4096, 4096), style=style, points=points)
 
 
 def vgg_bn(
     images: jax.Array, num_classes: int | None, *, settings: Settings, depths: Sequence[int]
-) -> tuple[jax.Array, EndPoints]:
+) -> Outputs:
     """Build VGG with batch norm after each convolution, whose bias stays: OneFlow's, torchvision's.
 
     Arguments:
@@ -48,31 +49,29 @@ def vgg_bn(
     """
     he = initializers.variance_scaling(2.0, "fan_out", "normal")
     style = Style(settings=settings, weights=he, has_bias=True, has_scale=True)
-    dense = style.replace(is_normalized=False, weights=initializers.normal(0.01))
+    dense = replace(style, is_normalized=False, weights=initializers.normal(0.01))
     points: EndPoints = {}
-    net = _stages(style, images, depths, points)
+    net = _apply_stages(style, images, depths, points)
     return dense_head(net, num_classes, window=7, widths=(4096, 4096), style=dense, points=points)
 
 
-def vgg_bn_drop(
-    images: jax.Array, num_classes: int | None, *, settings: Settings
-) -> tuple[jax.Array, EndPoints]:
+def vgg_bn_drop(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build the VGG-16 of Fluid's book: batch norm, dropout between convolutions, 512 features.
 
-    `Settings.dropout` is the rate of the dense layers; those of the convolutions follow it.
+    `Settings.dropout` is the rate in the dense layers; those in the convolutions are shares of it.
     """
     rate = settings.dropout or 0.0
-    # As Fluid's layers start: dense ones Xavier uniform.
+    # Fluid's initial values: Xavier uniform for dense layers.
     he = initializers.variance_scaling(2.0, "fan_in", "normal")
     style = Style(settings=settings, weights=he, has_bias=True, has_scale=True)
-    dense = style.replace(weights=initializers.glorot_uniform())
+    dense = replace(style, weights=initializers.glorot_uniform())
     points: EndPoints = {}
     rates = [[share * rate for share in shares] for shares in _DROPOUT_SHARES]
-    net = _stages(style, images, VGG_16, points, rates)
+    net = _apply_stages(style, images, VGG_16, points, rates)
     net = layers.dropout(layers.flatten(net), rate, name="dropout1")
     net = points["fc1"] = dense.fc(net, 512, name="fc1")
     net = layers.dropout(net, rate, name="dropout2")
-    net = points["fc2"] = dense.replace(act=None, is_normalized=False).fc(net, 512, name="fc2")
+    net = points["fc2"] = replace(dense, act=None, is_normalized=False).fc(net, 512, name="fc2")
     if num_classes is None:
         return net, points
     logits = points["Logits"] = dense.logits(net, num_classes, name="fc3")
@@ -80,14 +79,14 @@ def vgg_bn_drop(
     return logits, points
 
 
-def _stages(
+def _apply_stages(
     style: Style,
     x: jax.Array,
     depths: Sequence[int],
     points: EndPoints,
     rates: Sequence[Sequence[float]] | None = None,
 ) -> jax.Array:
-    """Build five stages of convolutions and pooling; `rates` of dropout after each convolution."""
+    """Apply five stages of convolutions and pooling; `rates` of dropout after each convolution."""
     for stage, (num_filters, depth) in enumerate(zip(NUM_FILTERS, depths, strict=True), 1):
         with scope(f"conv{stage}"):
             for layer in range(1, depth + 1):
@@ -99,28 +98,23 @@ def _stages(
     return x
 
 
-def _slim(name: str, depths: Sequence[int]) -> Model:
-    return Model(
-        name=name,
-        function=functools.partial(vgg, depths=depths),
-        default_image_size=224,
-        preprocessing="vgg",
-        num_classes=1000,
-        settings=Settings(dropout=0.5, weight_decay=5e-4),
-        source=f"TF-Slim's {name}",
-    )
-
-
 MODELS = (
-    _slim("vgg_a", VGG_A),
-    _slim("vgg_16", VGG_16),
-    _slim("vgg_19", VGG_19),
+    *(
+        slim_model(
+            name,
+            functools.partial(vgg, depths=depths),
+            224,
+            Settings(dropout=0.5, weight_decay=5e-4),
+            preprocessing="vgg",
+            num_classes=1000,
+        )
+        for name, depths in (("vgg_a", VGG_A), ("vgg_16", VGG_16), ("vgg_19", VGG_19))
+    ),
     Model(
         name="vgg_16_bn",
         function=functools.partial(vgg_bn, depths=VGG_16),
         default_image_size=224,
         preprocessing="torchvision",
-        num_classes=1000,
         settings=Settings(
             batch_norm_decay=0.997,
             batch_norm_epsilon=1.001e-5,

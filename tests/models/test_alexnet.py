@@ -7,7 +7,7 @@ import pytest
 import penstock as ps
 from penstock import layers, models
 from penstock._errors import ProgramError
-from penstock.models._weight_maps import alexnet as names
+from penstock.models._weight_maps._layer_names import slim_name
 from tests.models.shapes import ones_for, shapes_of
 
 
@@ -43,7 +43,7 @@ def test_alexnet_v2_features_are_those_of_fc7():
 
 def test_alexnet_v2_names_are_those_of_tf_slim():
     paths = shapes_of("alexnet_v2", 224).parameters
-    slim = {names.tf_slim("alexnet_v2", path) for path in paths}
+    slim = {slim_name("alexnet_v2", path) for path in paths}
     layers_of_slim = ["conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8"]
     assert slim == {f"alexnet_v2/{n}/{v}" for n in layers_of_slim for v in ("weights", "biases")}
 

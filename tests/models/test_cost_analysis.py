@@ -19,7 +19,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from penstock import layers, models
-from penstock.models._report import report_of
+from penstock.models.report import get_report
 from penstock.program_builder import ProgramBuilder
 from tests.models.reference import PUBLISHED
 
@@ -103,7 +103,7 @@ def check(name):
     # The table has three decimals, which is all that the smallest networks have of it.
     assert counted == pytest.approx(published.gmacs, rel=0.03, abs=0.0005)
     if name not in AS_PUBLISHED:
-        assert report_of(model).gmacs == pytest.approx(counted, rel=1e-6)
+        assert get_report(model).gmacs == pytest.approx(counted, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
-from penstock.models._dense_head import dense_head
+from penstock.models._heads import dense_head
 from penstock.models._style import Style
 
 WIDTH = 256

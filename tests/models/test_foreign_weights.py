@@ -11,8 +11,8 @@ import penstock as ps
 from penstock import models
 from penstock._errors import ParameterError, UnknownNameError
 from penstock.commands import main
-from penstock.models._foreign_weights import program_of
-from penstock.models._weight_maps import mobilenet_v1
+from penstock.models._weight_maps import mobilenet
+from penstock.models.weights import build_forward
 
 NAME = "mobilenet_v1_025"
 
@@ -20,7 +20,7 @@ NAME = "mobilenet_v1_025"
 def arrays_of(name: str, num_classes: int) -> dict[str, np.ndarray]:
     """Return random values for every parameter and statistic of a network, by our names."""
     rng = np.random.default_rng(0)
-    rows = program_of(models.get(name), num_classes).parameter_table()
+    rows = build_forward(models.get(name), num_classes).parameter_table()
     return {row.name: rng.uniform(0.5, 1.5, row.shape).astype(np.float32) for row in rows}
 
 
@@ -47,7 +47,7 @@ def ours() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def theirs(ours) -> dict[str, np.ndarray]:
     """Return the same in Keras's names and layout."""
-    names = mobilenet_v1.keras(NAME)
+    names = mobilenet.keras_v1(NAME)
     assert set(names) == set(ours)
     kernels = {"conv_preds/kernel": lambda array: array.reshape(1, 1, *array.shape)}
     return {

@@ -8,14 +8,11 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
-from penstock.models._inception import Conv, Fork, Pool, branched, conv_names
+from penstock.models._inception import Conv, Fork, Pool, apply_branches, name_convs
 from penstock.models._style import Style
-from penstock.models._weight_maps import inception_resnet_v2 as resnet_names
-from penstock.models._weight_maps import inception_v1 as v1_names
-from penstock.models._weight_maps import inception_v2 as v2_names
-from penstock.models._weight_maps import inception_v3 as v3_names
-from penstock.models._weight_maps import inception_v4 as v4_names
-from penstock.models._weight_maps._common import keras_by_number, keras_renumbered
+from penstock.models._weight_maps import FAMILIES
+from penstock.models._weight_maps import inception as names
+from penstock.models._weight_names import number_keras_variables, renumber_keras_layers
 from tests.models import shapes
 
 NAMES = ("inception_v1", "inception_v2", "inception_v3", "inception_v4", "inception_resnet_v2")
@@ -186,7 +183,7 @@ def run_branches(branches, image):
     """Return what branches give, and the paths of their parameters."""
     style = Style(settings=SETTINGS)
     builder = ps.ProgramBuilder(
-        infer_func=lambda: branched(layers.data("image", image.shape[1:]), branches, style),
+        infer_func=lambda: apply_branches(layers.data("image", image.shape[1:]), branches, style),
         place=jax.devices()[:1],
     )
     paths = [row.name for row in builder.parameter_table()]
@@ -212,34 +209,34 @@ def test_branches_and_forks_stand_side_by_side_in_order():
         "Branch_1/Conv2d_0c_3x1",
         "Branch_2/Conv2d_1x1",
     ]
-    assert list(conv_names(branches, "m")) == [f"m/{kernel}" for kernel in kernels]
+    assert list(name_convs(branches, "m")) == [f"m/{kernel}" for kernel in kernels]
 
 
 @pytest.mark.parametrize(
-    ("names", "model", "example"),
+    ("model", "example"),
     [
-        (v1_names, "inception_v1", "InceptionV1/Mixed_5b/Branch_2/Conv2d_0a_3x3/weights"),
-        (v1_names, "inception_v1", "InceptionV1/Logits/Conv2d_0c_1x1/biases"),
-        (v2_names, "inception_v2", "InceptionV2/Conv2d_1a_7x7/depthwise_weights"),
-        (v2_names, "inception_v2", "InceptionV2/Conv2d_1a_7x7/pointwise_weights"),
-        (v3_names, "inception_v3", "InceptionV3/Mixed_5c/Branch_1/Conv_1_0c_5x5/BatchNorm/beta"),
-        (v3_names, "inception_v3", "InceptionV3/Mixed_6a/Branch_0/Conv2d_1a_1x1/weights"),
-        (v3_names, "inception_v3", "InceptionV3/Mixed_7b/Branch_1/Conv2d_0b_3x1/weights"),
-        (v3_names, "inception_v3", "InceptionV3/Mixed_7c/Branch_1/Conv2d_0c_3x1/weights"),
-        (v3_names, "inception_v3", "InceptionV3/AuxLogits/Conv2d_2b_1x1/weights"),
-        (v4_names, "inception_v4", "InceptionV4/AuxLogits/Aux_logits/weights"),
-        (v4_names, "inception_v4", "InceptionV4/Mixed_3a/Branch_1/Conv2d_0a_3x3/weights"),
-        (resnet_names, "inception_resnet_v2", "InceptionResnetV2/Block8/Conv2d_1x1/biases"),
+        ("inception_v1", "InceptionV1/Mixed_5b/Branch_2/Conv2d_0a_3x3/weights"),
+        ("inception_v1", "InceptionV1/Logits/Conv2d_0c_1x1/biases"),
+        ("inception_v2", "InceptionV2/Conv2d_1a_7x7/depthwise_weights"),
+        ("inception_v2", "InceptionV2/Conv2d_1a_7x7/pointwise_weights"),
+        ("inception_v3", "InceptionV3/Mixed_5c/Branch_1/Conv_1_0c_5x5/BatchNorm/beta"),
+        ("inception_v3", "InceptionV3/Mixed_6a/Branch_0/Conv2d_1a_1x1/weights"),
+        ("inception_v3", "InceptionV3/Mixed_7b/Branch_1/Conv2d_0b_3x1/weights"),
+        ("inception_v3", "InceptionV3/Mixed_7c/Branch_1/Conv2d_0c_3x1/weights"),
+        ("inception_v3", "InceptionV3/AuxLogits/Conv2d_2b_1x1/weights"),
+        ("inception_v4", "InceptionV4/AuxLogits/Aux_logits/weights"),
+        ("inception_v4", "InceptionV4/Mixed_3a/Branch_1/Conv2d_0a_3x3/weights"),
+        ("inception_resnet_v2", "InceptionResnetV2/Block8/Conv2d_1x1/biases"),
         (
-            resnet_names,
             "inception_resnet_v2",
             "InceptionResnetV2/Repeat_1/block17_20/Branch_1/Conv2d_0c_7x1/BatchNorm/moving_mean",
         ),
     ],
 )
-def test_inception_names_are_those_of_tf_slim(names, model, example):
+def test_inception_names_are_those_of_tf_slim(model, example):
     paths = shapes_of(model, models.get(model).default_image_size).parameters
-    slim = [names.tf_slim(model, path) for path in paths]
+    tf_slim = FAMILIES[model].tf_slim
+    slim = [tf_slim(model, path) for path in paths]
     assert len(slim) == len(set(slim))
     assert example in slim
 
@@ -248,7 +245,7 @@ def test_inception_names_are_those_of_tf_slim(names, model, example):
     ("source", "model", "examples"),
     [
         (
-            v3_names.keras,
+            names.keras_v3,
             "inception_v3",
             {
                 "Conv2d_1a_3x3/conv/w": "conv2d/kernel",
@@ -256,7 +253,7 @@ def test_inception_names_are_those_of_tf_slim(names, model, example):
             },
         ),
         (
-            resnet_names.keras,
+            names.keras_resnet_v2,
             "inception_resnet_v2",
             {
                 "Block8/Conv2d_1x1/conv/b": "block8_10_conv/bias",
@@ -265,7 +262,7 @@ def test_inception_names_are_those_of_tf_slim(names, model, example):
             },
         ),
         (
-            v4_names.torch,
+            names.torch_v4,
             "inception_v4",
             {
                 "Mixed_3a/Branch_1/Conv2d_0a_3x3/conv/w": "features.3.conv.conv.weight",
@@ -273,7 +270,7 @@ def test_inception_names_are_those_of_tf_slim(names, model, example):
             },
         ),
         (
-            resnet_names.torch,
+            names.torch_resnet_v2,
             "inception_resnet_v2",
             {
                 "Repeat/block35_10/Branch_0/Conv2d_1x1/conv/w": "repeat.9.branch0.conv.weight",
@@ -290,11 +287,10 @@ def test_inception_name_map_has_every_path_but_the_auxiliary_heads_once(source, 
     assert {path: theirs[path] for path in examples} == examples
 
 
-@pytest.mark.parametrize(
-    ("names", "model"), [(v4_names, "inception_v4"), (resnet_names, "inception_resnet_v2")]
-)
-def test_every_batch_norm_of_timm_has_a_scale_to_be_checked(names, model):
-    norms = [name for name in names.torch(model).values() if name.endswith(".bn.bias")]
+@pytest.mark.parametrize("model", ["inception_v4", "inception_resnet_v2"])
+def test_every_batch_norm_of_timm_has_a_scale_to_be_checked(model):
+    names = FAMILIES[model]
+    norms = [name for name in names.torch[0](model).values() if name.endswith(".bn.bias")]
     assert {name.replace(".bias", ".weight") for name in norms} == set(names.torch_ones(model))
 
 
@@ -302,7 +298,7 @@ def test_every_batch_norm_of_timm_has_a_scale_to_be_checked(names, model):
 def test_keras_numbers_count_from_the_first_layer_of_a_file(first, suffix):
     ours = {"a": "conv2d/kernel", "b": "conv2d_1/kernel", "c": "block8_10_conv/bias"}
     file = [f"conv2d_{first + 1}/kernel", f"conv2d{suffix}/kernel", "block8_10_conv/bias"]
-    assert keras_renumbered(ours, file) == {
+    assert renumber_keras_layers(ours, file) == {
         "a": f"conv2d{suffix}/kernel",
         "b": f"conv2d_{first + 1}/kernel",
         "c": "block8_10_conv/bias",
@@ -310,14 +306,14 @@ def test_keras_numbers_count_from_the_first_layer_of_a_file(first, suffix):
 
 
 def test_variables_that_keras_numbers_are_those_that_the_network_has_in_keras_order():
-    ours = v3_names.keras("inception_v3")
+    ours = names.keras_v3("inception_v3")
     in_order = ("beta", "moving_mean", "moving_variance")
     theirs = {
         f"{layer}/{in_order.index(variable)}" if variable in in_order else name
         for name in ours.values()
         for layer, _, variable in [name.rpartition("/")]
     }
-    renamed = keras_by_number(ours, theirs)
+    renamed = number_keras_variables(ours, theirs)
     assert set(renamed.values()) == theirs
     norm = "Conv2d_1a_3x3/norm"
     found = [renamed[f"{norm}/{leaf}"].rpartition("/")[2] for leaf in ("bias", "mean", "variance")]
@@ -327,6 +323,6 @@ def test_variables_that_keras_numbers_are_those_that_the_network_has_in_keras_or
 @pytest.mark.parametrize("found", [{"bn/0", "bn/1", "bn/2", "bn/3"}, {"bn/beta", "bn/0"}, set()])
 def test_variables_of_another_count_or_with_names_keep_their_names(found):
     ours = {"a": "bn/beta", "b": "bn/moving_mean", "c": "bn/moving_variance"}
-    renamed = keras_by_number(ours, found)
+    renamed = number_keras_variables(ours, found)
     assert renamed["a"] == "bn/beta"
     assert set(renamed.values()) & found <= {"bn/beta"}

@@ -6,22 +6,26 @@ import numpy as np
 import pytest
 
 from penstock import layers, models
-from penstock.models._mobilenet import Bottleneck, Step, bottleneck, rounded, steps_of, style_of
-from penstock.models._weight_maps import mobilenet_v1 as v1_names
-from penstock.models._weight_maps import mobilenet_v2 as v2_names
-from penstock.models._weight_maps import mobilenet_v3 as v3_names
+from penstock.models._mobilenet import (
+    Bottleneck,
+    Step,
+    bottleneck,
+    make_style,
+    plan_steps,
+    round_to_multiple,
+)
+from penstock.models._weight_maps import FAMILIES
 from penstock.models.mobilenet_v1 import mobilenet_v1
 from penstock.models.mobilenet_v2 import mobilenet_v2
 from penstock.models.mobilenet_v3 import VARIANTS, mobilenet_v3
 from tests.layers.programs import infer, initial, normal
 from tests.models.shapes import shapes_of
 
-NAME_MAPS = {"v1": v1_names, "v2": v2_names, "v3": v3_names}
 NAMES = models.names("mobilenet*")
 
 
 def names_of(name):
-    return NAME_MAPS[name.split("_")[1]]
+    return FAMILIES[f"mobilenet_{name.split('_')[1]}"]
 
 
 @pytest.mark.parametrize(
@@ -29,14 +33,14 @@ def names_of(name):
     [(33.6, 8, 32), (44.8, 8, 48), (11.2, 8, 16), (5.6, 8, 8), (12, 8, 16), (16, 1, 16)],
 )
 def test_widths_are_multiples_of_8_and_not_10_percent_less(size, divisor, expected):
-    assert rounded(size, divisor) == expected
+    assert round_to_multiple(size, divisor) == expected
 
 
 def test_strides_give_way_to_dilation_where_the_output_stride_is_reached():
     strides = [2, 2, 1, 2, 2, 1]
-    assert list(steps_of(strides)) == [(stride, 1) for stride in strides]
+    assert list(plan_steps(strides)) == [(stride, 1) for stride in strides]
     dilated = [(2, 1), (2, 1), (1, 1), (1, 1), (1, 2), (1, 4)]
-    assert list(steps_of(strides, output_stride=4)) == dilated
+    assert list(plan_steps(strides, output_stride=4)) == dilated
 
 
 def test_mobilenet_v1_halves_the_image_five_times():
@@ -139,7 +143,7 @@ def test_bottleneck_equals_the_sum_written_out(depth, slope, is_residual):
 
     def program():
         x = layers.data("x", [2, 3, 8])
-        return bottleneck(x, shape, style_of(settings, "relu6"), points, name="b", point="p")
+        return bottleneck(x, shape, make_style(settings, "relu6"), points, name="b", point="p")
 
     variables, x = initial(program), normal(2, 2, 3, 8)
     own = variables["params"]["b"]
@@ -167,7 +171,7 @@ def test_strided_bottleneck_of_one_width_has_no_residual():
 
     def program():
         x = layers.data("x", [1, 1, 8])
-        return bottleneck(x, shape, style_of(settings, "relu6"), {}, name="b", point="p")
+        return bottleneck(x, shape, make_style(settings, "relu6"), {}, name="b", point="p")
 
     variables = initial(program)
     assert "expand" not in variables["params"]["b"]
@@ -244,11 +248,10 @@ def test_each_parameter_has_a_name_of_its_own_everywhere(name):
     paths = set(shapes_of(name, 32).parameters)
     names = names_of(name)
     assert len({names.tf_slim(name, path) for path in paths}) == len(paths)
-    for source in ("keras", "keras_2", "torch"):
-        if hasattr(names, source):
-            found = getattr(names, source)(name)
-            assert set(found) == paths
-            assert len(set(found.values())) == len(paths)
+    for make in (*names.keras, *names.torch):
+        found = make(name)
+        assert set(found) == paths
+        assert len(set(found.values())) == len(paths)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import penstock as ps
 from penstock import layers, models
 from penstock.layers import _convolution
 from penstock.models._nasnet_cells import Cells, decays_all_kernels, he_fan_out
-from penstock.models._weight_maps import nasnet as nasnet_names
-from penstock.models._weight_maps import pnasnet as pnasnet_names
+from penstock.models._weight_maps import nasnet as names
 from penstock.models.nasnet import nasnet
 from penstock.models.pnasnet import pnasnet
 from tests.models.shapes import shapes_of
@@ -217,10 +216,9 @@ def test_small_network_trains_with_dropped_paths(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("names", "name", "examples"),
+    ("name", "examples"),
     [
         (
-            nasnet_names,
             "nasnet_mobile",
             [
                 "cell_0/beginning_bn/moving_variance",
@@ -231,14 +229,13 @@ def test_small_network_trains_with_dropped_paths(monkeypatch):
             ],
         ),
         (
-            pnasnet_names,
             "pnasnet_mobile",
             ["cell_stem_0/comb_iter_0/right/bn_1/gamma", "aux_5/aux_logits/Conv/weights"],
         ),
     ],
 )
-def test_names_are_those_of_tf_slim(names, name, examples):
-    slim = [names.tf_slim(name, path) for path in shapes(name).parameters]
+def test_names_are_those_of_tf_slim(name, examples):
+    slim = [names.slim_name(name, path) for path in shapes(name).parameters]
     assert len(slim) == len(set(slim))
     assert set(examples) <= set(slim)
 
@@ -247,24 +244,24 @@ def test_names_are_those_of_tf_slim(names, name, examples):
     ("source", "name", "example"),
     [
         (
-            nasnet_names.keras,
+            names.keras_nasnet,
             "keras_nasnet_mobile",
             "separable_conv_2_bn_reduction_left4_reduce_8/moving_mean",
         ),
         pytest.param(
-            nasnet_names.keras,
+            names.keras_nasnet,
             "keras_nasnet_large",
             "separable_conv_1_normal_right2_18/pointwise_kernel",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            nasnet_names.torch,
+            names.torch_nasnet,
             "nasnet_large",
             "cell_6.comb_iter_4_left.separable_2.depthwise_conv2d.weight",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            pnasnet_names.torch,
+            names.torch_pnasnet,
             "pnasnet_large",
             "cell_5.conv_prev_1x1.path_2.conv.weight",
             marks=pytest.mark.slow,
@@ -279,7 +276,7 @@ def test_name_map_has_every_path_but_the_auxiliary_heads_once(source, name, exam
     assert example in theirs.values()
 
 
-@pytest.mark.parametrize("source", [nasnet_names.keras, nasnet_names.torch, pnasnet_names.torch])
+@pytest.mark.parametrize("source", [names.keras_nasnet, names.torch_nasnet, names.torch_pnasnet])
 def test_network_that_is_not_there_has_no_names(source):
     with pytest.raises(KeyError, match="elsewhere"):
         source("elsewhere")

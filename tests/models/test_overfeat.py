@@ -3,7 +3,7 @@
 import pytest
 
 from penstock._errors import ProgramError
-from penstock.models._weight_maps import overfeat as names
+from penstock.models._weight_maps._layer_names import slim_name
 from tests.models.shapes import shapes_of
 
 
@@ -26,6 +26,6 @@ def test_overfeat_has_the_same_parameters_from_71_pixels_on():
 
 
 def test_overfeat_names_are_those_of_tf_slim():
-    slim = {names.tf_slim("overfeat", path) for path in shapes_of("overfeat", 231).parameters}
+    slim = {slim_name("overfeat", path) for path in shapes_of("overfeat", 231).parameters}
     layers_of_slim = ["conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8"]
     assert slim == {f"overfeat/{n}/{v}" for n in layers_of_slim for v in ("weights", "biases")}

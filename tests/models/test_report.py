@@ -8,11 +8,11 @@ import pytest
 
 from penstock import layers, models
 from penstock.models._facts import FACTS
-from penstock.models._registry import _FAMILIES, _models_of
-from penstock.models._report import counted_classes, describe, report_of
+from penstock.models._registry import FAMILIES, import_family
+from penstock.models.report import describe, get_counted_classes, get_report
 from tests.source_tree import ROOT
 
-OWN = [model.name for family in _FAMILIES for model in _models_of(family)]
+OWN = [model.name for family in FAMILIES for model in import_family(family)]
 SMALL = ["lenet", "cifarnet", "alexnet_v2", "mobilenet_v1_025", "resnet_cifar10"]
 
 
@@ -114,23 +114,23 @@ def test_image_size_and_classes_may_be_others():
 
 
 def test_classes_are_counted_without_the_background():
-    assert counted_classes(models.get("inception_v1")) == 1000
-    assert counted_classes(models.get("lenet")) == 10
+    assert get_counted_classes(models.get("inception_v1")) == 1000
+    assert get_counted_classes(models.get("lenet")) == 10
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_facts_of_small_networks_are_true(name):
-    assert report_of(models.get(name)) == describe(models.get(name))[0]
+    assert get_report(models.get(name)) == describe(models.get(name))[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(OWN) - set(SMALL)))
 def test_facts_are_true(name):
-    assert report_of(models.get(name)) == describe(models.get(name))[0]
+    assert get_report(models.get(name)) == describe(models.get(name))[0]
 
 
 def test_facts_and_page_are_of_the_networks_there_are(script):
-    reports = {name: report_of(models.get(name)) for name in sorted(OWN)}
+    reports = {name: get_report(models.get(name)) for name in sorted(OWN)}
     how = "python docs/make_models_page.py writes it anew"
     assert sorted(FACTS) == sorted(OWN), how
     assert script.FACTS.read_text(encoding="utf-8") == script.facts_source(reports), how

@@ -6,10 +6,9 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
-from penstock.models._residual import blocks_of
-from penstock.models._weight_maps import resnet_v1 as v1_names
-from penstock.models._weight_maps import resnet_v1_5 as v1_5_names
-from penstock.models._weight_maps import resnet_v2 as v2_names
+from penstock.models._residual import plan_blocks
+from penstock.models._weight_maps import FAMILIES
+from penstock.models._weight_maps import resnet as names
 from penstock.models.resnet_cifar10 import resnet_cifar10
 from penstock.models.resnet_v1 import resnet_v1
 from penstock.models.resnet_v1_5 import resnet_v1_5
@@ -29,19 +28,19 @@ def sizes(name, image_size=224):
 
 
 def test_blocks_stride_in_the_unit_that_is_asked_for():
-    assert [strides for *_, strides in blocks_of((2, 2, 2, 3), "last")] == [
+    assert [strides for *_, strides in plan_blocks((2, 2, 2, 3), "last")] == [
         [1, 2],
         [1, 2],
         [1, 2],
         [1, 1, 1],
     ]
-    assert [strides for *_, strides in blocks_of((2, 2, 2, 3), "first")] == [
+    assert [strides for *_, strides in plan_blocks((2, 2, 2, 3), "first")] == [
         [1, 1],
         [2, 1],
         [2, 1],
         [2, 1, 1],
     ]
-    assert [width for _, width, _ in blocks_of((1, 1, 1, 1), "last")] == [64, 128, 256, 512]
+    assert [width for _, width, _ in plan_blocks((1, 1, 1, 1), "last")] == [64, 128, 256, 512]
 
 
 @pytest.mark.parametrize("name", ["resnet_v1_50", "resnet_v2_50", "keras_resnet_v2_50"])
@@ -171,16 +170,21 @@ def test_resnet_cifar10_of_a_depth_that_does_not_exist_is_an_error(depth, near):
 
 
 @pytest.mark.parametrize(
-    ("names", "name", "example"),
+    ("family", "name", "example"),
     [
-        (v1_names, "resnet_v1_50", "block4/unit_3/bottleneck_v1/conv3/BatchNorm/moving_variance"),
-        (v1_names, "resnet_v1_101", "block3/unit_23/bottleneck_v1/conv1/weights"),
-        (v2_names, "resnet_v2_50", "block1/unit_1/bottleneck_v2/preact/gamma"),
-        (v2_names, "resnet_v2_152", "postnorm/moving_mean"),
+        (
+            "resnet_v1",
+            "resnet_v1_50",
+            "block4/unit_3/bottleneck_v1/conv3/BatchNorm/moving_variance",
+        ),
+        ("resnet_v1", "resnet_v1_101", "block3/unit_23/bottleneck_v1/conv1/weights"),
+        ("resnet_v2", "resnet_v2_50", "block1/unit_1/bottleneck_v2/preact/gamma"),
+        ("resnet_v2", "resnet_v2_152", "postnorm/moving_mean"),
     ],
 )
-def test_resnet_names_are_those_of_tf_slim(names, name, example):
-    slim = [names.tf_slim(name, path) for path in shapes_of(name, 64).parameters]
+def test_resnet_names_are_those_of_tf_slim(family, name, example):
+    tf_slim = FAMILIES[family].tf_slim
+    slim = [tf_slim(name, path) for path in shapes_of(name, 64).parameters]
     assert len(slim) == len(set(slim))
     assert f"{name}/{example}" in slim
     assert f"{name}/logits/biases" in slim
@@ -189,10 +193,10 @@ def test_resnet_names_are_those_of_tf_slim(names, name, example):
 @pytest.mark.parametrize(
     ("source", "name", "example"),
     [
-        (v2_names.keras, "keras_resnet_v2_50", "conv5_block3_3_conv/bias"),
-        (v2_names.keras, "keras_resnet_v2_152", "conv4_block36_preact_bn/moving_mean"),
-        (v1_5_names.torch, "resnet50", "layer4.0.downsample.1.running_mean"),
-        (v1_5_names.torch, "resnext50", "layer3.5.conv2.weight"),
+        (names.keras_v2, "keras_resnet_v2_50", "conv5_block3_3_conv/bias"),
+        (names.keras_v2, "keras_resnet_v2_152", "conv4_block36_preact_bn/moving_mean"),
+        (names.torch_v1_5, "resnet50", "layer4.0.downsample.1.running_mean"),
+        (names.torch_v1_5, "resnext50", "layer3.5.conv2.weight"),
     ],
 )
 def test_resnet_name_map_has_every_path_once(source, name, example):

@@ -11,6 +11,7 @@ import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
 from penstock.models._weight_maps import vgg as names
+from penstock.models._weight_maps._layer_names import slim_name
 from tests.models.shapes import changed, shapes_of
 
 NUM_CONVOLUTIONS = {"vgg_a": 8, "vgg_16": 13, "vgg_19": 16, "vgg_16_bn": 13}
@@ -83,7 +84,7 @@ def _kept_shares(dropout):
 
 @pytest.mark.parametrize("name", ["vgg_a", "vgg_16", "vgg_19"])
 def test_vgg_names_are_those_of_tf_slim(name):
-    slim = [names.tf_slim(name, path) for path in shapes_of(name, 224).parameters]
+    slim = [slim_name(name, path) for path in shapes_of(name, 224).parameters]
     assert len(slim) == len(set(slim))
     assert f"{name}/conv5/conv5_2/biases" in slim
     assert f"{name}/fc8/weights" in slim

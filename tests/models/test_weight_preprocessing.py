@@ -10,11 +10,10 @@ from safetensors.numpy import save_file
 from penstock import layers, models, preprocessing
 from penstock._errors import ParameterError
 from penstock._weight_files import WeightFile
-from penstock.models import _foreign_weights
 from penstock.models._registry import get
 from penstock.models._weight_maps import vgg
-from penstock.models._weight_names import names_in, weight_maps_of
-from penstock.models._weight_preprocessing import preprocessing_of
+from penstock.models._weight_names import choose_names, find_family_names
+from penstock.models.weights import find_preprocessing, find_shapes, fit
 from penstock.preprocessing import Torchvision
 
 FIRST = "conv1/conv1_1/conv/w"
@@ -38,14 +37,14 @@ def any_torch_file(tmp_path):
     ],
 )
 def test_weights_of_torch_want_torchs_images(name, expected, any_torch_file):
-    assert preprocessing_of(get(name), any_torch_file) == expected
+    assert find_preprocessing(get(name), any_torch_file) == expected
 
 
 def test_what_timm_says_beside_a_file_counts(any_torch_file):
     config = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2], "crop_pct": 0.95}
     described = {"pretrained_cfg": {**config, "interpolation": "bicubic"}}
     any_torch_file.with_name("config.json").write_text(json.dumps(described))
-    assert preprocessing_of(get("resnet50"), any_torch_file) == Torchvision(
+    assert find_preprocessing(get("resnet50"), any_torch_file) == Torchvision(
         means=(0.5, 0.4, 0.3),
         deviations=(0.2, 0.2, 0.2),
         crop_fraction=0.95,
@@ -53,16 +52,16 @@ def test_what_timm_says_beside_a_file_counts(any_torch_file):
     )
     for other in ({"model": {}}, [], {"mean": [1], "std": [2]}, {"mean": None}, "x"):
         any_torch_file.with_name("config.json").write_text(json.dumps(other))
-        assert preprocessing_of(get("resnet50"), any_torch_file) == Torchvision()
+        assert find_preprocessing(get("resnet50"), any_torch_file) == Torchvision()
 
 
 def test_torchvisions_second_weights_are_told_by_their_content(any_torch_file, monkeypatch):
     import hashlib
 
     digest = hashlib.sha256(any_torch_file.read_bytes()).hexdigest()
-    module = "penstock.models._weight_preprocessing._SECOND_VERSIONS"
+    module = "penstock.models.weights._SECOND_VERSIONS"
     monkeypatch.setattr(module, (digest[:8],))
-    found = preprocessing_of(get("resnet50"), any_torch_file)
+    found = find_preprocessing(get("resnet50"), any_torch_file)
     assert found == preprocessing.get("torchvision_v2")
     assert found.host(np.zeros((300, 400, 3), np.uint8), 224, 224, is_training=False).any() == 0
 
@@ -70,15 +69,15 @@ def test_torchvisions_second_weights_are_told_by_their_content(any_torch_file, m
 def fitted(name, format, arrays, *, moving_averages=True, num_classes=3, path=None):
     """Return what arrays of a file become for a network."""
     model = get(name)
-    ten, eleven = (_foreign_weights._shapes(model, number, None) for number in (10, 11))
+    ten, eleven = (find_shapes(model, number, None) for number in (10, 11))
     file = WeightFile(path=path, format=format, arrays=arrays)
-    return _foreign_weights._fit(model, file, ten, eleven, moving_averages=moving_averages)
+    return fit(model, file, ten, eleven, moving_averages=moving_averages)
 
 
 def drawn(name, num_classes=3):
     """Return random values for every parameter and statistic of a network, by our names."""
     rng = np.random.default_rng(0)
-    shapes = _foreign_weights._shapes(get(name), num_classes, None)
+    shapes = find_shapes(get(name), num_classes, None)
     return {ours: rng.uniform(0.5, 1.5, shape).astype(np.float32) for ours, shape in shapes.items()}
 
 
@@ -122,7 +121,7 @@ def test_checkpoint_without_an_auxiliary_head_is_taken(tmp_path):
 def check_missing_head(name, tmp_path):
     (tmp_path / "net.ckpt.index").touch()
     ours = drawn(name)
-    family = weight_maps_of(get(name))
+    family = find_family_names(get(name))
     head = [n for n in ours if "AuxLogits" in n or "aux_logits" in n]
     assert head
     arrays = {family.tf_slim(name, n): value for n, value in ours.items()}
@@ -149,14 +148,14 @@ def keras_vgg(tmp_path, shapes):
 
 
 def test_keras_vgg_is_known_to_see_blue_green_red(tmp_path):
-    shapes = _foreign_weights._shapes(get("vgg_16"), 10, None)
+    shapes = find_shapes(get("vgg_16"), 10, None)
     file, _ = keras_vgg(tmp_path, shapes)
-    assert names_in(get("vgg_16"), file, shapes).reversed_kernels == (FIRST,)
+    assert choose_names(get("vgg_16"), file, shapes).reversed_kernels == (FIRST,)
 
 
 @pytest.mark.slow
 def test_keras_vgg_gets_its_first_kernel_turned_round(tmp_path):
-    shapes = _foreign_weights._shapes(get("vgg_16"), 10, None)
+    shapes = find_shapes(get("vgg_16"), 10, None)
     file, kernel = keras_vgg(tmp_path, shapes)
     found = fitted("vgg_16", "keras", file.arrays, path=file.path)
     assert found.preprocessing == preprocessing.get("vgg")
@@ -177,8 +176,8 @@ def own_network():
 
     yield "of_my_own"
     del _registry._MODELS["of_my_own"]
-    for key in [key for key in _weight_names._WEIGHT_MAPS if key[0] == "of_my_own"]:
-        del _weight_names._WEIGHT_MAPS[key]
+    for key in [key for key in _weight_names._USER_MAPS if key[0] == "of_my_own"]:
+        del _weight_names._USER_MAPS[key]
 
 
 def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
@@ -205,3 +204,10 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
         models.load_weights(own_network, file)
     with pytest.raises(ValueError, match="Did you mean 'torch'"):
         models.register_weight_map("x", "torhc")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["resnet_v2_50", "nasnet_mobile", "nasnet_cifar", "vgg_bn_drop"])
+def test_network_that_keras_does_not_have_refuses_its_files_by_name(name, tmp_path):
+    file = WeightFile(path=tmp_path / "a.h5", format="keras", arrays={})
+    with pytest.raises(ParameterError, match=f"no network that coincides with {name}"):
+        choose_names(get(name), file, ["a"])

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from penstock import Precision, ProgramBuilder, Trainer, layers, models, preprocessing
 from penstock.commands._flags import PerformanceFlags, TrainFlags
-from penstock.models._classifier import AUXILIARY_WEIGHT
-from penstock.models._foreign_weights import program_of
+from penstock.models.classification import AUXILIARY_WEIGHT
+from penstock.models.weights import build_forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _smallest_size(model: models.Model, size: int) -> int:
 
 def _accepts(model: models.Model, size: int) -> bool:
     try:
-        program_of(model, 2, size)
+        build_forward(model, 2, size)
     except ValueError:
         return False
     return True

@@ -11,7 +11,7 @@ from penstock import _parameters, models, preprocessing
 from penstock.commands._flags import TrainFlags
 from penstock.commands._run.folder import RunFolder, find_run_folder, read_facts
 from penstock.commands._run.weights import find_weights
-from penstock.models._weight_preprocessing import preprocessing_of as preprocessing_of_file
+from penstock.models.weights import find_preprocessing
 from penstock.preprocessing import Preprocessing
 
 

@@ -1,125 +1,212 @@
-"""What the parameters of NASNet are called elsewhere."""
+"""What the parameters of NASNet and PNASNet are called in TF-Slim, Keras and timm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from penstock.models._weight_maps._nasnet import (
-    NORM,
-    Place,
-    separables,
-    slim_name,
-    timm_cell,
-    timm_ends,
+from penstock.models._nasnet_cells import Cell
+from penstock.models._weight_maps._layer_names import (
+    KERAS_NORM,
+    keras_layer,
+    keras_norm,
+    torch_layer,
+    torch_norm,
 )
 from penstock.models.nasnet import NORMAL, REDUCTION
-from penstock.preprocessing import Preprocessing, Torchvision
+from penstock.models.pnasnet import CELL
 
-_NUM_CELLS = {
-    "nasnet_mobile": 12,
-    "nasnet_large": 18,
-    "keras_nasnet_mobile": 12,
-    "keras_nasnet_large": 18,
-}
-_KERAS_BLOCKS = {
+_LAST = "final_layer/FC/fc"
+# Normal cells in all.
+_KERAS_NUM_CELLS = {"keras_nasnet_mobile": 12, "keras_nasnet_large": 18}
+# Keras's names of the terms that have layers, left and right of each sum.
+_KERAS_TERMS = {
     "normal": ("left1", "right1", "left2", "right2", "", "", "", "", "left5", ""),
     "reduction": ("left1", "right1", "", "right2", "", "right3", "", "", "left4", ""),
 }
 
 
-def tf_slim(model_name: str, path: str) -> str:
-    """Return TF-Slim's name of the parameter or statistic at `path`."""
-    return slim_name(path)
+class PlacedCell(NamedTuple):
+    """A cell of a network.
+
+    Arguments:
+      second_input: how it is fitted to the first: not at all, by a convolution of 1x1, or by one
+        that halves it.
+    """
+
+    name: str
+    cell: Cell
+    second_input: Literal["as it is", "projected", "halved"]
 
 
-def keras(model_name: str) -> dict[str, str]:
+class Separable(NamedTuple):
+    """One of a term's two separable convolutions; paths of it and its batch norm in the cell."""
+
+    term: str
+    number: int
+    conv: str
+    norm: str
+
+
+def slim_name(model_name: str, path: str) -> str:
+    """Return TF-Slim's name of the parameter or statistic at `path`; the network has no scope."""
+    *layer, leaf = path.split("/")
+    if leaf in KERAS_NORM:
+        leaf = KERAS_NORM[leaf]
+    elif leaf == "depthwise":
+        leaf = "depthwise_weights"
+    elif layer[-1].startswith("separable_"):
+        leaf = "pointwise_weights"
+    else:
+        leaf = {"w": "weights", "b": "biases"}[leaf]
+    return "/".join([*(name for name in layer if name != "fc"), leaf])
+
+
+# `nasnet_*` have the same parameters as Keras's networks and other logits with them: in reduction
+# cells Keras pools over borders of zeros, which TF-Slim leaves out, although Keras's files were
+# made from TF-Slim's checkpoints. So Keras's files belong to `keras_nasnet_*`.
+def keras_nasnet(model_name: str) -> dict[str, str]:
     """Return path -> `<layer>/<variable>` of keras.applications' NASNetMobile and NASNetLarge.
 
-    They are `keras_nasnet_*`, without an auxiliary head. `nasnet_*` have the same parameters and
-    other logits with them: in reduction cells Keras pools over borders of zeros, which TF-Slim,
-    from whose checkpoints Keras's files were made, leaves out.
+    They have no auxiliary head.
 
     Raises:
       KeyError: Keras has no such network.
     """
-    names = _keras_conv("conv0", "stem_conv1") | _keras_norm("conv0_bn", "stem_bn1")
-    for place in _places(model_name):
-        names |= _keras_cell(place, _keras_block(model_name, place.name))
-    last = "final_layer/FC/fc"
-    return names | {f"{last}/w": "predictions/kernel", f"{last}/b": "predictions/bias"}
+    names = _keras_conv("conv0", "stem_conv1") | keras_norm("conv0_bn", "stem_bn1")
+    num_cells = _KERAS_NUM_CELLS[model_name]
+    for placed in _place_nasnet_cells(num_cells):
+        block = _number_keras_block(placed.name, num_cells // 3)
+        names |= _keras_cell(placed, block)
+    return names | keras_layer(_LAST, "predictions")
 
 
-def torch(model_name: str) -> dict[str, str]:
+# With the same weights timm's logits differ: the averages of its reduction cells count the padding.
+def torch_nasnet(model_name: str) -> dict[str, str]:
     """Return path -> name in timm's `nasnetalarge`: nasnet_large without its auxiliary head.
-
-    With the same weights its logits are others than TF-Slim's and ours: the averages of its
-    reduction cells count the padding.
 
     Raises:
       KeyError: torch has no such network.
     """
-    names = {"nasnet_large": timm_ends("conv0")}[model_name]
-    for place in _places(model_name):
-        names |= timm_cell(place, "")
+    num_cells = {"nasnet_large": 18}[model_name]
+    names = _timm_ends("conv0")
+    for placed in _place_nasnet_cells(num_cells):
+        names |= _timm_cell(placed, "")
     return names
 
 
-def torch_preprocessing(model_name: str) -> Preprocessing:
-    """Return the preprocessing of timm's weights, which are TF-Slim's."""
-    return Torchvision(
-        means=(0.5, 0.5, 0.5),
-        deviations=(0.5, 0.5, 0.5),
-        crop_fraction=0.911,
-        interpolation="bicubic",
-    )
+def torch_pnasnet(model_name: str) -> dict[str, str]:
+    """Return path -> name in timm's `pnasnet5large`: pnasnet_large without its auxiliary head.
+
+    Raises:
+      KeyError: torch has no such network.
+    """
+    num_cells = {"pnasnet_large": 12}[model_name]
+    names = _timm_ends("conv_0")
+    cells = [PlacedCell("cell_stem_0", CELL, "as it is"), PlacedCell("cell_stem_1", CELL, "halved")]
+    reductions = (num_cells // 3, 2 * num_cells // 3)
+    for index in range(num_cells):
+        is_after_reduction = index == 0 or index - 1 in reductions
+        second_input = "halved" if is_after_reduction else "projected"
+        cells.append(PlacedCell(f"cell_{index}", CELL, second_input))
+    for placed in cells:
+        names |= _timm_cell(placed, "conv_prev_1x1.")
+    # Where the cell has a stride, the branch without an operation needs a convolution; in the very
+    # first cell the branch that pools a second input of another width does.
+    strided = ["cell_stem_0", "cell_stem_1", *(f"cell_{index}" for index in reductions)]
+    for cell, index in [("cell_stem_0", 0), *((cell, 4) for cell in strided)]:
+        layer = f"{cell}.comb_iter_{index}_right"
+        names |= _torch_conv(f"{cell}/comb_iter_{index}/right/1x1", f"{layer}.conv")
+        names |= torch_norm(f"{cell}/comb_iter_{index}/right/bn_1", f"{layer}.bn")
+    return names
 
 
-def _places(model_name: str) -> Iterator[Place]:
-    yield Place("cell_stem_0", REDUCTION, "as it is")
-    yield Place("cell_stem_1", REDUCTION, "halved")
-    num_cells = _NUM_CELLS[model_name]
+def _place_nasnet_cells(num_cells: int) -> Iterator[PlacedCell]:
+    yield PlacedCell("cell_stem_0", REDUCTION, "as it is")
+    yield PlacedCell("cell_stem_1", REDUCTION, "halved")
     for index in range(num_cells):
         stack, place = divmod(index, num_cells // 3)
         if stack and not place:
-            yield Place(f"reduction_cell_{stack - 1}", REDUCTION, "projected")
-        yield Place(f"cell_{index}", NORMAL, "projected" if place else "halved")
+            yield PlacedCell(f"reduction_cell_{stack - 1}", REDUCTION, "projected")
+        yield PlacedCell(f"cell_{index}", NORMAL, "projected" if place else "halved")
 
 
-def _keras_block(model_name: str, cell: str) -> str:
+def _list_separables(cell: Cell) -> Iterator[Separable]:
+    """Yield the separable convolutions of a cell, two for each term that has them."""
+    for index, terms in enumerate(cell.sums):
+        for side, ((kind, window), _) in zip(("left", "right"), terms, strict=True):
+            for number in (1, 2) if kind == "separable" else ():
+                path, name = f"comb_iter_{index}/{side}", f"{window}x{window}_{number}"
+                conv, norm = f"{path}/separable_{name}", f"{path}/bn_sep_{name}"
+                yield Separable(f"comb_iter_{index}_{side}", number, conv, norm)
+
+
+def _number_keras_block(cell: str, num_cells_per_stack: int) -> str:
     """Return what Keras's names of a cell's layers end with; it counts reduction cells too."""
-    number, per_stack = int(cell.rsplit("_", 1)[1]), _NUM_CELLS[model_name] // 3
+    number = int(cell.rsplit("_", 1)[1])
     if cell.startswith("cell_stem"):
         return f"stem_{number + 1}"
     if cell.startswith("reduction"):
-        return f"reduce_{(number + 1) * per_stack}"
-    return str(number + (number >= per_stack))
+        return f"reduce_{(number + 1) * num_cells_per_stack}"
+    return str(number + (number >= num_cells_per_stack))
 
 
-def _keras_cell(place: Place, block: str) -> dict[str, str]:
-    here, kind = place.name, "reduction" if place.cell is REDUCTION else "normal"
+def _keras_cell(placed: PlacedCell, block: str) -> dict[str, str]:
+    here, kind = placed.name, "reduction" if placed.cell is REDUCTION else "normal"
     names = _keras_conv(f"{here}/1x1", f"{kind}_conv_1_{block}")
-    names |= _keras_norm(f"{here}/beginning_bn", f"{kind}_bn_1_{block}")
-    if place.second == "projected":
+    names |= keras_norm(f"{here}/beginning_bn", f"{kind}_bn_1_{block}")
+    if placed.second_input == "projected":
         names |= _keras_conv(f"{here}/prev_1x1", f"adjust_conv_projection_{block}")
-        names |= _keras_norm(f"{here}/prev_bn", f"adjust_bn_{block}")
-    elif place.second == "halved":
+        names |= keras_norm(f"{here}/prev_bn", f"adjust_bn_{block}")
+    elif placed.second_input == "halved":
         for number in (1, 2):
             names |= _keras_conv(f"{here}/path{number}_conv", f"adjust_conv_{number}_{block}")
-        names |= _keras_norm(f"{here}/final_path_bn", f"adjust_bn_{block}")
-    sides = [f"comb_iter_{index}_{side}" for index in range(5) for side in ("left", "right")]
-    suffixes = dict(zip(sides, _KERAS_BLOCKS[kind], strict=True))
-    for each in separables(place.cell):
-        layer, number = f"{kind}_{suffixes[each.side]}_{block}", each.number
+        names |= keras_norm(f"{here}/final_path_bn", f"adjust_bn_{block}")
+    terms = [f"comb_iter_{index}_{side}" for index in range(5) for side in ("left", "right")]
+    suffixes = dict(zip(terms, _KERAS_TERMS[kind], strict=True))
+    for each in _list_separables(placed.cell):
+        layer, number = f"{kind}_{suffixes[each.term]}_{block}", each.number
         conv = f"separable_conv_{number}_{layer}"
         names[f"{here}/{each.conv}/depthwise"] = f"{conv}/depthwise_kernel"
         names[f"{here}/{each.conv}/w"] = f"{conv}/pointwise_kernel"
-        names |= _keras_norm(f"{here}/{each.norm}", f"separable_conv_{number}_bn_{layer}")
+        names |= keras_norm(f"{here}/{each.norm}", f"separable_conv_{number}_bn_{layer}")
     return names
+
+
+def _timm_cell(placed: PlacedCell, halving: str) -> dict[str, str]:
+    """Return timm's names of a cell's parameters.
+
+    Arguments:
+      halving: where in the cell the layers are that halve its second input.
+    """
+    cell = placed.name
+    names = _torch_conv(f"{cell}/1x1", f"{cell}.conv_1x1.conv")
+    names |= torch_norm(f"{cell}/beginning_bn", f"{cell}.conv_1x1.bn")
+    if placed.second_input == "projected":
+        names |= _torch_conv(f"{cell}/prev_1x1", f"{cell}.conv_prev_1x1.conv")
+        names |= torch_norm(f"{cell}/prev_bn", f"{cell}.conv_prev_1x1.bn")
+    elif placed.second_input == "halved":
+        for number in (1, 2):
+            conv = f"{cell}.{halving}path_{number}.conv"
+            names |= _torch_conv(f"{cell}/path{number}_conv", conv)
+        names |= torch_norm(f"{cell}/final_path_bn", f"{cell}.{halving}final_path_bn")
+    for each in _list_separables(placed.cell):
+        conv = f"{cell}.{each.term}.separable_{each.number}"
+        names[f"{cell}/{each.conv}/depthwise"] = f"{conv}.depthwise_conv2d.weight"
+        names |= _torch_conv(f"{cell}/{each.conv}", f"{conv}.pointwise_conv2d")
+        names |= torch_norm(f"{cell}/{each.norm}", f"{cell}.{each.term}.bn_sep_{each.number}")
+    return names
+
+
+def _timm_ends(stem: str) -> dict[str, str]:
+    """Return timm's names of the first convolution and the last layer."""
+    first = _torch_conv("conv0", f"{stem}.conv") | torch_norm("conv0_bn", f"{stem}.bn")
+    return first | torch_layer(_LAST, "last_linear")
+
+
+def _torch_conv(path: str, conv: str) -> dict[str, str]:
+    return {f"{path}/w": f"{conv}.weight"}
 
 
 def _keras_conv(path: str, layer: str) -> dict[str, str]:
     return {f"{path}/w": f"{layer}/kernel"}
-
-
-def _keras_norm(path: str, layer: str) -> dict[str, str]:
-    return {f"{path}/{ours}": f"{layer}/{theirs}" for ours, theirs in NORM.items()}

@@ -1,13 +1,12 @@
-"""What the parameters of VGG are called elsewhere; not those of Fluid's vgg_bn_drop."""
+"""What the parameters of VGG are called in Keras, torchvision and timm; not Fluid's vgg_bn_drop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from penstock.models._weight_maps._common import (
+from penstock.models._weight_maps._layer_names import (
     keras_layer,
-    slim_name,
     torch_layer,
     torch_norm,
 )
@@ -17,11 +16,6 @@ _DEPTHS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"vgg_a": VGG_A, "vgg_16": VGG_16, "vgg_19": VGG_19, "vgg_16_bn": VGG_16}
 )
 _DENSE = ("fc6/conv", "fc7/conv", "fc8/fc")
-
-
-def tf_slim(model_name: str, path: str) -> str:
-    """Return TF-Slim's name of the parameter at `path` of `vgg_a`, `vgg_16` or `vgg_19`."""
-    return slim_name(model_name, path)
 
 
 def keras(model_name: str) -> dict[str, str]:
@@ -34,20 +28,11 @@ def keras(model_name: str) -> dict[str, str]:
     return names
 
 
-def keras_bgr(model_name: str) -> tuple[str, ...]:
-    """Return the paths of the kernels that see images: Keras's are blue, green, red, as Caffe's.
-
-    Keras's ResNet of the first version, the other of its networks with such images, has no
-    counterpart here.
-    """
-    return ("conv1/conv1_1/conv/w",)
-
-
 def torch(model_name: str) -> dict[str, str]:
     """Return path -> name in the state dicts of torchvision's vgg11, vgg16, vgg19 and vgg16_bn.
 
-    They coincide at the network's own image size, whose last pooling gives the 7x7 pixels that
-    torchvision's averages to.
+    They coincide at the network's own image size alone: its last pooling gives the 7x7 pixels that
+    torchvision averages to at every size.
     """
     classifier = ("classifier.0", "classifier.3", "classifier.6")
     return _torch(model_name, dict(zip(_DENSE, classifier, strict=True)))
@@ -65,7 +50,8 @@ def timm(model_name: str) -> dict[str, str]:
 def _torch(model_name: str, dense: Mapping[str, str]) -> dict[str, str]:
     has_norm = model_name == "vgg_16_bn"
     names: dict[str, str] = {}
-    index, last_stage = 0, 1  # of torch's sequence of convolutions, ReLUs, norms and poolings
+    # The index in torch's sequence of convolutions, ReLUs, norms and poolings.
+    index, last_stage = 0, 1
     for path, stage, _ in _convolutions(model_name):
         index += stage - last_stage
         names |= torch_layer(f"{path}/conv", f"features.{index}")

@@ -1,4 +1,4 @@
-"""Programs from a network: what it takes to train a classifier of images."""
+"""The programs that train and run a classifier of images."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import NamedTuple
 import jax
 
 from penstock import layers
-from penstock.layers._widening import widened
-from penstock.models._registry import EndPoints, Model, get
+from penstock.models._registry import Model, Outputs, get
 from penstock.models._settings import Settings
+from penstock.models._style import widen
 
+# Of the auxiliary head's loss, in all of TF-Slim's networks that have one.
 AUXILIARY_WEIGHT = 0.4
 
 
 class Classifier(NamedTuple):
-    """The program functions of one network; both use the parameters of one tree.
+    """The program functions of one network, which share their parameters.
 
     Arguments:
-      infer_program: gives the probabilities of the classes, `[B, num_classes]`.
-      train_program: gives a dict of `loss`, `accuracy` and, from 6 classes on, `top_5`.
+      infer_program: returns the probabilities of the classes, `[B, num_classes]`.
+      train_program: returns a dict of `loss`, `accuracy` and, from 6 classes on, `top_5`.
       model: the network, with its settings.
     """
 
@@ -50,8 +51,8 @@ def classifier(
       model: the name of a network, or what `models.get` gave.
       image_size: height and width in pixels, the network's own by default.
       label_smoothing: the share of the label's probability that is spread over all classes.
-      settings: what to change about the network, see `models.Settings`.
-      preprocess: done to the images on the device, `[B, H, W, C]` to the same, e.g.
+      settings: what to change in the network, see `models.Settings`.
+      preprocess: what the programs do to the images first, `[B, H, W, C]` to the same, e.g.
         `preprocessing.get(name).device`.
 
     Raises:
@@ -65,12 +66,12 @@ def classifier(
     >>> sorted(builder.init().variables["params"])
     ['conv1', 'conv2', 'fc3', 'fc4']
     """
-    _check_smoothing(label_smoothing)
+    _check_label_smoothing(label_smoothing)
     chosen = get(model) if isinstance(model, str) else model
-    chosen = chosen if settings is None else chosen.having(settings)
+    chosen = chosen if settings is None else chosen.with_settings(settings)
     size = chosen.default_image_size if image_size is None else image_size
 
-    def network() -> tuple[jax.Array, EndPoints]:
+    def network() -> Outputs:
         images = layers.data("image", shape=[size, size, chosen.num_channels])
         return chosen(images if preprocess is None else preprocess(images), num_classes)
 
@@ -91,7 +92,7 @@ def classifier(
     return Classifier(infer_program, train_program, chosen)
 
 
-def _check_smoothing(share: float) -> None:
+def _check_label_smoothing(share: float) -> None:
     if not 0 <= share < 1:
         raise ValueError(
             f"models.classifier got label_smoothing={share!r}, expected a number from 0 to less "
@@ -106,7 +107,7 @@ def _weight_decay(model: Model) -> jax.Array | float:
 
 def _cross_entropy(logits: jax.Array, label: jax.Array, label_smoothing: float) -> jax.Array:
     """Return the loss of each example, `[B, 1]`."""
-    logits = widened(logits)
+    logits = widen(logits)
     if not label_smoothing:
         return layers.softmax_with_cross_entropy(logits, label)
     num_classes = logits.shape[-1]

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from penstock import layers
-from penstock._errors import ParameterError
-from penstock._weight_files import WeightFile, read_weights
+from penstock import layers, preprocessing
+from penstock._errors import ParameterError, UnknownNameError
+from penstock._weight_files import WeightFile, find_format, read_weights
 from penstock.models._registry import Model, get
-from penstock.models._weight_maps._common import from_tensorflow, from_torch
-from penstock.models._weight_names import SOURCES, names_in
-from penstock.models._weight_preprocessing import preprocessing_of
-from penstock.preprocessing import Preprocessing
+from penstock.models._weight_layout import lay_out
+from penstock.models._weight_names import (
+    SOURCES,
+    choose_names,
+    find_family_names,
+    find_registered_preprocessing,
+)
+from penstock.preprocessing import Preprocessing, PreprocessingError, Torchvision
 from penstock.program_builder import ProgramBuilder
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Hugging Face keeps timm's description of a network's images in this file beside the weights.
+TIMM_CONFIG = "config.json"
+
+# The beginnings of the SHA-256 of torchvision's files IMAGENET1K_V2, as their names have them. Only
+# the content tells them from V1: the arrays have the same names and shapes.
+_SECOND_VERSIONS = ("11ad3fa6", "1a0047aa")
+_HAVE_SECOND_VERSIONS = ("resnet50", "resnext50")
 
 _AVERAGE = "/ExponentialMovingAverage"
 _AUXILIARY = re.compile(r"(^|/)(AuxLogits|aux_logits)/")
 
-# What optimizers and exporters leave in a file beside the weights.
-_BY_THE_WAY = re.compile(
+# Names of what optimizers and exporters leave in a file beside the weights.
+_NO_WEIGHTS = re.compile(
     r"(^|/)global_step$|_power$|num_batches_tracked$"
     r"|/(Momentum|RMSProp|Adam|Adagrad|Adadelta|Ftrl|ExponentialMovingAverage)(_\d+)?$"
 )
@@ -32,7 +50,7 @@ _BY_THE_WAY = re.compile(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForeignWeights(Mapping[str, np.ndarray]):
-    """The parameters and statistics that a file holds, by our names; a mapping.
+    """A mapping of our names to the parameters and statistics that a file holds.
 
     `trainer.parameters.update(weights)` puts them into a program of the network.
 
@@ -40,12 +58,13 @@ class ForeignWeights(Mapping[str, np.ndarray]):
       model_name: of the network.
       source: whose names the file has.
       num_classes: the width of its last layer.
-      preprocessing: of the images that they were trained with, the source's rather than the
-        network's: `preprocessing.device` in a program, `preprocessing.for_evaluation` in a reader.
+      preprocessing: of the images that they were trained with, by the source, which may be another
+        than the network's: `preprocessing.device` in a program, `preprocessing.for_evaluation` in a
+        reader.
       entries: name to array.
-      left_initial: what the network has here and does not have there: auxiliary heads.
+      left_initial: names that the network has and the file lacks: auxiliary heads.
       ignored: what the file has beside weights, such as an optimizer's state.
-      notes: what was chosen on the way, a sentence each.
+      notes: what was chosen, one sentence for each choice.
     """
 
     model_name: str
@@ -70,11 +89,11 @@ class ForeignWeights(Mapping[str, np.ndarray]):
         return len(self.entries)
 
 
-def program_of(model: Model, num_classes: int, image_size: int | None = None) -> ProgramBuilder:
-    """Return a builder of the network's forward pass, from images to logits."""
+def build_forward(model: Model, num_classes: int, image_size: int | None = None) -> ProgramBuilder:
+    """Build the network's forward pass, from images to logits."""
     size = image_size or model.default_image_size
 
-    def infer_program() -> Any:
+    def infer_program() -> jax.Array:
         images = layers.data("image", shape=[size, size, model.num_channels])
         return model(images, num_classes)[0]
 
@@ -91,24 +110,24 @@ def load_weights(
     """Read weights that TF-Slim, keras.applications, torchvision or timm published.
 
     Every parameter is looked up by an explicit name and its shape is checked; the number of classes
-    is that of the file. Whatever the file has more than the network is an error, an optimizer's
-    state aside; auxiliary heads that the file lacks are left as they are. `notes` says what was
-    chosen.
+    is that of the file. An entry of the file that the network lacks is an error, but for an
+    optimizer's state; auxiliary heads that the file lacks keep their initial values. `notes` says
+    what was chosen.
 
     Arguments:
       model: the name of a network, or what `models.get` gave.
       path: a TF-Slim checkpoint (needs the `tensorflow` extra), a Keras `.h5`, `.keras` or
-        `.weights.h5` file (needs h5py), a state dict as `.safetensors`, `.pth` or `.pt`, of which
-        no code is run.
+        `.weights.h5` file (needs h5py), or a state dict as `.safetensors`, `.pth` or `.pt`, whose
+        code is not run.
       image_size: height and width in pixels, where parameters depend on it; the network's own by
         default.
-      moving_averages: take the moving averages that a TF-Slim checkpoint holds of its parameters,
-        as TF-Slim's evaluation does, in the place of those that were trained last.
+      moving_averages: take the moving averages of parameters where a TF-Slim checkpoint has them,
+        as TF-Slim's evaluation does.
 
     Raises:
       UnknownNameError: there is no such network.
       FileNotFoundError: there is no such file.
-      ParameterError: the file is damaged, of another network, or lists every entry that is missing,
+      ParameterError: the file is damaged or of another network; lists every entry that is missing,
         left over or of another shape.
 
     >>> import tempfile, numpy as np
@@ -121,27 +140,28 @@ def load_weights(
     """
     chosen = get(model) if isinstance(model, str) else model
     file = read_weights(path)
-    ten, eleven = (_shapes(chosen, number, image_size) for number in (10, 11))
-    return _fit(chosen, file, ten, eleven, moving_averages=moving_averages)
+    # From two sets of shapes follows which axes count classes, and so the shapes for any number.
+    ten, eleven = (find_shapes(chosen, number, image_size) for number in (10, 11))
+    return fit(chosen, file, ten, eleven, moving_averages=moving_averages)
 
 
-def _fit(
+def fit(
     chosen: Model,
     file: WeightFile,
-    ten: Mapping[str, tuple[int, ...]],
-    eleven: Mapping[str, tuple[int, ...]],
+    ten: Shapes,
+    eleven: Shapes,
     *,
     moving_averages: bool,
 ) -> ForeignWeights:
-    """Return a file's arrays as the network's, whose shapes for ten and eleven classes are given.
+    """Return a file's arrays as parameters of the network, given its shapes for 10 and 11 classes.
 
     Raises:
       ParameterError: they do not fit.
     """
-    found = names_in(chosen, file, ten)
-    names = _without_missing_heads(file, found.names)
-    num_classes = _num_classes(chosen, file, names, ten, eleven)
-    table = _for_classes(num_classes, ten, eleven)
+    found = choose_names(chosen, file, ten)
+    names = _leave_out_missing_heads(file, found.names)
+    num_classes = _find_num_classes(chosen, file, names, ten, eleven)
+    table = _extrapolate(num_classes, ten, eleven)
     averages = {name for name in names.values() if name + _AVERAGE in file.arrays}
     taken = averages if moving_averages else set()
     entries, problems = _match(file, names, table, taken)
@@ -149,7 +169,7 @@ def _fit(
         if kernel in entries:
             entries[kernel] = np.ascontiguousarray(entries[kernel][..., ::-1, :])
     left = set(file.arrays) - set(names.values()) - set(found.ones)
-    ignored = tuple(sorted(name for name in left if _BY_THE_WAY.search(name)))
+    ignored = tuple(sorted(name for name in left if _NO_WEIGHTS.search(name)))
     problems += [f"left over: {name}" for name in sorted(left.difference(ignored))]
     problems += [
         f"not all ones: {name}, a scale that {chosen.name} does not have"
@@ -157,32 +177,35 @@ def _fit(
         if name in file.arrays and not np.all(file.arrays[name] == 1)
     ]
     if problems:
-        raise _misfit(file, chosen, problems)
+        raise _misfit_error(file, chosen, problems)
     return ForeignWeights(
         model_name=chosen.name,
         source=SOURCES[file.format],
         num_classes=num_classes,
-        preprocessing=preprocessing_of(chosen, file.path),
+        preprocessing=find_preprocessing(chosen, file.path),
         entries=entries,
         left_initial=tuple(name for name in table if name not in names),
         ignored=tuple(name for name in ignored if name.removesuffix(_AVERAGE) not in taken),
         notes=(
             *file.notes,
-            *_average_notes(averages, taken, len(entries)),
-            *_channel_notes(found.reversed_kernels),
+            *_note_averages(averages, taken, len(entries)),
+            *_note_channels(found.reversed_kernels),
         ),
     )
 
 
-def _without_missing_heads(file: WeightFile, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names without an auxiliary head's, where the file has nothing of one."""
+def _leave_out_missing_heads(file: WeightFile, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names without an auxiliary head's, where the file has nothing of it.
+
+    Checkpoints of evaluation graphs and files of Keras and timm have none.
+    """
     of_heads = {ours: theirs for ours, theirs in names.items() if _AUXILIARY.search(ours)}
     if any(theirs in file.arrays for theirs in of_heads.values()):
         return dict(names)
     return {ours: theirs for ours, theirs in names.items() if ours not in of_heads}
 
 
-def _average_notes(averages: set[str], taken: set[str], num_arrays: int) -> tuple[str, ...]:
+def _note_averages(averages: set[str], taken: set[str], num_arrays: int) -> tuple[str, ...]:
     if not averages:
         return ()
     if taken:
@@ -194,7 +217,7 @@ def _average_notes(averages: set[str], taken: set[str], num_arrays: int) -> tupl
     return (f"the raw arrays, though the file has moving averages of {len(averages)}",)
 
 
-def _channel_notes(reversed_kernels: tuple[str, ...]) -> tuple[str, ...]:
+def _note_channels(reversed_kernels: tuple[str, ...]) -> tuple[str, ...]:
     if not reversed_kernels:
         return ()
     return (
@@ -206,7 +229,7 @@ def _channel_notes(reversed_kernels: tuple[str, ...]) -> tuple[str, ...]:
 def _match(
     file: WeightFile,
     names: Mapping[str, str],
-    table: Mapping[str, tuple[int, ...]],
+    table: Shapes,
     averages: set[str],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the file's arrays by our names, laid out as here, and what does not match.
@@ -223,14 +246,14 @@ def _match(
         if theirs not in file.arrays:
             problems.append(f"missing: {theirs}, which is {ours} {list(shape)} here")
             continue
-        entries[ours] = _lay_out(file, theirs, ours, shape)
+        entries[ours] = lay_out(file.arrays[theirs], ours, shape, file.format)
         if entries[ours].shape != shape:
             found = list(entries[ours].shape)
             problems.append(f"mismatched: {theirs} got {found}, expected {list(shape)}")
     return entries, problems
 
 
-def _misfit(file: WeightFile, model: Model, problems: Sequence[str]) -> ParameterError:
+def _misfit_error(file: WeightFile, model: Model, problems: Sequence[str]) -> ParameterError:
     lines = "\n".join(f"  {line}" for line in problems)
     return ParameterError(
         f"weights file {str(file.path)!r} does not fit {model.name}:\n{lines}\nIs it the file of "
@@ -238,14 +261,14 @@ def _misfit(file: WeightFile, model: Model, problems: Sequence[str]) -> Paramete
     )
 
 
-def _num_classes(
+def _find_num_classes(
     model: Model,
     file: WeightFile,
     names: Mapping[str, str],
-    ten: Mapping[str, tuple[int, ...]],
-    eleven: Mapping[str, tuple[int, ...]],
+    ten: Shapes,
+    eleven: Shapes,
 ) -> int:
-    """Return the file's number of classes: of the biases that differ with ten and eleven."""
+    """Return the file's number of classes: the size of a bias that differs with 10 and 11."""
     biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
     found = [file.arrays[names[b]] for b in biases if names.get(b) in file.arrays]
     if not found:
@@ -253,23 +276,67 @@ def _num_classes(
     return int(found[0].shape[-1])
 
 
-def _for_classes(
-    num_classes: int, ten: Mapping[str, tuple[int, ...]], eleven: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
-    """Return the table for a number of classes, of those for ten and for eleven."""
+def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return the shapes for a number of classes."""
     sides = ((name, zip(ten[name], eleven[name], strict=True)) for name in ten)
     return {name: tuple(a + (num_classes - 10) * (b - a) for a, b in both) for name, both in sides}
 
 
-def _shapes(model: Model, num_classes: int, image_size: int | None) -> dict[str, tuple[int, ...]]:
-    rows = program_of(model, num_classes, image_size).parameter_table()
+def find_shapes(model: Model, num_classes: int, image_size: int | None) -> Shapes:
+    """Return the shapes of a network's parameters and statistics; nothing is computed."""
+    rows = build_forward(model, num_classes, image_size).parameter_table()
     return {row.name: row.shape for row in rows}
 
 
-def _lay_out(file: WeightFile, theirs: str, ours: str, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(file.arrays[theirs])
-    if file.format == "torch":
-        array = from_torch(ours, array, shape)
-    else:
-        array = from_tensorflow(array, shape)
-    return np.ascontiguousarray(array, np.float32)
+def find_preprocessing(model: Model, path: Path) -> Preprocessing:
+    """Return the preprocessing that the weights in a file were trained with.
+
+    The file's format and content say it, or timm's `config.json` beside it; arrays are not read.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ParameterError: it is no weight file.
+    """
+    source = find_format(path)
+    registered = find_registered_preprocessing(model.name, source)
+    if registered is not None:
+        return registered
+    family = find_family_names(model)
+    if source != "torch" or family is None or not family.torch:
+        return preprocessing.get(model.preprocessing)
+    return (
+        _read_timm_config(path) or _find_second_version(model, path) or family.torch_preprocessing
+    )
+
+
+def _find_second_version(model: Model, path: Path) -> Preprocessing | None:
+    """Return the preprocessing of torchvision's second weights, if the file is one of them."""
+    if model.name not in _HAVE_SECOND_VERSIONS:
+        return None
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return preprocessing.get("torchvision_v2") if digest.startswith(_SECOND_VERSIONS) else None
+
+
+def _read_timm_config(path: Path) -> Preprocessing | None:
+    """Return the preprocessing in timm's description beside a file; None where there is none."""
+    try:
+        found = json.loads(path.with_name(TIMM_CONFIG).read_text(encoding="utf-8"))
+        given = found.get("pretrained_cfg", found)
+        return _from_timm(given) if isinstance(given, Mapping) and "mean" in given else None
+    # The file may be another program's, such as a run's.
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return None
+
+
+def _from_timm(given: Mapping[str, Any]) -> Preprocessing | None:
+    (red, green, blue), deviations = given["mean"], given["std"]
+    try:
+        return Torchvision(
+            means=(float(red), float(green), float(blue)),
+            deviations=(float(deviations[0]), float(deviations[1]), float(deviations[2])),
+            crop_fraction=float(given.get("crop_pct") or 0.875),
+            interpolation=given.get("interpolation", "bilinear"),
+        )
+    except (PreprocessingError, UnknownNameError):
+        return None

@@ -1,24 +1,33 @@
-"""What a network costs: its layers, parameters and multiply-adds, found without computing any."""
+"""What a network costs: its layers, parameters and multiply-adds, read off its trace."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
-from jax.tree_util import DictKey, tree_leaves_with_path
+from jax.tree_util import DictKey, KeyPath, tree_leaves_with_path
 
 from penstock import layers
 from penstock.models._facts import FACTS
 from penstock.models._registry import Model
-from penstock.program_builder import ProgramBuilder
+from penstock.program_builder import ParameterRow, ProgramBuilder
 
-# What passes a kernel on to the product it is for.
-_PASSING = ("convert_element_type", "reshape", "transpose", "squeeze", "rev", "broadcast_in_dim")
+Atom = Var | Literal
+
+# Operations between a kernel and the product that uses it.
+_TRANSPARENT = (
+    "convert_element_type",
+    "reshape",
+    "transpose",
+    "squeeze",
+    "rev",
+    "broadcast_in_dim",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,10 +35,10 @@ class Report:
     """The size of one network.
 
     Arguments:
-      num_classes: that it was counted at.
-      num_params: numbers that are trained, those of auxiliary heads too.
-      num_statistics: numbers that batch norm keeps beside them.
-      num_tensors: arrays that are trained.
+      num_classes: the width of its last layer when it was counted.
+      num_params: trained numbers, with those of auxiliary heads.
+      num_statistics: numbers of batch norm's running statistics.
+      num_tensors: trained arrays.
       num_macs: multiplications of convolutions and dense layers, each with an addition, for one
         image in infer mode: without auxiliary heads.
     """
@@ -52,16 +61,16 @@ class LayerRow:
 
     Arguments:
       shapes: of its parameters and statistics, by name.
-      output_shape: without the batch axis; None where the layer multiplies by no kernel, or not in
-        infer mode.
+      output_shape: without the batch axis; None where the layer has no product, or none in infer
+        mode.
     """
 
     path: str
-    shapes: dict[str, tuple[int, ...]]
-    output_shape: tuple[int, ...] | None
-    num_params: int
-    num_statistics: int
     num_macs: int
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    output_shape: tuple[int, ...] | None = None
+    num_params: int = 0
+    num_statistics: int = 0
 
 
 class Product(NamedTuple):
@@ -72,16 +81,14 @@ class Product(NamedTuple):
     num_macs: int
 
 
-def counted_classes(model: Model) -> int:
-    """Return at how many classes a network is counted: 1000 for those of ImageNet.
-
-    Papers count without the background class that some published weights have as the 1001st.
-    """
+def get_counted_classes(model: Model) -> int:
+    """Return at how many classes a network is counted: 1000 for those of ImageNet."""
+    # Papers count without the background class that TF-Slim's weights have as the 1001st.
     return 1000 if model.num_classes == 1001 else model.num_classes
 
 
-def report_of(model: Model) -> Report:
-    """Return the size of a network; of the library's own it is known and takes no time."""
+def get_report(model: Model) -> Report:
+    """Return the size of a network; the library's own were counted before."""
     facts = FACTS.get(model.name)
     return describe(model)[0] if facts is None else Report(**dict(zip(_FIELDS, facts, strict=True)))
 
@@ -89,13 +96,13 @@ def report_of(model: Model) -> Report:
 def describe(
     model: Model, *, num_classes: int | None = None, image_size: int | None = None
 ) -> tuple[Report, list[LayerRow]]:
-    """Return the size of a network and its layers in the order they are made.
+    """Trace a network; return its size, and its layers in the order in which they are made.
 
     Arguments:
-      num_classes: `counted_classes` of the network by default.
+      num_classes: `get_counted_classes` of the network by default.
       image_size: height and width in pixels, the network's own by default.
     """
-    classes = counted_classes(model) if num_classes is None else num_classes
+    classes = get_counted_classes(model) if num_classes is None else num_classes
     size = model.default_image_size if image_size is None else image_size
 
     def infer_program() -> jax.Array:
@@ -103,7 +110,7 @@ def describe(
 
     builder = ProgramBuilder(infer_func=infer_program, place=jax.devices("cpu")[:1])
     table = builder.parameter_table()
-    products = products_of(builder.inspect("infer", batch_size=1).traced)
+    products = find_products(builder.inspect("infer", batch_size=1).traced)
     trained = [row for row in table if row.is_trainable]
     report = Report(
         num_classes=classes,
@@ -112,89 +119,95 @@ def describe(
         num_tensors=len(trained),
         num_macs=sum(product.num_macs for product in products),
     )
-    return report, _layer_rows(table, products)
+    return report, _make_layer_rows(table, products)
 
 
-def products_of(traced: Any) -> list[Product]:
+def find_products(traced: jax.stages.Traced) -> list[Product]:
     """Return the products of a traced infer program that its outputs need."""
+    # Auxiliary heads are in every program; the compiler drops what no output needs, and so do we.
     jaxpr, _ = dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals), instantiate=True)
-    return _walk(jaxpr, [_name_of(path) for path, _ in _arguments(traced)])[0]
+    arguments = tree_leaves_with_path(
+        traced.args_info, is_leaf=lambda each: hasattr(each, "donated")
+    )
+    return _walk(jaxpr, [_find_parameter(path) for path, _ in arguments])[0]
 
 
-def _arguments(traced: Any) -> list[tuple[Any, Any]]:
-    return tree_leaves_with_path(traced.args_info, is_leaf=lambda each: hasattr(each, "donated"))
-
-
-def _name_of(path: Sequence[Any]) -> str | None:
-    """Return the path of a parameter among the arguments of a program, None for the others."""
+def _find_parameter(path: KeyPath) -> str | None:
+    """Return our path of a parameter among a program's arguments, None for other arguments."""
     collection, *keys = [entry.key for entry in path if isinstance(entry, DictKey)] or [None]
     return "/".join(keys) if collection == "params" else None
 
 
-def _walk(jaxpr: Any, origins: Sequence[str | None]) -> tuple[list[Product], list[str | None]]:
-    """Return the products in a trace, nested ones too, and of which parameter each output is.
+def _walk(jaxpr: Jaxpr, origins: Sequence[str | None]) -> tuple[list[Product], list[str | None]]:
+    """Return the products in a trace, nested ones too, and which parameter each output is.
 
     Arguments:
-      origins: of which parameter each input is, None where it is of none.
+      origins: the path of the parameter that each input is, None where it is none.
     """
-    known = dict(zip(jaxpr.invars, origins, strict=True))
+    known: dict[Atom, str | None] = dict(zip(jaxpr.invars, origins, strict=True))
     products: list[Product] = []
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        inputs = _origins(equation.invars, known)
+        inputs = _find_origins(equation.invars, known)
         if name in ("conv_general_dilated", "dot_general"):
-            shape = equation.outvars[0].aval.shape
+            shape = _get_shape(equation.outvars[0])
             kernel = inputs[1] or inputs[0]
-            products.append(Product(kernel, shape[1:], _num_macs(name, equation)))
-        elif name in _PASSING:
+            products.append(Product(kernel, shape[1:], _count_macs(name, equation)))
+        elif name in _TRANSPARENT:
             known[equation.outvars[0]] = inputs[0]
         else:
-            inner, outputs = _nested(name, equation, inputs)
+            inner, outputs = _walk_nested(name, equation, inputs)
             products += inner
             known.update(zip(equation.outvars, outputs, strict=False))
-    return products, _origins(jaxpr.outvars, known)
+    return products, _find_origins(jaxpr.outvars, known)
 
 
-def _origins(variables: Sequence[Any], known: dict[Any, str | None]) -> list[str | None]:
-    return [None if hasattr(v, "val") else known.get(v) for v in variables]  # literals have a val
+def _find_origins(atoms: Sequence[Atom], known: dict[Atom, str | None]) -> list[str | None]:
+    # Literals cannot be hashed.
+    return [None if isinstance(atom, Literal) else known.get(atom) for atom in atoms]
 
 
-def _nested(
-    name: str, equation: Any, inputs: list[str | None]
+def _walk_nested(
+    name: str, equation: JaxprEqn, inputs: list[str | None]
 ) -> tuple[list[Product], list[str | None]]:
-    """Return what `_walk` finds in the traces that an equation has among its parameters."""
-    # What a branch or a body takes is what comes last; the branch's number comes before it.
+    """Return what `_walk` finds in the traces among an equation's parameters."""
+    # A branch or a body takes the last inputs; the number of the branch comes before them.
     each = [
         _walk(inner, inputs[len(inputs) - len(inner.invars) :])
         for inner in jaxprs_in_params(equation.params)
     ]
-    if name == "cond":  # one of its branches runs, such as the one for the platform
+    # One of the branches runs, such as the one for the platform.
+    if name == "cond":
         return max(each, key=lambda one: sum(product.num_macs for product in one[0]))
     times = equation.params["length"] if name == "scan" else 1
     products = [p._replace(num_macs=p.num_macs * times) for found, _ in each for p in found]
     return products, each[0][1] if len(each) == 1 and times == 1 else []
 
 
-def _num_macs(name: str, equation: Any) -> int:
-    left, right = (variable.aval.shape for variable in equation.invars)
-    outputs = math.prod(equation.outvars[0].aval.shape)
+def _count_macs(name: str, equation: JaxprEqn) -> int:
+    left, right = map(_get_shape, equation.invars)
+    outputs = math.prod(_get_shape(equation.outvars[0]))
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         return outputs * math.prod(left[axis] for axis in contracted)
     num_filters = right[equation.params["dimension_numbers"].rhs_spec[0]]
-    # A transposed convolution meets a pixel of the input in one of so many steps.
+    # A transposed convolution meets a pixel of the input only once in so many steps.
     spread = math.prod(equation.params["lhs_dilation"])
     return outputs * math.prod(right) // (num_filters * spread)
 
 
-def _layer_rows(table: Sequence[Any], products: Sequence[Product]) -> list[LayerRow]:
+def _get_shape(atom: Atom) -> tuple[int, ...]:
+    return atom.aval.shape  # pyright: ignore[reportAttributeAccessIssue]: all of ours are arrays
+
+
+def _make_layer_rows(table: Sequence[ParameterRow], products: Sequence[Product]) -> list[LayerRow]:
     """Return a row for each layer, and one for the products without parameters, if any."""
-    grouped: dict[str, list[Any]] = {}
+    grouped: dict[str, list[ParameterRow]] = {}
     for row in table:
-        grouped.setdefault(_layer_of(row.name), []).append(row)
+        grouped.setdefault(_cut_leaf(row.name), []).append(row)
     made: dict[str, list[Product]] = {}
     for product in products:
-        made.setdefault(_layer_of(product.path or ""), []).append(product)
+        made.setdefault(_cut_leaf(product.path or ""), []).append(product)
     rows = [
         LayerRow(
             path=path,
@@ -207,19 +220,11 @@ def _layer_rows(table: Sequence[Any], products: Sequence[Product]) -> list[Layer
         for path, entries in grouped.items()
     ]
     rest = sum(product.num_macs for product in made.get("", []))
-    nothing = LayerRow(
-        path="(without parameters)",
-        shapes={},
-        output_shape=None,
-        num_params=0,
-        num_statistics=0,
-        num_macs=rest,
-    )
-    return [*rows, nothing] if rest else rows
+    return [*rows, LayerRow(path="(without parameters)", num_macs=rest)] if rest else rows
 
 
-def _layer_of(path: str) -> str:
-    """Return the layer of a parameter; one that belongs to none stands for itself."""
+def _cut_leaf(path: str) -> str:
+    """Return the layer of a parameter; a parameter without a layer is one itself."""
     return path.rpartition("/")[0] or path
 
 

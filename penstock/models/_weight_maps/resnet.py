@@ -1,0 +1,53 @@
+"""What the parameters of ResNet v1.5, ResNeXt and ResNet v2 are called in torchvision and Keras."""
+
+from __future__ import annotations
+
+from penstock.models._residual import NUM_UNITS
+from penstock.models._weight_maps._layer_names import (
+    keras_layer,
+    keras_norm,
+    torch_conv,
+    torch_layer,
+)
+
+
+def torch_v1_5(model_name: str) -> dict[str, str]:
+    """Return path -> name in the state dicts of torchvision's resnet50 and resnext50_32x4d.
+
+    timm's networks of these names have the same, with all its weights.
+    """
+    names = torch_conv("conv1", "conv1", "bn1", has_scale=True)
+    for block, count in enumerate(NUM_UNITS[50], 1):
+        for unit in range(count):
+            path, layer = f"block{block}/unit_{unit + 1}", f"layer{block}.{unit}"
+            convs = {f"conv{n}": (f"conv{n}", f"bn{n}") for n in (1, 2, 3)}
+            if unit == 0:
+                convs["shortcut"] = ("downsample.0", "downsample.1")
+            for ours, (conv, norm) in convs.items():
+                theirs = (f"{layer}.{conv}", f"{layer}.{norm}")
+                names |= torch_conv(f"{path}/{ours}", *theirs, has_scale=True)
+    return names | torch_layer("logits/fc", "fc")
+
+
+# TF-Slim's resnet_v2_* have the same parameters as Keras's, and another first pooling. So Keras's
+# networks are registered as `keras_resnet_v2_*`, and its files belong to them.
+def keras_v2(model_name: str) -> dict[str, str]:
+    """Return path -> `<layer>/<variable>` of keras.applications' ResNet50V2, 101V2 and 152V2.
+
+    Raises:
+      KeyError: Keras has no such network.
+    """
+    num_units = {f"keras_resnet_v2_{n}": NUM_UNITS[n] for n in (50, 101, 152)}[model_name]
+    names = keras_layer("conv1/conv", "conv1_conv")
+    for block, count in enumerate(num_units, 1):
+        for unit in range(1, count + 1):
+            path = f"block{block}/unit_{unit}/bottleneck_v2"
+            layer = f"conv{block + 1}_block{unit}"
+            names |= keras_norm(f"{path}/preact", f"{layer}_preact_bn")
+            if unit == 1:
+                names |= keras_layer(f"{path}/shortcut/conv", f"{layer}_0_conv")
+            for number in (1, 2):
+                names[f"{path}/conv{number}/conv/w"] = f"{layer}_{number}_conv/kernel"
+                names |= keras_norm(f"{path}/conv{number}/norm", f"{layer}_{number}_bn")
+            names |= keras_layer(f"{path}/conv3/conv", f"{layer}_3_conv")
+    return names | keras_norm("postnorm", "post_bn") | keras_layer("logits/fc", "predictions")
