@@ -25,6 +25,10 @@ class ReaderError(ValueError):
     """A reader cannot be read the way it was asked to be."""
 
 
+class PreprocessingError(ValueError):
+    """An image, a size or an option does not suit a preprocessing."""
+
+
 class ParameterError(ValueError):
     """Parameters, in a file or in memory, do not fit the program."""
 

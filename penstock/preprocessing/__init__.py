@@ -1,14 +1,13 @@
-"""Preprocessing: how decoded images become what the networks of the model library take.
+"""Preprocessing: how decoded images become the input of a network of the model library.
 
-`preprocessing.get(name)` gives a `Preprocessing`. What needs each image by itself, cropping and
-resizing, a reader does on the host: `augment=get("vgg").for_training(224)`. The rest, flips,
-colours and normalising, a program function does on the device: `get("vgg").device(images)`. The two
-together are TF-Slim's preprocessing, or torchvision's. `names()` lists them, `@register(name)` adds
-one's own.
+`preprocessing.get(name)` gives a `Preprocessing`. A reader crops and resizes each image on the
+host: `augment=get("vgg").for_training(224)`. A program function flips, changes colours and
+normalises whole batches on the device: `get("vgg").device(images)`. The two together are TF-Slim's
+preprocessing, or torchvision's. `names()` lists them, `@register(name)` adds a user's.
 """
 
+from penstock._errors import PreprocessingError
 from penstock.preprocessing._base import HostDtype, Preprocessing
-from penstock.preprocessing._errors import PreprocessingError
 from penstock.preprocessing._registry import describe, get, names, register, restore
 from penstock.preprocessing._samples import SamplePreprocessing
 from penstock.preprocessing.antialiasing import resize_antialiased
@@ -36,7 +35,7 @@ __all__ = [
     "names",
     "register",
     "restore",
-    # Those there are
+    # The library's
     "Cifarnet",
     "Inception",
     "Lenet",
@@ -47,7 +46,7 @@ __all__ = [
     "HostDtype",
     "Torchvision",
     "Vgg",
-    # For one's own: on the host
+    # Parts for a user's own: on the host
     "Box",
     "central_box",
     "crop_or_pad",

@@ -1,8 +1,9 @@
-"""`Preprocessing`: an image's way into a network, a part on the host and a part on the device."""
+"""`Preprocessing`: how an image becomes a network's input, on the host and then on the device."""
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -10,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import LayerContextError, ProgramError, listed
+from penstock._errors import LayerContextError, PreprocessingError, ProgramError, listed, message
 from penstock.layers import _frame
-from penstock.preprocessing._errors import PreprocessingError, message
 from penstock.preprocessing._samples import SamplePreprocessing
 
 HostDtype = Literal["uint8", "float32"]
@@ -20,19 +20,22 @@ HostDtype = Literal["uint8", "float32"]
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing(abc.ABC):
-    """How decoded images become what a network takes; `preprocessing.get(name)` gives one.
+    """How decoded images become a network's input; `preprocessing.get(name)` gives one.
 
     Readers run `host`: it crops and resizes each image with random numbers of its own. Program
     functions run `device`: it flips, changes colours and normalises whole batches, in training with
-    a random key for each row. Between the two values lie in 0..255.
+    a random key for each row. Between the two values are in 0..255.
 
     One of your own is a subclass, a frozen dataclass where it has options, with `crop` and
     `finish`, and `draw` where `finish` is random; see `preprocessing.register`.
 
     Arguments:
-      dtype: of what leaves the host: `"float32"`, or `"uint8"`, rounded: a quarter of the bytes.
-        `None` is what is exact: `"uint8"` where images are only cropped, else `"float32"`.
+      dtype: of the images that the host yields: `"float32"`, or `"uint8"`, rounded: a quarter of
+        the bytes. `None` loses nothing: `"uint8"` where images are only cropped, else `"float32"`.
     """
+
+    # The split is where the accelerator becomes cheaper: crops and resizes need each image in its
+    # own size, flips and colours do not.
 
     dtype: HostDtype | None = None
 
@@ -41,19 +44,18 @@ class Preprocessing(abc.ABC):
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if self.dtype is not None and self.dtype not in get_args(HostDtype):
-            raise self.error(
-                f"dtype={self.dtype!r}",
-                f"one of {listed(get_args(HostDtype))} or None",
-                "It is what readers yield",
-                "Leave it out for what is exact",
-            )
+        self.check_options(
+            {"dtype": self.dtype in (None, *get_args(HostDtype))},
+            f"one of {listed(get_args(HostDtype))} or None",
+            "It is what readers yield",
+            "Leave it out for what is exact",
+        )
 
     @abc.abstractmethod
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
     ) -> np.ndarray:
-        """Return what is taken of an image, on the host.
+        """Crop and resize one image, on the host.
 
         Arguments:
           image: `[H, W, C]` uint8.
@@ -65,19 +67,19 @@ class Preprocessing(abc.ABC):
 
     @abc.abstractmethod
     def finish(self, image: jax.Array, draws: Any) -> jax.Array:
-        """Return one image as the network takes it, on the device.
+        """Return one image as the network's input, on the device.
 
         Arguments:
           image: `[height, width, C]` float32 in 0..255.
-          draws: what `draw` gave; `None` outside training.
+          draws: what `draw` returned; `None` outside training.
         """
 
-    def draw(self, key: jax.Array) -> Any:
+    def draw(self, key: jax.Array) -> object:
         """Return the random numbers that `finish` uses for one image, a pytree of scalars."""
         return None
 
     def check_size(self, height: int, width: int) -> None:
-        """Raise where images of this size cannot be made.
+        """Raise for a size that images cannot be brought to.
 
         Raises:
           PreprocessingError: a size below 1.
@@ -86,7 +88,7 @@ class Preprocessing(abc.ABC):
             raise self.error(
                 f"the size {height} x {width}",
                 "at least 1 x 1",
-                "It is what the network takes, in pixels",
+                "It is the network's input, in pixels",
                 "Pass the model's image size, e.g. 224",
             )
 
@@ -103,7 +105,7 @@ class Preprocessing(abc.ABC):
 
         Arguments:
           image: `[H, W, C]` uint8, RGB or, where the preprocessing takes it, gray.
-          random: decides the crop in training; evaluation needs none.
+          random: draws the crop in training; evaluation needs none.
 
         Returns:
           `[height, width, C]` uint8 or float32, in 0..255.
@@ -121,7 +123,7 @@ class Preprocessing(abc.ABC):
             raise self.error(
                 "no random numbers",
                 "a numpy Generator",
-                "In training every image is cropped by chance",
+                "In training every image is cropped at random",
                 "Pass random=numpy.random.default_rng(seed); in a reader give `for_training(...)` "
                 "as augment=, not as decode=",
             )
@@ -131,7 +133,7 @@ class Preprocessing(abc.ABC):
                 f"an image of shape {list(taken.shape)} from crop",
                 f"{[height, width, image.shape[2]]}",
                 "A network takes images of one size",
-                "Let crop return the size it is asked for",
+                "Let crop return an image of the given height and width",
             )
         return _as_dtype(taken, self.dtype)
 
@@ -164,10 +166,10 @@ class Preprocessing(abc.ABC):
             raise ProgramError(
                 f"{self._owner}.device got an array of shape [B, "
                 f"{', '.join(map(str, images.shape[1:]))}], expected [B, H, W, C] with C "
-                f"{_alternatives(self.channels)}. Its operations are on whole images. Declare e.g. "
+                f"{_join_with_or(self.channels)}. Its operations are on whole images. Declare e.g. "
                 f"layers.data('image', shape=[224, 224, {self.channels[-1]}])."
             )
-        # Asked for in every mode, so that automatic names agree between the programs.
+        # Named in every mode, so that automatic names agree between the programs.
         key = frame.layer_key(frame.layer("preprocessing", None))
         images = images.astype(jnp.float32)
         if not frame.is_training:
@@ -185,7 +187,7 @@ class Preprocessing(abc.ABC):
           entry: where a sample holds its image: a name, or the index in a tuple.
 
         Raises:
-          PreprocessingError: a size that cannot be made.
+          PreprocessingError: a size that images cannot be brought to.
 
         >>> from penstock import preprocessing
         >>> augment = preprocessing.get("vgg").for_training(224)
@@ -193,17 +195,18 @@ class Preprocessing(abc.ABC):
         >>> augment(sample, np.random.default_rng(0))["image"].shape
         (224, 224, 3)
         """
-        return self._of_samples(height, width, entry, is_training=True)
+        return self._bind(height, width, entry, is_training=True)
 
     def for_evaluation(
         self, height: int, width: int | None = None, *, entry: str | int = "image"
     ) -> SamplePreprocessing:
         """Return the host part as the `decode=` (or `augment=`) of a reader; draws nothing.
 
-        Arguments: as of `for_training`.
+        Arguments:
+          height: as in `for_training`, and the others.
 
         Raises:
-          PreprocessingError: a size that cannot be made.
+          PreprocessingError: a size that images cannot be brought to.
 
         >>> from penstock import preprocessing
         >>> decode = preprocessing.get("lenet").for_evaluation(28, entry=0)
@@ -211,7 +214,24 @@ class Preprocessing(abc.ABC):
         >>> image.shape, label
         ((28, 28, 1), 7)
         """
-        return self._of_samples(height, width, entry, is_training=False)
+        return self._bind(height, width, entry, is_training=False)
+
+    def check_options(
+        self, are_right: Mapping[str, bool], expected: str, why: str, remedy: str
+    ) -> None:
+        """Raise an error that lists the options that are wrong.
+
+        Arguments:
+          are_right: name of a field -> whether its value can be used.
+          expected: as the other arguments, a part of the message; see `error`.
+
+        Raises:
+          PreprocessingError: one is wrong.
+        """
+        wrong = [name for name, is_right in are_right.items() if not is_right]
+        if wrong:
+            got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
+            raise self.error(got, expected, why, remedy)
 
     def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
         """Return the error that names this preprocessing."""
@@ -221,7 +241,7 @@ class Preprocessing(abc.ABC):
     def _owner(self) -> str:
         return f"preprocessing.{type(self).__name__}"
 
-    def _of_samples(
+    def _bind(
         self, height: int, width: int | None, entry: str | int, *, is_training: bool
     ) -> SamplePreprocessing:
         width = height if width is None else width
@@ -230,26 +250,23 @@ class Preprocessing(abc.ABC):
             preprocessing=self, height=height, width=width, is_training=is_training, entry=entry
         )
 
-    def _check_image(self, image: Any) -> None:
-        is_array = isinstance(image, np.ndarray)
-        shape = list(image.shape) if is_array else None
-        if is_array and image.ndim == 3 and image.dtype == np.uint8 and image.size:
-            if image.shape[-1] in self.channels:
-                return
-            remedy = "Read RGB: channels=3 of image_folder, ImageFeature((None, None, 3))"
-        elif is_array and image.ndim == 2:
-            remedy = "Add the channel axis: image[..., None]"
-        elif is_array and image.ndim == 4:
-            remedy = "Give it single images: a reader's augment= or decode=, not its transform="
-        elif is_array and image.ndim == 3 and image.size:
-            remedy = "Scale to 0..255 and convert: image.round().astype(numpy.uint8)"
-        else:
-            remedy = "Decode it first, e.g. with readers.image_folder"
+    def _check_image(self, image: object) -> None:
+        got, remedy = f"a {type(image).__name__}", "Decode it first, e.g. with readers.image_folder"
+        if isinstance(image, np.ndarray):
+            got = f"an image of shape {list(image.shape)} and dtype {image.dtype}"
+            if image.ndim == 2:
+                remedy = "Add the channel axis: image[..., None]"
+            elif image.ndim == 4:
+                remedy = "Give it single images: a reader's augment= or decode=, not its transform="
+            elif image.ndim == 3 and image.size and image.dtype != np.uint8:
+                remedy = "Scale to 0..255 and convert: image.round().astype(numpy.uint8)"
+            elif image.ndim == 3 and image.size:
+                if image.shape[-1] in self.channels:
+                    return
+                remedy = "Read RGB: channels=3 of image_folder, ImageFeature((None, None, 3))"
         raise self.error(
-            f"an image of shape {shape} and dtype {image.dtype}"
-            if is_array
-            else f"a {type(image).__name__}",
-            f"[H, W, C] uint8 with C {_alternatives(self.channels)}",
+            got,
+            f"[H, W, C] uint8 with C {_join_with_or(self.channels)}",
             "It takes decoded images, RGB or gray, in 0..255",
             remedy,
         )
@@ -265,11 +282,12 @@ class Preprocessing(abc.ABC):
             ) from None
 
 
-def _alternatives(channels: tuple[int, ...]) -> str:
+def _join_with_or(channels: tuple[int, ...]) -> str:
     return " or ".join(map(str, channels))
 
 
 def _as_dtype(image: np.ndarray, dtype: HostDtype | None) -> np.ndarray:
     if dtype == "uint8" and image.dtype != np.uint8:
-        return np.clip(np.rint(image), 0, 255).astype(np.uint8)  # bicubic leaves the range
+        # Bicubic weights are negative in places: values may leave the range.
+        return np.clip(np.rint(image), 0, 255).astype(np.uint8)
     return image if dtype is None else image.astype(dtype, copy=False)

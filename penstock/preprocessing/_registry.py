@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
-from penstock._errors import UnknownNameError, listed, nearest
+from penstock._errors import PreprocessingError, UnknownNameError, listed, message, nearest
 from penstock.preprocessing._base import Preprocessing
-from penstock.preprocessing._errors import PreprocessingError, message
 
 Make = TypeVar("Make", bound=Callable[[], Preprocessing])
 
 _PREPROCESSINGS: dict[str, Callable[[], Preprocessing]] = {}
+
+
+class Description(TypedDict):
+    """A preprocessing as JSON: its name, and the options that are not its defaults."""
+
+    name: str
+    options: dict[str, object]
 
 
 def register(name: str) -> Callable[[Make], Make]:
@@ -78,10 +84,10 @@ def names() -> list[str]:
     return sorted(_PREPROCESSINGS)
 
 
-def describe(preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return what `restore` makes the same preprocessing of: its name, and its options.
+def describe(preprocessing: Preprocessing) -> Description:
+    """Return a preprocessing as JSON, from which `restore` makes it again.
 
-    It is JSON, and what parameter folders say of the images that their weights want.
+    Parameter folders hold it, to say which images their weights were trained with.
 
     Raises:
       PreprocessingError: no registered name gives its class.
@@ -96,7 +102,7 @@ def describe(preprocessing: Preprocessing) -> dict[str, Any]:
             return {"name": name, "options": {}}
     for name, each in made.items():
         if type(each) is type(preprocessing):
-            return {"name": name, "options": _options_between(each, preprocessing)}
+            return {"name": name, "options": _find_options(each, preprocessing)}
     raise PreprocessingError(
         message(
             "preprocessing.describe",
@@ -108,8 +114,8 @@ def describe(preprocessing: Preprocessing) -> dict[str, Any]:
     )
 
 
-def restore(description: Mapping[str, Any]) -> Preprocessing:
-    """Return the preprocessing that `describe` described.
+def restore(description: Mapping[str, object]) -> Preprocessing:
+    """Return the preprocessing of a description that `describe` made.
 
     Raises:
       UnknownNameError: no preprocessing of that name is registered here.
@@ -119,8 +125,11 @@ def restore(description: Mapping[str, Any]) -> Preprocessing:
     341
     """
     try:
-        made = get(description["name"])
-        given: dict[str, Any] = dict(description.get("options", {}))
+        made = get(str(description["name"]))
+        given = description.get("options", {})
+        if not isinstance(given, Mapping):
+            raise TypeError(f"options is a {type(given).__name__}")
+        # JSON has no tuples.
         options = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in given.items()
@@ -130,19 +139,15 @@ def restore(description: Mapping[str, Any]) -> Preprocessing:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PreprocessingError(
-            message(
-                "preprocessing.restore",
-                f"{description!r} ({error})",
-                'what preprocessing.describe gave, such as {"name": "vgg", "options": {}}',
-                "It says which preprocessing weights want, and its options",
-                "Was it changed by hand, or written by a later version",
-            ).removesuffix(".")
-            + "?"
+            f"preprocessing.restore got {description!r} ({error}), expected what "
+            'preprocessing.describe gave, such as {"name": "vgg", "options": {}}. It says which '
+            "preprocessing weights want, and its options. Was it changed by hand, or written by a "
+            "later version?"
         ) from error
 
 
-def _options_between(base: Preprocessing, other: Preprocessing) -> dict[str, Any]:
-    """Return those options of `other` that `base` has not."""
+def _find_options(base: Preprocessing, other: Preprocessing) -> dict[str, object]:
+    """Return the options of `other` that differ from those of `base`."""
     each = {field.name: getattr(other, field.name) for field in dataclasses.fields(other)}
     return {
         name: list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""The host part of a preprocessing as a function of a reader's sample."""
+"""The host part of a preprocessing, as a function of a reader's sample."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock._errors import listed, nearest
-from penstock.preprocessing._errors import PreprocessingError, message
+from penstock._errors import PreprocessingError, listed, message, nearest
+
+Sample = Mapping[Any, Any] | tuple[Any, ...]
 
 
 class Host(Protocol):
-    """What has the host part of a preprocessing."""
+    """The host part of a preprocessing. A protocol, as `Preprocessing` imports this module."""
 
     def host(
         self,
@@ -37,8 +38,8 @@ class SamplePreprocessing:
 
     Arguments:
       preprocessing: whose host part it is.
-      height: of the images that leave, in pixels, as `width`.
-      is_training: which form.
+      height: of the images that it returns, in pixels, as `width`.
+      is_training: crop at random.
       entry: where a sample holds its image.
     """
 
@@ -48,18 +49,18 @@ class SamplePreprocessing:
     is_training: bool
     entry: str | int = "image"
 
-    def __call__(self, sample: Any, random: np.random.Generator | None = None) -> Any:
-        """Return the sample with its image `[height, width, C]` and the rest as it was.
+    def __call__(self, sample: Sample, random: np.random.Generator | None = None) -> Sample:
+        """Return the sample with its image cropped and resized, `[height, width, C]`.
 
         Arguments:
           sample: a dict or a tuple.
           random: what a reader passes to `augment`, of this record and epoch.
 
         Raises:
-          PreprocessingError: no such entry, another kind of image, or no `random` in training.
+          PreprocessingError: the sample has no such entry, or the image cannot be preprocessed.
         """
         image = self.preprocessing.host(
-            self._image_of(sample),
+            self._find_image(sample),
             self.height,
             self.width,
             is_training=self.is_training,
@@ -69,7 +70,7 @@ class SamplePreprocessing:
             return {**sample, self.entry: image}
         return tuple(image if i == self.entry else leaf for i, leaf in enumerate(sample))
 
-    def _image_of(self, sample: Any) -> np.ndarray:
+    def _find_image(self, sample: object) -> np.ndarray:
         if isinstance(sample, Mapping):
             if self.entry in sample:
                 return sample[self.entry]

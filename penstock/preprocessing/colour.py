@@ -46,9 +46,8 @@ def adjust_contrast(image: jax.Array, factor: jax.Array) -> jax.Array:
 def adjust_saturation(image: jax.Array, factor: jax.Array) -> jax.Array:
     """Scale the saturation, clipped to 0..1, with hue and value as they are.
 
-    With both kept, a channel's distance from the largest one is proportional to the saturation, so
-    that the way through HSV and back is one multiplication. Values may lie outside 0..1, as they do
-    after `adjust_brightness`. Source: `tf.image.adjust_saturation`.
+    Values may lie outside 0..1, as they do after `adjust_brightness`. Source:
+    `tf.image.adjust_saturation`.
 
     Arguments:
       image: `[H, W, 3]`, RGB.
@@ -57,6 +56,8 @@ def adjust_saturation(image: jax.Array, factor: jax.Array) -> jax.Array:
     >>> adjust_saturation(jnp.array([[[0.5, 0.25, 0.5]]]), jnp.array(1.5)).tolist()
     [[[0.5, 0.125, 0.5]]]
     """
+    # With hue and value kept, a channel's distance from the largest one is proportional to the
+    # saturation, so that the way through HSV and back is one multiplication.
     value = jnp.max(image, axis=-1, keepdims=True)
     spread = value - jnp.min(image, axis=-1, keepdims=True)
     # Saturation is spread / value, and 0 where the value is not positive.
@@ -82,7 +83,8 @@ def adjust_hue(image: jax.Array, delta: jax.Array) -> jax.Array:
         (green - blue) * scale,
         jnp.where(high == green, (blue - red) * scale + 2, (red - green) * scale + 4),
     )
-    hue = jnp.mod(sector + 6 * delta, 6)  # 0 to 6: red, yellow, green, cyan, blue, magenta
+    # From 0 to 6: red, yellow, green, cyan, blue, magenta.
+    hue = jnp.mod(sector + 6 * delta, 6)
     ramps = [jnp.abs(hue - 3) - 1, 2 - jnp.abs(hue - 2), 2 - jnp.abs(hue - 4)]
     return jnp.stack([low + spread * jnp.clip(ramp, 0, 1) for ramp in ramps], axis=-1)
 

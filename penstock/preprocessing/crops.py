@@ -38,12 +38,10 @@ def sample_box(
 ) -> Box:
     """Draw a crop as TensorFlow's `sample_distorted_bounding_box` does around the whole image.
 
-    An attempt draws the aspect ratio, then the height, then where the crop lies; it counts when
-    the crop's area is in range. Since the object is the whole image, `min_object_covered` is a
-    second bound on the area: with the defaults no crop is below a tenth of the image. After
-    `max_attempts` the whole image is taken. In float32 as TensorFlow's kernel, from whose random
-    numbers it gives TensorFlow's crops; like it, it never touches the last row or column when it
-    could.
+    An attempt draws the aspect ratio, then the height, then the position; it succeeds when the
+    crop's area is in range. As the object is the whole image, `min_object_covered` is a second
+    bound on the area: with the defaults no crop is below a tenth of the image. After `max_attempts`
+    the whole image is taken.
 
     Arguments:
       random: gives `random()` and `integers(n)`.
@@ -55,10 +53,11 @@ def sample_box(
     >>> sample_box(np.random.default_rng(0), 375, 500)
     Box(top=37, left=72, height=237, width=265)
     """
+    # In float32, as TensorFlow's kernel: fed with its random numbers this gives its crops.
     low, high = (_f32(ratio) for ratio in aspect_ratio_range)
     for _ in range(max_attempts):
         aspect_ratio = _f32(random.random()) * (high - low) + low
-        box = _box_of_aspect(random, height, width, aspect_ratio, area_range)
+        box = _draw_box(random, height, width, aspect_ratio, area_range)
         if box is None:
             continue
         if _f32(box.height * box.width) / _f32(height * width) >= _f32(min_object_covered):
@@ -66,40 +65,41 @@ def sample_box(
     return Box(0, 0, height, width)
 
 
-def _box_of_aspect(
+def _draw_box(
     random: np.random.Generator,
     height: int,
     width: int,
     aspect_ratio: np.float32,
     area_range: tuple[float, float],
 ) -> Box | None:
-    """Draw size and place of a crop; `None` where none of the aspect ratio has an area in range."""
+    """Draw size and position of a crop; `None` where no area of the aspect ratio is in range."""
     smallest, largest = (_f32(share) * _f32(width) * _f32(height) for share in area_range)
-    lowest = _rounded(np.sqrt(smallest / aspect_ratio))
-    highest = _rounded(np.sqrt(largest / aspect_ratio))
-    if _rounded(_f32(highest) * aspect_ratio) > width:
+    lowest = _round(np.sqrt(smallest / aspect_ratio))
+    highest = _round(np.sqrt(largest / aspect_ratio))
+    if _round(_f32(highest) * aspect_ratio) > width:
         # The highest whose rounded width still fits; truncation may leave it one too high.
         highest = int((width + 0.5 - 1e-7) / float(aspect_ratio))
-        highest -= _rounded(_f32(highest) * aspect_ratio) > width
+        highest -= _round(_f32(highest) * aspect_ratio) > width
     highest = min(highest, height)
     rows = min(lowest, highest)
     if rows < highest:
         rows += int(random.integers(highest - rows + 1))
     # Rounding may have left the range: one row more, or one less, comes back to it.
-    if rows * _rounded(_f32(rows) * aspect_ratio) < smallest:
+    if rows * _round(_f32(rows) * aspect_ratio) < smallest:
         rows += 1
-    if rows * _rounded(_f32(rows) * aspect_ratio) > largest:
+    if rows * _round(_f32(rows) * aspect_ratio) > largest:
         rows -= 1
-    columns = _rounded(_f32(rows) * aspect_ratio)
+    columns = _round(_f32(rows) * aspect_ratio)
     is_in_range = smallest <= rows * columns <= largest
     if not is_in_range or not 0 < rows <= height or not 0 < columns <= width:
         return None
+    # Like TensorFlow's, it never reaches the last row or column when it could.
     top = int(random.integers(height - rows)) if rows < height else 0
     left = int(random.integers(width - columns)) if columns < width else 0
     return Box(top, left, rows, columns)
 
 
-def _rounded(value: np.floating) -> int:
+def _round(value: np.floating) -> int:
     return int(np.rint(value))
 
 
@@ -114,7 +114,7 @@ def central_box(height: int, width: int, fraction: float) -> Box:
 
 
 def crop_or_pad(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Cut an image's centre, or put zeros around it, along each axis as its size asks.
+    """Cut out an image's centre, or put zeros around it, along each axis by itself.
 
     Arguments:
       image: `[H, W, C]`.
@@ -148,9 +148,9 @@ def pad(image: np.ndarray, size: int) -> np.ndarray:
 def random_box(
     random: np.random.Generator, height: int, width: int, rows: int, columns: int
 ) -> Box:
-    """Draw where a crop of `rows` x `columns` lies in an image of `height` x `width`.
+    """Draw the position of a crop of `rows` x `columns` in an image of `height` x `width`.
 
-    Every place that fits is as likely. Source: TensorFlow's `random_crop`.
+    All positions are equally likely. Source: TensorFlow's `random_crop`.
 
     >>> random_box(np.random.default_rng(0), 40, 40, 32, 32)
     Box(top=7, left=5, height=32, width=32)

@@ -18,7 +18,8 @@ from penstock.preprocessing.resizing import METHODS, resize
 
 _MAX_BRIGHTNESS = 32 / 255
 _MAX_HUE = 0.2
-_FACTORS = (0.5, 1.5)  # of saturation and contrast
+# Of saturation and contrast.
+_FACTORS = (0.5, 1.5)
 
 
 class InceptionDraws(NamedTuple):
@@ -52,8 +53,8 @@ class Inception(Preprocessing):
     `inception_preprocessing`.
 
     Arguments:
-      fast_mode: as both of TF-Slim's and FastNN's trainers use it. Without it each image draws one
-        of the four methods of resizing, and one of four orders of brightness, saturation, hue and
+      fast_mode: as TF-Slim's and FastNN's trainers have it. Without it each image draws one of the
+        four methods of resizing, and one of four orders of brightness, saturation, hue and
         contrast.
       aspect_ratio_range: of a crop's width / height.
       area_range: of a crop's area, as a share of the image's.
@@ -75,23 +76,19 @@ class Inception(Preprocessing):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        ranges = {
+        are_right = {
             "aspect_ratio_range": 0 < self.aspect_ratio_range[0] <= self.aspect_ratio_range[1],
             "area_range": 0 <= self.area_range[0] <= self.area_range[1] <= 1,
             "min_object_covered": 0 <= self.min_object_covered <= 1,
             "max_attempts": self.max_attempts >= 1,
             "central_fraction": 0 < self.central_fraction <= 1,
         }
-        wrong = [
-            f"{name}={getattr(self, name)}" for name, is_right in ranges.items() if not is_right
-        ]
-        if wrong:
-            raise self.error(
-                ", ".join(wrong),
-                "rising positive ranges, shares from 0 to 1 and at least one attempt",
-                "They say which crops are drawn",
-                "Leave them out for those of the published networks",
-            )
+        self.check_options(
+            are_right,
+            "rising positive ranges, shares from 0 to 1 and at least one attempt",
+            "They say which crops are drawn",
+            "Leave them out for those of the published networks",
+        )
 
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
@@ -134,7 +131,7 @@ class Inception(Preprocessing):
                 image = colour.adjust_brightness(image, draws.brightness)
                 image = colour.adjust_saturation(image, draws.saturation)
             else:
-                image = _coloured(image, draws)
+                image = _adjust_colours(image, draws)
             image = image.clip(0, 1)
         return (image - 0.5) * 2
 
@@ -153,14 +150,14 @@ _OPERATIONS = {
 }
 
 
-def _coloured(image: jax.Array, draws: InceptionDraws) -> jax.Array:
-    """Return the image after all four operations, in the order it drew."""
+def _adjust_colours(image: jax.Array, draws: InceptionDraws) -> jax.Array:
+    """Apply all four operations, in the order that the image drew."""
 
-    def in_order(names: tuple[str, ...], image: jax.Array) -> jax.Array:
+    def apply(names: tuple[str, ...], image: jax.Array) -> jax.Array:
         for name in names:
             image = _OPERATIONS[name](image, getattr(draws, name))
         return image
 
-    # A function an order; under vmap XLA computes all four and picks one.
-    branches = [functools.partial(in_order, names) for names in _ORDERS]
+    # Under vmap XLA computes all four orders and picks one.
+    branches = [functools.partial(apply, names) for names in _ORDERS]
     return jax.lax.switch(draws.order, branches, image)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -33,6 +32,6 @@ class Lenet(Preprocessing):
         """Return the centre, or the image with zeros around it: `[height, width, C]` uint8."""
         return crop_or_pad(image, height, width)
 
-    def finish(self, image: jax.Array, draws: Any) -> jax.Array:
+    def finish(self, image: jax.Array, draws: object) -> jax.Array:
         """Return the image in -1..1."""
         return (image - 128) / 128

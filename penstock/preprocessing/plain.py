@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -36,6 +35,6 @@ class Plain(Preprocessing):
             )
         return image
 
-    def finish(self, image: jax.Array, draws: Any) -> jax.Array:
+    def finish(self, image: jax.Array, draws: object) -> jax.Array:
         """Return the image as it is."""
         return image

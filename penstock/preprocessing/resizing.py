@@ -3,36 +3,38 @@
 TF1 samples output pixel `i` at input position `i * scale`, `scale = in / out`: without the half
 pixel that opencv, `jax.image.resize` and TF2 add, and without a low-pass filter when shrinking.
 Networks trained with TF-Slim saw images shifted by that half pixel.
-
-Every method is a few taps a pixel along each axis, so one function does all four. opencv's `remap`
-could sample at these positions too, but up to some version or on some platform it rounds them to
-1/32 of a pixel. numpy takes 0.45 ms for 500 x 375 to 224 x 224 where `remap` takes 0.28.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from penstock._errors import UnknownNameError, listed, nearest
-from penstock.preprocessing._errors import PreprocessingError, message
+from penstock._errors import PreprocessingError, UnknownNameError, listed, message, nearest
 from penstock.preprocessing.crops import Box
 
 Method = Literal["bilinear", "nearest", "bicubic", "area"]
 METHODS: tuple[Method, ...] = get_args(Method)
 """The methods in the order of TensorFlow's `ResizeMethod` numbers."""
 
-_CUBIC_STEPS = 1024  # TF looks cubic weights up in a table of so many positions a pixel
+# TensorFlow looks cubic weights up in a table of so many positions for each pixel.
+_CUBIC_STEPS = 1024
 _CUBIC_A = np.float32(-0.75)
 
 
-class _Taps(NamedTuple):
-    """Which inputs make an output: `rows` `[taps, out]`, and their `weights`, which sum to 1."""
+class Sampling(NamedTuple):
+    """The inputs of each output along an axis: their `indices` and `weights`, `[inputs, out]`."""
 
-    rows: np.ndarray
+    indices: np.ndarray
     weights: np.ndarray
+
+
+# opencv's remap could sample at these positions too, but in some versions or on some platforms it
+# rounds them to 1/32 of a pixel. numpy takes 0.45 ms for 500 x 375 to 224 x 224, remap 0.28.
+Mix = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
+"""Takes a flat image, indices, weights and an axis; returns the weighted sums."""
 
 
 def resize(
@@ -77,70 +79,71 @@ def resize(
         hint = nearest(method, METHODS)
         raise UnknownNameError(f"resize got {method!r}, expected one of {listed(METHODS)}.{hint}")
     top, left, rows, columns = window or Box(0, 0, height, width)
-    down = _TAPS[method](image.shape[0], height, top, top + rows)
-    across = _TAPS[method](image.shape[1], width, left, left + columns)
-    return _across(_down(image, down), across)
+    vertical = _SAMPLINGS[method](image.shape[0], height, top, top + rows)
+    horizontal = _SAMPLINGS[method](image.shape[1], width, left, left + columns)
+    return resample_columns(resample_rows(image, vertical, _mix_floats), horizontal, _mix_floats)
 
 
-def _down(image: np.ndarray, taps: _Taps) -> np.ndarray:
-    weights = taps.weights[:, :, np.newaxis]
+def resample_rows(image: np.ndarray, sampling: Sampling, mix: Mix) -> np.ndarray:
+    """Return `[out, W, C]`: rows of an image `[H, W, C]`, each a weighted sum of its rows."""
     flat = image.reshape(image.shape[0], -1)
-    mixed = _mixed((flat.take(rows, 0) for rows in taps.rows), weights)
+    mixed = mix(flat, sampling.indices, sampling.weights[:, :, np.newaxis], 0)
     return mixed.reshape(-1, *image.shape[1:])
 
 
-def _across(image: np.ndarray, taps: _Taps) -> np.ndarray:
+def resample_columns(image: np.ndarray, sampling: Sampling, mix: Mix) -> np.ndarray:
+    """Return `[H, out, C]`: columns of an image `[H, W, C]`, each a weighted sum of its columns."""
     height, width, channels = image.shape
-    flat = image.reshape(height, width * channels)  # a gather of single values beats one of pixels
-    columns = (taps.rows[:, :, np.newaxis] * channels + np.arange(channels)).reshape(
-        len(taps.rows), -1
-    )
-    weights = np.repeat(taps.weights, channels, axis=1)[:, np.newaxis]
-    mixed = _mixed((flat.take(each, 1) for each in columns), weights)
-    return mixed.reshape(height, -1, channels)
+    # numpy gathers single values faster than pixels.
+    flat = image.reshape(height, width * channels)
+    columns = sampling.indices[:, :, np.newaxis] * channels + np.arange(channels)
+    columns = columns.reshape(len(sampling.indices), -1)
+    weights = np.repeat(sampling.weights, channels, axis=1)[:, np.newaxis]
+    return mix(flat, columns, weights, 1).reshape(height, -1, channels)
 
 
-def _mixed(parts: Iterable[np.ndarray], weights: np.ndarray) -> np.ndarray:
-    """Return the weighted sum of parts, as the first plus differences: equal values stay equal."""
-    parts = iter(parts)
-    base = next(parts).astype(np.float32)
+def _mix_floats(
+    flat: np.ndarray, indices: np.ndarray, weights: np.ndarray, axis: int
+) -> np.ndarray:
+    # The first plus weighted differences, not a sum of products: equal values stay equal.
+    base = flat.take(indices[0], axis).astype(np.float32)
     total = base
-    for part, weight in zip(parts, weights[1:], strict=True):
-        difference = part.astype(np.float32)
+    for each, weight in zip(indices[1:], weights[1:], strict=True):
+        difference = flat.take(each, axis).astype(np.float32)
         difference -= base
         difference *= weight
         total = total + difference if total is base else np.add(total, difference, out=total)
     return total
 
 
-def _positions(in_size: int, out_size: int, start: int, stop: int) -> np.ndarray:
+def _find_positions(in_size: int, out_size: int, start: int, stop: int) -> np.ndarray:
     scale = np.float32(in_size) / np.float32(out_size)
     return np.arange(start, stop, dtype=np.float32) * scale
 
 
-def _bilinear(in_size: int, out_size: int, start: int, stop: int) -> _Taps:
-    positions = _positions(in_size, out_size, start, stop)
+def _sample_bilinear(in_size: int, out_size: int, start: int, stop: int) -> Sampling:
+    positions = _find_positions(in_size, out_size, start, stop)
     below = np.floor(positions)
     above = positions - below
     first = below.astype(np.intp)
     rows = np.stack([first, first + 1])
-    return _Taps(np.minimum(rows, in_size - 1), np.stack([1 - above, above]))
+    return Sampling(np.minimum(rows, in_size - 1), np.stack([1 - above, above]))
 
 
-def _nearest(in_size: int, out_size: int, start: int, stop: int) -> _Taps:
-    rows = np.floor(_positions(in_size, out_size, start, stop)).astype(np.intp)
-    return _Taps(np.minimum(rows, in_size - 1)[np.newaxis], np.ones((1, len(rows)), np.float32))
+def _sample_nearest(in_size: int, out_size: int, start: int, stop: int) -> Sampling:
+    rows = np.floor(_find_positions(in_size, out_size, start, stop)).astype(np.intp)
+    return Sampling(np.minimum(rows, in_size - 1)[np.newaxis], np.ones((1, len(rows)), np.float32))
 
 
-def _bicubic(in_size: int, out_size: int, start: int, stop: int) -> _Taps:
-    positions = _positions(in_size, out_size, start, stop)
+def _sample_bicubic(in_size: int, out_size: int, start: int, stop: int) -> Sampling:
+    positions = _find_positions(in_size, out_size, start, stop)
     below = np.floor(positions)
-    # 0 to 1 with both ends, a float32 as the table's entries are.
+    # From 0 to 1, both included; float32, as the table's entries are.
     above = np.rint((positions - below) * _CUBIC_STEPS) / np.float32(_CUBIC_STEPS)
     near, far = _cubic_near, _cubic_far
     weights = [far(above + 1), near(above), near(1 - above), far(2 - above)]
     rows = below.astype(np.intp) + np.arange(-1, 3)[:, np.newaxis]
-    return _Taps(np.clip(rows, 0, in_size - 1), np.stack(weights))
+    return Sampling(np.clip(rows, 0, in_size - 1), np.stack(weights))
 
 
 def _cubic_near(x: np.ndarray) -> np.ndarray:
@@ -151,21 +154,21 @@ def _cubic_far(x: np.ndarray) -> np.ndarray:
     return ((_CUBIC_A * x - 5 * _CUBIC_A) * x + 8 * _CUBIC_A) * x - 4 * _CUBIC_A
 
 
-def _area(in_size: int, out_size: int, start: int, stop: int) -> _Taps:
-    """Return how much of each input pixel lies under an output pixel, which is `scale` wide."""
-    edges = _positions(in_size, out_size, start, stop + 1)
+def _sample_area(in_size: int, out_size: int, start: int, stop: int) -> Sampling:
+    # A weight is how much of an input pixel lies under the output pixel.
+    edges = _find_positions(in_size, out_size, start, stop + 1)
     low, high = edges[:-1], edges[1:]
     first = np.floor(low).astype(np.intp)
-    num_taps = int(np.max(np.ceil(high).astype(np.intp) - first))
-    rows = first + np.arange(num_taps)[:, np.newaxis]
+    num_inputs = int(np.max(np.ceil(high).astype(np.intp) - first))
+    rows = first + np.arange(num_inputs)[:, np.newaxis]
     covered = np.minimum(rows + 1, high) - np.maximum(rows, low)
     weights = np.maximum(covered, 0) / (np.float32(in_size) / np.float32(out_size))
-    return _Taps(np.minimum(rows, in_size - 1), weights.astype(np.float32))
+    return Sampling(np.minimum(rows, in_size - 1), weights.astype(np.float32))
 
 
-_TAPS: dict[str, Callable[[int, int, int, int], _Taps]] = {
-    "bilinear": _bilinear,
-    "nearest": _nearest,
-    "bicubic": _bicubic,
-    "area": _area,
+_SAMPLINGS: dict[Method, Callable[[int, int, int, int], Sampling]] = {
+    "bilinear": _sample_bilinear,
+    "nearest": _sample_nearest,
+    "bicubic": _sample_bicubic,
+    "area": _sample_area,
 }

@@ -24,11 +24,13 @@ class Torchvision(Preprocessing):
     """torchvision's preprocessing, of resnet50, resnext50 and most weights of torch.
 
     Training: a random part of 0.08 to 1 of the area and an aspect ratio of 3/4 to 4/3, resized; a
-    random flip. Evaluation: the image is resized, so that the centre that is taken is
-    `crop_fraction` of its shorter side: 256 for 224 pixels. Both: scaled to 0..1, the mean of each
-    colour subtracted and divided by the deviation. Resizing is Pillow's (`resize_antialiased`), so
-    what leaves the host is bytes. Source: torchvision's `ImageClassification` preset and reference
-    training; timm's `crop_pct` is `crop_fraction`.
+    random flip. Evaluation: the image is resized so that the centre that is cut out is
+    `crop_fraction` of its shorter side: 224 pixels of 256. Both: scaled to 0..1, the mean of each
+    colour subtracted, and divided by its deviation. Resizing is Pillow's (`resize_antialiased`),
+    which rounds to bytes after each pass, so that the host yields bytes.
+
+    Source: torchvision's `ImageClassification` preset and reference training; timm's `crop_pct` is
+    `crop_fraction`.
 
     Arguments:
       means: of red, green and blue, in 0..1.
@@ -61,17 +63,13 @@ class Torchvision(Preprocessing):
             "area_range": 0 < self.area_range[0] <= self.area_range[1] <= 1,
             "aspect_ratio_range": 0 < self.aspect_ratio_range[0] <= self.aspect_ratio_range[1],
         }
-        wrong = [
-            f"{name}={getattr(self, name)!r}" for name, right in are_right.items() if not right
-        ]
-        if wrong:
-            raise self.error(
-                ", ".join(wrong),
-                "three means, three deviations above 0, shares from 0 to 1, rising ranges, and an "
-                f"interpolation of {listed(INTERPOLATIONS)}",
-                "They say what the network was trained on",
-                "Leave them out for those of torchvision's weights",
-            )
+        self.check_options(
+            are_right,
+            "three means, three deviations above 0, shares from 0 to 1, rising ranges, and an "
+            f"interpolation of {listed(INTERPOLATIONS)}",
+            "They say what the network was trained on",
+            "Leave them out for those of torchvision's weights",
+        )
 
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
@@ -81,8 +79,8 @@ class Torchvision(Preprocessing):
             box = self._draw_box(random, image.shape[0], image.shape[1])
             part = np.ascontiguousarray(box.of(image))
             return resize_antialiased(part, height, width, method=self.interpolation)
-        rows, columns = self._resized(image.shape[0], image.shape[1], max(height, width))
-        # Python's round, as torchvision's: halves go to the even number.
+        rows, columns = self._find_resized_size(image.shape[0], image.shape[1], max(height, width))
+        # Python rounds halves to the even number, as torchvision does.
         top, left = round((rows - height) / 2), round((columns - width) / 2)
         return resize_antialiased(
             image,
@@ -106,8 +104,8 @@ class Torchvision(Preprocessing):
         )
         return (image - means) / deviations
 
-    def _resized(self, height: int, width: int, size: int) -> tuple[int, int]:
-        """Return the size of the whole image of which the centre of `size` is taken."""
+    def _find_resized_size(self, height: int, width: int, size: int) -> tuple[int, int]:
+        """Return the size of the whole image whose centre of `size` is cut out."""
         shorter = math.floor(size / self.crop_fraction)
         if height <= width:
             return shorter, int(shorter * width / height)
@@ -123,9 +121,9 @@ class Torchvision(Preprocessing):
             if 0 < rows <= height and 0 < columns <= width:
                 top = int(random.integers(height - rows + 1))
                 return Box(top, int(random.integers(width - columns + 1)), rows, columns)
-        return self._central(height, width)
+        return self._find_central_box(height, width)
 
-    def _central(self, height: int, width: int) -> Box:
+    def _find_central_box(self, height: int, width: int) -> Box:
         """Return the largest centre whose aspect ratio is in range."""
         narrowest, widest = self.aspect_ratio_range
         rows, columns = height, width

@@ -41,14 +41,13 @@ class Vgg(Preprocessing):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        if not 1 <= self.resize_side_min <= self.resize_side_max:
-            raise self.error(
-                f"resize_side_min={self.resize_side_min} and "
-                f"resize_side_max={self.resize_side_max}",
-                "1 <= resize_side_min <= resize_side_max",
-                "The shorter side is drawn from between them",
-                "Raise resize_side_max",
-            )
+        is_right = 1 <= self.resize_side_min <= self.resize_side_max
+        self.check_options(
+            {"resize_side_min": is_right, "resize_side_max": is_right},
+            "1 <= resize_side_min <= resize_side_max",
+            "The shorter side is drawn from between them",
+            "Raise resize_side_max",
+        )
 
     def check_size(self, height: int, width: int) -> None:
         """Raise where the shorter side of a crop is above that of the smallest resized image.
@@ -72,7 +71,7 @@ class Vgg(Preprocessing):
         side = self.resize_side_min
         if random is not None:
             side += int(random.integers(self.resize_side_max - side + 1))
-        rows, columns = _with_shorter_side(image.shape[0], image.shape[1], side)
+        rows, columns = _find_resized_size(image.shape[0], image.shape[1], side)
         if height > rows or width > columns:
             raise self.error(
                 f"an image of {image.shape[0]} x {image.shape[1]}, resized to {rows} x {columns}",
@@ -96,8 +95,9 @@ class Vgg(Preprocessing):
         return image - jnp.asarray(self.means, jnp.float32).reshape(1, 1, 3)
 
 
-def _with_shorter_side(height: int, width: int, side: int) -> tuple[int, int]:
-    """Return the size with the shorter side `side`, rounded in float32 as TensorFlow does."""
+def _find_resized_size(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return the size with a shorter side of `side`."""
+    # Rounded in float32, as TensorFlow does.
     scale = np.float32(side) / np.float32(min(height, width))
     rows, columns = (int(np.rint(np.float32(size) * scale)) for size in (height, width))
     return rows, columns
