@@ -1,10 +1,10 @@
-"""penstock under the conventions of PaddlePaddle Fluid, for scripts and people that come from it.
+"""penstock with the conventions of PaddlePaddle Fluid, for scripts written for it.
 
-`import penstock.fluid as fluid` in place of `import paddle.fluid as fluid`, and a script that uses
+With `import penstock.fluid as fluid` instead of `import paddle.fluid as fluid`, a script that uses
 Fluid's high-level interface runs, in the syntax of its last release (August 2018) or of the draft
-before it. What differs from `penstock` is where Fluid has another default:
+before it. It differs from `penstock` where Fluid has other defaults:
 
-- `event.metrics`, `trainer.test` and `inferencer.infer` are lists of arrays, for one value too;
+- `event.metrics`, `trainer.test` and `inferencer.infer` are lists of arrays, even of one value;
 - the order is `trainer.train(num_epochs, event_handler, reader, feed_order)`;
 - without `parallel=True` one device is used;
 - images are channels first (NCHW) in `fluid.layers` and `fluid.nets`;
@@ -12,8 +12,8 @@ before it. What differs from `penstock` is where Fluid has another default:
 - optimizers are `fluid.optimizer.SGD(learning_rate=...)` and so on, optax underneath;
 - places are `fluid.CPUPlace()` and `fluid.CUDAPlace(0)`, one device each.
 
-What Fluid had and penstock has in another form: sequences are padded arrays beside their lengths
-(no LoD), data come from `penstock.readers`, which has `batch`, `shuffle` and the other decorators.
+Two things have another form: sequences are padded arrays with their lengths (no LoD), and data
+come from `penstock.readers`, which has `batch`, `shuffle` and the other decorators.
 """
 
 from penstock.fluid import contrib as contrib
@@ -23,8 +23,8 @@ from penstock.fluid import layers as layers
 from penstock.fluid import nets as nets
 from penstock.fluid import optimizer as optimizer
 from penstock.fluid import regularizer as regularizer
-from penstock.fluid._lod import create_lod_tensor as create_lod_tensor
-from penstock.fluid._lod import create_random_int_lodtensor as create_random_int_lodtensor
+from penstock.fluid._inputs import create_lod_tensor as create_lod_tensor
+from penstock.fluid._inputs import create_random_int_lodtensor as create_random_int_lodtensor
 from penstock.fluid._param_attr import ParamAttr as ParamAttr
 from penstock.fluid._places import CPUPlace as CPUPlace
 from penstock.fluid._places import CUDAPlace as CUDAPlace

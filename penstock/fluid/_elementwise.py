@@ -1,15 +1,14 @@
 """Fluid's arithmetic as layers, for scripts that call it by name; new code writes `x + y`.
 
-In `elementwise_*` the axes of `y` are a run of those of `x`: `axis` is where it begins, and by
-default it ends with `x`. Axes of size 1 at the end of `y` do not count. Unlike numpy's
-broadcasting, `x` is never made larger.
+In `elementwise_*` the axes of `y` are consecutive axes of `x`: they begin at `axis`, or end with
+those of `x` by default. Axes of size 1 at the end of `y` do not count. Unlike numpy's broadcasting,
+`x` is never made larger.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +27,8 @@ def elementwise_add(
 
     Arguments:
       x: `[B, ...]`.
-      y: an array whose shape is a run of the shape of `x`, or a number.
-      axis: the axis of `x` that the first of `y` meets; -1 lets the last ones meet.
+      y: an array whose axes are consecutive axes of `x`, or a number.
+      axis: the axis of `x` that belongs to the first of `y`; -1 pairs the last ones.
       act: name of an activation, applied last.
       name: changes nothing.
 
@@ -37,7 +36,7 @@ def elementwise_add(
       The shape of `x`.
 
     Raises:
-      ProgramError: the axes do not meet.
+      ProgramError: the sizes of the axes differ.
 
     >>> elementwise_add(jnp.zeros([2, 3]), jnp.array([1.0, 2.0]), axis=0).tolist()
     [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
@@ -178,8 +177,8 @@ def reshape(
 
     Arguments:
       x: `[B, ...]`.
-      shape: the sizes, the batch axis first: 0 keeps the size that `x` has at that place, and one
-        -1 is what the others leave. Begin with 0 or -1.
+      shape: the sizes, the batch axis first: 0 keeps the size of `x` at that place, and one -1 is
+        what the others leave. Begin with 0 or -1.
       actual_shape: Fluid's sizes that are known only when a program runs; programs have static
         shapes here.
       act: name of an activation, applied last.
@@ -202,7 +201,8 @@ def reshape(
     wanted = [size or x.shape[number] for number, size in enumerate(sizes)] if is_known else []
     try:
         result = x.reshape(wanted) if is_known else None
-    except TypeError:  # the sizes do not multiply to those of x
+    # The product of the sizes is not that of x.
+    except TypeError:
         result = None
     if result is None:
         raise ProgramError(
@@ -220,7 +220,12 @@ def _divide(x: Array, y: Array) -> Array:
 
 
 def _apply(
-    layer: str, function: Callable[[Any, Any], Array], x: Any, y: Any, axis: int, act: str | None
+    layer: str,
+    function: Callable[[Array, Array], Array],
+    x: Operand,
+    y: Operand,
+    axis: int,
+    act: str | None,
 ) -> Array:
     x, y = jnp.asarray(x), jnp.asarray(y)
     start = x.ndim - y.ndim if axis == -1 else axis

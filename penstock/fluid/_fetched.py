@@ -1,26 +1,27 @@
-"""What Fluid fetches: lists of arrays, from whatever structure a program function returns."""
+"""What Fluid fetches: lists of arrays, whatever structure a program function returns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from penstock.events import EndEpoch, EndStep
+
 
 class FetchedArray(np.ndarray):
-    """A numpy array whose only element still stands for a number.
+    """A numpy array that converts to a number where it has one element.
 
-    Scripts of 2018 write `"%f" % event.metrics[0]` and `"%.2f" % row`, also `event.metrics[0][0]`:
-    a scalar had the shape `[1]` there, and numpy turned any array of one element into a number.
-    numpy 2.4 refuses; here both ways of writing go on.
-
-    >>> fetched(0.25)
+    >>> as_fetched(0.25)
     [FetchedArray(0.25)]
-    >>> "%.1f and %.1f" % (fetched(0.25)[0], fetched(0.25)[0][0])
+    >>> "%.1f and %.1f" % (as_fetched(0.25)[0], as_fetched(0.25)[0][0])
     '0.2 and 0.2'
     """
 
+    # Scripts of 2018 write "%f" % event.metrics[0] and "%.2f" % row, also event.metrics[0][0]: a
+    # scalar had the shape [1] there, and numpy turned every array of one element into a number.
+    # numpy 2.4 refuses to. Scalars stay arrays without axes, by which handlers tell them.
     def __float__(self) -> float:
         """Return the only element."""
         return float(self.item())
@@ -39,24 +40,52 @@ class FetchedArray(np.ndarray):
         return super().__getitem__(() if is_first else index)
 
 
-def fetched(values: Any) -> Any:
-    """Return values as a list of arrays, one value too; a dict keeps its names, inside it too.
+def as_fetched(values: object) -> Any:
+    """Return values as a list of arrays, even a single value; dicts stay dicts, nested ones too.
 
-    >>> fetched((0.5, np.ones([2, 3])))[1].shape
+    >>> as_fetched((0.5, np.ones([2, 3])))[1].shape
     (2, 3)
-    >>> fetched({"loss": 0.5})
+    >>> as_fetched({"loss": 0.5})
     {'loss': FetchedArray(0.5)}
-    >>> fetched((0.5, {"top": (1.0, 2.0)}))
+    >>> as_fetched((0.5, {"top": (1.0, 2.0)}))
     [FetchedArray(0.5), {'top': [FetchedArray(1.), FetchedArray(2.)]}]
     """
-    if values is None:  # not fetched
+    # A handler set `fetch_metrics` to False.
+    if values is None:
         return []
     if isinstance(values, Mapping):
-        return {name: _array(value) for name, value in values.items()}
+        return {name: _as_array(value) for name, value in values.items()}
     many = values if isinstance(values, tuple | list) else [values]
-    return [_array(value) for value in many]
+    return [_as_array(value) for value in many]
 
 
-def _array(value: Any) -> Any:
+def _as_array(value: object) -> object:
     is_nested = isinstance(value, Mapping | tuple | list)
-    return fetched(value) if is_nested else np.asarray(value).view(FetchedArray)
+    return as_fetched(value) if is_nested else np.asarray(value).view(FetchedArray)
+
+
+def with_metrics(event: object, convert: Callable[[object], object]) -> object:
+    """Return the event with its metrics converted, still fetched when they are first read.
+
+    >>> with_metrics(EndStep(0, 3, 3, read=lambda: 0.5), lambda metrics: [metrics]).metrics
+    [0.5]
+    """
+    if isinstance(event, EndStep):
+        return EndStep(
+            event.epoch,
+            event.step,
+            event.global_step,
+            event.num_examples,
+            read=lambda: convert(event.metrics),
+            read_rate=lambda: event.learning_rate,
+        )
+    if isinstance(event, EndEpoch):
+        return EndEpoch(
+            event.epoch,
+            event.global_step,
+            event.num_steps,
+            event.num_examples,
+            read=lambda: convert(event.metrics),
+            data_wait=event.data_wait,
+        )
+    return event

@@ -39,7 +39,7 @@ def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTyp
     return devices[device_id]
 
 
-def devices_of(owner: str, place: Place, parallel: bool) -> Place:
+def choose_devices(owner: str, place: Place, parallel: bool) -> Place:
     """Return where Fluid runs: on one device, or with `parallel` on all of its kind.
 
     Raises:

@@ -10,8 +10,8 @@ import jax
 
 from penstock import inferencer
 from penstock._mesh import Place
-from penstock.fluid._fetched import fetched
-from penstock.fluid._places import devices_of
+from penstock.fluid._fetched import as_fetched
+from penstock.fluid._places import choose_devices
 
 __all__ = ["Inferencer"]
 
@@ -46,20 +46,20 @@ class Inferencer(inferencer.Inferencer):
 
     def __init__(
         self,
-        infer_func: Callable[[], Any],
+        infer_func: Callable[[], object],
         param_path: str | os.PathLike[str],
         place: Place = None,
         parallel: bool = False,
         *,
         ignore_extra: bool = False,
     ) -> None:
-        place = devices_of("fluid.Inferencer", place, parallel)
+        place = choose_devices("fluid.Inferencer", place, parallel)
         super().__init__(infer_func, param_path, place=place, ignore_extra=ignore_extra)
 
     def infer(  # pyright: ignore[reportIncompatibleMethodOverride]: the name is Fluid's
-        self, inputs: Mapping[str, Any], return_numpy: bool = True
+        self, inputs: Mapping[str, object], return_numpy: bool = True
     ) -> Any:
-        """Return what the infer function returns, a list of arrays, also where it is one value.
+        """Return what the infer function returns as a list of arrays, even of one value.
 
         Arguments:
           inputs: input name to array with a leading batch axis of any length.
@@ -68,5 +68,5 @@ class Inferencer(inferencer.Inferencer):
         Raises:
           FeedError: a name, shape or dtype does not fit what the function declares.
         """
-        values = fetched(super().infer(inputs))
+        values = as_fetched(super().infer(inputs))
         return values if return_numpy else jax.tree.map(jax.numpy.asarray, values)

@@ -5,17 +5,18 @@ Weights are `[..., inputs, outputs]`, as penstock's layers have them.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 
 class Initializer(Protocol):
     """A function that draws a parameter's initial value."""
 
-    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any = ...) -> jax.Array:
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = ...) -> jax.Array:
         """Return the value, of `shape` and `dtype`."""
         ...
 
@@ -36,7 +37,7 @@ def Uniform(low: float = -1.0, high: float = 1.0) -> Initializer:
     True
     """
 
-    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any = "float32") -> jax.Array:
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = "float32") -> jax.Array:
         return jax.random.uniform(key, shape, dtype, low, high)
 
     return draw
@@ -49,7 +50,7 @@ def Normal(loc: float = 0.0, scale: float = 1.0) -> Initializer:
     [5.0, 5.0]
     """
 
-    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any = "float32") -> jax.Array:
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = "float32") -> jax.Array:
         return loc + scale * jax.random.normal(key, shape, jnp.dtype(dtype))
 
     return draw
@@ -73,7 +74,7 @@ def MSRA(uniform: bool = True) -> Initializer:
     return initializers.variance_scaling(2.0, "fan_in", "uniform" if uniform else "normal")
 
 
-# Fluid's long names of the same.
+# Fluid has long names for the same.
 ConstantInitializer = Constant
 UniformInitializer = Uniform
 NormalInitializer = Normal

@@ -1,7 +1,7 @@
 """`fluid.layers`: penstock's layers with Fluid's defaults and argument names.
 
-Images are channels first and `dropout` scales in test and infer. Most layers are `penstock.layers`
-as they are. Those that Fluid never had, `separable_conv2d` for one, are in `penstock.layers` only.
+Images are channels first and `dropout` scales in test and infer. Most layers are those of
+`penstock.layers`. Layers that Fluid never had, such as `separable_conv2d`, are only there.
 """
 
 from penstock.fluid._elementwise import elementwise_add as elementwise_add
@@ -14,16 +14,16 @@ from penstock.fluid._elementwise import elementwise_sub as elementwise_sub
 from penstock.fluid._elementwise import reshape as reshape
 from penstock.fluid._elementwise import scale as scale
 from penstock.fluid._elementwise import sums as sums
+from penstock.fluid._fluid_defaults import batch_norm as batch_norm
+from penstock.fluid._fluid_defaults import conv2d as conv2d
+from penstock.fluid._fluid_defaults import conv2d_transpose as conv2d_transpose
+from penstock.fluid._fluid_defaults import dropout as dropout
+from penstock.fluid._fluid_defaults import embedding as embedding
+from penstock.fluid._fluid_defaults import group_norm as group_norm
+from penstock.fluid._fluid_defaults import lrn as lrn
+from penstock.fluid._fluid_defaults import pad2d as pad2d
+from penstock.fluid._fluid_defaults import pool2d as pool2d
 from penstock.fluid._inputs import data as data
-from penstock.fluid._own import batch_norm as batch_norm
-from penstock.fluid._own import conv2d as conv2d
-from penstock.fluid._own import conv2d_transpose as conv2d_transpose
-from penstock.fluid._own import dropout as dropout
-from penstock.fluid._own import embedding as embedding
-from penstock.fluid._own import group_norm as group_norm
-from penstock.fluid._own import lrn as lrn
-from penstock.fluid._own import pad2d as pad2d
-from penstock.fluid._own import pool2d as pool2d
 from penstock.fluid.nets import img_conv_group as img_conv_group
 from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool
 from penstock.layers import accuracy as accuracy

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 
 from penstock import layers
-from penstock.fluid._own import Attr, Sizes, batch_norm, conv2d, dropout, pool2d
+from penstock.fluid._fluid_defaults import Attr, Sizes, batch_norm, conv2d, dropout, pool2d
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
+
+T = TypeVar("T")
 
 
 def simple_img_conv_pool(
@@ -73,8 +75,8 @@ def img_conv_group(
     input: jax.Array,
     conv_num_filter: Sequence[int],
     pool_size: Sizes,
-    conv_padding: Any = 1,
-    conv_filter_size: Any = 3,
+    conv_padding: Sizes | Sequence[Sizes] = 1,
+    conv_filter_size: Sizes | Sequence[Sizes] = 3,
     conv_act: str | None = None,
     param_attr: Attr | Sequence[Attr] = None,
     conv_with_batchnorm: bool | Sequence[bool] = False,
@@ -105,11 +107,11 @@ def img_conv_group(
     (1, 6, 4, 4)
     """
     count = len(conv_num_filter)
-    paddings = _for_each(count, "conv_padding", conv_padding)
-    sizes = _for_each(count, "conv_filter_size", conv_filter_size)
-    attrs = _for_each(count, "param_attr", param_attr)
-    norms = _for_each(count, "conv_with_batchnorm", conv_with_batchnorm)
-    rates = _for_each(count, "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate)
+    paddings = _repeat(count, "conv_padding", conv_padding)
+    sizes = _repeat(count, "conv_filter_size", conv_filter_size)
+    attrs = _repeat(count, "param_attr", param_attr)
+    norms = _repeat(count, "conv_with_batchnorm", conv_with_batchnorm)
+    rates = _repeat(count, "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate)
     x = input
     for i in range(count):
         act = None if norms[i] else conv_act
@@ -122,8 +124,9 @@ def img_conv_group(
     return pool2d(x, pool_size, pool_type, pool_stride)
 
 
-def _for_each(count: int, argument: str, value: Any) -> list[Any]:
-    values = list(value) if isinstance(value, list | tuple) else [value] * count
+def _repeat(count: int, argument: str, value: T | Sequence[T]) -> list[T]:
+    # pyright cannot tell a sequence of values from a value that is a sequence.
+    values: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * count
     if len(values) != count:
         raise ValueError(
             f"fluid.nets.img_conv_group got {len(values)} values of {argument} for {count} "

@@ -8,7 +8,6 @@ what optax has with another rule or not at all (Ftrl, DecayedAdagrad, LarsMoment
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import optax
@@ -24,10 +23,10 @@ def SGD(
 ) -> optax.GradientTransformation:
     """Return stochastic gradient descent: `p - learning_rate * g`.
 
-    >>> _one_step(SGD(0.1), parameter=1.0, gradient=2.0)
+    >>> _step_once(SGD(0.1), parameter=1.0, gradient=2.0)
     0.8
     """
-    return _with(regularization, optax.sgd(learning_rate))
+    return _regularize(regularization, optax.sgd(learning_rate))
 
 
 def Momentum(
@@ -38,10 +37,10 @@ def Momentum(
 ) -> optax.GradientTransformation:
     """Return descent along `v = momentum * v + g`; with Nesterov along `g + momentum * v`.
 
-    >>> _one_step(Momentum(0.1, 0.9, use_nesterov=True), parameter=1.0, gradient=2.0)
+    >>> _step_once(Momentum(0.1, 0.9, use_nesterov=True), parameter=1.0, gradient=2.0)
     0.62
     """
-    return _with(regularization, optax.sgd(learning_rate, momentum, use_nesterov))
+    return _regularize(regularization, optax.sgd(learning_rate, momentum, use_nesterov))
 
 
 def Adagrad(
@@ -52,14 +51,13 @@ def Adagrad(
 ) -> optax.GradientTransformation:
     """Return Adagrad (Duchi et al. 2011): steps divided by the root of all squares so far.
 
-    optax adds its epsilon under the root and Fluid beside it; given its square, they differ only
-    for gradients about as small as `epsilon`.
-
-    >>> _one_step(Adagrad(0.1), parameter=1.0, gradient=2.0)
+    >>> _step_once(Adagrad(0.1), parameter=1.0, gradient=2.0)
     0.9
     """
+    # optax adds its epsilon under the root, Fluid beside it. With its square they differ only for
+    # gradients about as small as epsilon.
     transformation = optax.adagrad(learning_rate, initial_accumulator_value, epsilon**2)
-    return _with(regularization, transformation)
+    return _regularize(regularization, transformation)
 
 
 def Adam(
@@ -71,13 +69,13 @@ def Adam(
 ) -> optax.GradientTransformation:
     """Return Adam (Kingma and Ba 2015).
 
-    >>> _one_step(Adam(0.1), parameter=1.0, gradient=2.0)
+    >>> _step_once(Adam(0.1), parameter=1.0, gradient=2.0)
     0.9
     """
     transformation = optax.chain(
         scale_by_adam(beta1, beta2, epsilon), optax.scale_by_learning_rate(learning_rate)
     )
-    return _with(regularization, transformation)
+    return _regularize(regularization, transformation)
 
 
 def Adamax(
@@ -89,10 +87,10 @@ def Adamax(
 ) -> optax.GradientTransformation:
     """Return Adamax (Kingma and Ba 2015): Adam with the largest gradient in place of the root.
 
-    >>> _one_step(Adamax(0.1), parameter=1.0, gradient=2.0)
+    >>> _step_once(Adamax(0.1), parameter=1.0, gradient=2.0)
     0.9
     """
-    return _with(regularization, optax.adamax(learning_rate, beta1, beta2, epsilon))
+    return _regularize(regularization, optax.adamax(learning_rate, beta1, beta2, epsilon))
 
 
 def RMSProp(
@@ -107,13 +105,13 @@ def RMSProp(
 
     `epsilon` is added under the root; momentum is of the steps, not of the gradients.
 
-    >>> _one_step(RMSProp(0.1, rho=0.75), parameter=1.0, gradient=2.0)
+    >>> _step_once(RMSProp(0.1, rho=0.75), parameter=1.0, gradient=2.0)
     0.8
     """
     transformation = optax.rmsprop(
         learning_rate, rho, epsilon, centered=centered, momentum=momentum or None
     )
-    return _with(regularization, transformation)
+    return _regularize(regularization, transformation)
 
 
 def Adadelta(
@@ -124,13 +122,13 @@ def Adadelta(
 ) -> optax.GradientTransformation:
     """Return Adadelta (Zeiler 2012): steps scaled by the running sizes of steps over gradients.
 
-    >>> _one_step(Adadelta(1.0, epsilon=1.0, rho=0.0), parameter=1.0, gradient=0.0)
+    >>> _step_once(Adadelta(1.0, epsilon=1.0, rho=0.0), parameter=1.0, gradient=0.0)
     1.0
     """
-    return _with(regularization, optax.adadelta(learning_rate, rho, epsilon))
+    return _regularize(regularization, optax.adadelta(learning_rate, rho, epsilon))
 
 
-# Fluid's long names of the same.
+# Fluid has long names for the same.
 SGDOptimizer = SGD
 MomentumOptimizer = Momentum
 AdagradOptimizer = Adagrad
@@ -140,19 +138,19 @@ RMSPropOptimizer = RMSProp
 AdadeltaOptimizer = Adadelta
 
 
-def _with(
+def _regularize(
     regularization: Regularizer | None, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     if regularization is None:
         return transformation
 
-    def add(gradients: Any, parameters: Any) -> Any:
+    def add(gradients: optax.Updates, parameters: optax.Params | None) -> optax.Updates:
         return jax.tree.map(lambda g, p: g + regularization(p), gradients, parameters)
 
     return optax.chain(optax.stateless(add), transformation)
 
 
-def _one_step(
+def _step_once(
     transformation: optax.GradientTransformation, parameter: float, gradient: float
 ) -> float:
     """Return the parameter after one step, to four digits; for the examples here."""

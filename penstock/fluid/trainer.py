@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from penstock.events import BeginStepEvent as BeginStepEvent
 from penstock.events import EndEpochEvent as EndEpochEvent
 from penstock.events import EndStepEvent as EndStepEvent
 from penstock.events import Handler, emitter
-from penstock.fluid._events import with_metrics
-from penstock.fluid._fetched import fetched
-from penstock.fluid._places import devices_of
+from penstock.fluid._fetched import as_fetched, with_metrics
+from penstock.fluid._places import choose_devices
 from penstock.program_builder import Objective, Optimizer, Precision, PrecisionName
 
 __all__ = [
@@ -34,6 +33,8 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
+T = TypeVar("T")
+U = TypeVar("U")
 ProgramFunc = Callable[[], Any] | Mapping[str, Objective]
 
 
@@ -41,15 +42,16 @@ ProgramFunc = Callable[[], Any] | Mapping[str, Objective]
 class CheckpointConfig:
     """When a `Trainer` writes checkpoints, in Fluid's words; see `penstock.CheckpointConfig`.
 
-    What differs: checkpoints are kept when training ends, and a second run of the same script goes
-    on from them, so a run that was complete has nothing left to do; one is always written at the
-    end; without a folder they go to `checkpoints`, not into the current directory itself.
+    It differs from Fluid's: checkpoints are kept when training ends, and a second run of the same
+    script goes on from them, so that it has nothing to do where the first was complete; one is
+    always written at the end; without a folder they go to `checkpoints`, not into the current
+    directory.
 
     Arguments:
       checkpoint_dir: the folder.
       max_num_checkpoints: how many of the newest are kept.
-      epoch_interval: write at the end of every so many epochs.
-      step_interval: write after every so many steps.
+      epoch_interval: write at the end of every `epoch_interval`-th epoch.
+      step_interval: write after every `step_interval`-th step.
 
     Raises:
       ValueError: a number is not a positive integer.
@@ -74,7 +76,9 @@ step_interval=10)
                 )
 
     def as_config(self) -> Config:
-        """Return it in penstock's words."""
+        """Return the same as a `penstock.CheckpointConfig`."""
+        # Both intervals hold. Fluid saved every `step_interval` steps of every `epoch_interval`-th
+        # epoch.
         return Config(
             directory="checkpoints" if self.checkpoint_dir is None else self.checkpoint_dir,
             max_to_keep=self.max_num_checkpoints,
@@ -87,9 +91,9 @@ class Trainer(trainer.Trainer):
     """Train a network written as a program function; `penstock.Trainer` with Fluid's arguments.
 
     They have the names of the last release with this interface (August 2018), or those of the
-    draft before it: `program_func` for `train_func`, `optimizer` for `optimizer_func`. Each is
-    given once. What it returns has Fluid's form: `event.metrics`, `test` and `infer` are lists of
-    arrays, also where there is one value. A program function that returns a dict gets dicts.
+    draft before it: `program_func` for `train_func`, `optimizer` for `optimizer_func`. Give one
+    name of each. `event.metrics`, `test` and `infer` are lists of arrays, even of one value; where
+    a program function returns a dict they are dicts.
 
     Arguments:
       train_func: a function without arguments that calls `fluid.layers.*` and returns the loss, or
@@ -103,8 +107,8 @@ class Trainer(trainer.Trainer):
       checkpoint_config: a `fluid.CheckpointConfig`.
       program_func: the draft's name of `train_func`.
       optimizer: the draft's name of `optimizer_func`.
-      checkpoint: in place of `checkpoint_config`, as `penstock.Trainer` takes it; so are the
-        arguments after it.
+      checkpoint: instead of `checkpoint_config`, as in `penstock.Trainer`, like all arguments
+        after it.
 
     Raises:
       TypeError: an argument is missing, given under two names, or of the wrong kind.
@@ -135,7 +139,7 @@ class Trainer(trainer.Trainer):
         *,
         program_func: ProgramFunc | None = None,
         optimizer: Optimizer | None = None,
-        infer_func: Callable[[], Any] | None = None,
+        infer_func: Callable[[], object] | None = None,
         checkpoint: Config | Path | None = None,
         schedule: Mapping[str, int] | None = None,
         steps_per_call: int = 1,
@@ -145,20 +149,20 @@ class Trainer(trainer.Trainer):
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
     ) -> None:
-        program = _one_of("train_func", train_func, "program_func", program_func)
+        program = _pick("train_func", train_func, "program_func", program_func)
         if program is None:
             raise TypeError(
                 "fluid.Trainer got no train_func, expected a function without arguments that "
                 "returns the loss. The programs are derived from it."
             )
         _check_kinds(param_path, checkpoint_config)
-        config = _one_of("checkpoint_config", checkpoint_config, "checkpoint", checkpoint)
+        config = _pick("checkpoint_config", checkpoint_config, "checkpoint", checkpoint)
         super().__init__(
             program,
-            _one_of("optimizer_func", optimizer_func, "optimizer", optimizer),
+            _pick("optimizer_func", optimizer_func, "optimizer", optimizer),
             infer_func=infer_func,
             param_path=param_path,
-            place=devices_of("fluid.Trainer", place, parallel),
+            place=choose_devices("fluid.Trainer", place, parallel),
             schedule=schedule,
             steps_per_call=steps_per_call,
             seed=seed,
@@ -214,15 +218,15 @@ class Trainer(trainer.Trainer):
           feed_order: the input names in the order of a sample's fields; those of `train` without.
           averaged: test the moving average of the parameters that the optimizer keeps.
         """
-        return self._form(super().test(reader, feed_order, averaged=averaged))
+        return self._convert(super().test(reader, feed_order, averaged=averaged))
 
-    def infer(self, feed: Mapping[str, Any]) -> Any:
+    def infer(self, feed: Mapping[str, object]) -> Any:
         """Return what `infer_func` returns for a feed, with the live parameters: a list of arrays.
 
         Raises:
           ProgramError: the trainer was made without `infer_func`.
         """
-        return fetched(super().infer(feed))
+        return as_fetched(super().infer(feed))
 
     def save_inference_model(
         self,
@@ -263,16 +267,16 @@ class Trainer(trainer.Trainer):
         self, event_handler: Handler | Sequence[Handler] | None
     ) -> Handler:
         emit = emitter(event_handler)
-        return lambda event: emit(with_metrics(event, self._form))
+        return lambda event: emit(with_metrics(event, self._convert))
 
-    def _form(self, metrics: Any) -> Any:
+    def _convert(self, metrics: Any) -> Any:
         if len(self.builder.objectives) == 1 or metrics is None:
-            return fetched(metrics)
-        return {name: fetched(each) for name, each in metrics.items()}
+            return as_fetched(metrics)
+        return {name: as_fetched(each) for name, each in metrics.items()}
 
 
-def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
-    """Return the one that is given of two names for the same argument."""
+def _pick(name: str, value: T | None, other_name: str, other: U | None) -> T | U | None:
+    """Return the argument that is given, of two names for one."""
     if value is not None and other is not None:
         raise TypeError(
             f"fluid.Trainer got {name} and {other_name}, expected one of them. They are two names "
@@ -281,7 +285,7 @@ def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
     return value if value is not None else other
 
 
-def _check_kinds(param_path: Any, checkpoint_config: Any) -> None:
+def _check_kinds(param_path: object, checkpoint_config: object) -> None:
     if param_path is not None and not isinstance(param_path, str | os.PathLike):
         raise TypeError(
             f"fluid.Trainer got {type(param_path).__name__} as param_path, expected a folder. The "

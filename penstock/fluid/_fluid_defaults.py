@@ -1,4 +1,4 @@
-"""The layers whose defaults or arguments Fluid has otherwise; `fluid.layers` offers them.
+"""Layers whose defaults or arguments differ in Fluid; `fluid.layers` offers them.
 
 `use_cudnn`, `is_sparse` and `is_distributed` are accepted and change nothing: XLA chooses the
 kernels, and they never changed values.
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from penstock import layers
 from penstock._errors import ProgramError
@@ -306,7 +307,7 @@ def dropout(
 
     Arguments:
       x: `[B, ...]`.
-      is_test: in training too do what the test program does.
+      is_test: do in training what the test program does.
 
     Returns:
       The input's shape and dtype.
@@ -330,7 +331,7 @@ def embedding(
     is_distributed: bool = False,
     padding_idx: int | None = None,
     param_attr: Attr = None,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     *,
     name: str | None = None,
 ) -> jax.Array:
