@@ -38,15 +38,16 @@ trainer = ps.Trainer(lenet.train_program, optax.sgd(0.1), infer_func=lenet.infer
 print(models.names("mobilenet*"), models.get("lenet").settings)
 ```
 
-- **Image** is the height and width in pixels it was designed for, **classes** what its published
-  weights tell apart: 1001 have one for the background.
-- **Parameters** are what is trained, auxiliary heads too, in so many **arrays**; **statistics** are
-  batch norm's running means and variances. Counted at 1000 classes where the weights have 1001.
+- **Image** is the height and width in pixels that it was designed for, **classes** the number in its
+  published weights: 1001 have one for the background.
+- **Parameters** are the trained numbers, with those of auxiliary heads, **arrays** the number of arrays
+  that hold them, **statistics** batch norm's running means and variances. All are counted at 1000
+  classes where the weights have 1001.
 - **GMAC** is billions of multiply-adds of convolutions and dense layers for one image, without
-  auxiliary heads, products with padding included. XLA's cost analysis of those operations gives the
-  same (tests/models/test_cost_analysis.py).
-- **Preprocessing** is its own: what it is trained with here unless another is asked for. Weights
-  from elsewhere bring theirs along, see [weights.md](weights.md).
+  auxiliary heads, with products of padding. XLA's cost analysis of those operations gives the same
+  (tests/models/test_cost_analysis.py).
+- **Preprocessing** is the one that it is trained with here by default. Weights from elsewhere bring
+  theirs, see [weights.md](weights.md).
 
 [same_logits.md](same_logits.md) compares them with their originals, weight for weight;
 [training_models.md](training_models.md) has commands that train some of them in minutes.

@@ -50,6 +50,7 @@ def choose_devices(owner: str, place: Place, parallel: bool) -> Place:
             f"{owner} got parallel={parallel!r}, expected True or False. It says whether every "
             "device of the place's kind is used."
         )
+    # penstock's default is every device, Fluid's is one. Processes that joined use all of theirs.
     if place is None and not parallel and jax.process_count() == 1:
         return jax.devices()[0]
     if parallel and isinstance(place, jax.Device):

@@ -149,6 +149,8 @@ class Trainer(trainer.Trainer):
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
     ) -> None:
+        # Both names of an argument are an error, but train_func goes with optimizer: the first
+        # argument by position belongs to the release's signature and to the draft's.
         program = _pick("train_func", train_func, "program_func", program_func)
         if program is None:
             raise TypeError(

@@ -82,6 +82,7 @@ def dense_head(
     """
     net = _pad_to_window(x, window)
     convs = replace(style, padding="VALID")
+    # Convolutions, as in TF-Slim: a larger image has several windows.
     net = points["fc6"] = convs.conv(net, widths[0], window, name="fc6")
     net = _dropout(style, net, "dropout6")
     net = points["fc7"] = convs.conv(net, widths[1], 1, name="fc7")
@@ -89,6 +90,7 @@ def dense_head(
     if num_classes is None:
         return net, points
     net = _dropout(style, net, "dropout7")
+    # TF-Slim starts the other biases of AlexNet and OverFeat at 0.1, those of the last layer at 0.
     last = replace(style, biases=jax.nn.initializers.zeros)
     logits = points["Logits"] = points["fc8"] = last.logits(net, num_classes, name="fc8")
     return logits, points

@@ -160,6 +160,7 @@ class Style:
     def batch_norm(self, x: jax.Array, *, name: str, act: Activation | None = None) -> jax.Array:
         """Return batch norm with the decay and epsilon of the settings."""
         settings = self.settings
+        # Every network with a batch norm sets them.
         assert settings.batch_norm_decay is not None
         assert settings.batch_norm_epsilon is not None
         return layers.batch_norm(

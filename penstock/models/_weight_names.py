@@ -124,6 +124,7 @@ def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> NameMap:
         has a name that the network has not.
     """
     own = list(own)
+    # A user's map comes before the library's where a file has as many names of both.
     maps = [*_make_user_maps(model, file, own), *_make_library_maps(model, file, own)]
     if not maps:
         raise ParameterError(

@@ -45,7 +45,7 @@ def classifier(
     They declare the inputs `image` `[H, W, C]` float32 (bytes are cast on the device) and `label`
     `[1]` int32. The loss is the mean softmax cross entropy, plus `auxiliary_weight` times that of
     the auxiliary head, if any, plus weight decay: `coefficient / 2` times the sum of squares of the
-    weights that the published code decays. Source: FastNN, whose decay never reached the loss.
+    weights that the published code decays. Source: FastNN.
 
     Arguments:
       model: the name of a network, or what `models.get` gave.
@@ -85,7 +85,9 @@ def classifier(
         if auxiliary_weight and "AuxLogits" in end_points:
             auxiliary = _cross_entropy(end_points["AuxLogits"], label, label_smoothing)
             loss = loss + auxiliary_weight * layers.mean(auxiliary)
+        # FastNN makes these terms too, but never adds them to the loss.
         loss = loss + _weight_decay(chosen)
+        # Among 5 classes or fewer the label always is.
         top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if num_classes > 5 else {}
         return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
 

@@ -87,8 +87,7 @@ def inception_resnet_v2(
 ) -> Outputs:
     """Build Inception-ResNet v2: three stages of residual blocks, logits, and an auxiliary head.
 
-    The auxiliary head's largest kernel has the size of what it sees, which is 5x5 for images of 299
-    pixels: weights trained at another size may not fit, as TF-Slim's.
+    Weights of the auxiliary head fit images of about the size that they were trained with.
     """
     style = Style(settings=settings)
     points: EndPoints = {}
@@ -105,6 +104,7 @@ def inception_resnet_v2(
     if num_classes is not None:
         with scope("AuxLogits"):
             aux = auxiliary_input(points["PreAuxLogits"], style)
+            # As large as what it sees, as in TF-Slim: 5x5 for images of 299 pixels.
             size = (aux.shape[1], aux.shape[2])
             aux = style.conv(aux, 768, size, padding="VALID", name="Conv2d_2a_5x5")
             aux_logits = style.logits(global_pool(aux), num_classes, name="Logits")

@@ -16,7 +16,7 @@ from penstock.models._style import Style, max_pool, truncated_normal, variance_s
 def _module(
     single: int, threes: tuple[int, int], fives: tuple[int, int], pooled: int, place: str = "0b"
 ) -> Branches:
-    """Return a module; what the paper calls 5x5 is 3x3 here.
+    """Return a module.
 
     Arguments:
       single: filters of 1x1.
@@ -24,6 +24,7 @@ def _module(
       pooled: filters of 1x1 after the pooling.
       place: of the last convolution of the third branch.
     """
+    # What the paper calls 5x5 is 3x3 in TF-Slim.
     return (
         (Conv("0a", single, 1),),
         (Conv("0a", threes[0], 1), Conv("0b", threes[1], 3)),
@@ -40,6 +41,7 @@ MODULES = (
     ("Mixed_4d", _module(128, (128, 256), (24, 64), 64)),
     ("Mixed_4e", _module(112, (144, 288), (32, 64), 64)),
     ("Mixed_4f", _module(256, (160, 320), (32, 128), 128)),
+    # TF-Slim gives two convolutions of this branch the place 0a; their sizes tell them apart.
     ("Mixed_5b", _module(256, (160, 320), (32, 128), 128, place="0a")),
     ("Mixed_5c", _module(384, (192, 384), (48, 128), 128)),
 )

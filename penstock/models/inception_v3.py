@@ -34,6 +34,7 @@ def _module_35(
     pooled: int, fives: tuple[str, str] = ("Conv2d_0a_1x1", "Conv2d_0b_5x5")
 ) -> Branches:
     """Return a module for 35x35; `fives` are the names in the branch with the 5x5."""
+    # TF-Slim names the layers of this branch in two ways; checkpoints hold both.
     return (
         (Conv("0a", 64, 1),),
         (Conv("0a", 48, 1, alias=fives[0]), Conv("0b", 64, 5, alias=fives[1])),
@@ -79,6 +80,7 @@ MODULES = (
     (
         "Mixed_6a",
         (
+            # TF-Slim calls these convolutions of 3x3 1x1.
             (Conv("1a", 384, 3, 2, "VALID", alias="Conv2d_1a_1x1"),),
             (
                 Conv("0a", 64, 1),

@@ -101,8 +101,7 @@ MODULES: tuple[tuple[str, Branches], ...] = (
 def inception_v4(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
     """Build Inception v4: a stem of stride 8, its modules, logits, and an auxiliary head.
 
-    The auxiliary head's largest kernel has the size of what it sees, which is 5x5 for images of 299
-    pixels: weights trained at another size may not fit, as TF-Slim's.
+    Weights of the auxiliary head fit images of about the size that they were trained with.
     """
     style = Style(settings=settings, weights=variance_scaling())
     points: EndPoints = {}
@@ -115,6 +114,7 @@ def inception_v4(images: jax.Array, num_classes: int | None, *, settings: Settin
     if num_classes is not None:
         with scope("AuxLogits"):
             aux = auxiliary_input(points["Mixed_6h"], style)
+            # As large as what it sees, as in TF-Slim: 5x5 for images of 299 pixels.
             size = (aux.shape[1], aux.shape[2])
             aux = style.conv(aux, 768, size, padding="VALID", name="Conv2d_2a")
             aux_logits = dense.logits(global_pool(aux), num_classes, name="Aux_logits")

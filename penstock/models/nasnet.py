@@ -86,6 +86,8 @@ def nasnet(
         net = cells.cell(NORMAL, outputs, name=name, num_filters=num_filters, reach=reach)
         outputs.append(net)
         points[f"Cell_{index}"] = net
+        # TF-Slim makes it in training only. Here all programs share one tree of parameters, and the
+        # compiler drops what no output needs.
         if index == reductions[1] - 1 and num_classes is not None:
             points["AuxLogits"] = cells.auxiliary_head(net, num_classes, name=f"aux_{index}")
     return cells.final_layer(outputs[-1], num_classes, points)

@@ -30,9 +30,6 @@ def resnet_v1_5(
 ) -> Outputs:
     """Build ResNet v1.5: the unit that halves the image is a block's first.
 
-    The batch norm that ends a unit starts with a scale of 0, and thus the unit as the identity, and
-    the last layer with a deviation of 0.01 (Goyal et al. 2017); torchvision does neither.
-
     Arguments:
       num_units: in each of the four blocks.
       num_groups: of each 3x3 convolution; 32 in ResNeXt-50.
@@ -51,6 +48,7 @@ def resnet_v1_5(
                     net = _bottleneck(style, net, width, 4 * base, stride, num_groups)
                 points[f"{block}/unit_{number}"] = net
         points[block] = net
+    # Goyal et al. 2017; torchvision does not.
     dense = replace(style, weights=initializers.normal(0.01))
     return classify(net, num_classes, style=dense, points=points)
 
@@ -64,6 +62,7 @@ def _bottleneck(
         shortcut = linear.conv(x, depth, 1, stride=stride, name="shortcut")
     net = style.conv(x, width, 1, name="conv1")
     net = style.conv(net, width, 3, stride=stride, padding=1, groups=num_groups, name="conv2")
+    # A scale of 0 lets a unit start as the identity (Goyal et al. 2017); torchvision does not.
     net = replace(linear, scales=initializers.zeros).conv(net, depth, 1, name="conv3")
     return jax.nn.relu(shortcut + net)
 

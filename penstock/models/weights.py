@@ -165,6 +165,8 @@ def fit(
     averages = {name for name in names.values() if name + _AVERAGE in file.arrays}
     taken = averages if moving_averages else set()
     entries, problems = _match(file, names, table, taken)
+    # Keras's VGG takes blue, green, red. Its kernel is turned round rather than the images: then it
+    # is like any other network for every preprocessing, and nothing can forget to turn them.
     for kernel in found.reversed_kernels:
         if kernel in entries:
             entries[kernel] = np.ascontiguousarray(entries[kernel][..., ::-1, :])
@@ -271,6 +273,7 @@ def _find_num_classes(
     """Return the file's number of classes: the size of a bias that differs with 10 and 11."""
     biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
     found = [file.arrays[names[b]] for b in biases if names.get(b) in file.arrays]
+    # A file without its last layer: an error that `fit` reports.
     if not found:
         return model.num_classes
     return int(found[0].shape[-1])
