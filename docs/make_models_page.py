@@ -38,11 +38,11 @@ trainer = ps.Trainer(lenet.train_program, optax.sgd(0.1), infer_func=lenet.infer
 print(models.names("mobilenet*"), models.get("lenet").settings)
 ```
 
-- **Image** is the height and width in pixels that it was designed for, **classes** the number in its
-  published weights: 1001 have one for the background.
-- **Parameters** are the trained numbers, with those of auxiliary heads, **arrays** the number of arrays
-  that hold them, **statistics** batch norm's running means and variances. All are counted at 1000
-  classes where the weights have 1001.
+- **Image** is the height and width in pixels that it was designed for, **classes** the number in
+  its published weights: 1001 have one for the background.
+- **Parameters** are the trained numbers, with those of auxiliary heads, **arrays** the number of
+  arrays that hold them, **statistics** batch norm's running means and variances. All are counted
+  at 1000 classes where the weights have 1001.
 - **GMAC** is billions of multiply-adds of convolutions and dense layers for one image, without
   auxiliary heads, with products of padding. XLA's cost analysis of those operations gives the same
   (tests/models/test_cost_analysis.py).

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from penstock._errors import PreprocessingError, listed, message, nearest
 
-Sample = Mapping[Any, Any] | tuple[Any, ...]
+Sample = TypeVar("Sample", Mapping[Any, Any], tuple[Any, ...])
 
 
 class Host(Protocol):

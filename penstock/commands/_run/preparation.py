@@ -11,7 +11,7 @@ from penstock import _parameters, models, preprocessing
 from penstock.commands._flags import TrainFlags
 from penstock.commands._run.folder import RunFolder, find_run_folder, read_facts
 from penstock.commands._run.weights import find_weights
-from penstock.models.weights import find_preprocessing
+from penstock.models import weights as weight_files
 from penstock.preprocessing import Preprocessing
 
 
@@ -92,7 +92,7 @@ def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | No
       UnknownNameError: it is not registered here.
     """
     if not weights.is_dir():
-        return preprocessing_of_file(model, weights)
+        return weight_files.find_preprocessing(model, weights)
     description = _parameters.read_about(weights).get("preprocessing") or _read_from_run(weights)
     return None if description is None else preprocessing.restore(description)
 
