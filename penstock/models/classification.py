@@ -85,9 +85,7 @@ def classifier(
         if auxiliary_weight and "AuxLogits" in end_points:
             auxiliary = _cross_entropy(end_points["AuxLogits"], label, label_smoothing)
             loss = loss + auxiliary_weight * layers.mean(auxiliary)
-        # FastNN makes these terms too, but never adds them to the loss.
         loss = loss + _weight_decay(chosen)
-        # Among 5 classes or fewer the label always is.
         top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if num_classes > 5 else {}
         return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
 
@@ -103,6 +101,7 @@ def _check_label_smoothing(share: float) -> None:
 
 
 def _weight_decay(model: Model) -> jax.Array | float:
+    # FastNN makes these terms too, but never adds them to the loss.
     coefficient = model.settings.weight_decay
     return layers.weight_decay_loss(coefficient, model.decays) if coefficient else 0.0
 
