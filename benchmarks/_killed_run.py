@@ -65,7 +65,7 @@ def main(folder: Path, num_epochs: int, *, is_plain: bool) -> None:
     trainer.train(reader(), on_event, num_epochs=num_epochs)
     # After the run itself, and beside the public names: every array of the state, not only the
     # parameters.
-    leaves = [np.asarray(leaf) for leaf in jax.device_get(trainer.builder.pack(trainer._state))]
+    leaves = [np.asarray(leaf) for leaf in jax.device_get(trainer._engine.leaves)]
     np.savez(folder / "final.npz", *leaves)
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from penstock._errors import FeedError, ReaderError, listed
-from penstock.layers._frame import FeedSpec
+from penstock._program.requests import FeedSpec
 
 _LOGGER = logging.getLogger("penstock")
 

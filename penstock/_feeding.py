@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from penstock import _mesh
 from penstock._errors import FeedError, listed, nearest
-from penstock.layers._frame import FeedSpec
+from penstock._program.requests import FeedSpec
 
 HOST_FEED_LIMIT_BYTES = 1 << 16
 """Below this, on one device, a batch rides along with the launch: 11 us an array against 30 us for
@@ -25,7 +25,7 @@ BYTES = np.dtype(np.uint8)
 """What images are: they go to the device as they are, a quarter of the bytes of float32."""
 
 
-class Placed(NamedTuple):
+class DeviceBatch(NamedTuple):
     """A batch ready for a program: `feed` and `weights` padded to the program's batch size.
 
     With several steps in one launch every array has a leading step axis. `counts` is the number of
@@ -38,7 +38,7 @@ class Placed(NamedTuple):
     reader_state: Any = None
 
 
-def checked(
+def check_feed(
     feed: Mapping[str, Any], specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec]
 ) -> tuple[dict[str, Any], int]:
     """Return the arrays that `specs` name, in their declared shapes and dtypes, and their length.
@@ -180,7 +180,7 @@ class Feeder:
     Arguments:
       specs: the inputs the program needs.
       known: the inputs of any program of the builder; other names are errors.
-      num_parts: what each device's share must be a multiple of.
+      num_micro_batches: what each device's share must be a multiple of.
     """
 
     def __init__(
@@ -188,18 +188,18 @@ class Feeder:
         mesh: Mesh,
         specs: Mapping[str, FeedSpec],
         known: Mapping[str, FeedSpec],
-        num_parts: int = 1,
+        num_micro_batches: int = 1,
     ) -> None:
         self.mesh = mesh
         self.batch_size = 0
         self.is_single_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
         self._specs, self._known = specs, known
-        self._multiple = mesh.local_mesh.size * num_parts
+        self._multiple = mesh.local_mesh.size * num_micro_batches
         self._full_weights: dict[int, Any] = {}
         self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
 
     def fit(self, size: int) -> None:
-        """Make the batch size at least `size`, rounded up so that each device gets whole parts."""
+        """Make the batch size at least `size`, rounded up to whole micro-batches."""
         if size > self.batch_size:
             self.batch_size = -(-size // self._multiple) * self._multiple
             self._full_weights = {}
@@ -208,7 +208,7 @@ class Feeder:
                 for spec in self._specs.values()
             ]
 
-    def place(self, batches: Sequence[Mapping[str, Any]]) -> Placed:
+    def place(self, batches: Sequence[Mapping[str, Any]]) -> DeviceBatch:
         """Return batches checked, padded, stacked if they are several, and on the devices.
 
         Raises:
@@ -219,7 +219,7 @@ class Feeder:
         if weights is not None and self._are_ready(batches):
             counts, padded = (self.batch_size,) * steps, batches
         else:
-            ready = [checked(batch, self._specs, self._known) for batch in batches]
+            ready = [check_feed(batch, self._specs, self._known) for batch in batches]
             for _, size in ready:
                 self.fit(size)
             counts = tuple([size for _, size in ready])
@@ -230,7 +230,7 @@ class Feeder:
             feed = {name: _stacked([each[name] for each in padded]) for name in feed}
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = self._put(feed, _mesh.split(self.mesh, int(steps > 1)))
-        return Placed(feed, weights, counts)
+        return DeviceBatch(feed, weights, counts)
 
     def _are_ready(self, batches: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether batches need nothing done; a tenth of the time of finding out slowly.

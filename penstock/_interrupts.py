@@ -73,7 +73,7 @@ class Interrupts:
         self._raise()
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def open(self) -> Iterator[None]:
         """Let an interrupt be raised at once inside; one that came before is raised here."""
         was_open, self.is_open = self.is_open, True
         try:

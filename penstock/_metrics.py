@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock import _mesh
 from penstock._errors import ProgramError
 
 
@@ -148,9 +147,8 @@ def accumulate(
     structure: Structure,
     weights: jax.Array,
     total_weight: jax.Array,
-    num_devices: int,
 ) -> Accumulator:
-    """Add one batch's values, weighted by its examples. Runs inside a program."""
+    """Add a global batch's values, weighted by its examples. Runs inside a program."""
     scalars, array_sums = [], []
     for value, per_example in zip(values, structure.rows, strict=True):
         value = value.astype(jnp.float32)
@@ -158,8 +156,7 @@ def accumulate(
             (array_sums if value.ndim else scalars).append(value * total_weight)
             continue
         row_weights = jnp.repeat(weights, per_example) / per_example
-        weighted = jnp.tensordot(row_weights, value, axes=(0, 0))
-        array_sums.append(_mesh.psum(weighted, num_devices))
+        array_sums.append(jnp.tensordot(row_weights, value, axes=(0, 0)))
     return Accumulator(
         scalars=_add_pair(accumulator.scalars, jnp.stack([*scalars, total_weight])),
         arrays=tuple(
@@ -255,6 +252,11 @@ class LaunchValues:
     def num_steps(self) -> int:
         """Steps of the launch."""
         return len(self._counts)
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether an optimizer tells its learning rate."""
+        return bool(self._rates)
 
     @property
     def is_read(self) -> bool:

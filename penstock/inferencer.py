@@ -49,14 +49,14 @@ class Inferencer:
         ignore_extra: bool = False,
     ) -> None:
         self.builder = ProgramBuilder(infer_func=infer_func, place=place)
-        table = self.builder.parameter_shapes
+        table = self.builder.programs.network.table
         entries = _parameters.read(param_path)
         hint = "Is it the infer function of the network that was trained?"
         if not ignore_extra:
             hint += " Pass ignore_extra=True if it is meant to use only a part of the parameters."
         _parameters.check(param_path, entries, table, may_have_extra=ignore_extra, hint=hint)
         fitting = _parameters.fitting(entries, table)
-        self._variables = self.builder.own(_parameters.nested(fitting))
+        self._variables = self.builder.programs.copy(_parameters.nested(fitting))
 
     def infer(self, feed: Mapping[str, Any]) -> Any:
         """Return what the infer function returns, as numpy arrays in its structure.
@@ -76,4 +76,4 @@ class Inferencer:
         return _parameters.Parameters(lambda: self._variables, self._adopt)
 
     def _adopt(self, variables: Mapping[str, Any]) -> None:
-        self._variables = self.builder.own(variables)
+        self._variables = self.builder.programs.copy(variables)

@@ -7,7 +7,7 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock._batches import Fields, check_reader, length_of, one_pass
-from penstock.layers._frame import FeedSpec
+from penstock._program.requests import FeedSpec
 from tests.networks import Recorder, linear_data, linear_program, linear_reader, one_device
 
 SPECS = {

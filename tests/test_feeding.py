@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import _feeding, layers, readers
-from penstock.layers._frame import FeedSpec
+from penstock._program.requests import FeedSpec
 from tests.networks import eight_devices, linear_data, linear_program, one_device
 
 
@@ -22,7 +22,7 @@ BOTH = {**IMAGE, **LABEL}
 
 
 def checked(feed, specs=BOTH, known=BOTH):
-    return _feeding.checked(feed, specs, known)
+    return _feeding.check_feed(feed, specs, known)
 
 
 def error_of(feed, specs=BOTH, known=BOTH):
@@ -256,15 +256,15 @@ def test_reader_of_single_examples_is_refused_with_a_hint_at_readers_batch(train
 
 def test_feed_that_is_no_dict_is_refused_after_one_that_fitted(trainer):
     data = linear_data(2)
-    trainer.builder.place("train", [data])
+    trainer.builder.programs.place("train", [data])
     for wrong in ((data["x"], data["y"]), [data["x"], data["y"]]):
         with pytest.raises(ps.FeedError, match=f"feed got {type(wrong).__name__}, expected a dict"):
-            trainer.builder.place("train", [wrong])
+            trainer.builder.programs.place("train", [wrong])
 
 
 def test_unknown_mode_is_refused_with_the_nearest_name(trainer):
     with pytest.raises(ps.UnknownNameError) as caught:
-        trainer.builder.place("trian", [linear_data(2)])
+        trainer.builder.programs.place("trian", [linear_data(2)])
     assert str(caught.value) == (
         "place got the mode 'trian', expected one of 'train', 'test'. Did you mean 'train'?"
     )
@@ -280,7 +280,7 @@ def builder_on(place):
 def place(builder, *sizes):
     """Place batches of ones of the given sizes for one launch."""
     batches = [{"x": np.ones((n, 4), np.float32), "y": np.ones((n, 1), np.float32)} for n in sizes]
-    return builder.place("train", batches)
+    return builder.programs.place("train", batches)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_padding_repeats_the_last_example():
     builder = builder_on(one_device)
     place(builder, 4)
     data = linear_data(2)
-    placed = builder.place("train", [data])
+    placed = builder.programs.place("train", [data])
     np.testing.assert_array_equal(placed.feed["x"], data["x"][[0, 1, 1, 1]])
     np.testing.assert_array_equal(placed.feed["y"], data["y"][[0, 1, 1, 1]])
 
@@ -337,13 +337,13 @@ def test_batch_on_one_cpu_device_stays_in_host_memory_until_its_launch():
     builder = builder_on(one_device)
     data = linear_data(2000)
     for _ in range(2):
-        assert builder.place("train", [data]).feed["x"] is data["x"]
+        assert builder.programs.place("train", [data]).feed["x"] is data["x"]
 
 
 def test_batch_on_the_device_stays_there():
     builder = builder_on(one_device)
     data = {name: jnp.asarray(value) for name, value in linear_data(4).items()}
-    placed = builder.place("train", [data])
+    placed = builder.programs.place("train", [data])
     pointers = [value.unsafe_buffer_pointer() for value in data.values()]
     assert [value.unsafe_buffer_pointer() for value in placed.feed.values()] == pointers
 
@@ -351,7 +351,7 @@ def test_batch_on_the_device_stays_there():
 def test_train_and_test_have_batch_sizes_of_their_own():
     builder = builder_on(one_device)
     place(builder, 4)
-    assert builder.place("test", [linear_data(2)]).feed["x"].shape == (2, 4)
+    assert builder.programs.place("test", [linear_data(2)]).feed["x"].shape == (2, 4)
 
 
 def test_bytes_are_placed_as_bytes_and_give_what_floats_give():
@@ -361,7 +361,7 @@ def test_bytes_are_placed_as_bytes_and_give_what_floats_give():
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1])
     batch = np.arange(32, dtype=np.uint8).reshape(8, 4)
     for _ in range(2):  # the second goes the short way
-        assert builder.place("train", [{"image": batch}]).feed["image"].dtype == np.uint8
+        assert builder.programs.place("train", [{"image": batch}]).feed["image"].dtype == np.uint8
     state = builder.init()
     assert builder.test(state, {"image": batch}) == builder.test(
         state, {"image": batch.astype(np.float32)}

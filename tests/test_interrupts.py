@@ -84,7 +84,7 @@ def test_ctrl_c_in_a_reader_interrupts_training_at_once(trainer):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(trainer, moment, monkeypatch):
-    launch = trainer.builder.launch
+    launch = trainer.builder.programs.launch
 
     def interrupted_launch(*args):
         if moment == "before":
@@ -96,7 +96,7 @@ def test_ctrl_c_during_a_launch_is_held_until_the_new_state_is_stored(trainer, m
 
     recorder = Recorder()
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.builder, "launch", interrupted_launch)
+        patch.setattr(trainer.builder.programs, "launch", interrupted_launch)
         with pytest.raises(KeyboardInterrupt):
             trainer.train(linear_reader(), recorder)
     assert recorder.lines[-2:] == ["EndStep 0 0", "EndTraining interrupted"]
@@ -116,7 +116,7 @@ def test_ctrl_c_that_nothing_checked_is_raised_at_the_end():
 
 
 def test_ctrl_c_while_open_is_raised_at_once():
-    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.opened():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.open():  # noqa: PT012
         press_ctrl_c()
         raise AssertionError("went on after the interrupt")
 

@@ -33,7 +33,7 @@ def summed(values, weights):
         def body(sums, pair):
             value, count = pair
             ones = jnp.ones(1)
-            return accumulate(sums, [value], each, ones, count, num_devices=1), None
+            return accumulate(sums, [value], each, ones, count), None
 
         return jax.lax.scan(body, _metrics.zeros(each, [()]), (values, weights))[0]
 
@@ -80,7 +80,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_with_the_examples_weights
     for value, scalar, count in zip(rows, scalars, counts, strict=True):
         weights = (jnp.arange(4) < count).astype(jnp.float32)
         values = [jnp.asarray(value, jnp.float32), jnp.float32(scalar)]
-        sums = accumulate(sums, values, each, weights, jnp.sum(weights), num_devices=1)
+        sums = accumulate(sums, values, each, weights, jnp.sum(weights))
     row_mean, scalar_mean = means(sums, each)
     np.testing.assert_allclose(row_mean, (rows[0].sum(0) + rows[1, 0]) / 5, rtol=1e-6)
     np.testing.assert_allclose(scalar_mean, (5 * 4 + 8 * 1) / 5, rtol=1e-6)

@@ -68,7 +68,7 @@ def _import(argv: list[str]) -> None:
     initial = _parameters.flatten(builder.init().variables) if weights.left_initial else {}
     entries = {
         key: initial[key] if (name := "/".join(key[1])) in weights.left_initial else weights[name]
-        for key in builder.parameter_shapes
+        for key in builder.programs.network.table
     }
     about = describe_weights(chosen, weights.left_initial)
     _parameters.save(flags.output, _parameters.nested(entries), about=about)

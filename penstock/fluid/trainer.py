@@ -248,7 +248,7 @@ class Trainer(trainer.Trainer):
         Raises:
           ValueError: there is no input of that name, or no value at that position.
         """
-        inputs = self.builder.inputs("train")
+        inputs = self.builder.programs.network.inputs("train")
         for name in feeded_var_names or ():
             if name not in inputs:
                 raise ValueError(
@@ -256,7 +256,7 @@ class Trainer(trainer.Trainer):
                     f"{listed(inputs)}. They are those of train_func."
                     + nearest(str(name), list(inputs))
                 )
-        counts = [len(each.rows) for each in self.builder.structures.values()]
+        counts = [len(each.rows) for each in self.builder.programs.structures.values()]
         for index in target_var_indexes or ():
             if not isinstance(index, int) or not 0 <= index < max(counts):
                 raise ValueError(

@@ -50,7 +50,7 @@ class Monitor:
         """
         parts = {
             name: each.build([0.0 if is_scalar else None for is_scalar in each.is_scalar])
-            for name, each in trainer.builder.structures.items()
+            for name, each in trainer.builder.programs.structures.items()
         }
         metrics = next(iter(parts.values())) if len(parts) == 1 else parts
         self._check(name_scalars(metrics, self._names))

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock.layers import _arguments, _taps
-from penstock.layers._arguments import DataFormat, Pair, Pairs
+from penstock.layers import _depthwise_taps as taps
+from penstock.layers import arguments
+from penstock.layers.arguments import DataFormat, Pair, Pairs
 
 # Each tap is a term of one compiled sum, which a few hundred would make slow to compile.
 _MOST_TAPS = 121
@@ -104,7 +105,7 @@ def _by_platform(
     """Return the convolution of each channel, by taps on CPU."""
 
     def by_taps(x: jax.Array, w: jax.Array) -> jax.Array:
-        y = _taps.convolved(_channels_last(x, data_format), w, *geometry.steps)
+        y = taps.convolved(_channels_last(x, data_format), w, *geometry.steps)
         return _channels_back(y, data_format)
 
     def in_groups(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -131,8 +132,8 @@ def _depthwise_backward(
 ) -> tuple[jax.Array, jax.Array]:
     def by_taps(dy: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         dy, x = (_channels_last(each, data_format) for each in (dy, x))
-        dx = _taps.image_gradient(dy, x, w, *geometry.steps)
-        return _channels_back(dx, data_format), _taps.kernel_gradient(dy, x, w, *geometry.steps)
+        dx = taps.image_gradient(dy, x, w, *geometry.steps)
+        return _channels_back(dx, data_format), taps.kernel_gradient(dy, x, w, *geometry.steps)
 
     def in_groups(dy: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         _, transposed = jax.vjp(lambda x, w: _general(x, w, geometry, data_format), x, w)
@@ -157,8 +158,8 @@ def as_steps(
 ) -> tuple[Pair, Pair]:
     """Return stride and dilation as pairs."""
     return (
-        _arguments.as_pair(layer, "stride", stride, 1),
-        _arguments.as_pair(layer, "dilation", dilation, 1),
+        arguments.as_pair(layer, "stride", stride, 1),
+        arguments.as_pair(layer, "dilation", dilation, 1),
     )
 
 

@@ -11,14 +11,16 @@ from flax import nnx
 
 from penstock import _mesh
 from penstock._errors import ProgramError
-from penstock.layers import _frame, _noise
+from penstock._program import draws
+from penstock._program.frame import Frame, current_frame
+from penstock._program.requests import ParameterSpec
 from penstock.layers.batch_norm import counts_examples, sync_statistics
 from penstock.layers.parameter_trees import weight_spec
 
 Path = tuple[str, ...]
 
 
-def bind(frame: _frame.Frame, path: Path, module: Any) -> Callable[..., Any]:
+def bind(frame: Frame, path: Path, module: Any) -> Callable[..., Any]:
     """Return a function that calls `module`, or a method of one, with the frame's variables."""
     owner, method = getattr(module, "__self__", module), getattr(module, "__name__", "__call__")
     if not isinstance(owner, nnx.Module):
@@ -42,9 +44,9 @@ def bind(frame: _frame.Frame, path: Path, module: Any) -> Callable[..., Any]:
 class _Bound:
     """One call of a module: its copy, and what the copy's variables were before."""
 
-    def __init__(self, frame: _frame.Frame, path: Path, module: nnx.Module) -> None:
+    def __init__(self, frame: Frame, path: Path, module: nnx.Module) -> None:
         self.frame = frame
-        self.specs: dict[Any, _frame.ParameterSpec] = {}
+        self.specs: dict[Any, ParameterSpec] = {}
         graph, state = nnx.split(module)
         own = dict(nnx.to_flat_state(state))
         self.before = {
@@ -60,7 +62,7 @@ class _Bound:
             _follow_examples(each, (*path, *map(str, keys)), self._is_frozen(keys))
 
     def in_precision(self, value: Any) -> Any:
-        return self.frame.in_precision(value) if isinstance(value, jax.Array) else value
+        return self.frame.cast(value) if isinstance(value, jax.Array) else value
 
     def keep(self) -> None:
         """Store the new running statistics; refuse what else the call has changed.
@@ -77,7 +79,7 @@ class _Bound:
         for keys, value in changed.items():
             spec = self.specs.get(keys)
             if spec is not None and spec.collection == "batch_stats":
-                self.frame.update(spec, self._over_devices(value).astype(spec.dtype))
+                self.frame.requests.update(spec, self._over_devices(value).astype(spec.dtype))
             elif keys[-1] != "count" or keys not in self.before:
                 raise ProgramError(
                     f"layers.nnx_module got a module that changes {'.'.join(map(str, keys))!r} "
@@ -102,8 +104,8 @@ class _Bound:
             # The variable itself is kept too: an id is unique only while its object lives.
             path = frame.nnx_paths.setdefault(id(variable), (path, variable))[0]
             self.specs[keys] = spec = weight_spec(path, value, collection)
-            found = frame.parameter(spec)
-            return frame.in_precision(found) if collection == "params" else found
+            found = frame.requests.parameter(spec)
+            return frame.cast(found) if collection == "params" else found
         return value
 
     def _is_frozen(self, keys: Any) -> bool:
@@ -112,10 +114,10 @@ class _Bound:
 
     def _over_devices(self, value: jax.Array) -> jax.Array:
         """Return the mean of a statistic over the devices, each counted by its examples."""
-        count, num_devices = jnp.sum(self.frame.weights), self.frame.num_averaged
+        count, num_devices = jnp.sum(self.frame.examples.weights), self.frame.examples.num_averaged
         if num_devices == 1:
             return value
-        return _mesh.psum(value * (count / self.frame.total_weight), num_devices)
+        return _mesh.psum(value * (count / self.frame.examples.total_weight), num_devices)
 
 
 def _at(module: Any, keys: Any) -> Any:
@@ -141,9 +143,9 @@ class _Dropout(nnx.Dropout):
         if isinstance(source, nnx.Rngs):
             source = source[self.rng_collection]
         key = source if isinstance(source, jax.Array) else source()
-        frame = _frame.current("nnx_module")
+        frame = current_frame("nnx_module")
         path, dims = self._penstock_path, self.broadcast_dims
-        return _noise.drop_elements(frame, inputs, key, self.rate, dims, path)
+        return draws.drop_elements(frame, inputs, key, self.rate, dims, path)
 
 
 class _BatchNorm(nnx.BatchNorm):
@@ -155,7 +157,7 @@ class _BatchNorm(nnx.BatchNorm):
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
     ) -> jax.Array:
-        frame = _frame.current("nnx_module")
+        frame = current_frame("nnx_module")
         given = self.use_running_average if use_running_average is None else use_running_average
         is_running = given or self._penstock_is_frozen
         if (
@@ -163,7 +165,7 @@ class _BatchNorm(nnx.BatchNorm):
             or mask is not None
             or not counts_examples(frame, x, self.axis, self._penstock_path)
         ):
-            return frame.in_precision(super().__call__(x, is_running, mask=mask))
+            return frame.cast(super().__call__(x, is_running, mask=mask))
         running = (self.mean.get_value(), self.var.get_value())
         *batch, after = sync_statistics(frame, x, self.axis, running, self.momentum)
         self.mean.set_value(batch[0])
@@ -171,7 +173,7 @@ class _BatchNorm(nnx.BatchNorm):
         y = super().__call__(x, True)
         self.mean.set_value(after[0])
         self.var.set_value(after[1])
-        return frame.in_precision(y)
+        return frame.cast(y)
 
 
 def _follow_examples(module: Any, path: Path, is_frozen: bool) -> None:

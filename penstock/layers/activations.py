@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, listed, nearest
-from penstock.layers import _frame
-from penstock.layers._widening import widened
+from penstock._program.frame import remember_logits
+from penstock._program.precision import widen
 
 
 def relu(x: jax.Array) -> jax.Array:
@@ -154,10 +154,10 @@ def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     >>> softmax(jnp.zeros([1, 2])).tolist()
     [[0.5, 0.5]]
     """
-    logits = widened(input)
+    logits = widen(input)
     probabilities = jax.nn.softmax(logits, axis=axis)
     if axis in (-1, logits.ndim - 1):
-        _frame.remember_logits(probabilities, logits)
+        remember_logits(probabilities, logits)
     return probabilities
 
 

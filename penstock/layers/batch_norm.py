@@ -11,11 +11,15 @@ from jax.nn import initializers
 
 from penstock import _mesh
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame, _noise
-from penstock.layers._arguments import DataFormat
-from penstock.layers._widening import widened
+from penstock._program.examples import PER_DEVICE_SCOPE, align
+from penstock._program.frame import Frame, current_frame
+from penstock._program.names import check_choice
+from penstock._program.precision import widen
+from penstock._program.requests import ParameterSpec
+from penstock.layers import arguments
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, scaled, shifted
+from penstock.layers.arguments import DataFormat
+from penstock.layers.parameters import Attr, apply_scale, apply_shift
 
 
 def batch_norm(
@@ -62,26 +66,26 @@ def batch_norm(
     >>> sorted(builder.init().variables["batch_stats"]["batch_norm_0"])
     ['mean', 'variance']
     """
-    frame = _frame.current("batch_norm")
+    frame = current_frame("batch_norm")
     x = _checked(jnp.asarray(input), momentum, data_format)
-    axis = _arguments.channel_axis(x, data_format)
-    path = frame.layer("batch_norm", name)
+    axis = arguments.channel_axis(x, data_format)
+    path = frame.names.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
-    mean, variance = (lax.stop_gradient(frame.parameter(spec)) for spec in specs)
+    mean, variance = (lax.stop_gradient(frame.requests.parameter(spec)) for spec in specs)
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
         running, how = (mean, variance), (sync, unbiased_running_variance)
         mean, variance, steps = _batch_statistics(frame, x, axis, running, *how)
         _move(frame, specs, running, steps, momentum, momentum_warmup)
     # One product and one sum: Inception trains 1.14 times as long with the mean first.
     inverse = lax.rsqrt(variance.astype(jnp.result_type(x, variance)) + epsilon)
-    factor = scaled(inverse, path, param_attr, axis=0, layer="batch_norm")
-    offset = shifted(-mean * factor, path, bias_attr, axis=0, layer="batch_norm")
-    y = x * _frame.along(factor, x.ndim, axis) + _frame.along(offset, x.ndim, axis)
-    return activate(frame.in_precision(y), act, "batch_norm")
+    factor = apply_scale(frame, inverse, path, param_attr, axis=0, layer="batch_norm")
+    offset = apply_shift(frame, -mean * factor, path, bias_attr, axis=0, layer="batch_norm")
+    y = x * align(factor, x.ndim, axis) + align(offset, x.ndim, axis)
+    return activate(frame.cast(y), act, "batch_norm")
 
 
 def _batch_statistics(
-    frame: _frame.Frame,
+    frame: Frame,
     x: jax.Array,
     axis: int,
     running: tuple[jax.Array, jax.Array],
@@ -90,14 +94,16 @@ def _batch_statistics(
     is_batch: bool | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Return mean, variance, and how far the global batch's are from the running ones."""
-    is_batch = frame.rows_per_example(x) > 0 if is_batch is None else is_batch
-    weights = frame.row_weights(x.shape[0]) if is_batch else jnp.ones(x.shape[:1], jnp.float32)
-    with frame.noted(_frame.PER_DEVICE_SCOPE):
+    is_batch = frame.examples.count_rows(x) > 0 if is_batch is None else is_batch
+    weights = (
+        frame.examples.row_weights(x.shape[0]) if is_batch else jnp.ones(x.shape[:1], jnp.float32)
+    )
+    with frame.examples.note(PER_DEVICE_SCOPE):
         return _statistics(frame, x, weights, axis, running, sync, is_unbiased)
 
 
 def _statistics(
-    frame: _frame.Frame,
+    frame: Frame,
     x: jax.Array,
     weights: jax.Array,
     axis: int,
@@ -113,14 +119,14 @@ def _statistics(
     0.3 at every step.
     """
     num_rows, channels = x.shape[0], x.shape[axis]
-    offsets = widened(x) - _frame.along(running[0], x.ndim, axis)
+    offsets = widen(x) - align(running[0], x.ndim, axis)
     # Row sums first: weights times [B, C] costs nothing, times the images a tenth of the layer.
     others = tuple(i for i in range(1, x.ndim) if i != axis)
     of_rows = (jnp.sum(offsets, others), jnp.sum(offsets * offsets, others))
-    total, total_of_squares = (jnp.sum(_frame.along(weights, 2, 0) * s, 0) for s in of_rows)
+    total, total_of_squares = (jnp.sum(align(weights, 2, 0) * s, 0) for s in of_rows)
     sums = (total, total_of_squares, jnp.sum(weights) * (x.size // (num_rows * channels)))
     if sync:
-        sums = _mesh.psum(sums, frame.num_devices)
+        sums = _mesh.psum(sums, frame.examples.num_devices)
     # A device that holds nothing but padding has sums of 0 and count 0: no nan, and no say below.
     total, total_of_squares, count = sums
     offset = total / jnp.maximum(count, 1)
@@ -130,14 +136,14 @@ def _statistics(
     estimate = variance * (count / jnp.maximum(count - 1, 1)) if is_unbiased else variance
     steps = lax.stop_gradient((total, (estimate - running[1]) * count, count))
     if not sync:
-        steps = _mesh.psum(steps, frame.num_averaged)
+        steps = _mesh.psum(steps, frame.examples.num_averaged)
     examples = jnp.maximum(steps[2], 1)
     return running[0] + offset, variance, (steps[0] / examples, steps[1] / examples)
 
 
 def _move(
-    frame: _frame.Frame,
-    specs: tuple[_frame.ParameterSpec, _frame.ParameterSpec],
+    frame: Frame,
+    specs: tuple[ParameterSpec, ParameterSpec],
     running: tuple[jax.Array, jax.Array],
     steps: tuple[jax.Array, jax.Array],
     momentum: float,
@@ -147,11 +153,11 @@ def _move(
     step = frame.global_step.astype(jnp.float32)
     kept = jnp.minimum(momentum, (1 + step) / (10 + step)) if is_warmed_up else momentum
     for spec, old, way in zip(specs, running, steps, strict=True):
-        frame.update(spec, (old + (1 - kept) * way).astype(old.dtype))
+        frame.requests.update(spec, (old + (1 - kept) * way).astype(old.dtype))
 
 
 def sync_statistics(
-    frame: _frame.Frame,
+    frame: Frame,
     x: jax.Array,
     axis: int,
     running: tuple[jax.Array, jax.Array],
@@ -166,16 +172,18 @@ def sync_statistics(
     return mean, variance, (new_mean, new_variance)
 
 
-def counts_examples(frame: _frame.Frame, x: jax.Array, axis: Any, path: tuple[str, ...]) -> bool:
+def counts_examples(frame: Frame, x: jax.Array, axis: Any, path: tuple[str, ...]) -> bool:
     """Return whether a flax batch norm is over the examples: `axis` is that of its features."""
-    return isinstance(axis, int) and axis % x.ndim > 0 and _noise.module_rows(frame, path, x) > 0
+    return (
+        isinstance(axis, int)
+        and axis % x.ndim > 0
+        and frame.examples.rows.answer_module(path, x.shape) > 0
+    )
 
 
-def _statistics_specs(
-    path: tuple[str, ...], size: int
-) -> tuple[_frame.ParameterSpec, _frame.ParameterSpec]:
+def _statistics_specs(path: tuple[str, ...], size: int) -> tuple[ParameterSpec, ParameterSpec]:
     mean, variance = (
-        _frame.ParameterSpec(
+        ParameterSpec(
             path=(*path, leaf),
             collection="batch_stats",
             shape=(size,),
@@ -189,7 +197,7 @@ def _statistics_specs(
 
 
 def _checked(x: jax.Array, momentum: float, data_format: str) -> jax.Array:
-    _frame.check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
     if x.ndim < 2:
         raise ProgramError(
             f"layers.batch_norm got an input of shape {x.shape}, expected at least [B, C]. Each "

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
-from penstock.layers._arguments import DataFormat, Padding, Pair, Pairs
+from penstock._program.frame import current_frame
+from penstock.layers import arguments
 from penstock.layers._convolution import Geometry, as_steps, convolve, reach_of
 from penstock.layers.activations import activate
-from penstock.layers.parameters import XAVIER, Attr, normal, parameter, shifted
+from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
+from penstock.layers.parameters import XAVIER, Attr, apply_shift, normal, parameter
 
 
 def conv2d(
@@ -58,23 +59,23 @@ def conv2d(
     >>> builder.init().variables["params"]["conv2d_0"]["w"].shape
     (5, 5, 3, 4)
     """
-    frame = _frame.current("conv2d")
+    frame = current_frame("conv2d")
     x = jnp.asarray(input)
-    channels, sizes = _arguments.check_image("conv2d", x, data_format)
+    channels, sizes = arguments.check_image("conv2d", x, data_format)
     _check_groups("conv2d", channels, num_filters, groups)
-    kernel = _arguments.as_pair("conv2d", "filter_size", filter_size, 1)
+    kernel = arguments.as_pair("conv2d", "filter_size", filter_size, 1)
     strides, dilations = as_steps("conv2d", stride, dilation)
     reach = reach_of(kernel, dilations)
-    pads = _arguments.as_padding("conv2d", "padding", padding, sizes, reach, strides)
-    _arguments.check_fits("conv2d", x, sizes, reach, pads)
-    path = frame.layer("conv2d", name)
+    pads = arguments.as_padding("conv2d", "padding", padding, sizes, reach, strides)
+    arguments.check_fits("conv2d", x, sizes, reach, pads)
+    path = frame.names.layer("conv2d", name)
     shape = (*kernel, channels // groups, num_filters)
     default = normal(math.sqrt(2.0 / math.prod(shape[:3])))
-    w = parameter(path, "w", shape, default, param_attr, layer="conv2d")
+    w = parameter(frame, path, "w", shape, default, param_attr, layer="conv2d")
     geometry = Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
-    y = convolve(*frame.promoted(x, w), geometry, data_format)
-    axis = _arguments.channel_axis(y, data_format)
-    y = shifted(y, path, bias_attr, axis=axis, layer="conv2d", leaf="b")
+    y = convolve(*frame.promote(x, w), geometry, data_format)
+    axis = arguments.channel_axis(y, data_format)
+    y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="conv2d", leaf="b")
     return activate(y, act, "conv2d")
 
 
@@ -120,20 +121,20 @@ def conv2d_transpose(
     >>> builder.infer(builder.init(), {"x": [[[[0.0] * 3] * 4] * 4]}).shape
     (1, 8, 8, 8)
     """
-    frame = _frame.current("conv2d_transpose")
+    frame = current_frame("conv2d_transpose")
     x = jnp.asarray(input)
-    channels, sizes = _arguments.check_image("conv2d_transpose", x, data_format)
+    channels, sizes = arguments.check_image("conv2d_transpose", x, data_format)
     _check_groups("conv2d_transpose", channels, num_filters, groups)
     strides, dilations = as_steps("conv2d_transpose", stride, dilation)
-    pads = _arguments.as_pair("conv2d_transpose", "padding", padding, 0)
+    pads = arguments.as_pair("conv2d_transpose", "padding", padding, 0)
     kernel, edges = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
-    path = frame.layer("conv2d_transpose", name)
+    path = frame.names.layer("conv2d_transpose", name)
     shape = (*kernel, channels // groups, num_filters)
-    w = parameter(path, "w", shape, XAVIER, param_attr, layer="conv2d_transpose")
+    w = parameter(frame, path, "w", shape, XAVIER, param_attr, layer="conv2d_transpose")
     geometry = Geometry(spread=strides, dilations=dilations, pads=edges, groups=groups)
-    y = convolve(*frame.promoted(x, jnp.flip(w, (0, 1))), geometry, data_format)
-    axis = _arguments.channel_axis(y, data_format)
-    y = shifted(y, path, bias_attr, axis=axis, layer="conv2d_transpose", leaf="b")
+    y = convolve(*frame.promote(x, jnp.flip(w, (0, 1))), geometry, data_format)
+    axis = arguments.channel_axis(y, data_format)
+    y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="conv2d_transpose", leaf="b")
     return activate(y, act, "conv2d_transpose")
 
 
@@ -148,9 +149,9 @@ def _fit_output(
     """Return the kernel's size, and the zeros to put around the spread input."""
     first = [(size - 1) * s - 2 * p for size, s, p in zip(sizes, strides, pads, strict=True)]
     if filter_size is not None:
-        kernel = _arguments.as_pair("conv2d_transpose", "filter_size", filter_size, 1)
+        kernel = arguments.as_pair("conv2d_transpose", "filter_size", filter_size, 1)
     elif output_size is not None:
-        wanted = _arguments.as_pair("conv2d_transpose", "output_size", output_size, 1)
+        wanted = arguments.as_pair("conv2d_transpose", "output_size", output_size, 1)
         sides = [(w - f - 1) // d + 1 for w, f, d in zip(wanted, first, dilations, strict=True)]
         kernel = (sides[0], sides[1])
     else:
@@ -160,7 +161,7 @@ def _fit_output(
         )
     least = [f + reach for f, reach in zip(first, reach_of(kernel, dilations), strict=True)]
     size = least if output_size is None else output_size
-    total = _arguments.as_pair("conv2d_transpose", "output_size", size, 1)
+    total = arguments.as_pair("conv2d_transpose", "output_size", size, 1)
     extra = (total[0] - least[0], total[1] - least[1])
     if min(kernel) < 1 or not all(0 <= e < s for e, s in zip(extra, strides, strict=True)):
         raise ProgramError(

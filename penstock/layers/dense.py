@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers import _frame
+from penstock._program.frame import current_frame
 from penstock.layers.activations import activate
-from penstock.layers.parameters import XAVIER, Attr, parameter, shifted
+from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 
 
 def fc(
@@ -50,9 +50,9 @@ def fc(
     >>> params["fc_0"]["w"].shape, params["fc_0"]["b"].shape
     ((64, 10), (10,))
     """
-    frame = _frame.current("fc")
+    frame = current_frame("fc")
     inputs, attrs = _inputs_and_attrs(input, param_attr)
-    path = frame.layer("fc", name)
+    path = frame.names.layer("fc", name)
     total: Any = None
     for number, (x, attr) in enumerate(zip(inputs, attrs, strict=True)):
         if not 1 <= num_flatten_dims < max(x.ndim, 2):
@@ -63,11 +63,11 @@ def fc(
             )
         leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
         leaf = f"w_{number}" if len(inputs) > 1 else "w"
-        w = parameter(path, leaf, [features, size], XAVIER, attr, layer="fc")
-        x, w = frame.promoted(x.reshape(*leading, features), w)
+        w = parameter(frame, path, leaf, [features, size], XAVIER, attr, layer="fc")
+        x, w = frame.promote(x.reshape(*leading, features), w)
         product = x @ w
         total = product if total is None else total + product
-    total = shifted(total, path, bias_attr, axis=-1, layer="fc", leaf="b")
+    total = apply_shift(frame, total, path, bias_attr, axis=-1, layer="fc", leaf="b")
     return activate(total, act, "fc")
 
 
@@ -115,7 +115,7 @@ def embedding(
     >>> builder.infer(builder.init(), {"word": [[3], [7]]}).shape
     (2, 16)
     """
-    frame = _frame.current("embedding")
+    frame = current_frame("embedding")
     ids = jnp.asarray(input)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ProgramError(
@@ -124,12 +124,12 @@ def embedding(
         )
     if ids.ndim > 1 and ids.shape[-1] == 1:
         ids = ids[..., 0]
-    path = frame.layer("embedding", name)
-    table = parameter(path, "w", size, XAVIER, param_attr, layer="embedding")
+    path = frame.names.layer("embedding", name)
+    table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding")
     # A negative id would count from the end; one behind the end reads as nan.
     ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
     rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
-    rows = frame.in_precision(rows)
+    rows = frame.cast(rows)
     if padding_idx is not None:
         rows = jnp.where((ids == padding_idx % table.shape[0])[..., None], 0, rows)
     return rows

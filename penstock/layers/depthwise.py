@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
-from penstock.layers._arguments import DataFormat, Padding
+from penstock._program.frame import Frame, current_frame
+from penstock.layers import arguments
 from penstock.layers._convolution import Geometry, as_steps, convolve, reach_of
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, normal, parameter, shifted
+from penstock.layers.arguments import DataFormat, Padding
+from penstock.layers.parameters import Attr, apply_shift, normal, parameter
 
 
 def depthwise_conv2d(
@@ -56,17 +57,17 @@ def depthwise_conv2d(
     >>> builder.init().variables["params"]["depthwise_conv2d_0"]["depthwise"].shape
     (3, 3, 3, 1)
     """
-    frame = _frame.current("depthwise_conv2d")
+    frame = current_frame("depthwise_conv2d")
     x = jnp.asarray(input)
-    path = frame.layer("depthwise_conv2d", name)
+    path = frame.names.layer("depthwise_conv2d", name)
     geometry, kernel = _geometry(
         "depthwise_conv2d", x, filter_size, stride, padding, dilation, data_format
     )
     shape = (*kernel, geometry.groups, depth_multiplier)
-    w = _depthwise_kernel("depthwise_conv2d", path, "depthwise", shape, param_attr)
-    y = convolve(*frame.promoted(x, w), geometry, data_format)
-    axis = _arguments.channel_axis(y, data_format)
-    y = shifted(y, path, bias_attr, axis=axis, layer="depthwise_conv2d", leaf="b")
+    w = _depthwise_kernel(frame, "depthwise_conv2d", path, "depthwise", shape, param_attr)
+    y = convolve(*frame.promote(x, w), geometry, data_format)
+    axis = arguments.channel_axis(y, data_format)
+    y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="depthwise_conv2d", leaf="b")
     return activate(y, act, "depthwise_conv2d")
 
 
@@ -113,21 +114,21 @@ def separable_conv2d(
     {'b': (16,), 'depthwise': (3, 3, 3, 1), 'w': (1, 1, 3, 16)}
     """
     layer = "separable_conv2d"
-    frame = _frame.current(layer)
+    frame = current_frame(layer)
     x = jnp.asarray(input)
-    path = frame.layer(layer, name)
+    path = frame.names.layer(layer, name)
     geometry, kernel = _geometry(layer, x, filter_size, stride, padding, dilation, data_format)
     _check_filters(num_filters)
     shape = (*kernel, geometry.groups, depth_multiplier)
-    depthwise = _depthwise_kernel(layer, path, "depthwise", shape, depthwise_attr)
+    depthwise = _depthwise_kernel(frame, layer, path, "depthwise", shape, depthwise_attr)
     features = depthwise.shape[-1]
     default = normal(math.sqrt(2.0 / features))
-    w = parameter(path, "w", (1, 1, features, num_filters), default, param_attr, layer=layer)
-    y = convolve(*frame.promoted(x, depthwise), geometry, data_format)
+    w = parameter(frame, path, "w", (1, 1, features, num_filters), default, param_attr, layer=layer)
+    y = convolve(*frame.promote(x, depthwise), geometry, data_format)
     pointwise = Geometry(dilations=(1, 1), pads=((0, 0), (0, 0)), groups=1)
-    y = convolve(*frame.promoted(y, w), pointwise, data_format)
-    axis = _arguments.channel_axis(y, data_format)
-    y = shifted(y, path, bias_attr, axis=axis, layer=layer, leaf="b")
+    y = convolve(*frame.promote(y, w), pointwise, data_format)
+    axis = arguments.channel_axis(y, data_format)
+    y = apply_shift(frame, y, path, bias_attr, axis=axis, layer=layer, leaf="b")
     return activate(y, act, layer)
 
 
@@ -148,16 +149,17 @@ def _geometry(
     dilation: int | Sequence[int],
     data_format: DataFormat,
 ) -> tuple[Geometry, tuple[int, int]]:
-    channels, sizes = _arguments.check_image(layer, x, data_format)
-    kernel = _arguments.as_pair(layer, "filter_size", filter_size, 1)
+    channels, sizes = arguments.check_image(layer, x, data_format)
+    kernel = arguments.as_pair(layer, "filter_size", filter_size, 1)
     strides, dilations = as_steps(layer, stride, dilation)
     reach = reach_of(kernel, dilations)
-    pads = _arguments.as_padding(layer, "padding", padding, sizes, reach, strides)
-    _arguments.check_fits(layer, x, sizes, reach, pads)
+    pads = arguments.as_padding(layer, "padding", padding, sizes, reach, strides)
+    arguments.check_fits(layer, x, sizes, reach, pads)
     return Geometry(strides=strides, dilations=dilations, pads=pads, groups=channels), kernel
 
 
 def _depthwise_kernel(
+    frame: Frame,
     layer: str,
     path: tuple[str, ...],
     leaf: str,
@@ -172,5 +174,5 @@ def _depthwise_kernel(
             "how many filters each channel gets. 1 is usual."
         )
     default = normal(math.sqrt(2.0 / (height * width)))
-    w = parameter(path, leaf, shape, default, attr, layer=layer)
+    w = parameter(frame, path, leaf, shape, default, attr, layer=layer)
     return w.reshape(height, width, 1, channels * multiplier)

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers import _frame, _noise
+from penstock._program import draws
+from penstock._program.frame import current_frame
+from penstock._program.names import check_choice
 
 
 def dropout(
@@ -42,8 +44,8 @@ def dropout(
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[1.0, 2.0]]
     """
-    frame = _frame.current("dropout")
-    _frame.check_choice(
+    frame = current_frame("dropout")
+    check_choice(
         "layers.dropout",
         "dropout_implementation",
         dropout_implementation,
@@ -57,13 +59,13 @@ def dropout(
     x = jnp.asarray(x)
     keep_prob = 1.0 - dropout_prob
     # Asked for in every mode, so that automatic names agree between the programs.
-    path = frame.layer("dropout", name)
+    path = frame.names.layer("dropout", name)
     upscale = dropout_implementation == "upscale_in_train"
     if not frame.is_training:
         return x if upscale else x * keep_prob
     if keep_prob in (0.0, 1.0):
         return x * keep_prob
-    mask = _noise.kept_by_row(frame, frame.layer_key(path), keep_prob, x.shape)
+    mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, x.shape)
     return jnp.where(mask, x / keep_prob if upscale else x, 0)
 
 
@@ -88,7 +90,7 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[1.0, 2.0]]
     """
-    frame = _frame.current("drop_path")
+    frame = current_frame("drop_path")
     is_number = not isinstance(drop_prob, jax.Array)
     if is_number and not 0 <= drop_prob < 1:
         raise ProgramError(
@@ -96,11 +98,11 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
             "1. It is the share of examples whose branch is dropped. 0.2 is usual."
         )
     x = jnp.asarray(x)
-    path = frame.layer("drop_path", name)
+    path = frame.names.layer("drop_path", name)
     if not frame.is_training or (is_number and drop_prob == 0):
         return x
     # float32 whatever the input: draws of another precision are other draws.
     keep_prob = jnp.asarray(1.0 - drop_prob, jnp.float32)
     shape = (x.shape[0], *(1,) * (x.ndim - 1))
-    mask = _noise.kept_by_row(frame, frame.layer_key(path), keep_prob, shape)
+    mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, shape)
     return jnp.where(mask, x / keep_prob.astype(x.dtype), 0)

@@ -11,7 +11,9 @@ import numpy as np
 from jax import dtypes
 
 from penstock._errors import ProgramError
-from penstock.layers import _frame
+from penstock._program.frame import current_frame
+from penstock._program.names import check_name
+from penstock._program.requests import FeedSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,8 +41,8 @@ def data(name: str, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[2.0, 4.0]]
     """
-    frame = _frame.current("data")
-    _frame.check_name("layers.data", name)
+    frame = current_frame("data")
+    check_name("layers.data", name)
     is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
     if not is_sequence or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in shape):
         raise ProgramError(
@@ -48,12 +50,12 @@ def data(name: str, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
             "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Pad sequences "
             "of several lengths to one length and feed the lengths beside them."
         )
-    spec = _frame.FeedSpec(
+    spec = FeedSpec(
         name=name,
         shape=tuple(int(size) for size in shape),
         dtype=np.dtype(dtypes.canonicalize_dtype(dtype)),
     )
-    return frame.input(spec)
+    return frame.requests.input(spec)
 
 
 def is_training() -> bool:
@@ -71,7 +73,7 @@ def is_training() -> bool:
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[1.0, 2.0]]
     """
-    return _frame.current("is_training").is_training
+    return current_frame("is_training").is_training
 
 
 def global_step() -> jax.Array:
@@ -87,7 +89,7 @@ def global_step() -> jax.Array:
     >>> builder.infer(builder.init(), {"x": [[5.0]]}).tolist()
     [[5.0]]
     """
-    return _frame.current("global_step").global_step
+    return current_frame("global_step").global_step
 
 
 def example_weights() -> jax.Array:
@@ -106,7 +108,7 @@ def example_weights() -> jax.Array:
     >>> builder.infer(builder.init(), {"x": [[5.0], [6.0]]}).tolist()
     [5.0, 6.0]
     """
-    return _frame.current("example_weights").weights
+    return current_frame("example_weights").examples.weights
 
 
 def scope(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -131,8 +133,8 @@ def scope(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def scoped(*args: P.args, **kwargs: P.kwargs) -> R:
-            frame = _frame.current("scope")
-            return frame.run_scope(name, lambda: function(*args, **kwargs))
+            frame = current_frame("scope")
+            return frame.names.run_scope(name, lambda: function(*args, **kwargs))
 
         return scoped
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
-from penstock.layers._widening import widened
+from penstock._program.frame import current_frame, find_logits
+from penstock._program.precision import widen
+from penstock.layers import arguments
 
 
 def cross_entropy(
@@ -45,12 +46,12 @@ def cross_entropy(
     >>> builder.infer(builder.init(), {"logits": [[0.0, -200.0]], "label": [[1]]}).tolist()
     [[200.0]]
     """
-    logits = _frame.logits_of("cross_entropy", input)
+    logits = find_logits("cross_entropy", input)
     if logits is None:
-        x = widened(input)
+        x = widen(input)
         log_probabilities = jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
     else:
-        log_probabilities = jax.nn.log_softmax(widened(logits))
+        log_probabilities = jax.nn.log_softmax(widen(logits))
     return _cross_entropy("cross_entropy", log_probabilities, label, soft_label, ignore_index)
 
 
@@ -75,7 +76,7 @@ def softmax_with_cross_entropy(
     >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
     [[200.0]]
     """
-    log_probabilities = jax.nn.log_softmax(widened(logits))
+    log_probabilities = jax.nn.log_softmax(widen(logits))
     return _cross_entropy(
         "softmax_with_cross_entropy", log_probabilities, label, soft_label, ignore_index
     )
@@ -96,8 +97,8 @@ def sigmoid_cross_entropy_with_logits(x: jax.Array, label: jax.Array) -> jax.Arr
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
     """
-    x, label = widened(x), jnp.asarray(label)
-    _arguments.check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
+    x, label = widen(x), jnp.asarray(label)
+    arguments.check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
     return jax.nn.softplus(x) - x * label
 
 
@@ -168,20 +169,20 @@ def weight_decay_loss(
     >>> float(builder.infer(builder.init(), {"x": [[0.0] * 3]}))
     1.5
     """
-    frame = _frame.current("weight_decay_loss")
+    frame = current_frame("weight_decay_loss")
     applies_to = applies_to or (lambda path: path.endswith("/w") or path == "w")
-    scope = frame.scope.path
+    scope = frame.names.scope.path
     weights = [
         value.astype(jnp.float32)
-        for path, value in frame.used.items()
+        for path, value in frame.requests.used.items()
         if path[: len(scope)] == scope and applies_to("/".join(path[len(scope) :]))
     ]
     return 0.5 * coefficient * sum((jnp.vdot(w, w) for w in weights), jnp.zeros(()))
 
 
 def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:
-    input, label = widened(input), widened(label)
-    _arguments.check_same_shape(layer, input, label)
+    input, label = widen(input), widen(label)
+    arguments.check_same_shape(layer, input, label)
     return input - label
 
 
@@ -190,9 +191,9 @@ def _cross_entropy(
 ) -> jax.Array:
     label = jnp.asarray(label)
     if soft_label:
-        _arguments.check_same_shape(layer, log_probabilities, label)
+        arguments.check_same_shape(layer, log_probabilities, label)
         return -jnp.sum(label * log_probabilities, axis=-1, keepdims=True)
-    ids = _arguments.class_ids(layer, label, log_probabilities)[..., None]
+    ids = arguments.class_ids(layer, label, log_probabilities)[..., None]
     # Picked by comparing, not by index: that and its gradient melt into the kernels of the softmax,
     # a gather and a scatter are kernels of their own, and negative indices count from the back.
     classes = jax.lax.broadcasted_iota(ids.dtype, log_probabilities.shape, ids.ndim - 1)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers._arguments import DataFormat, Padding
+from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc

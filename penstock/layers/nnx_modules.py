@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from penstock.layers import _frame
+from penstock._program.frame import current_frame
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +46,6 @@ def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R
     """
     from penstock.layers import _nnx  # flax.nnx takes half a second to import
 
-    frame = _frame.current("nnx_module")
-    path = frame.layer("nnx_module", name)
+    frame = current_frame("nnx_module")
+    path = frame.names.layer("nnx_module", name)
     return _nnx.bind(frame, path, module)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import dtypes
 
 from penstock._errors import ProgramError
-from penstock.layers import _frame, _noise
+from penstock._program import draws
+from penstock._program.frame import Frame, current_frame
 
 Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
@@ -38,8 +39,8 @@ def random_key(name: str | None = None) -> jax.Array:
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
     (1, 2)
     """
-    frame = _frame.current("random_key")
-    return frame.layer_key(frame.layer("random_key", name))
+    frame = current_frame("random_key")
+    return frame.layer_key(frame.names.layer("random_key", name))
 
 
 def example_keys(name: str | None = None) -> jax.Array:
@@ -62,9 +63,9 @@ def example_keys(name: str | None = None) -> jax.Array:
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
     (1, 2)
     """
-    frame = _frame.current("example_keys")
-    key = frame.layer_key(frame.layer("example_keys", name))
-    return _noise.row_keys(frame, key, frame.batch_size)
+    frame = current_frame("example_keys")
+    key = frame.layer_key(frame.names.layer("example_keys", name))
+    return draws.row_keys(frame, key, frame.examples.batch_size)
 
 
 def gaussian_random(
@@ -237,13 +238,13 @@ def _floating(layer: str, dtype: Any) -> Any:
 def _draw_once(
     layer: str, draw: Draw, shape: Sequence[int], seed: int, name: str | None
 ) -> jax.Array:
-    frame = _frame.current(layer)
+    frame = current_frame(layer)
     if any(size < 0 for size in shape):
         raise ProgramError(
             f"layers.{layer} got shape {list(shape)}, expected sizes of 0 or more. Its noise has "
             f"no batch axis. Use layers.{layer}_batch_size_like for noise of each example's own."
         )
-    key = _key(frame, frame.layer(layer, name), seed)
+    key = _key(frame, frame.names.layer(layer, name), seed)
     return _fixed(draw(key, tuple(int(size) for size in shape)), seed)
 
 
@@ -256,8 +257,8 @@ def _draw_by_row(
     seed: int,
     name: str | None,
 ) -> jax.Array:
-    frame = _frame.current(layer)
-    path = frame.layer(layer, name)
+    frame = current_frame(layer)
+    path = frame.names.layer(layer, name)
     x = jnp.asarray(input)
     input_dim_idx, output_dim_idx = axes
     for argument, index, ndim in (
@@ -275,19 +276,19 @@ def _draw_by_row(
             f"layers.{layer} got shape {list(shape)}, expected one -1 at most, at output_dim_idx="
             f"{output_dim_idx}. Only the batch axis follows from the input. Give the other sizes."
         )
-    if not frame.rows_per_example(jnp.moveaxis(x, input_dim_idx, 0)):
+    if not frame.examples.count_rows(jnp.moveaxis(x, input_dim_idx, 0)):
         raise ProgramError(
             f"layers.{layer} got an input whose axis {input_dim_idx} has {x.shape[input_dim_idx]} "
             "elements, expected its batch axis there. Each example gets noise of its own. Give "
             f"input_dim_idx, or use layers.{layer.removesuffix('_batch_size_like')} for noise that "
             "all examples have in common."
         )
-    keys = _noise.row_keys(frame, _key(frame, path, seed), x.shape[input_dim_idx])
+    keys = draws.row_keys(frame, _key(frame, path, seed), x.shape[input_dim_idx])
     drawn = jax.vmap(lambda key: draw(key, tuple(rest)))(keys)
     return jnp.moveaxis(_fixed(drawn, seed), 0, output_dim_idx)
 
 
-def _key(frame: _frame.Frame, path: tuple[str, ...], seed: int) -> jax.Array:
+def _key(frame: Frame, path: tuple[str, ...], seed: int) -> jax.Array:
     return jax.random.key(seed) if seed else frame.layer_key(path)
 
 

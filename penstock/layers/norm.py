@@ -11,11 +11,13 @@ import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
-from penstock.layers._arguments import DataFormat
-from penstock.layers._widening import widened
+from penstock._program.frame import current_frame
+from penstock._program.names import check_choice
+from penstock._program.precision import widen
+from penstock.layers import arguments
 from penstock.layers.activations import activate
-from penstock.layers.parameters import Attr, scaled, shifted
+from penstock.layers.arguments import DataFormat
+from penstock.layers.parameters import Attr, apply_scale, apply_shift
 
 
 def layer_norm(
@@ -49,7 +51,7 @@ def layer_norm(
     >>> builder.infer(builder.init(), {"x": [[1.0, 3.0]]}).round(2).tolist()
     [[-1.0, 1.0]]
     """
-    frame = _frame.current("layer_norm")
+    frame = current_frame("layer_norm")
     x = jnp.asarray(input)
     begin = begin_norm_axis + x.ndim if begin_norm_axis < 0 else begin_norm_axis
     if not 1 <= begin < x.ndim:
@@ -58,10 +60,10 @@ def layer_norm(
             f"{x.shape}, expected an axis from 1 to {x.ndim - 1}. Axis 0 is the batch. Use 1 for "
             "the whole example, -1 for the last axis."
         )
-    path = frame.layer("layer_norm", name)
+    path = frame.names.layer("layer_norm", name)
     y = _standardise(x.reshape(*x.shape[:begin], -1), (begin,), epsilon)
-    y = scaled(y, path, param_attr if scale else False, axis=begin, layer="layer_norm")
-    y = shifted(y, path, bias_attr if shift else False, axis=begin, layer="layer_norm")
+    y = apply_scale(frame, y, path, param_attr if scale else False, axis=begin, layer="layer_norm")
+    y = apply_shift(frame, y, path, bias_attr if shift else False, axis=begin, layer="layer_norm")
     return activate(y.reshape(x.shape), act, "layer_norm")
 
 
@@ -97,22 +99,22 @@ def group_norm(
     >>> builder.infer(builder.init(), {"x": [[1.0, 3.0, 5.0, 5.0]]}).round(2).tolist()
     [[-1.0, 1.0, 0.0, 0.0]]
     """
-    frame = _frame.current("group_norm")
+    frame = current_frame("group_norm")
     x = jnp.asarray(input)
-    _frame.check_choice("layers.group_norm", "data_format", data_format, ("NHWC", "NCHW"))
-    axis = _arguments.channel_axis(x, data_format)
+    check_choice("layers.group_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    axis = arguments.channel_axis(x, data_format)
     if x.ndim < 2 or groups < 1 or x.shape[axis] % groups:
         raise ProgramError(
             f"layers.group_norm got groups={groups} and an input of shape {x.shape}, expected a "
             "divisor of the number of channels and at least [B, C]. Groups are equally large. "
             "Change groups or the number of channels."
         )
-    path = frame.layer("group_norm", name)
+    path = frame.names.layer("group_norm", name)
     grouped = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     others = tuple(i for i in range(1, grouped.ndim) if i != axis)
     y = _standardise(grouped, others, epsilon).reshape(x.shape)
-    y = scaled(y, path, param_attr, axis=axis, layer="group_norm")
-    y = shifted(y, path, bias_attr, axis=axis, layer="group_norm")
+    y = apply_scale(frame, y, path, param_attr, axis=axis, layer="group_norm")
+    y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="group_norm")
     return activate(y, act, "group_norm")
 
 
@@ -126,7 +128,7 @@ def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
     [[0.0, 1.0]]
     """
     x = jnp.asarray(x)
-    wide = widened(x)
+    wide = widen(x)
     square = jnp.sum(wide * wide, axis=axis, keepdims=True)
     return _narrowed(wide * lax.rsqrt(square + epsilon), x.dtype)
 
@@ -157,14 +159,14 @@ def lrn(
     (1, 1, 1, 2)
     """
     x = jnp.asarray(input)
-    _arguments.check_image("lrn", x, data_format)
+    arguments.check_image("lrn", x, data_format)
     if n < 1 or n % 2 == 0:
         raise ProgramError(
             f"layers.lrn got n={n}, expected an odd positive number. The window has as many "
             "channels on either side. Use 5, say."
         )
-    wide = widened(x)
-    axis = _arguments.channel_axis(x, data_format)
+    wide = widen(x)
+    axis = arguments.channel_axis(x, data_format)
     window, pads = [1] * x.ndim, [(0, 0)] * x.ndim
     window[axis], pads[axis] = n, (n // 2, n // 2)
     sums = lax.reduce_window(
@@ -175,7 +177,7 @@ def lrn(
 
 def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:
     """Return x with mean 0 and variance 1 over `axes`, computed in float32 or better."""
-    wide = widened(x)
+    wide = widen(x)
     centred = wide - jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(centred * centred, axes, keepdims=True)
     return _narrowed(centred * lax.rsqrt(variance + epsilon), x.dtype)

@@ -10,7 +10,8 @@ import numpy as np
 from jax import core
 
 from penstock._errors import ProgramError
-from penstock.layers import _frame
+from penstock._program.frame import current_frame
+from penstock._program.requests import ParameterSpec
 
 T = TypeVar("T")
 
@@ -38,8 +39,8 @@ def create_parameters(tree: T, name: str | None = None) -> T:
     >>> jax.tree.map(np.shape, ps.ProgramBuilder(infer_func=program).init().variables["params"])
     {'net': {'scale': (1, 2)}}
     """
-    frame = _frame.current("create_parameters")
-    path = frame.layer("parameters", name)
+    frame = current_frame("create_parameters")
+    path = frame.names.layer("parameters", name)
 
     def created(keys: Any, leaf: Any) -> Any:
         if not _is_weight(leaf):
@@ -48,14 +49,12 @@ def create_parameters(tree: T, name: str | None = None) -> T:
         steps = [jax.tree_util.keystr((key,), simple=True) for key in keys]
         parts = [part for step in steps for part in step.split("/") if part]
         spec = weight_spec((*path, *(parts or ["value"])), leaf)
-        return frame.in_precision(frame.parameter(spec))
+        return frame.cast(frame.requests.parameter(spec))
 
     return jax.tree_util.tree_map_with_path(created, tree)
 
 
-def weight_spec(
-    path: tuple[str, ...], value: Any, collection: str = "params"
-) -> _frame.ParameterSpec:
+def weight_spec(path: tuple[str, ...], value: Any, collection: str = "params") -> ParameterSpec:
     """Return the spec of a parameter whose initial value is an array at hand, or only its shape.
 
     Raises:
@@ -78,7 +77,7 @@ def weight_spec(
         # By way of the host: an array on one device would not do for a program on others.
         return jnp.asarray(np.asarray(value), dtype)
 
-    return _frame.ParameterSpec(
+    return ParameterSpec(
         path=path,
         collection=collection,
         shape=tuple(value.shape),

@@ -13,7 +13,10 @@ from jax import dtypes
 from jax.nn import initializers
 
 from penstock._errors import ProgramError
-from penstock.layers import _frame
+from penstock._program.examples import align
+from penstock._program.frame import Frame, current_frame
+from penstock._program.names import Path, check_name
+from penstock._program.requests import Initializer, ParameterSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +83,14 @@ class ParamAttr:
     """
 
     name: str | None = None
-    initializer: _frame.Initializer | None = None
+    initializer: Initializer | None = None
     learning_rate: float = 1.0
     regularizer: Callable[[jax.Array], jax.Array] | None = None
     trainable: bool = True
 
     def __post_init__(self) -> None:
         if self.name is not None:
-            _frame.check_name("ParamAttr", self.name)
+            check_name("ParamAttr", self.name)
         for name in ("initializer", "regularizer"):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -103,16 +106,16 @@ class ParamAttr:
 
 
 # One object each: what is drawn alike, from equal initialisers at equal shapes, compiles once.
-XAVIER: _frame.Initializer = initializers.glorot_uniform()
+XAVIER: Initializer = initializers.glorot_uniform()
 
 
 @functools.cache
-def normal(stddev: float) -> _frame.Initializer:
+def normal(stddev: float) -> Initializer:
     """Return the initialiser of normally distributed parameters."""
     return initializers.normal(stddev)
 
 
-Attr = ParamAttr | _frame.Initializer | str | bool | None
+Attr = ParamAttr | Initializer | str | bool | None
 """What `param_attr` and `bias_attr` accept; see `ParamAttr`."""
 
 
@@ -122,7 +125,7 @@ def create_parameter(
     name: str | None = None,
     attr: Attr = None,
     is_bias: bool = False,
-    default_initializer: _frame.Initializer | None = None,
+    default_initializer: Initializer | None = None,
 ) -> jax.Array:
     """Create a trainable parameter of one's own.
 
@@ -145,18 +148,20 @@ def create_parameter(
     >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["gain"].shape
     (1, 3)
     """
-    frame = _frame.current("create_parameter")
+    frame = current_frame("create_parameter")
     resolved = resolve("create_parameter", "attr", attr)
-    name = name or resolved.name
-    path = frame.layer("parameter", name)
+    path = frame.names.layer("parameter", name or resolved.name)
     fallback = default_initializer or (initializers.zeros if is_bias or len(shape) < 2 else XAVIER)
     return _request(frame, path, shape, dtype, resolved, fallback)
+
+
+_DEFAULTS = ParamAttr()
 
 
 def resolve(layer: str, argument: str, attr: Attr) -> ParamAttr:
     """Return the `ParamAttr` that an accepted form stands for; `True` and `None` mean defaults."""
     if attr is None or attr is True:
-        return ParamAttr()
+        return _DEFAULTS
     if isinstance(attr, ParamAttr):
         return attr
     if isinstance(attr, str):
@@ -170,43 +175,43 @@ def resolve(layer: str, argument: str, attr: Attr) -> ParamAttr:
 
 
 def parameter(
-    layer_path: tuple[str, ...],
+    frame: Frame,
+    layer_path: Path,
     leaf: str,
     shape: Sequence[int],
-    default: _frame.Initializer,
+    default: Initializer,
     attr: Attr,
     *,
     layer: str,
     dtype: Any = "float32",
 ) -> jax.Array:
     """Return the parameter `leaf` of the layer at `layer_path`; for the layers' own use."""
-    frame = _frame.current(layer)
     argument = "bias_attr" if leaf in ("b", "bias") else "param_attr"
     resolved = resolve(layer, argument, attr)
     path = (*layer_path, leaf)
     if resolved.name is not None:
-        path = (*frame.scope.path, resolved.name)
+        path = (*frame.names.scope.path, resolved.name)
     return _request(frame, path, shape, dtype, resolved, default)
 
 
 def _request(
-    frame: _frame.Frame,
-    path: tuple[str, ...],
+    frame: Frame,
+    path: Path,
     shape: Sequence[int],
     dtype: Any,
     attr: ParamAttr,
-    default: _frame.Initializer,
+    default: Initializer,
 ) -> jax.Array:
-    if any(size != int(size) or size < 1 for size in shape):
+    if tuple(map(int, shape)) != tuple(shape) or min(shape, default=1) < 1:
         raise ProgramError(
             f"parameter {'/'.join(path)!r} got shape {tuple(shape)}, expected positive integers. "
             "Every axis has at least one element. Check the sizes given to the layer."
         )
-    return frame.parameter(
-        _frame.ParameterSpec(
+    return frame.requests.parameter(
+        ParameterSpec(
             path=path,
             collection="params",
-            shape=tuple(int(size) for size in shape),
+            shape=tuple(map(int, shape)),
             dtype=dtypes.canonicalize_dtype(dtype),
             initializer=default if attr.initializer is None else attr.initializer,
             trainable=attr.trainable,
@@ -216,17 +221,21 @@ def _request(
     )
 
 
-def scaled(y: jax.Array, path: tuple[str, ...], attr: Attr, *, axis: int, layer: str) -> jax.Array:
+def apply_scale(
+    frame: Frame, y: jax.Array, path: Path, attr: Attr, *, axis: int, layer: str
+) -> jax.Array:
     """Multiply by a parameter `scale` along `axis`, or not if `attr` is `False`."""
     if attr is False:
         return y
-    scale = parameter(path, "scale", [y.shape[axis]], initializers.ones, attr, layer=layer)
-    return y * _frame.along(_in_precision(scale, y, layer), y.ndim, axis)
+    ones = initializers.ones
+    factor = parameter(frame, path, "scale", [y.shape[axis]], ones, attr, layer=layer)
+    return y * _align(frame, factor, y, axis)
 
 
-def shifted(
+def apply_shift(
+    frame: Frame,
     y: jax.Array,
-    path: tuple[str, ...],
+    path: Path,
     attr: Attr,
     *,
     axis: int,
@@ -236,15 +245,15 @@ def shifted(
     """Add a parameter `leaf` along `axis`, or not if `attr` is `False`."""
     if attr is False:
         return y
-    bias = parameter(path, leaf, [y.shape[axis]], initializers.zeros, attr, layer=layer)
-    return y + _frame.along(_in_precision(bias, y, layer), y.ndim, axis)
+    bias = parameter(frame, path, leaf, [y.shape[axis]], initializers.zeros, attr, layer=layer)
+    return y + _align(frame, bias, y, axis)
 
 
-def _in_precision(value: jax.Array, y: jax.Array, layer: str) -> jax.Array:
-    """Return a vector in the dtype of what it meets, in a program of less than full precision."""
-    has_precision = _frame.current(layer).compute_dtype is not None
-    return value.astype(y.dtype) if has_precision and _is_floating(y) else value
+def _align(frame: Frame, vector: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+    """Return a vector shaped to meet an axis of `y`.
 
-
-def _is_floating(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+    In a program of less than full precision it takes the dtype of what it meets.
+    """
+    if frame.compute_dtype is not None and jnp.issubdtype(y.dtype, jnp.floating):
+        vector = vector.astype(y.dtype)
+    return align(vector, y.ndim, axis)

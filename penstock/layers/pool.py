@@ -11,8 +11,9 @@ import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
-from penstock.layers._arguments import DataFormat, Padding, Pair, Pairs
+from penstock._program.names import check_choice
+from penstock.layers import arguments
+from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
 
 T = TypeVar("T")
 
@@ -53,16 +54,16 @@ def pool2d(
     [[5.0, 7.0], [13.0, 15.0]]
     """
     x = jnp.asarray(input)
-    _frame.check_choice("layers.pool2d", "pool_type", pool_type, ("max", "avg"))
-    _, sizes = _arguments.check_image("pool2d", x, data_format)
+    check_choice("layers.pool2d", "pool_type", pool_type, ("max", "avg"))
+    _, sizes = arguments.check_image("pool2d", x, data_format)
     if global_pooling:
         axes = (1, 2) if data_format == "NHWC" else (2, 3)
         reduce = jnp.max if pool_type == "max" else jnp.mean
         return reduce(x, axis=axes, keepdims=True)
-    windows = _arguments.as_pair("pool2d", "pool_size", pool_size, 1)
-    strides = _arguments.as_pair("pool2d", "pool_stride", pool_stride, 1)
-    pads = _arguments.as_padding("pool2d", "pool_padding", pool_padding, sizes, windows, strides)
-    _arguments.check_fits("pool2d", x, sizes, windows, pads)
+    windows = arguments.as_pair("pool2d", "pool_size", pool_size, 1)
+    strides = arguments.as_pair("pool2d", "pool_stride", pool_stride, 1)
+    pads = arguments.as_padding("pool2d", "pool_padding", pool_padding, sizes, windows, strides)
+    arguments.check_fits("pool2d", x, sizes, windows, pads)
     _check_padding(windows, pads)
     each = zip(sizes, windows, strides, pads, strict=True)
     (vertical, rows), (horizontal, columns) = (_windows_along(*one, ceil_mode) for one in each)

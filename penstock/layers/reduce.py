@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from penstock import _mesh
 from penstock._errors import ProgramError
-from penstock.layers import _frame
+from penstock._program.examples import REDUCED_SCOPE, align
+from penstock._program.frame import Frame, current_frame
 
 Axes = int | Sequence[int] | None
 """Axes to reduce, all where it is None."""
@@ -42,7 +43,7 @@ def reduce_sum(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     [9.0, 12.0]
     """
     frame, x, axes = _checked("reduce_sum", input, dim)
-    return frame.sum(x, axes, keep_dim)
+    return frame.examples.sum(x, axes, keep_dim)
 
 
 def reduce_mean(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
@@ -152,7 +153,7 @@ def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     frame, x, axes = _checked("reduce_prod", input, dim)
     if not _is_over_batch(frame, x, axes, "reduce_prod"):
         return jnp.prod(x, axes, keepdims=keep_dim)
-    with frame.noted(_frame.REDUCED_SCOPE):
+    with frame.examples.note(REDUCED_SCOPE):
         product = jnp.prod(jnp.where(_valid(frame, x), x, 1), axes, keepdims=keep_dim)
         return jnp.prod(_gather(frame, product[None]), axis=0)
 
@@ -210,15 +211,15 @@ def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) ->
     frame, x, axes = _checked("reduce_median", input, dim)
     if not _is_over_batch(frame, x, axes, "reduce_median"):
         return jnp.median(x, axes, keepdims=keep_dim)
-    with frame.noted(_frame.REDUCED_SCOPE):
+    with frame.examples.note(REDUCED_SCOPE):
         x = x.astype(jnp.result_type(x, jnp.float32))
         reduced = tuple(range(x.ndim)) if axes is None else axes
         kept = [axis for axis in range(x.ndim) if axis not in reduced]
         rows = jnp.transpose(jnp.where(_valid(frame, x), x, jnp.inf), (*sorted(reduced), *kept))
         rows = rows.reshape(-1, *(x.shape[axis] for axis in kept))
         in_order = jnp.sort(_gather(frame, rows), axis=0)  # padding last, a nan after it
-        per_example = rows.shape[0] // frame.batch_size
-        count = (frame.total_weight * per_example).astype(jnp.int32)
+        per_example = rows.shape[0] // frame.examples.batch_size
+        count = (frame.examples.total_weight * per_example).astype(jnp.int32)
         middle = [jnp.take(in_order, place, axis=0) for place in ((count - 1) // 2, count // 2)]
         found = jnp.where(jnp.isnan(in_order[-1]), jnp.nan, (middle[0] + middle[1]) / 2)
         shape = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]
@@ -227,9 +228,9 @@ def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) ->
 
 def _checked(
     layer: str, input: jax.Array, dim: Axes
-) -> tuple[_frame.Frame, jax.Array, tuple[int, ...] | None]:
+) -> tuple[Frame, jax.Array, tuple[int, ...] | None]:
     """Return the frame, the array and the axes, none of them negative; None is all."""
-    frame, x = _frame.current(layer), jnp.asarray(input)
+    frame, x = current_frame(layer), jnp.asarray(input)
     if dim is None:
         return frame, x, None
     axes = [dim] if isinstance(dim, int) else list(dim)
@@ -241,11 +242,9 @@ def _checked(
     return frame, x, tuple(dict.fromkeys(a % x.ndim for a in axes))
 
 
-def _is_over_batch(
-    frame: _frame.Frame, x: jax.Array, axes: tuple[int, ...] | None, layer: str
-) -> bool:
+def _is_over_batch(frame: Frame, x: jax.Array, axes: tuple[int, ...] | None, layer: str) -> bool:
     """Return whether examples meet in a reduction, which micro-batches could not put together."""
-    is_over_batch = bool(frame.rows_per_example(x)) and (axes is None or 0 in axes)
+    is_over_batch = bool(frame.examples.count_rows(x)) and (axes is None or 0 in axes)
     if is_over_batch and frame.is_cut_up and not frame.is_guessing:
         raise ProgramError(
             f"layers.{layer} got a batch that gradient_accumulation_steps cuts into micro-batches, "
@@ -255,31 +254,31 @@ def _is_over_batch(
     return is_over_batch
 
 
-def _valid(frame: _frame.Frame, x: jax.Array) -> jax.Array:
+def _valid(frame: Frame, x: jax.Array) -> jax.Array:
     """Return which rows are no padding, shaped to meet `x`."""
-    return _frame.along(frame.row_weights(x.shape[0]) > 0, x.ndim, 0)
+    return align(frame.examples.row_weights(x.shape[0]) > 0, x.ndim, 0)
 
 
-def _gather(frame: _frame.Frame, rows: jax.Array) -> jax.Array:
+def _gather(frame: Frame, rows: jax.Array) -> jax.Array:
     """Return the rows of all devices, on each."""
-    if frame.num_averaged == 1:
+    if frame.examples.num_averaged == 1:
         return rows
     return jax.lax.all_gather(rows, _mesh.AXIS, tiled=True)
 
 
-def _mean(
-    frame: _frame.Frame, x: jax.Array, axes: tuple[int, ...] | None, keep_dim: bool
-) -> jax.Array:
+def _mean(frame: Frame, x: jax.Array, axes: tuple[int, ...] | None, keep_dim: bool) -> jax.Array:
     if axes is None and not keep_dim:
-        return frame.mean(x)
-    if not frame.rows_per_example(x) or (axes is not None and 0 not in axes):
+        return frame.examples.mean(x)
+    if not frame.examples.count_rows(x) or (axes is not None and 0 not in axes):
         return jnp.mean(x, axes, keepdims=keep_dim)
     x = x.astype(jnp.result_type(x, jnp.float32))
-    with frame.noted(_frame.REDUCED_SCOPE):
-        weights = _frame.along(frame.row_weights(x.shape[0]), x.ndim, 0)
+    with frame.examples.note(REDUCED_SCOPE):
+        weights = align(frame.examples.row_weights(x.shape[0]), x.ndim, 0)
         total = jnp.sum(x * weights.astype(x.dtype), axes, keepdims=keep_dim)
-        count = x.size // frame.batch_size // max(total.size, 1)
-        return _mesh.psum(total, frame.num_averaged) / (frame.total_weight * count)
+        count = x.size // frame.examples.batch_size // max(total.size, 1)
+        return _mesh.psum(total, frame.examples.num_averaged) / (
+            frame.examples.total_weight * count
+        )
 
 
 def _variance(layer: str, input: jax.Array, dim: Axes, keep_dim: bool) -> jax.Array:
@@ -304,10 +303,10 @@ def _extremum(
     frame, x, axes = _checked(layer, input, dim)
     if not _is_over_batch(frame, x, axes, layer):
         return reduce(x, axes, keepdims=keep_dim)
-    with frame.noted(_frame.REDUCED_SCOPE):
+    with frame.examples.note(REDUCED_SCOPE):
         # Padding repeats an example, so that it changes no maximum.
         found = reduce(jax.lax.stop_gradient(x), axes, keepdims=True)
-        if frame.num_averaged > 1:
+        if frame.examples.num_averaged > 1:
             found = reduce_devices(found, _mesh.AXIS)
         if jnp.issubdtype(x.dtype, jnp.inexact):
             found = found + _zero_with_gradient(frame, x, found, axes)
@@ -315,15 +314,15 @@ def _extremum(
 
 
 def _zero_with_gradient(
-    frame: _frame.Frame, x: jax.Array, found: jax.Array, axes: tuple[int, ...] | None
+    frame: Frame, x: jax.Array, found: jax.Array, axes: tuple[int, ...] | None
 ) -> jax.Array:
     """Return 0, with the gradient of a maximum: equal parts for all that are equal to it.
 
     `lax.pmax` has no gradient, and shares cut by device would depend on their number.
     """
     is_found = (x == jnp.broadcast_to(found, x.shape)) & _valid(frame, x)
-    count = _mesh.psum(jnp.sum(is_found, axes, keepdims=True), frame.num_averaged)
+    count = _mesh.psum(jnp.sum(is_found, axes, keepdims=True), frame.examples.num_averaged)
     offsets = jnp.where(is_found, x - jax.lax.stop_gradient(x), 0)
     offsets = jnp.where(jnp.isfinite(offsets), offsets, 0)
-    total = _mesh.psum(jnp.sum(offsets, axes, keepdims=True), frame.num_averaged)
+    total = _mesh.psum(jnp.sum(offsets, axes, keepdims=True), frame.examples.num_averaged)
     return total / jnp.maximum(count, 1).astype(x.dtype)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
+from penstock._program.frame import current_frame
+from penstock.layers import arguments
 
 
 def mean(x: jax.Array) -> jax.Array:
@@ -24,7 +25,7 @@ def mean(x: jax.Array) -> jax.Array:
     >>> float(builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}))
     3.5
     """
-    return _frame.current("mean").mean(x)
+    return current_frame("mean").examples.mean(x)
 
 
 def accuracy(input: jax.Array, label: jax.Array, k: int = 1) -> jax.Array:
@@ -45,16 +46,16 @@ def accuracy(input: jax.Array, label: jax.Array, k: int = 1) -> jax.Array:
     >>> float(builder.infer(builder.init(), {"x": [[0.9, 0.1], [0.8, 0.2]], "label": [[0], [1]]}))
     0.5
     """
-    frame = _frame.current("accuracy")
+    frame = current_frame("accuracy")
     scores = jnp.asarray(input)
     if not 1 <= k <= scores.shape[-1]:
         raise ProgramError(
             f"layers.accuracy got k={k} and scores of shape {scores.shape}, expected 1 <= k <= "
             f"{scores.shape[-1]}. There are no more classes. Use a smaller k."
         )
-    ids = _arguments.class_ids("accuracy", label, scores)
+    ids = arguments.class_ids("accuracy", label, scores)
     if k == 1:  # the same class that top_k puts first, without its sort
         is_right = jnp.argmax(scores, axis=-1) == ids
     else:
         is_right = jnp.any(jax.lax.top_k(scores, k)[1] == ids[..., None], axis=-1)
-    return frame.mean(is_right.astype(jnp.float32))
+    return frame.examples.mean(is_right.astype(jnp.float32))

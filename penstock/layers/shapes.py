@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from penstock._errors import ProgramError
-from penstock.layers import _arguments, _frame
-from penstock.layers._arguments import DataFormat
+from penstock._program.frame import current_frame
+from penstock._program.names import check_choice
+from penstock.layers import arguments
+from penstock.layers.arguments import DataFormat
 from penstock.layers.norm import l2_normalize
 
 
@@ -33,7 +35,7 @@ def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
     >>> builder.infer(builder.init(), {"a": [[1.0]], "b": [[2.0, 3.0]]}).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    frame = _frame.current("concat")
+    frame = current_frame("concat")
     arrays = [jnp.asarray(x) for x in input] if isinstance(input, (list, tuple)) else []
     shapes = [x.shape for x in arrays]
     num_axes = len(shapes[0]) if shapes else 0
@@ -45,7 +47,7 @@ def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
             "choose another axis."
         )
     is_first = axis % num_axes == 0
-    if is_first and frame.rows_per_example(arrays[0]) and not frame.is_guessing:
+    if is_first and frame.examples.count_rows(arrays[0]) and not frame.is_guessing:
         raise ProgramError(
             f"layers.concat got axis={axis} and arrays with a batch axis in front, expected "
             "another axis. The weights that leave out the padding of a short batch would no longer "
@@ -80,8 +82,8 @@ def pad2d(
     (1, 3, 4, 1)
     """
     x = jnp.asarray(input)
-    _arguments.check_image("pad2d", x, data_format)
-    _frame.check_choice("layers.pad2d", "mode", mode, ("constant", "reflect", "edge"))
+    arguments.check_image("pad2d", x, data_format)
+    check_choice("layers.pad2d", "mode", mode, ("constant", "reflect", "edge"))
     sides = list(paddings)
     if len(sides) != 4 or any(side < 0 for side in sides):
         raise ProgramError(
@@ -127,7 +129,7 @@ def one_hot(input: jax.Array, depth: int) -> jax.Array:
     >>> one_hot(jnp.array([[0], [2]]), depth=3).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    ids = _arguments.integers("one_hot", "classes", input)
+    ids = arguments.integers("one_hot", "classes", input)
     if ids.ndim > 1 and ids.shape[-1] == 1:
         ids = ids[..., 0]
     is_class = ((ids >= 0) & (ids < depth))[..., None]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from penstock.layers import _frame
+from penstock._program.frame import current_frame
 
 
 @dataclasses.dataclass
@@ -66,7 +66,7 @@ def sown(collection: str = "intermediates") -> dict[str, Any]:
     >>> builder.infer(builder.init(), {"x": [[3.0]]})["before"].tolist()
     [[3.0]]
     """
-    _frame.current("sown")
+    current_frame("sown")
     gathered = _CURRENT.get()
     assert gathered is not None
     assert gathered.module is not None

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from penstock.layers import _arguments, _frame
+from penstock._program.frame import current_frame
+from penstock.layers import arguments
 from penstock.layers.activations import activate
-from penstock.layers.parameters import XAVIER, Attr, parameter, shifted
+from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 
 
 def squeeze_excite(
@@ -44,16 +45,16 @@ def squeeze_excite(
     (8, 2)
     """
     layer = "squeeze_excite"
-    frame = _frame.current(layer)
+    frame = current_frame(layer)
     x = jnp.asarray(input)
-    channels, _ = _arguments.check_image(layer, x, "NHWC")
-    path = frame.layer(layer, name)
+    channels, _ = arguments.check_image(layer, x, "NHWC")
+    path = frame.names.layer(layer, name)
 
     def affine(y: jax.Array, part: str, size: int) -> jax.Array:
         own = (*path, part)
-        w = parameter(own, "w", [y.shape[1], size], XAVIER, param_attr, layer=layer)
-        y, w = frame.promoted(y, w)
-        return shifted(y @ w, own, bias_attr, axis=-1, layer=layer, leaf="b")
+        w = parameter(frame, own, "w", [y.shape[1], size], XAVIER, param_attr, layer=layer)
+        y, w = frame.promote(y, w)
+        return apply_shift(frame, y @ w, own, bias_attr, axis=-1, layer=layer, leaf="b")
 
     squeezed = activate(affine(jnp.mean(x, axis=(1, 2)), "squeeze", num_squeezed), act, layer)
     gate = affine(squeezed, "expand", channels)

@@ -18,7 +18,7 @@ from jax.nn import initializers
 from jax.typing import ArrayLike, DTypeLike
 
 from penstock import layers
-from penstock.layers import _frame
+from penstock._program.frame import current_frame
 from penstock.layers.activations import activate
 from penstock.models._settings import Settings
 
@@ -30,7 +30,7 @@ Initializer = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
     """Put the layers that are made in the `with` block below `name`."""
-    return _frame.current("scope").inside(name)
+    return current_frame("scope").names.open_scope(name)
 
 
 @functools.cache

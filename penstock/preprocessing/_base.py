@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import LayerContextError, PreprocessingError, ProgramError, listed, message
-from penstock.layers import _frame
+from penstock._program.frame import Frame, current_frame
 from penstock.preprocessing._samples import SamplePreprocessing
 
 HostDtype = Literal["uint8", "float32"]
@@ -170,11 +170,11 @@ class Preprocessing(abc.ABC):
                 f"layers.data('image', shape=[224, 224, {self.channels[-1]}])."
             )
         # Named in every mode, so that automatic names agree between the programs.
-        key = frame.layer_key(frame.layer("preprocessing", None))
+        key = frame.layer_key(frame.names.layer("preprocessing", None))
         images = images.astype(jnp.float32)
         if not frame.is_training:
             return jax.vmap(lambda image: self.finish(image, None))(images)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, frame.row_ids(images.shape[0]))
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, frame.examples.row_ids(images.shape[0]))
         return jax.vmap(lambda image, key: self.finish(image, self.draw(key)))(images, keys)
 
     def for_training(
@@ -271,9 +271,9 @@ class Preprocessing(abc.ABC):
             remedy,
         )
 
-    def _frame(self) -> _frame.Frame:
+    def _frame(self) -> Frame:
         try:
-            return _frame.current("preprocessing")
+            return current_frame("preprocessing")
         except LayerContextError:
             raise LayerContextError(
                 f"{self._owner}.device got called outside a program, expected a call inside a "

@@ -1,13 +1,13 @@
 """Program functions become programs; see `ProgramBuilder`."""
 
+from penstock._program.precision import Precision as Precision
+from penstock._program.precision import PrecisionName as PrecisionName
 from penstock.program_builder._builder import ProgramBuilder as ProgramBuilder
 from penstock.program_builder._inspect import Inspection as Inspection
 from penstock.program_builder._inspect import ParameterRow as ParameterRow
 from penstock.program_builder._objective import Objective as Objective
 from penstock.program_builder._objective import Optimizer as Optimizer
 from penstock.program_builder._objective import State as State
-from penstock.program_builder._precision import Precision as Precision
-from penstock.program_builder._precision import PrecisionName as PrecisionName
 
 __all__ = [
     "Inspection",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -14,16 +16,20 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._program import parameter_tree
+from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers
+from penstock._program.frame import Frame
+from penstock._program.options import ProgramOptions
+from penstock._program.requests import FeedSpec
 from penstock._selection import check_patterns
-from penstock.layers._frame import PROBE_BATCH_SIZES, FeedSpec, Frame
-from penstock.program_builder import _sites, _steps, _tree
-from penstock.program_builder._evaluation import evaluate, owner_of
+from penstock._tracing import name_checks
+from penstock._tracing.evaluation import evaluate, owner_of
+from penstock._tracing.probe import Path, Probe, compare, probe
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
-from penstock.program_builder._options import ProgramOptions
-from penstock.program_builder._probe import Path, Probe, compare, probe
-from penstock.program_builder._rule import Rule, check_rule, rule_of
+from penstock.program_builder._rule import Rule, check_rule, make_rule
+from penstock.program_builder._step import Update
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -58,22 +64,22 @@ class Network:
         for first, second in itertools.combinations([*self.train.values(), self.infer], 2):
             if second and len(self.train) > 1:
                 _check_objectives(first, second)
-        self.table = _joined(self.owners)
+        self.table = _join_tables(self.owners)
         if self.infer:
-            _joined([*self.owners, self.infer])
-            self._check_known(self.infer)
+            _join_tables([*self.owners, self.infer])
+            self._check_infer(self.infer)
         self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
         check_patterns("freeze", options.freeze, self.table)
         self._check_updates()
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self.updates = {
-            name: _steps.Update(
+            name: Update(
                 name=name,
                 objective=objective,
-                rule=self._rule(name, objective),
+                rule=self._make_rule(name, objective),
                 probe=self.train[name],
                 specs=self.specs,
-                num_devices=mesh.size,
+                mesh=mesh,
                 is_unrolled=is_cpu and self.train[name].has_convolution,
             )
             for name, objective in objectives.items()
@@ -100,12 +106,12 @@ class Network:
                     )
         return specs
 
-    def needed(self, mode: str) -> dict[str, FeedSpec]:
+    def inputs(self, mode: str) -> dict[str, FeedSpec]:
         """Return the inputs that a batch must have, `mode` being `"train"` or `"test"`."""
         probes = self.train if mode == "train" else self.test
         return {name: spec for each in probes.values() for name, spec in each.feed_specs.items()}
 
-    def _check_known(self, infer: Probe) -> None:
+    def _check_infer(self, infer: Probe) -> None:
         names = ["/".join(path) for _, path in self.table]
         for collection, path in infer.shape_table():
             if (collection, path) not in self.table:
@@ -122,11 +128,11 @@ class Network:
             for wanted in objective.updates or ():
                 prefix = tuple(str(wanted).split("/"))
                 if not any(path[: len(prefix)] == prefix for path in paths):
-                    known = _tree.top_levels(paths)
+                    known = parameter_tree.top_levels(paths)
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
                         f"layer or parameter: {listed(known)}."
-                        + nearest(str(wanted), _tree.prefixes(paths))
+                        + nearest(str(wanted), parameter_tree.prefixes(paths))
                     )
             trained = [p for p in paths if objective.covers(p) and self._is_trainable(p)]
             if objective.optimizer is not None and not trained:
@@ -135,7 +141,7 @@ class Network:
                     "parameter. Is everything it updates frozen, by trainable=False or freeze=...?"
                 )
 
-    def _rule(self, name: str, objective: Objective) -> Rule:
+    def _make_rule(self, name: str, objective: Objective) -> Rule:
         """Return how to run an objective's optimizer.
 
         Raises:
@@ -147,14 +153,15 @@ class Network:
             if collection == "params" and objective.covers(path) and self._is_trainable(path)
         }
         function = objective.program_func
-        rule = rule_of(owner_of(function, "train"), objective.transformation, _tree.nest(shapes))
+        owner, params = owner_of(function, "train"), parameter_tree.nest(shapes)
+        rule = make_rule(owner, objective.transformation, params)
         specs = [self.specs[path] for path in shapes if path in self.specs]
         statistics = [
             path
             for collection, path in self.train[name].shape_table()
             if collection == "batch_stats" and not self.options.is_frozen(path)
         ]
-        check_rule(owner_of(function, "train"), rule, specs, statistics)
+        check_rule(owner, rule, specs, statistics)
         if rule.is_evaluated_elsewhere:
             _LOGGER.warning(
                 "%s is to be evaluated at other parameters than it trains: pass averaged=True to "
@@ -163,25 +170,29 @@ class Network:
             )
         return rule
 
-    def updates_of(self, rounds: Sequence[str]) -> list[_steps.Update]:
-        """Return the updates of a round, in their order.
+    def choose_updates(
+        self,
+        update_order: Sequence[str],
+        watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> list[Update]:
+        """Return the updates of the named objectives, in their order.
 
         Raises:
           ProgramError: an objective has no optimizer.
         """
-        for name in rounds:
+        for name in update_order:
             if self.objectives[name].optimizer is None:
                 raise ProgramError(
                     f"the train program of {name!r} got no optimizer, expected one such as "
                     "optax.adam(1e-3)."
                 )
-        return [self.updates[name] for name in rounds]
+        return [dataclasses.replace(self.updates[name], watch=watch) for name in update_order]
 
     def _is_trainable(self, path: Path) -> bool:
         spec = self.specs.get(path)
         return (spec is None or spec.trainable) and not self.options.is_frozen(path)
 
-    def rows(self) -> list[ParameterRow]:
+    def parameter_rows(self) -> list[ParameterRow]:
         """Return the parameter table, parameters first, in the order of their creation."""
         return [
             ParameterRow(
@@ -199,16 +210,16 @@ class Network:
     def initial_state(self, root: jax.Array) -> State:
         """Return the state before the first step, `root` being the raw random key."""
         key = jax.random.wrap_key_data(root)
-        values = _tree.initial(self.specs.values(), key)
+        values = parameter_tree.initial(self.specs.values(), key)
         for each in self.owners:
             for collection, entries in self._initial_modules(each, values, key).items():
                 values[collection].update(entries)
-        variables = {name: _tree.nest(entries) for name, entries in values.items()}
+        variables = {name: parameter_tree.nest(entries) for name, entries in values.items()}
         opt_state, metrics = {}, {}
         for name, objective in self.objectives.items():
             if objective.optimizer is not None:
                 update = self.updates[name]
-                opt_state[name] = update.rule.init(update.trained(variables["params"])[0])
+                opt_state[name] = update.rule.init(update.split(variables["params"])[0])
             metrics[name] = self.zeros(self.train[name])
         return State(
             step=jnp.zeros((), jnp.int32),
@@ -223,13 +234,16 @@ class Network:
             },
         )
 
-    def check_padding(self, count: int, size: int) -> None:
-        """Raise if an optimizer would count the padding of a batch of `count` examples.
+    def check_padding(self, mode: str, count: int, size: int) -> None:
+        """Raise if a program would count the padding of a batch of `count` examples.
 
         Raises:
-          ProgramError: naming the optimizer.
+          ProgramError: naming the returned value, or the optimizer.
         """
-        for name, update in self.updates.items():
+        # Of the test program too: in training batch norm brings the weights to everything.
+        for each in [*self.train.values(), *self.test.values()]:
+            each.check_padding(mode, count, size)
+        for name, update in self.updates.items() if mode == "train" else ():
             if update.rule.takes_examples:
                 raise ProgramError(
                     f"{owner_of(self.objectives[name].program_func, 'train')} got a batch of "
@@ -262,7 +276,7 @@ class Network:
         """Return the optimizers' states for parameters that no update has made."""
         return {
             name: update.rule.follow(
-                opt_state[name], update.trained(before)[0], update.trained(after)[0]
+                opt_state[name], update.split(before)[0], update.split(after)[0]
             )
             for name, update in self.updates.items()
         }
@@ -271,7 +285,7 @@ class Network:
         """Return the initial variables of flax modules, which only running the function makes."""
         if not any(each.module_shapes.values()):
             return {}
-        variables = {name: _tree.nest(entries) for name, entries in values.items()}
+        variables = {name: parameter_tree.nest(entries) for name, entries in values.items()}
 
         def body(weights: jax.Array) -> dict[str, Any]:
             frame = Frame(
@@ -281,7 +295,7 @@ class Network:
                 weights=weights,
                 key=key,
                 num_devices=self.mesh.size,
-                rows=list(each.rows),
+                rows=RowAnswers(weights.shape[0], known=each.rows),
                 is_frozen=self.options.is_frozen,
             )
             return evaluate(each.function, frame).module_updates
@@ -294,7 +308,7 @@ class Network:
             out_specs=PartitionSpec(),
             check_vma=False,
         )(weights)
-        return {name: _tree.flatten(tree) for name, tree in made.items()}
+        return {name: parameter_tree.flatten(tree) for name, tree in made.items()}
 
     def zeros(self, each: Probe) -> _metrics.Accumulator:
         """Return empty sums for what a program returns."""
@@ -309,7 +323,7 @@ def _check_objectives(first: Probe | None, second: Probe) -> None:
     """
     assert first is not None
     expected, owner = (owner_of(each.function, each.mode) for each in (first, second))
-    _sites.check_objectives(first.named, second.named, expected, owner)
+    name_checks.check_objectives(first.named, second.named, expected, owner)
     for name, spec in second.specs.items():
         known = first.specs.get(name, spec)
         if known.shape == spec.shape and not known.agrees_with(spec):
@@ -322,7 +336,7 @@ def _check_objectives(first: Probe | None, second: Probe) -> None:
             )
 
 
-def _joined(probes: Sequence[Probe]) -> dict[tuple[str, Path], tuple[Any, Any]]:
+def _join_tables(probes: Sequence[Probe]) -> dict[tuple[str, Path], tuple[Any, Any]]:
     """Return the union of the probes' parameter tables.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import optax
 
-from penstock.program_builder._advice import check_without_arguments
+from penstock._tracing.advice import check_without_arguments
 
 SINGLE = "train"
 """The name of the objective of a builder that was given one program function."""

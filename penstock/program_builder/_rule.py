@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from penstock._errors import ProgramError, listed
-from penstock.layers import L1Decay, L2Decay, _frame
+from penstock._program import parameter_tree
+from penstock._program.requests import ParameterSpec
+from penstock.layers import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
-from penstock.program_builder import _tree
 from penstock.program_builder._origin import culprit_of, maker_of
 
 OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
@@ -164,7 +165,7 @@ class Rule:
         return jax.tree.unflatten(tree, map(chosen, leaves, fresh, self.sources))
 
 
-def rule_of(
+def make_rule(
     owner: str, transformation: optax.GradientTransformationExtraArgs, trained: Any
 ) -> Rule:
     """Return how to run an optimizer; it is run without values, for parameters without values.
@@ -175,7 +176,11 @@ def rule_of(
     # Adam of 1,400 parameters is traced for seconds. Some of each kind tell, but for masks that
     # are trees, which fit all of them alone.
     few = _some_of_each(trained)
-    trees = [few, trained] if len(_tree.flatten(few)) < len(_tree.flatten(trained)) else [trained]
+    trees = (
+        [few, trained]
+        if len(parameter_tree.flatten(few)) < len(parameter_tree.flatten(trained))
+        else [trained]
+    )
     errors: list[Exception] = []
     for tree in trees:
         errors = []
@@ -193,17 +198,17 @@ def rule_of(
 
 def _some_of_each(trained: Any) -> Any:
     """Return one parameter of each name, number of axes and dtype."""
-    entries = _tree.flatten(trained)
+    entries = parameter_tree.flatten(trained)
     kinds = {(path[-1], x.ndim, str(x.dtype)): path for path, x in reversed(entries.items())}
     kept = set(kinds.values())
-    return _tree.nest({path: value for path, value in entries.items() if path in kept})
+    return parameter_tree.nest({path: value for path, value in entries.items() if path in kept})
 
 
 def check_rule(
     owner: str,
     rule: Rule,
-    specs: Sequence[_frame.ParameterSpec],
-    statistics: Sequence[_tree.Path],
+    specs: Sequence[ParameterSpec],
+    statistics: Sequence[parameter_tree.Path],
 ) -> None:
     """Raise unless an optimizer can do what the attributes of its parameters ask for.
 
@@ -318,7 +323,7 @@ def _keeps_slow_params(transformation: Any, trained: Any) -> bool:
 
 
 def _refused(owner: str, transformation: Any, trained: Any, error: Exception) -> ProgramError:
-    names = ["/".join(path) for path in _tree.flatten(trained)]
+    names = ["/".join(path) for path in parameter_tree.flatten(trained)]
     shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     if isinstance(error, _Misfit):
         problem = str(error)

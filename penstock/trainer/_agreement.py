@@ -22,7 +22,7 @@ class Agreement:
     def __init__(self) -> None:
         self._num_launches = 0
 
-    def reached(self, signal: int | None, is_due: bool) -> tuple[int | None, bool]:
+    def reach(self, signal: int | None, is_due: bool) -> tuple[int | None, bool]:
         """Return the signal that some process got, and whether the first one wants to save.
 
         Collective: every process calls it after every launch. Between agreements the answer is no.
@@ -30,11 +30,11 @@ class Agreement:
         self._num_launches += 1
         if self._num_launches % AGREE_EVERY:
             return None, False
-        rows = gathered(signal or 0, int(is_due))
+        rows = gather(signal or 0, int(is_due))
         return int(rows[:, 0].max()) or None, bool(rows[0, 1])
 
 
-def gathered(*numbers: int) -> np.ndarray:
+def gather(*numbers: int) -> np.ndarray:
     """Return the numbers of all processes, `[P, N]`, each an int32. Collective.
 
     The rows are in the order of the processes.
@@ -47,13 +47,13 @@ def gathered(*numbers: int) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(row)).reshape(-1, len(numbers))
 
 
-def of_the_first(number: int) -> int:
+def take_from_first(number: int) -> int:
     """Return the first process's number on every process. Collective."""
-    high, low = gathered(*divmod(number, 1 << 30))[0].tolist()
+    high, low = gather(*divmod(number, 1 << 30))[0].tolist()
     return (high << 30) + low
 
 
-def on_the_first(do: Callable[[], None], what: str) -> None:
+def run_on_first(do: Callable[[], None], what: str) -> None:
     """Call a function on the first process. Collective.
 
     Raises: what it raises there; on the others a `CheckpointError` that it could not do it.
@@ -73,4 +73,4 @@ def on_the_first(do: Callable[[], None], what: str) -> None:
 
 def is_any(is_so: bool) -> bool:
     """Return whether it is so on any process. Collective."""
-    return bool(gathered(int(is_so)).any())
+    return bool(gather(int(is_so)).any())

@@ -33,7 +33,7 @@ def check_count(argument: str, value: Any, least: int) -> None:
         raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
 
 
-def rounds_of(
+def choose_update_order(
     objectives: Mapping[str, Objective], schedule: Mapping[str, int] | None
 ) -> tuple[str, ...]:
     """Return the objectives' names in the order of their updates of one batch."""
@@ -47,13 +47,13 @@ def rounds_of(
             )
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise ValueError(f"schedule got {name!r}: {count!r}, expected a count of 0 or more.")
-    rounds = tuple(name for name, count in schedule.items() for _ in range(count))
-    if not rounds:
+    order = tuple(name for name, count in schedule.items() for _ in range(count))
+    if not order:
         raise ValueError(f"schedule got {dict(schedule)}, expected at least one update.")
-    return rounds
+    return order
 
 
-def scale_of(value: Any) -> np.ndarray:
+def read_scale(value: Any) -> np.ndarray:
     """Return the scale of updates that a value stands for, float32 without axes.
 
     Raises:

@@ -35,7 +35,7 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def described(
+def describe_run(
     builder: ProgramBuilder, configuration: dict[str, Any], directory: Path | None
 ) -> dict[str, Any]:
     """Return the description of a run; process 0 writes it to `directory` too, if there is one."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import _metrics
 from penstock._errors import NonFiniteError, listed
-from penstock.program_builder import ProgramBuilder
+from penstock.program_builder.engine import Engine
 from penstock.trainer._status import Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -37,7 +37,8 @@ class Guard:
 
     Arguments:
       updates_per_step: how many updates a step makes, of all objectives together.
-      roll_back: returns the newest good state up to a global step and where it was, or None.
+      roll_back: returns the engine to the newest good state up to a global step, and says of
+        which step it is, None where there is none.
 
     Attributes:
       bad_steps: the range of global steps that the last bad loss lies in, first and last.
@@ -46,15 +47,15 @@ class Guard:
 
     def __init__(
         self,
-        builder: ProgramBuilder,
+        engine: Engine,
         status: Status,
         action: OnNonFinite,
-        roll_back: Callable[[int], tuple[list[jax.Array], int] | None],
+        roll_back: Callable[[int], int | None],
         updates_per_step: int,
     ) -> None:
         self.bad_steps: tuple[int, int] | None = None
         self.forget: Callable[[int], None] = lambda step: None
-        self._builder, self._status, self._action = builder, status, action
+        self._engine, self._status, self._action = engine, status, action
         self._roll_back = roll_back
         self._updates_per_step = updates_per_step
         self._num_roll_backs = self._num_skipped = 0
@@ -64,14 +65,13 @@ class Guard:
         """Note that a call of `train` begins."""
         self.forget, self._num_roll_backs, self._lost_since = forget, 0, None
         if self._action == "skip":
-            state = self._builder.unpack(self._status.packed)
-            self._num_skipped = int(jax.device_get(state.num_skipped))
+            self._num_skipped = int(jax.device_get(self._engine.state.num_skipped))
 
     def deepen(self, flag: jax.Array) -> jax.Array:
         """Return what `check_flag` takes, of the flag of the last launch; does not wait."""
         if self._action == "skip":
             return flag
-        return self._builder.with_health(self._status.packed, flag)
+        return self._engine.health(flag)
 
     def check_flag(self, flag: np.ndarray, first: int, last: int) -> None:
         """Look at a flag that stands for the steps `first` to `last`."""
@@ -94,7 +94,7 @@ class Guard:
         for k in range(launched.num_steps):
             for name, loss in launched.losses(k).items():
                 if not np.isfinite(loss):
-                    of = f" of {name!r}" if len(self._builder.objectives) > 1 else ""
+                    of = f" of {name!r}" if len(self._engine.programs.structures) > 1 else ""
                     step = first_step + k
                     self._react(f"a loss{of} of {loss} at global step {step}", step, step)
                     return
@@ -127,10 +127,9 @@ class Guard:
         if self._num_roll_backs == MAX_ROLL_BACKS:
             self._raise(f"{what}, after {MAX_ROLL_BACKS} roll-backs in this call of train")
         self._num_roll_backs += 1
-        found = self._roll_back(last)
-        if found is None:
+        step = self._roll_back(last)
+        if step is None:
             self._raise(f"{what}, with no checkpoint to roll back to")
-        self._status.packed, step = found
         self.forget(self._status.global_step)
         _LOGGER.warning(
             "%s: rolled back to the state of global step %d; training goes on with the next batch "
@@ -148,19 +147,14 @@ class Guard:
 
     def _concerned(self) -> str:
         """Return which metrics and parameters are not finite; waits for the device."""
-        state = self._builder.unpack(self._status.packed)
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        if self._engine.is_lost:
             return ""
         metrics = [
             label
-            for name, sums in state.metrics.items()
-            for label in _bad_metrics(name, jax.device_get(sums), self._builder.structures)
+            for name, sums in self._engine.state.metrics.items()
+            for label in _bad_metrics(name, jax.device_get(sums), self._engine.programs.structures)
         ]
-        parameters = [
-            jax.tree_util.keystr(path[1:], simple=True, separator="/")
-            for path, value in jax.tree_util.tree_leaves_with_path(state.variables)
-            if not np.all(np.isfinite(jax.device_get(value)))
-        ]
+        parameters = self._engine.find_non_finite()
         more = f" and {len(parameters) - 5} more" if len(parameters) > 5 else ""
         said = f"Metrics of this epoch that are not finite: {listed(metrics)}. " if metrics else ""
         followed = f"followed in {listed(parameters[:5])}{more}" if parameters else "stayed finite"

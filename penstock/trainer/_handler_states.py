@@ -16,11 +16,11 @@ class HandlerStates:
         self._handlers: list[Any] = []
         self._resumed: list[dict[str, Any]] = []
 
-    def resumed(self, states: Sequence[dict[str, Any]]) -> None:
+    def resume(self, states: Sequence[dict[str, Any]]) -> None:
         """Keep what a checkpoint holds until the handlers are known."""
         self._resumed = list(states)
 
-    def hand_back_to(self, event_handler: Any) -> None:
+    def restore_to(self, event_handler: Any) -> None:
         """Note the handlers of a call of `train`; give them the states of a resumed run."""
         is_many = isinstance(event_handler, Sequence)
         handlers = list(event_handler) if is_many else [event_handler]
@@ -33,7 +33,7 @@ class HandlerStates:
             return
         if names != [entry["name"] for entry in resumed]:
             _LOGGER.warning(
-                "the handlers that keep a state are %s, in the checkpoint %s: they begin anew.",
+                "the handlers that keep a state are %s, in the checkpoint %s: they start afresh.",
                 names,
                 [entry["name"] for entry in resumed],
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import traceback
 from collections.abc import Generator, Iterator, Mapping
@@ -17,10 +18,12 @@ import optax
 from penstock import _batches
 from penstock._checkpoint import Contents, Position
 from penstock._errors import ReaderError, listed
-from penstock._feeding import Placed
+from penstock._feeding import DeviceBatch
 from penstock.program_builder import ProgramBuilder
+from penstock.program_builder.engine import Engine
+from penstock.program_builder.programs import Programs
 from penstock.trainer._reader_states import decoded
-from penstock.trainer._restoring import restored
+from penstock.trainer._restoring import restore
 
 _MOST_STEPS = 100_000
 
@@ -33,15 +36,15 @@ _LIBRARIES = tuple(Path(str(module.__file__)).parent for module in (jax, flax, o
 _PYTHON = Path(traceback.__file__).parent
 
 
-def replayed(
-    builder: ProgramBuilder,
+def replay_step(
+    programs: Programs,
     contents: Contents | None,
     seed: int,
     reader: Any,
     fields: _batches.Fields,
-    rounds: tuple[str, ...],
+    update_order: tuple[str, ...],
     step: int | None,
-) -> None:
+) -> NoReturn:
     """Train from a state until a step is not finite, and run that one with JAX's nan debugging.
 
     Collective; each process then runs the step of all of them alone, and all raise the same.
@@ -54,28 +57,34 @@ def replayed(
       FloatingPointError: naming the step; its cause shows the operation.
       ReaderError: the reader ended before such a step.
     """
-    if contents is None:
-        leaves, position = builder.pack(builder.init(seed)), Position()
-    else:
-        leaves, position = restored(builder, contents, "to replay"), contents.position
+    engine, position = Engine(programs, programs.init(seed)), Position()
+    if contents is not None:
+        restore(engine, contents, "to replay")
+        position = contents.position
     number = position.global_step
     with contextlib.closing(_batches_from(position, reader, fields)) as batches:
         for batch in batches:
             if batch is None:  # an epoch begins
-                leaves = builder.pack(builder.reset_metrics(builder.unpack(leaves)))
+                engine.reset_metrics()
                 continue
-            before = builder.copy(leaves)
-            leaves, values, _, _ = builder.launch(leaves, builder.place("train", [batch]), rounds)
-            losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
-            if number == step or (step is None and _is_bad(builder, before, leaves, losses)):
+            before = engine.copy()
+            losses = _run(engine, programs.place("train", [batch]), update_order)
+            if number == step or (step is None and _is_bad(before, engine, losses)):
                 is_infinite = any(np.isinf(loss) for loss in jax.device_get(losses))
-                _explain(builder, before, batch, rounds, number, is_infinite=is_infinite)
+                _explain(before, batch, update_order, number, is_infinite=is_infinite)
             number += 1
             if step is None and number - position.global_step >= _MOST_STEPS:
                 raise ReaderError(
                     f"replay got {_MOST_STEPS} steps that are all finite, expected one that is not."
                     " Pass step=... where the step is known to be later."
                 )
+    raise AssertionError("batches are yielded until something is raised")
+
+
+def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> list[jax.Array]:
+    """Run a step and return its losses."""
+    values, structures = engine.run(batch, update_order).values, engine.programs.structures
+    return [each[structures[name].loss_index] for name, each in values.items()]
 
 
 def _batches_from(
@@ -112,44 +121,40 @@ def _batches_from(
             reader.next_epoch = next_epoch
 
 
-def _is_bad(
-    builder: ProgramBuilder,
-    before: list[jax.Array],
-    after: list[jax.Array],
-    losses: list[jax.Array],
-) -> bool:
+def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
     """Return whether a loss or a parameter is not finite, or an update was skipped."""
-    old, new = builder.unpack(before), builder.unpack(after)
+    old, new = before.state, after.state
     watched = jax.device_get([*losses, *jax.tree.leaves(new.variables["params"])])
     skipped = jax.device_get((old.num_skipped, new.num_skipped))
     return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
 
 
 def _explain(
-    builder: ProgramBuilder,
-    leaves: list[jax.Array],
+    engine: Engine,
     batch: Mapping[str, Any],
-    rounds: tuple[str, ...],
+    update_order: tuple[str, ...],
     number: int,
     *,
     is_infinite: bool,
 ) -> NoReturn:
-    where, placed = f"replay of global step {number}", builder.place("train", [batch])
-    builder, leaves, placed = _alone(builder, leaves, placed)
+    where, placed = f"replay of global step {number}", engine.programs.place("train", [batch])
+    engine, placed = _run_alone(engine, placed)
     modes = [jax.debug_nans, jax.debug_infs]
     try:
         # An infinite loss makes nan of every gradient: there the first infinity says more.
         for mode in reversed(modes) if is_infinite else modes:
             with _without_repetitions():
-                builder.debug(leaves, placed, rounds, mode)
+                engine.programs.run_eagerly(
+                    engine.leaves, placed, update_order, functools.partial(mode, True)
+                )
     except (FloatingPointError, RecursionError) as error:
         # JAX 0.10 calls itself until the stack is full where a function that it compiles is handed
         # a nan that nothing has computed, as in `jnp.where(x < 0, jnp.nan, x)`.
         is_given = isinstance(error, RecursionError)
         what = "Invalid value (nan) given to an operation." if is_given else str(error)
         raise FloatingPointError(
-            f"{where}: {what.splitlines()[0]} {_not_finite(builder, leaves, placed)}"
-            f"{_line_of(error)}{_out_of_range(builder, leaves, placed, rounds)}"
+            f"{where}: {what.splitlines()[0]} {_not_finite(engine, placed)}"
+            f"{_line_of(error)}{_out_of_range(engine, placed, update_order)}"
         ) from error
     raise FloatingPointError(
         f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "
@@ -157,30 +162,29 @@ def _explain(
     )
 
 
-def _alone(
-    builder: ProgramBuilder, leaves: list[jax.Array], placed: Placed
-) -> tuple[ProgramBuilder, list[Any], Placed]:
+def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch]:
     """Return what runs a step of all processes in this one alone. Collective.
 
     Operation by operation only the process whose examples make the nan would raise, and the others
     would wait for it in the next reduction.
     """
     if jax.process_count() == 1:
-        return builder, list(leaves), placed
+        return engine, placed
     from jax.experimental import multihost_utils
 
     arrays = (dict(placed.feed), placed.weights)
     feed, weights = multihost_utils.process_allgather(arrays, tiled=True)
-    options = builder.options
+    network, options = engine.programs.network, engine.programs.options
     alone = ProgramBuilder(
-        dict(builder.objectives),
+        dict(network.objectives),
         place=jax.local_devices()[:1],
         skips_non_finite=options.skips_non_finite,
         precision=options.precision,
-        gradient_accumulation_steps=options.num_parts,
+        gradient_accumulation_steps=options.num_micro_batches,
         freeze=options.freeze,
     )
-    return alone, jax.device_get(leaves), placed._replace(feed=feed, weights=weights)
+    state = alone.programs.unpack(jax.device_get(engine.leaves))
+    return Engine(alone.programs, state), placed._replace(feed=feed, weights=weights)
 
 
 @contextlib.contextmanager
@@ -195,17 +199,12 @@ def _without_repetitions() -> Iterator[None]:
         print(*(line for line in lines if "de-optimized" not in line), sep="", end="")
 
 
-def _not_finite(builder: ProgramBuilder, leaves: list[Any], placed: Placed) -> str:
+def _not_finite(engine: Engine, placed: DeviceBatch) -> str:
     """Return which inputs of a step were not finite before it ran."""
     feed = jax.device_get(dict(placed.feed))
     bad = [name for name, value in feed.items() if not np.all(np.isfinite(value))]
     said = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
-    variables = builder.unpack(leaves).variables
-    lost = [
-        jax.tree_util.keystr(path[1:], simple=True, separator="/")
-        for path, value in jax.tree_util.tree_leaves_with_path(variables)
-        if not np.all(np.isfinite(jax.device_get(value)))
-    ]
+    lost = engine.find_non_finite()
     if lost:
         said += (
             f"Before it {listed(lost[:5])} had such values: pass the step=... of an earlier one. "
@@ -219,25 +218,22 @@ def _is_of_a_library(path: Path) -> bool:
     return is_python or any(library in path.parents for library in _LIBRARIES)
 
 
-def _out_of_range(
-    builder: ProgramBuilder, leaves: list[Any], placed: Placed, rounds: tuple[str, ...]
-) -> str:
+def _out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
     """Return which ids or labels make the step not finite, found by putting 0 in their place.
 
     Which of them are valid only the layers know that take them, each in its own way; to try costs
     nothing but a few steps.
     """
     feed = {name: np.asarray(jax.device_get(value)) for name, value in placed.feed.items()}
-    specs = builder.feed_specs
+    specs = engine.programs.network.feed_specs
     ids = {name: x for name, x in feed.items() if np.issubdtype(specs[name].dtype, np.integer)}
     none = {name: np.zeros_like(x) for name, x in ids.items()}
 
     def is_bad(changed: Mapping[str, Any]) -> bool:
         tried = placed._replace(feed={**feed, **none, **changed})
-        before = builder.own(jax.device_get(leaves))
-        after, values, _, _ = builder.launch(builder.copy(before), tried, rounds)
-        losses = [each[builder.structures[name].loss_index] for name, each in values.items()]
-        return _is_bad(builder, before, after, losses)
+        before = engine.copy_from(jax.device_get(engine.leaves))
+        after = before.copy()
+        return _is_bad(before, after, _run(after, tried, update_order))
 
     if not ids or is_bad({}):
         return ""

@@ -6,8 +6,8 @@ import jax
 
 from penstock._checkpoint import Contents, Store, check_fits
 from penstock._errors import CheckpointError
-from penstock.program_builder import ProgramBuilder
-from penstock.trainer._agreement import is_any, of_the_first
+from penstock.program_builder.engine import Engine
+from penstock.trainer._agreement import is_any, take_from_first
 
 _NONE, _FAILED = -1, -2
 
@@ -32,7 +32,7 @@ def newest(store: Store, *, before: int | None = None) -> Contents | None:
             step = contents.position.global_step if contents is not None else _NONE
         except Exception as raised:  # kept until the others know of it: they wait for the step
             error, step = raised, _FAILED
-    step = of_the_first(step)
+    step = take_from_first(step)
     if jax.process_index() and step >= 0:
         try:
             contents = store.read(step)
@@ -47,12 +47,13 @@ def newest(store: Store, *, before: int | None = None) -> Contents | None:
     )
 
 
-def restored(builder: ProgramBuilder, contents: Contents, where: str) -> list[jax.Array]:
-    """Return the packed state of a checkpoint, in buffers of its own that may be donated.
+def restore(engine: Engine, contents: Contents, where: str) -> None:
+    """Take the state of a checkpoint.
 
     Raises:
       CheckpointError: it is of another network.
     """
-    names = builder.leaf_names
-    check_fits(contents, names, builder.abstract_leaves, where)
-    return builder.own([contents.leaves[name] for name in names])
+    names = engine.programs.leaf_names
+    abstract = jax.tree.leaves(engine.programs.abstract_state)
+    check_fits(contents, names, abstract, where)
+    engine.restore(contents.leaves)

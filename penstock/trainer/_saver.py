@@ -22,12 +22,14 @@ from penstock._checkpoint import (
     Writer,
     host_leaves,
 )
-from penstock._errors import FolderInUseError, UnknownNameError, listed
+from penstock._errors import CheckpointError, FolderInUseError, UnknownNameError, listed
 from penstock._folder_lock import FolderLock
-from penstock.program_builder import ProgramBuilder
+from penstock.program_builder.engine import Engine
+from penstock.program_builder.programs import Programs
 from penstock.trainer import _restoring
-from penstock.trainer._agreement import on_the_first
-from penstock.trainer._reader_states import encoded
+from penstock.trainer._agreement import run_on_first
+from penstock.trainer._handler_states import HandlerStates
+from penstock.trainer._reader_states import decoded, encoded
 from penstock.trainer._status import Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -51,9 +53,12 @@ class Saver:
         self.is_resuming = False
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_folder(self) -> Iterator[None]:
         """Keep other runs out of the folder meanwhile. Collective."""
         yield
+
+    def resume(self, status: Status, handlers: HandlerStates) -> None:
+        """Go on from the newest checkpoint of the folder, where it has one."""
 
     def begin(self, status: Status) -> None:
         """Note that a call of `train` begins."""
@@ -74,16 +79,15 @@ class Saver:
     def at_end(self, status: Status, *, is_good: bool) -> None:
         """Write a last checkpoint of a good state, and wait for what is being written."""
 
-    def failures(self) -> list[str]:
-        """Return a line for each checkpoint that could not be written since the last asking."""
-        return []
+    def raise_failures(self) -> None:
+        """Raise if a checkpoint could not be written since the last time."""
 
     def newest(self, *, before: int | None = None) -> Contents | None:
         """Return the newest checkpoint up to a global step. Collective."""
         return None
 
-    def good_state(self, last_step: int) -> tuple[list[jax.Array], int] | None:
-        """Return the state of the newest checkpoint up to a global step, and its step."""
+    def roll_back(self, last_step: int) -> int | None:
+        """Return the engine to the newest checkpoint up to a global step, and say its step."""
         return None
 
 
@@ -99,7 +103,7 @@ class CheckpointSaver(Saver):
 
     def __init__(
         self,
-        builder: ProgramBuilder,
+        engine: Engine,
         store: Store,
         extra: Callable[[], Mapping[str, Any]],
         *,
@@ -108,7 +112,7 @@ class CheckpointSaver(Saver):
     ) -> None:
         super().__init__()
         self.store, self.directory = store, store.directory
-        self._builder, self._config, self._extra = builder, store.config, extra
+        self._engine, self._config, self._extra = engine, store.config, extra
         self._lock = FolderLock(store.directory)
         self._is_held = False
         self._known: set[int] | None = None  # checkpoints that were there when it was last held
@@ -119,15 +123,27 @@ class CheckpointSaver(Saver):
         self._refused: list[str] = []
         self._saved: Position | None = None
         self._saved_secs = clock()
-        _check_monitor(store.config, builder)
+        _check_monitor(store.config, engine.programs.structures)
 
-    def resumed_at(self, position: Position) -> None:
-        """Note that a checkpoint exists, and that its position in the reader counts."""
-        self._saved, self.is_resuming = position, True
+    def resume(self, status: Status, handlers: HandlerStates) -> None:
+        """Go on from the newest checkpoint of the folder, where it has one."""
+        with self.hold_folder():
+            contents = self.newest()
+        if contents is None:
+            return
+        _restoring.restore(self._engine, contents, str(self.store.directory))
+        self._saved = position = contents.position
+        self.is_resuming = True
+        status.resume(position, decoded(position.reader_state))
+        handlers.resume(contents.extra.get("handlers", []))
+        self._engine.programs.fit_batches(position.batch_sizes)
+        where = self.store.directory / str(position.global_step)
+        steps = f"{position.step} steps into epoch {position.epoch}"
+        _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other runs out of the folder meanwhile; inside another `held` it does nothing.
+    def hold_folder(self) -> Iterator[None]:
+        """Keep other runs out of the folder meanwhile; inside another it does nothing.
 
         The first process holds it for all. Collective.
 
@@ -140,7 +156,7 @@ class CheckpointSaver(Saver):
             return
         self._is_held = True
         try:
-            on_the_first(self._take, f"take the folder {str(self.store.directory)!r}")
+            run_on_first(self._take, f"take the folder {str(self.store.directory)!r}")
             yield
         finally:
             self._is_held = False
@@ -198,7 +214,7 @@ class CheckpointSaver(Saver):
 
     def at_end(self, status: Status, *, is_good: bool) -> None:
         """Write a last checkpoint of a good state, unless it was lost, and wait for the writer."""
-        if is_good and any(leaf.is_deleted() for leaf in status.packed):
+        if is_good and self._engine.is_lost:
             self._writer.failures.append("the state was lost in a launch that failed")
         elif is_good:
             position = self._position(status)
@@ -208,18 +224,28 @@ class CheckpointSaver(Saver):
         self.store.close()
         self._spare = []
 
-    def failures(self) -> list[str]:
-        """Return a line for each checkpoint that could not be written since the last asking."""
-        lines, self._writer.failures = self._writer.failures, []
-        refused, self._refused = self._refused, []
-        return lines + refused
+    def raise_failures(self) -> None:
+        """Raise if a checkpoint could not be written since the last time.
+
+        Raises:
+          CheckpointError: listing them.
+        """
+        failures = self._writer.failures + self._refused
+        self._writer.failures, self._refused = [], []
+        if failures:
+            raise CheckpointError(
+                f"training ended, but {len(failures)} checkpoint"
+                f"{' was' if len(failures) == 1 else 's were'} not written:\n  "
+                + "\n  ".join(failures)
+                + "\nThe trainer is valid: call trainer.save_checkpoint() when there is room."
+            )
 
     def save(self, status: Status, *, is_last: bool = False) -> None:
         """Write a checkpoint of where training stands; returns when a copy of the state is made."""
         self._save(status, self._position(status), is_last=is_last)
 
     def _save(self, status: Status, position: Position, *, is_last: bool) -> None:
-        builder = self._builder
+        programs = self._engine.programs
         extra = copy.deepcopy(dict(self._extra()))  # handlers go on while it is written
         monitor = self._config.monitor
         asked = float(monitor()) if callable(monitor) else None
@@ -227,13 +253,13 @@ class CheckpointSaver(Saver):
         self._saved, self._saved_secs = position, self._clock()
         if jax.process_index():
             return
-        copied = self._copied(status, is_last=is_last)
+        copied = self._copy(is_last=is_last)
 
         def make() -> Contents | None:
             self._lock.check()
-            leaves = host_leaves(builder.leaf_names, copied)
+            leaves = host_leaves(programs.leaf_names, copied)
             copied.clear()  # on an accelerator the memory is free while the disk is waited for
-            bad = _not_finite(leaves, builder)
+            bad = _not_finite(leaves, programs)
             if bad:
                 line = f"checkpoint of global step {position.global_step}: {bad}"
                 self._refused.append(line)
@@ -244,12 +270,12 @@ class CheckpointSaver(Saver):
 
         self._writer.write(make, step=status.global_step, is_last=is_last)
 
-    def _copied(self, status: Status, *, is_last: bool) -> list[jax.Array]:
+    def _copy(self, *, is_last: bool) -> list[jax.Array]:
         """Return arrays that no launch takes while they are written, in a list of its own."""
         if self._writer.waits(is_last=is_last):
-            return list(status.packed)
-        copied = self._builder.snapshot(status.packed, self._spare)
-        self._spare = list(copied) if self._builder.reuses_snapshots else []
+            return list(self._engine.leaves)
+        copied = self._engine.snapshot(self._spare)
+        self._spare = list(copied) if self._engine.reuses_snapshots else []
         return copied
 
     def newest(self, *, before: int | None = None) -> Contents | None:
@@ -261,8 +287,8 @@ class CheckpointSaver(Saver):
         self._writer.wait()
         return _restoring.newest(self.store, before=before)
 
-    def good_state(self, last_step: int) -> tuple[list[jax.Array], int] | None:
-        """Return the state of the newest checkpoint up to a global step, and its step.
+    def roll_back(self, last_step: int) -> int | None:
+        """Return the engine to the newest checkpoint up to a global step, and say its step.
 
         A state that is not finite, or has met such a loss in its epoch, was never written. That it
         was not is no failure any more.
@@ -271,22 +297,22 @@ class CheckpointSaver(Saver):
         if contents is None:
             return None
         self._saved, self._refused = contents.position, []
-        builder = self._builder
-        leaves = _restoring.restored(builder, contents, str(self.store.directory))
-        state = builder.reset_metrics(builder.unpack(leaves))
-        return builder.pack(state), contents.position.global_step
+        _restoring.restore(self._engine, contents, str(self.store.directory))
+        self._engine.reset_metrics()
+        return contents.position.global_step
 
     def _position(self, status: Status) -> Position:
-        return status.position(self._builder.batch_sizes, encoded(status.reader_state))
+        return status.position(self._engine.programs.batch_sizes, encoded(status.reader_state))
 
     def _mean(self, leaves: list[Any], monitor: str) -> float | None:
         if not self._config.num_best:
             return None
+        programs = self._engine.programs
         try:
-            means = self._builder.mean_metrics(self._builder.unpack(leaves))
+            means = programs.mean_metrics(programs.unpack(leaves))
         except ValueError:  # no example since the epoch began
             return None
-        return monitored(means, monitor, self._builder.structures)
+        return monitored(means, monitor, programs.structures)
 
 
 def monitored(
@@ -322,14 +348,12 @@ def monitored(
     return float(values[name]) if np.ndim(values[name]) == 0 else None
 
 
-def _check_monitor(config: CheckpointConfig, builder: ProgramBuilder) -> None:
-    if not config.num_best or callable(config.monitor) or not builder.structures:
+def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.Structure]) -> None:
+    if not config.num_best or callable(config.monitor) or not structures:
         return
-    means = {
-        name: each.build([0.0] * len(each.keys or [0])) for name, each in builder.structures.items()
-    }
+    means = {name: each.build([0.0] * len(each.keys or [0])) for name, each in structures.items()}
     single = next(iter(means.values()))
-    monitored(single if len(means) == 1 else means, config.monitor, builder.structures)
+    monitored(single if len(means) == 1 else means, config.monitor, structures)
 
 
 def _is_finite(array: np.ndarray) -> bool:
@@ -340,7 +364,7 @@ def _is_finite(array: np.ndarray) -> bool:
     )
 
 
-def _not_finite(leaves: Mapping[str, np.ndarray], builder: ProgramBuilder) -> str:
+def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
     """Return what of a state is not finite, an empty string where all is."""
     bad = [
         name
@@ -350,8 +374,8 @@ def _not_finite(leaves: Mapping[str, np.ndarray], builder: ProgramBuilder) -> st
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         return f"parameters that are not finite are not saved: {listed(bad[:5])}{more}"
-    sums = builder.unpack(list(leaves.values())).metrics
-    structures = builder.structures
+    sums = programs.unpack(list(leaves.values())).metrics
+    structures = programs.structures
     if all(np.isfinite(each.loss_sum(structures[name])) for name, each in sums.items()):
         return ""
     return "a state of an epoch with a loss that is not finite is not saved"

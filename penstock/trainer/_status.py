@@ -1,21 +1,20 @@
-"""What changes while a trainer trains."""
+"""How far a trainer has come."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
-
-import jax
 
 from penstock._checkpoint import Position
 
 
 @dataclasses.dataclass
 class Status:
-    """The state, and where training is; owned by the trainer, advanced by the loop.
+    """Where training is; owned by the trainer, advanced by its runs.
 
     Attributes:
-      packed: the state as `ProgramBuilder.launch` takes it.
       epoch: the epoch that runs, or runs next.
       global_step: steps done, over all calls of `train`.
       step, num_examples: those of the epoch that runs.
@@ -23,9 +22,9 @@ class Status:
       call: calls of `train` before this one.
       first_epoch: the epoch in which this call began.
       is_in_epoch: whether an epoch has begun and not ended.
+      resumed: where the checkpoint was written that this process began with.
     """
 
-    packed: list[jax.Array]
     epoch: int = 0
     global_step: int = 0
     step: int = 0
@@ -36,6 +35,7 @@ class Status:
     is_in_epoch: bool = False
     is_running: bool = False
     is_stopping: bool = False
+    resumed: Position | None = None
 
     def position(self, batch_sizes: dict[str, int], reader_state: Any) -> Position:
         """Return where training is, for a checkpoint."""
@@ -50,12 +50,44 @@ class Status:
             batch_sizes=batch_sizes,
         )
 
-    def go_to(self, position: Position, reader_state: Any) -> None:
+    def resume(self, position: Position, reader_state: Any) -> None:
         """Stand where a checkpoint was written."""
         self.global_step, self.epoch = position.global_step, position.epoch
         self.step, self.num_examples = position.step, position.num_examples
         self.first_epoch, self.reader_state = position.first_epoch, reader_state
         self.is_in_epoch = position.step > 0
+        self.resumed = position
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Be the one run of the trainer inside the `with` block.
+
+        Raises:
+          RuntimeError: another one is going on.
+        """
+        if self.is_running:
+            raise RuntimeError(
+                "train got called while it runs, in a handler or another thread, expected one run "
+                "at a time: a trainer has one state. Make a second Trainer, or call train again "
+                "when this run has ended."
+            )
+        self.is_running, self.is_stopping = True, False
+        try:
+            yield
+        finally:
+            self.is_running = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this call of `train` had ended before the checkpoint was written."""
+        return self.resumed is not None and self.call < self.resumed.call
+
+    def begin_call(self) -> int:
+        """Return the epoch in which this call began, in this process or in the resumed run."""
+        self.first_epoch = self.epoch
+        if self.resumed is not None and self.call == self.resumed.call:
+            self.first_epoch = self.resumed.first_epoch
+        return self.first_epoch
 
     def leave_epoch(self) -> None:
         """Count an epoch that was left in the middle as over: a further call begins the next."""

@@ -6,15 +6,16 @@ from typing import Any
 
 import jax
 
-from penstock import _batches
+from penstock import _batches, _metrics
 from penstock._errors import ReaderError
 from penstock._in_flight import max_in_flight
 from penstock._interrupts import Interrupts
-from penstock.program_builder import ProgramBuilder, State
+from penstock.program_builder import State
+from penstock.program_builder.programs import Programs
 
 
-def tested(
-    builder: ProgramBuilder,
+def run_test(
+    programs: Programs,
     state: State,
     reader: Any,
     fields: _batches.Fields,
@@ -25,15 +26,15 @@ def tested(
     Raises:
       ReaderError: the reader yields nothing.
     """
-    sums = {name: builder.test_zeros(name) for name in builder.objectives}
+    sums = {name: programs.test_zeros(name) for name in programs.structures}
     running: list[jax.Array] = []
-    limit = max_in_flight(builder.mesh)
+    limit = max_in_flight(programs.mesh)
     num_batches = 0
-    with interrupts.opened():
+    with interrupts.open():
         for batch in _batches.one_pass(reader, fields):
-            placed = builder.place("test", [batch])
+            placed = programs.place("test", [batch])
             for name in sums:
-                sums[name], _ = builder.test_launch(state, sums[name], placed, name)
+                sums[name], _ = programs.test(state, sums[name], placed, name)
                 running.append(sums[name].scalars)
                 if len(running) > limit:
                     running.pop(0).block_until_ready()
@@ -43,5 +44,8 @@ def tested(
             "the reader yielded no batch to test on, expected at least one. Is its data empty, "
             "or is it an iterator that an earlier pass used up?"
         )
-    means = {name: builder.test_means(each, name) for name, each in sums.items()}
+    means = {
+        name: _metrics.means(each, programs.network.test[name].structure)
+        for name, each in sums.items()
+    }
     return next(iter(means.values())) if len(means) == 1 else means

@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
 from penstock import _batches, _parameters
 from penstock._batches import FeedOrder
-from penstock._checkpoint import CheckpointConfig, Position, Store, config_of
-from penstock._data_wait import DataWait
-from penstock._errors import CheckpointError, NonFiniteError
-from penstock._in_flight import InFlight
+from penstock._checkpoint import CheckpointConfig, Store, config_of
+from penstock._errors import CheckpointError
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
-from penstock.events import BeginTraining, EndTraining, Handler, Reason, emitter
+from penstock._selection import Patterns, Rename, Selection
+from penstock.events import Handler, emitter
 from penstock.program_builder import (
     Objective,
     Optimizer,
     Precision,
     PrecisionName,
     ProgramBuilder,
-    State,
 )
-from penstock.trainer._agreement import Agreement
-from penstock.trainer._arguments import check_action, check_count, rounds_of
-from penstock.trainer._describe import described, versions
+from penstock.program_builder.engine import Engine
+from penstock.trainer._arguments import (
+    check_action,
+    check_count,
+    choose_update_order,
+    read_scale,
+)
+from penstock.trainer._describe import describe_run, versions
 from penstock.trainer._guard import Guard, OnNonFinite
 from penstock.trainer._handler_states import HandlerStates
-from penstock.trainer._loop import Loop
-from penstock.trainer._parameter_access import ParameterAccess
-from penstock.trainer._reader_states import decoded
-from penstock.trainer._replay import replayed
-from penstock.trainer._restoring import restored
+from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
+from penstock.trainer._replay import replay_step
+from penstock.trainer._run import Run
 from penstock.trainer._saver import CheckpointSaver, Saver
-from penstock.trainer._sources import PARAMETER_NAMES
 from penstock.trainer._status import Status
+from penstock.trainer._testing import run_test
 
 _LOGGER = logging.getLogger("penstock")
 
 
-class Trainer(ParameterAccess):
+class Trainer:
     """Train a network written as a program function.
 
     Arguments:
@@ -69,8 +70,8 @@ class Trainer(ParameterAccess):
       precision: what layers compute products in: `"float32"`, `"bfloat16"`, `"float16"` (with a
         dynamic loss scale), a `ps.Precision`, or `"auto"`: bfloat16 where the accelerator has it.
         Parameters, optimizer state, statistics and losses are float32 in any case.
-      gradient_accumulation_steps: the parts that a device's share of a batch is cut into. They run
-        one after the other in the memory of one, with one reduction over the devices.
+      gradient_accumulation_steps: the micro-batches that a device's share of a batch is cut into.
+        They run one after the other in the memory of one, with one reduction over the devices.
       freeze: what is not trained: `"backbone"` with all that lies under it, or globs such as
         `"*/w"`. Batch norm whose running statistics match normalises by them and keeps them.
 
@@ -91,6 +92,9 @@ class Trainer(ParameterAccess):
     >>> trainer.test(reader) < 1e-3
     True
     """
+
+    about: Mapping[str, Any] = MappingProxyType({})
+    """What `save_params` writes beside the parameters, as JSON: their preprocessing for one."""
 
     _emitter = staticmethod(emitter)  # `penstock.fluid` changes what handlers see
 
@@ -125,24 +129,27 @@ class Trainer(ParameterAccess):
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self._on_non_finite, self._config = on_non_finite, config_of(checkpoint)
-        self._rounds = rounds_of(self.builder.objectives, schedule)
+        self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
-        self._handlers = HandlerStates()
-        self._status = Status(self.builder.pack(self.builder.init(seed)))
-        self._resumed: Position | None = None
+        self._handlers, self._status = HandlerStates(), Status()
+        self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
         if self._config is not None:
+            saves_first = on_non_finite == "roll_back"
             self._saver = CheckpointSaver(
-                self.builder,
-                Store(self._config),
-                self._extra,
-                saves_first=on_non_finite == "roll_back",
+                self._engine, Store(self._config), self._describe_extra, saves_first=saves_first
             )
-            self._resume(self._saver)
-        roll_back, num_updates = self._saver.good_state, len(self._rounds)
-        self._guard = Guard(self.builder, self._status, on_non_finite, roll_back, num_updates)
-        if param_path is not None and self._resumed is None:
-            self._start_from(param_path)
+            self._saver.resume(self._status, self._handlers)
+        self._guard = Guard(
+            self._engine,
+            self._status,
+            on_non_finite,
+            self._saver.roll_back,
+            len(self._update_order),
+        )
+        if param_path is not None and self._status.resumed is None and has_parameters(param_path):
+            self.load_params(param_path)
+            _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
 
     @property
     def epoch(self) -> int:
@@ -153,31 +160,6 @@ class Trainer(ParameterAccess):
     def global_step(self) -> int:
         """Steps done, over all calls of `train`."""
         return self._status.global_step
-
-    def _start_from(self, param_path: str | os.PathLike[str]) -> None:
-        if os.path.exists(os.path.join(param_path, _parameters.DATA_FILE)):
-            self.load_params(param_path)
-            _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
-        else:
-            _LOGGER.warning(
-                "no parameters at %s yet: training starts from initial values",
-                os.fspath(param_path),
-            )
-
-    def _resume(self, saver: CheckpointSaver) -> None:
-        with saver.held():
-            store, contents = saver.store, saver.newest()
-        if contents is None:
-            return
-        self._status.packed = restored(self.builder, contents, str(store.directory))
-        self._resumed = position = contents.position
-        self._status.go_to(position, decoded(position.reader_state))
-        self._handlers.resumed(contents.extra.get("handlers", []))
-        self.builder.fit_batches(position.batch_sizes)
-        saver.resumed_at(position)
-        where = store.directory / str(position.global_step)
-        steps = f"{position.step} steps into epoch {position.epoch}"
-        _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
 
     def train(
         self,
@@ -210,116 +192,176 @@ class Trainer(ParameterAccess):
         check_count("num_epochs", num_epochs, 0)
         emit = self._emitter(event_handler)
         _batches.check_reader(reader, num_epochs)
-        fields = self._fields(feed_order)
-        reason: Reason = "failed"
-        error: BaseException | None = None
-        with self._running(), Interrupts(is_alone=jax.process_count() == 1) as self._interrupts:
-            try:
-                emit(BeginTraining(self.epoch, num_epochs, self.global_step, self))
-                self._interrupts.check()
-                if not self._is_over():
-                    self._handlers.hand_back_to(event_handler)
-                    self._loop(reader, fields, emit).run(self._first_epoch() + num_epochs)
-                reason = "stopped" if self._status.is_stopping else "completed"
-            except BaseException as raised:
-                reason, error = _reason_of(raised), raised
-                raise
-            finally:
-                try:
-                    self._end(reason, error)
-                    if error is None:
-                        self._interrupts.check()
-                except BaseException as raised:
-                    reason, error = _reason_of(raised), raised
-                    raise
-                finally:
-                    emit(EndTraining(reason, error, self.global_step))
-        self._raise_failures()
-
-    def _fields(self, feed_order: FeedOrder | None) -> _batches.Fields:
-        """Return how samples are named in training; remembers the order for tests."""
-        self.builder.check_rounds(self._rounds)
-        inputs, known = self.builder.inputs("train"), self.builder.feed_specs
-        fields = _batches.Fields(inputs, feed_order or self._feed_order, known)
-        self._feed_order = feed_order or self._feed_order
-        return fields
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """Be the one run of this trainer, and of its folder."""
-        if self._status.is_running:
-            raise RuntimeError(
-                "train got called while it runs, in a handler or another thread, expected one run "
-                "at a time: a trainer has one state. Make a second Trainer, or call train again "
-                "when this run has ended."
+        programs = self.builder.programs
+        programs.network.choose_updates(self._update_order)
+        order = feed_order or self._feed_order
+        fields = _batches.Fields(programs.network.inputs("train"), order, self.builder.feed_specs)
+        self._feed_order = order
+        with (
+            self._status.running(),
+            self._saver.hold_folder(),
+            Interrupts(is_alone=jax.process_count() == 1) as self._interrupts,
+        ):
+            run = Run(
+                engine=self._engine,
+                status=self._status,
+                reader=reader,
+                fields=fields,
+                update_order=self._update_order,
+                steps_per_call=self.steps_per_call,
+                emit=emit,
+                guard=self._guard,
+                interrupts=self._interrupts,
+                saver=self._saver,
+                begin_handlers=lambda: self._handlers.restore_to(event_handler),
             )
-        self._status.is_running, self._status.is_stopping = True, False
-        try:
-            with self._saver.held():
-                yield
-        finally:
-            self._status.is_running = False
-
-    def _is_over(self) -> bool:
-        """Return whether this call of `train` had ended before the checkpoint was written."""
-        return self._resumed is not None and self._status.call < self._resumed.call
-
-    def _end(self, reason: Reason, error: BaseException | None) -> None:
-        """Save, and make ready for another call."""
-        is_good = not isinstance(error, NonFiniteError)
-        status, is_over = self._status, self._is_over()
-        self._interrupts.is_open = False  # a first interrupt does not end the save
-        try:
-            # Alone in failing, a process must not wait for the others in a save.
-            if jax.process_count() == 1 or reason != "failed":
-                self._saver.at_end(status, is_good=is_good and not is_over)
-        finally:
-            if not is_over:
-                status.leave_epoch()
-            status.call += 1
-
-    def _first_epoch(self) -> int:
-        """Return the epoch in which this call began, in this process or in the resumed run."""
-        status, resumed = self._status, self._resumed
-        status.first_epoch = status.epoch
-        if resumed is not None and status.call == resumed.call:
-            status.first_epoch = resumed.first_epoch
-        return status.first_epoch
-
-    def _raise_failures(self) -> None:
-        failures = self._saver.failures()
-        if failures:
-            raise CheckpointError(
-                f"training ended, but {len(failures)} checkpoint"
-                f"{' was' if len(failures) == 1 else 's were'} not written:\n  "
-                + "\n  ".join(failures)
-                + "\nThe trainer is valid: call trainer.save_checkpoint() when there is room."
-            )
-
-    def _loop(self, reader: Any, fields: _batches.Fields, emit: Handler) -> Loop:
-        guard = self._guard
-        in_flight = InFlight(self.builder.mesh, guard.check_flag, self.global_step, guard.deepen)
-        guard.begin(in_flight.forget)
-        self._saver.begin(self._status)
-        return Loop(
-            builder=self.builder,
-            status=self._status,
-            reader=reader,
-            fields=fields,
-            rounds=self._rounds,
-            steps_per_call=self.steps_per_call,
-            emit=emit,
-            in_flight=in_flight,
-            waiting=DataWait(in_flight.is_idle),
-            interrupts=self._interrupts,
-            saver=self._saver,
-            agreement=Agreement(),
-            check_read=self._guard.check_read,
-        )
+            run.train(self, num_epochs)
+        self._saver.raise_failures()
 
     def stop(self) -> None:
         """End training after the current step's `EndStep`; has no effect outside `train`."""
         self._status.is_stopping = True
+
+    def test(
+        self, reader: Any, feed_order: FeedOrder | None = None, *, averaged: bool = False
+    ) -> Any:
+        """Return the mean of the metrics over every example of `reader`, in test mode.
+
+        Each example counts once, whatever the batch size and the number of devices. Waits for the
+        device once, at the end.
+
+        Arguments:
+          averaged: test the moving average of the parameters that the optimizer keeps.
+
+        Returns:
+          The program function's structure, with Python floats for scalars; by objective, where
+          there are several.
+
+        Raises:
+          FeedError: a batch does not fit the inputs the program declares.
+          ReaderError: the reader yields nothing.
+          ValueError: no optimizer keeps a moving average.
+        """
+        _batches.check_reader(reader, 1)
+        programs = self.builder.programs
+        inputs = programs.network.inputs("test")
+        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
+            feed_order = self._feed_order
+        fields = _batches.Fields(inputs, feed_order, self.builder.feed_specs)
+        state = self._engine.state
+        state = programs.average(state) if averaged else state
+        return run_test(programs, state, reader, fields, self._interrupts)
+
+    def infer(self, feed: Mapping[str, Any]) -> Any:
+        """Return what `infer_func` returns for a feed of any length, with the live parameters.
+
+        Raises:
+          ProgramError: the trainer was made without `infer_func`.
+        """
+        return self.builder.infer(self._engine.state, feed)
+
+    @property
+    def parameters(self) -> _parameters.Parameters:
+        """The parameters and running statistics by name; see `penstock.Parameters`."""
+        return _parameters.Parameters(lambda: self._engine.state.variables, self._engine.adopt)
+
+    def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
+        """Write parameters and running statistics to a folder, which is made or overwritten.
+
+        Optimizer state is not part of it. `Inferencer` and `load_params` read it. What `about`
+        holds is written into its description.
+
+        Arguments:
+          averaged: write the moving average of the parameters that the optimizer keeps.
+
+        Raises:
+          ValueError: no optimizer keeps a moving average.
+        """
+        state = self._engine.state
+        state = self.builder.programs.average(state) if averaged else state
+        _parameters.save(param_path, state.variables, about=self.about)
+
+    def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
+        """Do what `save_params` does; Fluid's name for it.
+
+        The network itself is not saved: an `Inferencer` gets it from its `infer_func`.
+        """
+        self.save_params(param_path)
+
+    def load_params(
+        self,
+        param_path: str | os.PathLike[str],
+        *,
+        partial: bool = False,
+        include: Patterns = None,
+        exclude: Patterns = None,
+        rename: Rename = None,
+        skip_mismatched: bool = False,
+    ) -> dict[str, list[str]]:
+        """Read parameters and running statistics from a folder; optimizer state is kept.
+
+        Without options every entry must be there and fit. With one, what was loaded and what was
+        not is printed.
+
+        Arguments:
+          param_path: what `save_params` wrote, a folder of checkpoints (the newest), or one.
+          partial: load what fits in name, shape and dtype, and leave the rest as it is.
+          include: names of the program to load, `"backbone"` with all that lies under it, or globs
+            such as `"*/w"`; the others stay as they are.
+          exclude: names not to load, written the same way.
+          rename: beginnings of names in the file and what they are called in the program, such as
+            `{"old/encoder": "backbone"}`, or a function from name to name.
+          skip_mismatched: leave out entries of another shape or dtype, a classifier's last layer
+            for one.
+
+        Returns:
+          What was `loaded`, and what was not: `excluded`, `missing`, `extra` and `mismatched`.
+
+        Raises:
+          FileNotFoundError: there are no parameters at `param_path`.
+          UnknownNameError: a pattern or a name to replace matches nothing.
+          ParameterError: listing every missing, extra or mismatched entry. Nothing is loaded then.
+        """
+        selection = Selection(include=include, exclude=exclude, rename=rename)
+        table = self.builder.programs.network.table
+        variables, report = load_parameters(
+            param_path,
+            selection,
+            table,
+            self._engine.state.variables,
+            partial=partial,
+            skip_mismatched=skip_mismatched,
+        )
+        self._engine.adopt(variables)
+        return report
+
+    @property
+    def update_scale(self) -> float:
+        """What every update of the parameters is multiplied by, 1 at first; may be set.
+
+        It scales the learning rate of any optimizer, and with it a decoupled weight decay.
+        Reading it waits for the device. An optimizer that keeps where its updates lead, such as
+        `optax.lookahead`, takes no other than 1.
+        """
+        return float(jax.device_get(self._engine.state.update_scale))
+
+    @update_scale.setter
+    def update_scale(self, scale: float) -> None:
+        value = read_scale(scale)
+        self.builder.programs.network.check_update_scale(float(scale))
+        self._engine.set_update_scale(value)
+
+    @property
+    def loss_scale(self) -> Any:
+        """What the loss is multiplied by for its gradients; by objective, where there are several.
+
+        A dynamic one is read from the state, which waits for the device.
+        """
+        builder = self.builder
+        fixed = builder.programs.options.precision.loss_scale
+        live = {name: float(each.scale) for name, each in self._engine.state.loss_scale.items()}
+        scales = {name: live.get(name, fixed) for name in builder.objectives}
+        return next(iter(scales.values())) if len(scales) == 1 else scales
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait for it; handlers may call it too.
@@ -332,28 +374,28 @@ class Trainer(ParameterAccess):
                 "save_checkpoint got no folder to write to, expected "
                 "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
             )
-        with self._saver.held():
+        with self._saver.hold_folder():
             self._saver.save(self._status, is_last=True)
-        self._raise_failures()
+        self._saver.raise_failures()
 
     def describe(self) -> dict[str, Any]:
         """Return what this run is: versions, devices, configuration, number of parameters.
 
         With a checkpoint folder it is also written there, as `run.json`.
         """
-        config = self._config
+        config, options = self._config, self.builder.programs.options
         configuration = {
             "objectives": list(self.builder.objectives),
-            "schedule": list(self._rounds),
+            "schedule": list(self._update_order),
             "steps_per_call": self.steps_per_call,
             "seed": int(self.seed),
             "on_non_finite": self._on_non_finite,
-            "precision": str(self.builder.options.precision),
-            "gradient_accumulation_steps": self.builder.options.num_parts,
-            "freeze": list(self.builder.options.freeze),
+            "precision": str(options.precision),
+            "gradient_accumulation_steps": options.num_micro_batches,
+            "freeze": list(options.freeze),
             "checkpoint": None if config is None else config.as_json(),
         }
-        return described(self.builder, configuration, self._saver.directory)
+        return describe_run(self.builder, configuration, self._saver.directory)
 
     def replay(
         self, reader: Any, step: int | None = None, feed_order: FeedOrder | None = None
@@ -371,26 +413,13 @@ class Trainer(ParameterAccess):
         Raises:
           FloatingPointError: naming the step; its cause shows the line of the program function.
         """
-        builder, bad = self.builder, self._guard.bad_steps
+        programs, bad = self.builder.programs, self._guard.bad_steps
         order = feed_order or self._feed_order
-        fields = _batches.Fields(builder.inputs("train"), order, builder.feed_specs)
+        fields = _batches.Fields(programs.network.inputs("train"), order, self.builder.feed_specs)
         before = step if step is not None else bad[0] if bad else None
         contents = self._saver.newest(before=before)
-        replayed(builder, contents, self.seed, reader, fields, self._rounds, step)
+        replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 
-    def _extra(self) -> dict[str, Any]:
+    def _describe_extra(self) -> dict[str, Any]:
         said = {"handlers": self._handlers.as_json(), "versions": versions()}
-        return {**said, PARAMETER_NAMES: self.builder.variable_paths}
-
-    @property
-    def _state(self) -> State:
-        return self.builder.unpack(self._status.packed)
-
-    @_state.setter
-    def _state(self, state: State) -> None:
-        self._status.packed = self.builder.pack(state)
-
-
-def _reason_of(error: BaseException) -> Reason:
-    """Return why training ended that an exception ended."""
-    return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+        return {**said, PARAMETER_NAMES: self.builder.programs.variable_paths}

@@ -177,7 +177,7 @@ def as_killed_at(directory: Path, step: int, to: Path) -> Path:
 
 def whole_state(trainer: Any) -> Any:
     """Return every array of a trainer's state on the host: moments, statistics and key too."""
-    return host(trainer._state._asdict())
+    return host(trainer._engine.state._asdict())
 
 
 def leaves(trainer: Any) -> list[np.ndarray]:

@@ -196,8 +196,8 @@ def test_states_of_other_handlers_are_left_aside_with_a_warning(handlers, tmp_pa
     (warning,) = compile_warnings(caplog)
     names = [type(handler).__name__ for handler in handlers]
     assert warning == (
-        f"the handlers that keep a state are {names}, in the checkpoint ['Counter']: they begin "
-        "anew."
+        f"the handlers that keep a state are {names}, in the checkpoint ['Counter']: they start "
+        "afresh."
     )
     assert not any(handler.restored for handler in handlers)
 
@@ -219,7 +219,7 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
     first = train_classifier(tmp_path, **options)
     first.train(shuffled(), num_epochs=1)
     trainer = train_classifier(tmp_path, **options)
-    restored = list(trainer._status.packed)
+    restored = list(trainer._engine.leaves)
     assert not any(leaf.is_deleted() for leaf in restored)
     alive = []
 
@@ -228,7 +228,7 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
             alive.append([leaf.is_deleted() for leaf in restored])
 
     trainer.train(shuffled(), look, num_epochs=2)
-    names = trainer.builder.leaf_names
+    names = trainer.builder.programs.leaf_names
     kept = [name for name, is_deleted in zip(names, alive[0], strict=True) if not is_deleted]
     # The sums of the epoch before are replaced, not donated.
     assert all(name.startswith("metrics.") for name in kept)
@@ -239,6 +239,6 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
 def test_state_restored_within_an_epoch_is_donated_whole(tmp_path):
     train_classifier(every_step(tmp_path)).train(shuffled(), StopAfter(5))
     trainer = train_classifier(every_step(tmp_path))
-    restored = list(trainer._status.packed)
+    restored = list(trainer._engine.leaves)
     trainer.train(shuffled(), StopAfter(6))
     assert all(leaf.is_deleted() for leaf in restored)

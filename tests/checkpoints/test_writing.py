@@ -31,12 +31,12 @@ def pointers(arrays):
 @PLACES
 def test_snapshot_is_made_on_one_device_in_the_memory_of_the_one_before_it(place):
     trainer = train_classifier(place=place())
-    builder, leaves = trainer.builder, trainer._status.packed
-    first = builder.snapshot(leaves)
+    engine, leaves = trainer._engine, trainer._engine.leaves
+    first = engine.snapshot()
     assert {device for array in first for device in array.devices()} == set(place()[:1])
     where = pointers(first)
     assert not set(where) & set(pointers(leaf.addressable_data(0) for leaf in leaves))
-    second = builder.snapshot(leaves, first)
+    second = engine.snapshot(first)
     assert pointers(second) == where
     assert_same_bits(second, leaves)
 
@@ -44,12 +44,12 @@ def test_snapshot_is_made_on_one_device_in_the_memory_of_the_one_before_it(place
 @PLACES
 def test_snapshot_leaves_memory_alone_that_is_still_read(place):
     trainer = train_classifier(place=place())
-    builder, leaves = trainer.builder, trainer._status.packed
-    first = builder.snapshot(leaves)
+    engine = trainer._engine
+    first = engine.snapshot()
     read = [np.asarray(array) for array in first]
     expected = [array.copy() for array in read]
-    others = builder.own([np.asarray(leaf) + np.ones((), leaf.dtype) for leaf in leaves])
-    assert_same_bits(builder.snapshot(others, first), others)
+    other = engine.copy_from([np.asarray(x) + np.ones((), x.dtype) for x in engine.leaves])
+    assert_same_bits(other.snapshot(first), other.leaves)
     assert_same_bits(read, expected)
 
 
@@ -68,9 +68,9 @@ def test_no_snapshot_is_kept_where_saves_are_waited_for(tmp_path):
     trainer = train_classifier(every_step(tmp_path, is_asynchronous=False))
     trainer._saver.save(trainer._status)
     assert trainer._saver._spare == []
-    assert trainer._saver._builder.__dict__.keys().isdisjoint({"_copy_one", "_copy_over"})
+    assert trainer._engine.__dict__.keys().isdisjoint({"_copy_shards", "_copy_over"})
     assert_same_bits(
-        list(Store(every_step(tmp_path)).read(0).leaves.values()), trainer._status.packed
+        list(Store(every_step(tmp_path)).read(0).leaves.values()), trainer._engine.leaves
     )
 
 

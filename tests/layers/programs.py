@@ -70,8 +70,8 @@ def train(
         size = len(next(iter(feed.values())))
         rows = np.arange(batch_size) % size
         full = {name: np.asarray(value)[rows] for name, value in feed.items()}
-        builder.place("train", [full])
-        builder.place("test", [full])
+        builder.programs.place("train", [full])
+        builder.programs.place("test", [full])
     test_values = jax.tree.map(np.asarray, builder.test(state, feed)) if is_tested else None
     state, values = builder.train(state, feed)
     after = jax.tree.map(np.asarray, state.variables)

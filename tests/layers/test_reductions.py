@@ -100,8 +100,8 @@ def test_example_weights_are_zero_for_padding():
     )
     state = builder.init()
     feed = {"x": FEED["x"]}
-    builder.place("train", [{"x": normal(16, 3, 5)}])
-    placed = builder.place("train", [feed])
+    builder.programs.place("train", [{"x": normal(16, 3, 5)}])
+    placed = builder.programs.place("train", [feed])
     assert np.asarray(placed.weights).tolist() == [1] * 11 + [0] * 5
     _, (_, weights) = builder.train(state, feed)
     assert np.asarray(weights).tolist() == [1] * 11

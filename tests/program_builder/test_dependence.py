@@ -252,10 +252,10 @@ COUNTS_PADDING = {
 @pytest.mark.parametrize("name", COUNTS_PADDING)
 def test_value_that_counts_padding_is_refused_on_a_short_batch(name):
     builder = builder_of({name: COUNTS_PADDING[name]}, 1)
-    builder.place("train", [DATA])
+    builder.programs.place("train", [DATA])
     short = {key: value[:5] for key, value in DATA.items()}
     with pytest.raises(ps.ProgramError, match="would count the padding"):
-        builder.place("train", [short])
+        builder.programs.place("train", [short])
 
 
 def test_values_without_padding_are_those_of_a_short_batch_alone():
@@ -266,7 +266,7 @@ def test_values_without_padding_are_those_of_a_short_batch_alone():
     builder = builder_of(functions, 1)
     state = builder.init()
     alone = builder.test(state, short)
-    builder.place("test", [DATA])
+    builder.programs.place("test", [DATA])
     padded = builder.test(state, short)
     assert_close(padded, alone)
     both = {name: f for name, f in functions.items() if name not in ("maximum", "any")}
@@ -294,7 +294,7 @@ def test_parameter_of_any_size_is_no_batch(size):
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1])
     state = builder.init()
     batch = {"x": DATA["x"], "t": DATA["x"][:, :1]}
-    builder.place("test", [batch])
+    builder.programs.place("test", [batch])
     found = builder.test(state, {name: value[:5] for name, value in batch.items()})
     assert found["sum"] == 3 * size
     assert found["mean"] == 1
@@ -308,7 +308,7 @@ def test_layer_as_wide_as_the_batch_is_no_batch():
 
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1])
     big = {"x": RNG.normal(size=(480, 3)).astype(np.float32)}
-    builder.place("test", [big])
+    builder.programs.place("test", [big])
     found = builder.test(builder.init(), {"x": big["x"][:7]})
     assert found["h"].shape == (7, 480)
     assert found["bias"].shape == (480,)

@@ -51,7 +51,7 @@ def optax_broadcasts():
 
 
 def test_every_optimizer_of_optax_is_tried_without_data_and_runs():
-    rules = {name: _rule.rule_of("it", make(name), SHAPES) for name in RUN}
+    rules = {name: _rule.make_rule("it", make(name), SHAPES) for name in RUN}
     called = {need: {n for n, rule in rules.items() if need in rule.called} for need in NEEDS}
     assert called == NEEDS
     assert {name for name, rule in rules.items() if rule.takes_examples} == TAKES_EXAMPLES

@@ -297,7 +297,7 @@ def test_mean_that_uses_the_example_weights_takes_short_batches(name, loss_of):
         builder = make_builder(program)
         state = builder.init()
         if len(sizes) == 2:
-            builder.place("train", [linear_data(16)])
+            builder.programs.place("train", [linear_data(16)])
         state, loss = builder.train(state, linear_data(11))
         results.append((np.asarray(loss), state.variables))
     assert_close(results[0], results[1])

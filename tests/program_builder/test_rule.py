@@ -162,7 +162,7 @@ def test_optimizer_of_examples_clips_the_gradient_of_each(parts):
 def test_optimizer_of_examples_refuses_a_batch_with_padding():
     optimizer = contrib.differentially_private_aggregate(1.0, 0.1, key=0)
     builder = builder_of(optax.chain(optimizer, optax.scale(-0.1)))
-    builder.fit_batches({"train": 12})
+    builder.programs.fit_batches({"train": 12})
     message = (
         "the train program of linear_program got a batch of 5 examples padded to 12, expected full "
         "batches, whose size the number of devices (1) divides. optax.chain(optax.contrib."
@@ -170,7 +170,7 @@ def test_optimizer_of_examples_refuses_a_batch_with_padding():
         "and would count the padding."
     )
     with pytest.raises(ps.ProgramError, match=re.escape(message)):
-        builder.place("train", [linear_data(5)])
+        builder.programs.place("train", [linear_data(5)])
 
 
 def normalized_program() -> Any:
@@ -276,14 +276,14 @@ def test_parameters_that_are_loaded_are_those_that_an_optimizer_keeps(tmp_path):
     optimizer = optax.lookahead(optax.sgd(0.0, momentum=0.9), sync_period=1, slow_step_size=0.5)
     trainer = ps.Trainer(linear_program, optimizer, place=one_device())
     trainer.train(lambda: iter([BATCH]))
-    momentum = host(optax.tree.get(trainer.builder.unpack(trainer._status.packed), "trace"))
+    momentum = host(optax.tree.get(trainer._engine.state, "trace"))
     ps.Trainer(linear_program, optimizer, place=one_device(), seed=1).save_params(tmp_path)
     trainer.load_params(tmp_path)
-    loaded = host(trainer._state.variables["params"])
-    assert_same_bits(host(trainer._state.opt_state["train"].slow), loaded)
-    assert_same_bits(host(optax.tree.get(trainer._state.opt_state, "trace")), momentum)
+    loaded = host(trainer._engine.state.variables["params"])
+    assert_same_bits(host(trainer._engine.state.opt_state["train"].slow), loaded)
+    assert_same_bits(host(optax.tree.get(trainer._engine.state.opt_state, "trace")), momentum)
     trainer.train(lambda: iter([BATCH]))
-    assert_same_bits(host(trainer._state.variables["params"]), loaded)
+    assert_same_bits(host(trainer._engine.state.variables["params"]), loaded)
 
 
 def test_schedule_free_is_evaluated_where_it_says():
@@ -317,7 +317,7 @@ def test_random_key_of_an_optimizer_goes_through_a_checkpoint(tmp_path):
             checkpoint=folder,
         )
         trainer.train(lambda: iter([BATCH, BATCH]), num_epochs=num_epochs)
-        return params_of(trainer._state)
+        return params_of(trainer._engine.state)
 
     whole = train(tmp_path / "whole", 2)
     train(tmp_path / "parts", 1)
@@ -341,9 +341,9 @@ def test_optimizer_is_tried_with_some_parameters_of_each_kind():
     seen = []
     scale = optax.stateless_with_tree_map(lambda g, p: seen.append(g.shape) or g)
     mask = {f"fc_{n}": {"w": n > 5, "b": False} for n in range(20)}
-    rule = _rule.rule_of("it", optax.with_extra_args_support(scale), shapes)
+    rule = _rule.make_rule("it", optax.with_extra_args_support(scale), shapes)
     assert sorted(seen) == [(3,), (3, 3)]
     assert rule.params == shapes
     # A mask that is a tree fits the whole alone.
-    masked = _rule.rule_of("it", optax.masked(optax.sgd(0.1), mask), shapes)
+    masked = _rule.make_rule("it", optax.masked(optax.sgd(0.1), mask), shapes)
     assert masked.params == shapes

@@ -27,7 +27,7 @@ def program() -> Any:
 
 def digest(trainer: ps.Trainer) -> str:
     """Return a digest of every bit of the state."""
-    leaves = jax.device_get(jax.tree.leaves(trainer._state))
+    leaves = jax.device_get(jax.tree.leaves(trainer._engine.state))
     return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
 
 

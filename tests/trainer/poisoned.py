@@ -64,7 +64,7 @@ def batches(num_steps: int, bad: dict[int, Any] | None = None) -> list[dict[str,
 
 def learnt(trainer: ps.Trainer) -> Any:
     """Return what an update changes, on the host: parameters, statistics, optimizer state."""
-    state = trainer._state
+    state = trainer._engine.state
     return host((state.variables, state.opt_state, state.metrics))
 
 

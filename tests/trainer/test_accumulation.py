@@ -127,7 +127,7 @@ def test_number_of_parts_that_is_none_is_refused(steps):
 def test_batch_is_padded_to_whole_parts():
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=ONE, gradient_accumulation_steps=4)
     _, (loss, _, rows) = builder.train(builder.init(), {"x": X[:6], "y": Y[:6]})
-    assert builder.batch_sizes["train"] == 8
+    assert builder.programs.batch_sizes["train"] == 8
     assert rows.shape == (6, 3)
     assert np.isfinite(loss)
 

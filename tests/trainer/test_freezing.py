@@ -64,8 +64,8 @@ def test_frozen_batch_norm_normalises_by_its_running_statistics():
 def test_optimizer_keeps_nothing_for_what_is_frozen():
     whole = ps.ProgramBuilder(program, optax.adam(0.01), place=ONE)
     part = ps.ProgramBuilder(program, optax.adam(0.01), place=ONE, freeze="backbone")
-    names = {name for name in part.leaf_names if name.startswith("opt_state")}
-    assert names < {name for name in whole.leaf_names if name.startswith("opt_state")}
+    names = {name for name in part.programs.leaf_names if name.startswith("opt_state")}
+    assert names < {name for name in whole.programs.leaf_names if name.startswith("opt_state")}
     assert not any("backbone" in name for name in names)
 
 
@@ -95,7 +95,7 @@ def test_average_of_parameters_is_tested_and_saved(tmp_path):
     trainer.train(READER, num_epochs=3)
     builder = trainer.builder
     expected = optimizers.averaged_params(
-        trainer._state.opt_state, trainer._state.variables["params"]
+        trainer._engine.state.opt_state, trainer._engine.state.variables["params"]
     )
     trainer.save_params(tmp_path / "average", averaged=True)
     trainer.save_params(tmp_path / "live")

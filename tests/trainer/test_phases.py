@@ -197,7 +197,7 @@ def expected_type(number: int) -> type[BaseException]:
 
 
 def variables(trainer: ps.Trainer) -> Any:
-    state = trainer._state
+    state = trainer._engine.state
     return host((state.step, state.variables, state.opt_state))
 
 

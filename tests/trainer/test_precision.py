@@ -40,7 +40,7 @@ def test_products_are_in_the_precision_and_the_state_is_float32(precision):
 
 def test_auto_is_float32_on_cpu():
     trainer = ps.Trainer(program, optax.adam(0.01), place=ONE)
-    assert trainer.builder.options.precision == ps.Precision("float32")
+    assert trainer.builder.programs.options.precision == ps.Precision("float32")
     assert trainer.describe()["configuration"]["precision"] == "float32"
 
 

@@ -197,15 +197,15 @@ def test_replay_leaves_the_trainer_as_it_is(place, steps_per_call):
     reader = batches(9, {4: bent})
     for trainer in trainers:
         trainer.train(reader)
-    state = host(trainers[0]._state)
+    state = host(trainers[0]._engine.state)
     raised_by(lambda: trainers[0].replay(reader))
-    assert_same_bits(host(trainers[0]._state), state)
+    assert_same_bits(host(trainers[0]._engine.state), state)
     assert (trainers[0].epoch, trainers[0].global_step) == (1, 9)
     recorders = [Recorder(), Recorder()]
     for trainer, recorder in zip(trainers, recorders, strict=True):
         trainer.train(batches(9), recorder)
     assert recorders[0].lines == recorders[1].lines
-    assert_same_bits(*(host(trainer._state) for trainer in trainers))
+    assert_same_bits(*(host(trainer._engine.state) for trainer in trainers))
 
 
 def scoped(name, program_func, **options):

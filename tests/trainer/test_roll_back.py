@@ -73,7 +73,7 @@ def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next
     expected = ps.Trainer(program, optax.adam(0.05), place=place(), steps_per_call=steps_per_call)
     resumed_with = {1: 5, 4: 8}[steps_per_call]
     expected.train([b for n, b in enumerate(batches(12)) if n < 4 or n >= resumed_with])
-    variables = lambda trainer: host((trainer._state.variables, trainer._state.opt_state))  # noqa: E731
+    variables = lambda trainer: host(trainer._engine.state[1:3])  # noqa: E731
     assert_same_bits(variables(trainer), variables(expected))
 
 
@@ -111,12 +111,12 @@ def test_checkpoints_refused_between_a_bad_step_and_its_roll_back_are_no_failure
 
 def test_first_step_that_is_bad_returns_to_the_initial_state(tmp_path, caplog):
     trainer = rolling(tmp_path)
-    initial = host(trainer._state.variables)
+    initial = host(trainer._engine.state.variables)
     seen = []
 
     def look(event):
         if isinstance(event, ps.BeginStep):
-            seen.append(host(trainer._state.variables))
+            seen.append(host(trainer._engine.state.variables))
 
     trainer.train(batches(3, {0: bent}), [read_losses, look])
     assert_same_bits(seen[1], initial)
@@ -161,7 +161,7 @@ def test_run_that_rolled_back_resumes(tmp_path):
     resumed = rolling(tmp_path / "parts", save_interval_steps=2)
     resumed.train(batches(8, {3: bent}), read_losses, num_epochs=2)
     assert resumed.global_step == whole.global_step == 16
-    assert_same_bits(host(resumed._state), host(whole._state))
+    assert_same_bits(host(resumed._engine.state), host(whole._engine.state))
 
 
 def test_bad_gradient_at_the_very_end_is_rolled_back_before_the_last_checkpoint(tmp_path, caplog):
@@ -170,7 +170,7 @@ def test_bad_gradient_at_the_very_end_is_rolled_back_before_the_last_checkpoint(
     assert is_finite(trainer)
     assert len(roll_backs(caplog)) == 1
     again = rolling(tmp_path, eight_devices, save_interval_steps=4)
-    assert_same_bits(host(again._state.variables), host(trainer._state.variables))
+    assert_same_bits(host(again._engine.state.variables), host(trainer._engine.state.variables))
 
 
 def test_launches_in_flight_when_a_bad_step_is_found_are_given_up(tmp_path, caplog):

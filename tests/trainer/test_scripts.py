@@ -37,7 +37,7 @@ def parameters_after(folder):
     trainer = ps.Trainer(linear_program, optax.adam(0.05), place=one_device(), checkpoint=folder)
     trainer.train(data_reader(), num_epochs=NUM_EPOCHS)
     assert trainer.global_step == NUM_EPOCHS * NUM_STEPS
-    return host((trainer._state.variables, trainer._state.opt_state))
+    return host((trainer._engine.state.variables, trainer._engine.state.opt_state))
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def test_second_ctrl_c_ends_the_handler_it_comes_in_and_the_trainer_is_valid(pla
 @PLACES
 def test_second_ctrl_c_in_a_launch_is_held_until_the_state_is_stored(place, monkeypatch):
     trainer, recorder = trainer_of(place), Recorder()
-    launch = trainer.builder.launch
+    launch = trainer.builder.programs.launch
 
     def interrupted(*args):
         launched = launch(*args)  # the old state is gone
@@ -83,7 +83,7 @@ def test_second_ctrl_c_in_a_launch_is_held_until_the_state_is_stored(place, monk
         return launched
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.builder, "launch", interrupted)
+        patch.setattr(trainer.builder.programs, "launch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trainer.train(linear_reader(), recorder)
     assert recorder.lines[-2:] == ["BeginStep 0 0", "EndTraining interrupted"]
@@ -204,7 +204,7 @@ def test_signal_at_the_beginning_of_a_resumed_second_call_keeps_its_number_of_ep
             calls(tmp_path / "parts", at, lambda event: send(number))
     parts = calls(tmp_path / "parts", "", None)
     assert (parts.epoch, parts.global_step) == (whole.epoch, whole.global_step) == (5, 15)
-    assert_same_bits(host(parts._state), host(whole._state))
+    assert_same_bits(host(parts._engine.state), host(whole._engine.state))
 
 
 @SIGNALS

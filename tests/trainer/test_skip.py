@@ -83,7 +83,7 @@ def test_run_with_bad_batches_learns_the_bits_of_a_run_without_them(runs, place,
 @CASES
 def test_steps_are_counted_and_the_skipped_ones_beside_them(runs, place, steps_per_call):
     for (trainer, _), num_skipped in zip(runs((place, steps_per_call)), (len(BAD), 0), strict=True):
-        state = trainer._state
+        state = trainer._engine.state
         assert int(state.num_skipped) == num_skipped
         assert int(state.step) == trainer.global_step == NUM_STEPS - len(BAD) + num_skipped
 
@@ -109,10 +109,10 @@ def test_metrics_of_a_skipped_step_are_read_as_they_were(runs, place, steps_per_
 def test_skipped_update_leaves_every_bit_but_the_counts(place, poison, steps_per_call):
     trainer = skipping(place, steps_per_call)
     trainer.train(batches(4))
-    state = trainer.builder.reset_metrics(trainer._state)  # as the next epoch begins
+    state = trainer.builder.reset_metrics(trainer._engine.state)  # as the next epoch begins
     before = host(state)
     trainer.train([POISONS[poison]()] * 4)
-    after = host(trainer._state)
+    after = host(trainer._engine.state)
     assert (after.step, after.num_skipped) == (before.step + 4, before.num_skipped + 4)
     counts = {"step": after.step, "num_skipped": after.num_skipped}
     assert_same_bits(after, before._replace(**counts))
@@ -194,7 +194,7 @@ def test_bad_updates_of_one_objective_leave_those_of_the_other(place, caplog):
 def test_objective_that_is_always_skipped_beside_a_sound_one_is_no_end():
     trainer = ps.Trainer(SEVERAL, place=one_device(), on_non_finite="skip")
     trainer.train([bent()] * 40)
-    assert int(jax.device_get(trainer._state.num_skipped)) == 40
+    assert int(jax.device_get(trainer._engine.state.num_skipped)) == 40
 
 
 def test_count_of_skipped_updates_goes_on_in_a_resumed_run(tmp_path, caplog):
@@ -204,7 +204,7 @@ def test_count_of_skipped_updates_goes_on_in_a_resumed_run(tmp_path, caplog):
     caplog.clear()
     second.train([])  # the first call of train, which had ended
     second.train(batches(6, {3: bent}))
-    assert int(second._state.num_skipped) == 2
+    assert int(second._engine.state.num_skipped) == 2
     assert [line for line in compile_warnings(caplog) if "skipped" in line] == [
         "1 update was skipped, a loss or gradient was not finite in global steps 6 to 11 (2 in all)"
     ]

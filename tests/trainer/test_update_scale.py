@@ -35,7 +35,7 @@ def test_scale_of_0_freezes_the_parameters_and_not_the_optimizer(place, steps_pe
     trainer.update_scale = 0
     trainer.train(linear_reader(), num_epochs=2)
     assert_same_bits(dict(trainer.parameters), before)
-    count = trainer._state.opt_state["train"][0].count
+    count = trainer._engine.state.opt_state["train"][0].count
     assert int(count) == 9
 
 
@@ -65,7 +65,7 @@ def test_scale_of_1_leaves_the_bits_as_they_are_without_it(place, steps_per_call
 
     trainers[0].train(linear_reader(), set_it, num_epochs=2)
     trainers[1].train(linear_reader(), num_epochs=2)
-    assert_same_bits(*(trainer.builder.pack(trainer._state) for trainer in trainers))
+    assert_same_bits(*(trainer._engine.leaves for trainer in trainers))
 
 
 def test_scale_set_in_a_handler_counts_from_the_next_step():

@@ -72,7 +72,7 @@ def _describe_batch_norm(run: Run) -> dict[str, str]:
 
 
 def _describe_precision(flags: TrainFlags, trainer: Trainer) -> str:
-    chosen = str(trainer.builder.options.precision)
+    chosen = str(trainer.builder.programs.options.precision)
     name = flags.performance.precision_name
     parts = flags.model.gradient_accumulation_steps
     accumulated = f"; gradients of {parts} parts of a batch added up" if parts > 1 else ""

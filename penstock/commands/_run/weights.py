@@ -15,7 +15,7 @@ from penstock._selection import Selection
 from penstock.commands._checks import split_words
 from penstock.commands._flags import ModelFlags
 from penstock.commands._run.folder import RunFolder, has_weights
-from penstock.trainer._sources import entries_at
+from penstock.trainer import read_parameters
 
 
 def find_weights(model_dir: str | None, name: str | None) -> Path:
@@ -66,7 +66,7 @@ def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
       ParameterError: they are of another network.
     """
     if path.is_dir():
-        arrays = {"/".join(keys): value for (_, keys), value in entries_at(path).items()}
+        arrays = {"/".join(keys): value for (_, keys), value in read_parameters(path).items()}
         optional = tuple(_parameters.read_about(path).get("left_initial", ()))
         arrays = {name: np.asarray(value) for name, value in arrays.items()}
         return Weights(path=path, arrays=arrays, optional=optional)
@@ -108,7 +108,7 @@ def load_weights(
         include=split_words(flags.checkpoint_include_scopes) or None,
         exclude=split_words(flags.checkpoint_exclude_scopes) or None,
     )
-    selection.check(trainer.builder.parameter_shapes)
+    selection.check(trainer.builder.programs.network.table)
     shapes = {row.name: tuple(row.shape) for row in trainer.builder.parameter_table()}
     wanted = [name for name in shapes if selection.takes(name)]
     there = [name for name in wanted if name in arrays]

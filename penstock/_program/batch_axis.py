@@ -1,0 +1,132 @@
+"""Which axis is the batch: how many rows an example has, told from two probes of other sizes."""
+
+from __future__ import annotations
+
+import re
+
+from penstock._errors import ProgramError
+
+PROBE_BATCH_SIZES = (480, 672)
+"""The batch sizes of the two probes of a program. They share many divisors, so that a function that
+takes its batch apart in halves or eighths is traced too."""
+
+
+def count_rows(shape: tuple[int, ...], batch_size: int) -> int:
+    """Return how many rows of axis 0 belong to one example, 0 when there is no batch axis."""
+    if not shape or shape[0] == 0 or shape[0] % batch_size:
+        return 0
+    return shape[0] // batch_size
+
+
+def show_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
+    """Return a shape as errors show it, `[B, 3]`, from the shapes of both probes."""
+    first, second = PROBE_BATCH_SIZES
+    if len(shape) != len(other):
+        return "that the batch size changes"
+    sizes = []
+    for a, b in zip(shape, other, strict=True):
+        is_multiple = a % first == 0 and a * second == b * first
+        count = "B" if a == first else f"{a // first}*B"
+        sizes.append(str(a) if a == b else count if is_multiple else "?")
+    return f"[{', '.join(sizes)}]"
+
+
+_SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?\)")
+"""A tuple such as `(B, 3)`, which is shown as `[B, 3]`."""
+
+
+def name_batch(message: str, other: str) -> str:
+    """Return a message of the first probe with `B` where its batch size stands.
+
+    Arguments:
+      other: the same message of the second probe; what differs between the two are batch sizes.
+    """
+    first, second = PROBE_BATCH_SIZES
+    parts, others = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
+    if parts[::2] != others[::2]:
+        return message
+    for number in range(1, len(parts), 2):
+        a, b = int(parts[number]), int(others[number])
+        if a != b and a * second == b * first:
+            count = a // first if a % first == 0 else a / first
+            parts[number] = "B" if count == 1 else f"{count}*B"
+    return _SHAPE_WITH_BATCH.sub(r"[\1]", "".join(parts))
+
+
+class RowAnswers:
+    """Which arrays of one run have a batch axis, in the order in which layers ask.
+
+    The first probe of a program guesses from sizes. The second, of another batch size, knows which
+    axes have changed. A wrong guess, about a layer with as many units as the probe has examples, is
+    mended by a third, told what the second found. Real runs repeat what the probes found.
+
+    Attributes:
+      batch_size: of this run, on one device.
+      answers: the rows per example of each array asked about, in order.
+      module_answers: those of the inputs of flax modules, by path.
+    """
+
+    def __init__(
+        self, batch_size: int, *, first: RowAnswers | None = None, known: RowAnswers | None = None
+    ) -> None:
+        self.batch_size = batch_size
+        self.answers: list[int] = []
+        self.module_answers: dict[tuple[str, ...], int] = {}
+        self._first = first
+        self._known = known.answers if known else []
+        self._known_modules = known.module_answers if known else {}
+        self._shapes: dict[int | tuple[str, ...], tuple[int, ...]] = {}
+        self.is_guessing = first is None and known is None
+
+    def agrees_with(self, other: RowAnswers) -> bool:
+        """Return whether another probe was given the same answers."""
+        return (self.answers, self.module_answers) == (other.answers, other.module_answers)
+
+    def answer(self, shape: tuple[int, ...]) -> int:
+        """Return how many rows of axis 0 belong to one example, 0 when it is no batch axis.
+
+        Raises:
+          ProgramError: the batch axis is not the first.
+        """
+        number = len(self.answers)
+        is_known = number < len(self._known)
+        self.answers.append(self._known[number] if is_known else self._find(number, shape))
+        return self.answers[-1]
+
+    def answer_module(self, path: tuple[str, ...], shape: tuple[int, ...]) -> int:
+        """Return the same for the input of a flax module; its first call decides.
+
+        Kept by path, since lifted transformations may trace one module several times.
+        """
+        if path not in self.module_answers:
+            known = self._known_modules
+            self.module_answers[path] = known[path] if path in known else self._find(path, shape)
+        return self.module_answers[path]
+
+    def _find(self, key: int | tuple[str, ...], shape: tuple[int, ...]) -> int:
+        self._shapes[key] = shape
+        if self._first is None or key not in self._first._shapes:
+            return count_rows(shape, self.batch_size)
+        other = self._first._shapes[key]
+        rows = compare_rows(other, shape)
+        if rows is None:
+            raise ProgramError(
+                f"a mean over examples got an array of shape {show_shape(other, shape)}, expected "
+                "the batch axis B first and nowhere else. Padding rows of a short batch are left "
+                "out along axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis."
+            )
+        return rows
+
+
+def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """Return the rows per example, from the shapes of one array in both probes.
+
+    0 without a batch axis, None where the batch axis is not the first alone.
+    """
+    if shape == other:
+        return 0
+    if len(shape) == len(other) and shape[1:] == other[1:]:
+        rows = count_rows(shape, PROBE_BATCH_SIZES[0])
+        if rows and rows == count_rows(other, PROBE_BATCH_SIZES[1]):
+            return rows
+    return None

@@ -1,0 +1,145 @@
+"""The frame: what a layer knows while a program function runs.
+
+A frame is opened, the program function called, and the frame closed. Layers reach it through a
+context variable, so they need no argument for it. A frame lives for one call of the program
+function (one trace); nothing survives it, hence no global counters.
+
+Two kinds of frame exist. A *probe* runs first, abstractly: it records what is asked for. Real
+frames then answer with values. A program is probed with two batch sizes, and what differs between
+the two has a batch axis; real frames repeat that decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from penstock._errors import LayerContextError
+from penstock._program.batch_axis import RowAnswers
+from penstock._program.examples import Examples, MicroBatch
+from penstock._program.names import Names, Path, hash_path
+from penstock._program.requests import Mode, Requests
+
+
+class Frame:
+    """One run of a program function.
+
+    Arguments:
+      variables: parameters and running statistics by collection, nested.
+      feed: the batch by input name; None makes a probe.
+      weights: of the examples, `[B]`.
+      key: the random key of the step.
+      num_devices: how many devices share the batch.
+      rows: what probes have found about batch axes.
+      anchor: what the inputs of a probe are made of.
+      is_cut_up: whether the batch is cut into micro-batches.
+      step: the global step, 0 by default.
+      compute_dtype: what products are computed in; None leaves every dtype as it is.
+      is_frozen: whether the parameter or statistic at a path stays as it is.
+
+    Attributes:
+      names, requests, examples: the three parts; see their modules.
+      logits: what probabilities were computed from, by the id of their array.
+      nnx_paths, nnx_draws: nnx modules by id, and how often each path has drawn.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: Mode,
+        variables: Mapping[str, Any],
+        feed: Mapping[str, jax.Array] | None,
+        weights: jax.Array,
+        key: jax.Array,
+        num_devices: int,
+        rows: RowAnswers,
+        anchor: jax.Array | None = None,
+        is_cut_up: bool = False,
+        step: jax.Array | None = None,
+        compute_dtype: DTypeLike | None = None,
+        micro_batch: MicroBatch | None = None,
+        is_frozen: Callable[[Path], bool] = lambda path: False,
+    ) -> None:
+        self.mode, self.key, self.is_frozen = mode, key, is_frozen
+        self.is_probe, self.is_cut_up = feed is None, is_cut_up
+        self.is_training = mode == "train"
+        self.global_step = jnp.zeros((), jnp.int32) if step is None else step
+        self.compute_dtype = compute_dtype
+        self.examples = Examples(weights, num_devices, rows, micro_batch, is_probe=feed is None)
+        self.names = Names()
+        self.requests = Requests(mode, self.names, variables, feed, weights.shape[0], anchor)
+        self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
+        self.nnx_paths: dict[int, tuple[Path, Any]] = {}
+        self.nnx_draws: dict[Path, int] = {}
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether this run may take a layer's width for the batch, so that nothing is refused."""
+        return self.is_probe and self.examples.rows.is_guessing
+
+    def layer_key(self, path: Path) -> jax.Array:
+        """Return the random key of a layer for this step; it depends on names alone."""
+        return jax.random.fold_in(self.key, hash_path(path))
+
+    def promote(self, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the operands of a product in one dtype: that of the program's precision, if any.
+
+        Parameters stay float32 in the state; what a step computes with is cast here.
+        """
+        dtype = jnp.result_type(x, w)
+        return self.cast(x.astype(dtype)), self.cast(w.astype(dtype))
+
+    def cast(self, x: jax.Array) -> jax.Array:
+        """Return floats in the dtype of the program's precision, if it has one."""
+        has_one = self.compute_dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(self.compute_dtype) if has_one else x
+
+
+_CURRENT: ContextVar[Frame | None] = ContextVar("penstock_frame", default=None)
+
+
+@contextlib.contextmanager
+def open_frame(frame: Frame) -> Iterator[Frame]:
+    """Make `frame` the current one inside the `with` block."""
+    token = _CURRENT.set(frame)
+    try:
+        with frame.names.separate_traces():
+            yield frame
+    finally:
+        _CURRENT.reset(token)
+
+
+def current_frame(layer: str) -> Frame:
+    """Return the current frame.
+
+    Raises:
+      LayerContextError: naming the layer that asked, outside a program.
+    """
+    frame = _CURRENT.get()
+    if frame is None:
+        raise LayerContextError(
+            f"layers.{layer} got called outside a program, expected a call inside a program "
+            "function. Layers need the parameters and the mode of a program. Put the call into a "
+            "function and give that function to ps.Trainer, ps.ProgramBuilder or ps.Inferencer."
+        )
+    return frame
+
+
+def remember_logits(probabilities: jax.Array, logits: jax.Array) -> None:
+    """Note, in a program, that `probabilities` are the softmax of `logits` over the last axis."""
+    frame = _CURRENT.get()
+    if frame is not None:
+        # The probabilities are kept too: an id is unique only while its object lives.
+        frame.logits[id(probabilities)] = (probabilities, logits)
+
+
+def find_logits(layer: str, probabilities: jax.Array) -> jax.Array | None:
+    """Return the logits under the result of a softmax of this program, or None."""
+    entry = current_frame(layer).logits.get(id(probabilities))
+    return None if entry is None else entry[1]

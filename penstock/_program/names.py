@@ -1,0 +1,134 @@
+"""Names of layers: what may be one, how automatic ones are counted, how scopes nest and share."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from penstock._errors import ProgramError, listed, nearest
+
+Path = tuple[str, ...]
+
+# JAX keeps the trace of a scan body or a jitted function and uses it again where the same function
+# meets the same shapes: in another program too, with the mode and the parameters of this one.
+# This context is a part of the key it is kept under; it changes with each frame and with each
+# automatic name, so that a checkpointed block called three times makes three layers.
+_TRACE_KEY = jax.make_user_context(None)
+
+
+def hash_path(path: Path) -> int:
+    """Return a number that depends on the path alone, the same in every process."""
+    return zlib.crc32("/".join(path).encode())
+
+
+def check_name(owner: str, name: str) -> None:
+    """Raise unless `name` can stand in a parameter path."""
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ProgramError(
+            f"{owner} got the name {name!r}, expected a non-empty string without '/'. Slashes "
+            "separate scopes. Use layers.scope for a nested name."
+        )
+
+
+def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ProgramError(
+            f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
+            + nearest(str(value), choices)
+        )
+
+
+class Scope:
+    """Names in use while one scope is open; calling the scope again starts from a fresh one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.counters: dict[str, int] = {}
+        self.owners: dict[str, tuple[str, bool]] = {}
+
+
+class ScopeModule(nn.Module):
+    """The flax module behind the program and behind each `layers.scope`.
+
+    It exists so that flax.linen modules made inside land under the scope's name.
+    """
+
+    @nn.compact
+    def __call__(self, function: Callable[[], Any]) -> Any:
+        """Run `function` inside this module's compact method."""
+        return function()
+
+
+class Names:
+    """The names that one run of a program function has given."""
+
+    def __init__(self) -> None:
+        self.scope = Scope(())
+        self._modules: dict[Path, ScopeModule] = {}
+        self._trace_keys = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def separate_traces(self) -> Iterator[None]:
+        """Keep JAX from using traces of other runs inside the `with` block."""
+        with contextlib.ExitStack() as self._trace_keys:
+            self._trace_keys.enter_context(_TRACE_KEY(object()))
+            yield
+
+    def layer(self, kind: str, name: str | None) -> Path:
+        """Return the path of a layer: automatic names count per kind, explicit ones are kept.
+
+        Raises:
+          ProgramError: the name is in use for another kind of layer.
+        """
+        scope, is_explicit = self.scope, name is not None
+        if name is None:
+            # A body traced once for two calls would give both the names of the first.
+            self._trace_keys.enter_context(_TRACE_KEY(object()))
+            count = scope.counters.get(kind, 0)
+            scope.counters[kind] = count + 1
+            name = f"{kind}_{count}"
+        check_name(f"layers.{kind}", name)
+        owner = scope.owners.setdefault(name, (kind, is_explicit))
+        if owner != (kind, is_explicit):
+            raise ProgramError(
+                f"layers.{kind} got the name {name!r}, which a layers.{owner[0]} in the same scope "
+                f"has already ({'explicit' if owner[1] else 'automatic'} name). Two layers share "
+                "parameters only when both are given the same name. Rename one of them."
+            )
+        return (*scope.path, name)
+
+    def is_automatic(self, path: Path) -> bool:
+        """Return whether the name of a layer of the open scope was counted."""
+        return not self.scope.owners.get(path[len(self.scope.path)], ("", True))[1]
+
+    def run_scope(self, name: str, function: Callable[[], Any]) -> Any:
+        """Run `function` with names below `name`; running a scope again shares its parameters."""
+        with self.open_scope(name):
+            path = self.scope.path
+            if path not in self._modules:
+                self._modules[path] = ScopeModule(name=name)
+            # A scope run again gives its flax children new parents: forget the old children.
+            self._modules = {p: m for p, m in self._modules.items() if p[:-1] != path}
+            return self._modules[path](function)
+
+    @contextlib.contextmanager
+    def open_scope(self, name: str) -> Iterator[None]:
+        """Put penstock's own layers below `name`; flax modules need `run_scope`."""
+        check_name("layers.scope", name)
+        outer = self.scope
+        if outer.owners.setdefault(name, ("scope", True))[0] != "scope":
+            raise ProgramError(
+                f"layers.scope got the name {name!r}, which a layer in the same scope has already. "
+                "Rename one of them."
+            )
+        self.scope = Scope((*outer.path, name))
+        try:
+            yield
+        finally:
+            self.scope = outer

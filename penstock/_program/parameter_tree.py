@@ -1,0 +1,84 @@
+"""Parts of the parameter tree: nested dicts split, merged and initialised by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from penstock._program.names import hash_path
+from penstock._program.requests import ParameterSpec
+
+Path = tuple[str, ...]
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return a nested dict as a flat one, keyed by path."""
+    return traverse_util.flatten_dict(dict(tree))  # pyright: ignore[reportReturnType]
+
+
+def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
+    """Return a flat dict keyed by path as a nested one."""
+    return traverse_util.unflatten_dict(dict(entries))
+
+
+def split(tree: Mapping[str, Any], is_ours: Callable[[Path], bool]) -> tuple[Any, dict[Path, Any]]:
+    """Return the nested dict of the entries that `is_ours` takes, and the others, flat."""
+    entries = flatten(tree)
+    ours = {path: value for path, value in entries.items() if is_ours(path)}
+    return nest(ours), {path: value for path, value in entries.items() if path not in ours}
+
+
+def merge(tree: Mapping[str, Any], others: Mapping[Path, Any]) -> dict[str, Any]:
+    """Return the whole tree from the two parts that `split` made."""
+    return nest({**flatten(tree), **others})
+
+
+def initial(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict[Path, jax.Array]]:
+    """Return initial values by collection and path; each depends on the key and its path alone.
+
+    Parameters of one initialiser and shape are drawn together: the program is as long as there are
+    such groups, 35 for the 1,436 entries of NASNet-CIFAR.
+    """
+    alike: dict[Any, list[ParameterSpec]] = {}
+    for spec in specs:
+        alike.setdefault((spec.initializer, spec.shape, spec.dtype), []).append(spec)
+    drawn = {spec.path: value for group in alike.values() for spec, value in _drawn(group, key)}
+    values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
+    for group in alike.values():
+        for spec in group:
+            values[spec.collection][spec.path] = drawn[spec.path]
+    return values
+
+
+def _drawn(group: Sequence[ParameterSpec], key: jax.Array) -> list[tuple[ParameterSpec, jax.Array]]:
+    """Return initial values of parameters that have the initialiser, shape and dtype in common."""
+    spec = group[0]
+
+    def draw(path_hash: jax.Array) -> jax.Array:
+        own_key = jax.random.fold_in(key, path_hash)
+        return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
+
+    hashes = jnp.asarray([hash_path(each.path) for each in group], jnp.uint32)
+    values = [draw(hashes[0])] if len(group) == 1 else jax.vmap(draw)(hashes)
+    value = values[0]
+    if value.shape != spec.shape or value.dtype != spec.dtype:
+        raise ValueError(
+            f"the initializer of {spec.name!r} returned shape {value.shape} and dtype "
+            f"{value.dtype}, expected {spec.shape} and {spec.dtype}. An initializer is called "
+            "as initializer(key, shape, dtype)."
+        )
+    return [(each, values[number]) for number, each in enumerate(group)]
+
+
+def top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
+    """Return the first components of paths, sorted, each once."""
+    return sorted({path[0] for path in paths})
+
+
+def prefixes(paths: Iterable[Path]) -> list[str]:
+    """Return every name that stands for a part of a tree: scopes, layers and parameters."""
+    return sorted({"/".join(path[:length]) for path in paths for length in range(1, len(path) + 1)})

@@ -1,0 +1,109 @@
+"""The precision of programs: what their layers compute products in, and the scale of the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+
+from penstock._errors import ProgramError, listed, nearest
+
+PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
+_DTYPES: dict[str, Any] = {"float32": None, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+_FIRST_WITH_BFLOAT16 = 8.0  # the compute capability of NVIDIA's first GPUs that multiply in it
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What layers compute products in, and what the loss is multiplied by for its gradients.
+
+    Parameters, optimizer state, batch norm's statistics, softmax and losses are float32 in any
+    case. Float16 holds numbers from 6e-8 to 65,504: gradients are smaller, and so the loss is
+    multiplied before they are taken and they are divided afterwards.
+
+    Arguments:
+      compute: `"auto"` is bfloat16 where the accelerator multiplies in it, else float32.
+      loss_scale: a number, or `"dynamic"`: it begins at 2**15, doubles after 2000 updates, and is
+        halved by an update whose gradients overflow, which is left out. By default dynamic for
+        float16, 1 for the others.
+
+    Raises:
+      ProgramError: there is no such precision, or the scale is not a positive number.
+
+    >>> Precision("float16").loss_scale, Precision("bfloat16").loss_scale
+    ('dynamic', 1.0)
+    """
+
+    compute: PrecisionName = "auto"
+    loss_scale: float | Literal["dynamic"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.compute not in ("auto", *_DTYPES):
+            raise ProgramError(
+                f"precision got {self.compute!r}, expected one of {listed(['auto', *_DTYPES])}."
+                + nearest(str(self.compute), ["auto", *_DTYPES])
+            )
+        if self.loss_scale is None:
+            object.__setattr__(self, "loss_scale", "dynamic" if self.compute == "float16" else 1.0)
+        elif self.loss_scale != "dynamic" and not _is_positive(self.loss_scale):
+            raise ProgramError(
+                f"loss_scale got {self.loss_scale!r}, expected a positive number, or 'dynamic'."
+            )
+
+    @property
+    def compute_dtype(self) -> Any:
+        """The dtype of products; None leaves them in the dtype of their operands."""
+        return _DTYPES[self.compute]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the loss scale changes by itself."""
+        return self.loss_scale == "dynamic"
+
+    def on(self, mesh: Mesh) -> Precision:
+        """Return the precision with `"auto"` decided for the devices of a mesh."""
+        if self.compute != "auto":
+            return self
+        device = mesh.devices.flat[0]
+        if device.platform == "gpu":
+            # Others than NVIDIA's have no such number.
+            capability = str(getattr(device, "compute_capability", ""))
+            number = capability.replace(".", "", 1).isdigit()
+            has_it = not number or float(capability) >= _FIRST_WITH_BFLOAT16
+        else:
+            has_it = device.platform == "tpu"
+        return dataclasses.replace(self, compute="bfloat16" if has_it else "float32")
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        if self.loss_scale == 1.0:
+            return self.compute
+        return f"{self.compute}, loss scale {self.loss_scale}"
+
+
+def precision_of(precision: PrecisionName | Precision) -> Precision:
+    """Return the precision that an argument stands for.
+
+    Raises:
+      ProgramError: there is no such precision.
+    """
+    return precision if isinstance(precision, Precision) else Precision(precision)
+
+
+def _is_positive(scale: Any) -> bool:
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    return is_number and 0 < scale < math.inf
+
+
+def widen(x: ArrayLike) -> jax.Array:
+    """Return the values in float32, or in their own dtype where that is wider.
+
+    Sums, statistics and losses are computed in it, whatever products are computed in.
+    """
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

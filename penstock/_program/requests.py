@@ -1,0 +1,256 @@
+"""What a program asks for: inputs and parameters, by name, and the lines of user code that ask."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import tracers
+
+from penstock._errors import FeedError, ProgramError, listed
+from penstock._program.names import Names
+
+Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+Mode = Literal["train", "test", "infer"]
+
+_PACKAGE = Path(__file__).parents[1]
+_CALLER = str(_PACKAGE / "_tracing" / "evaluation.py")
+"""What calls the program function."""
+_SKIPPED_FOLDERS = (
+    *(
+        str(_PACKAGE / name)
+        for name in ("_program", "_tracing", "layers", "fluid", "program_builder")
+    ),
+    *(str(Path(str(module.__file__)).parent) for module in (jax, flax)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeedSpec:
+    """What one `layers.data` call expects; `shape` leaves out the batch axis."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterSpec:
+    """One entry of the parameter tree, as a layer asked for it.
+
+    `learning_rate` multiplies the optimizer's update, `regularizer` maps the parameter to what is
+    added to its gradient, `stack` the user's lines from the program function to the layer,
+    `is_automatic` whether the layer's name was counted.
+    """
+
+    path: tuple[str, ...]
+    collection: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    initializer: Initializer
+    trainable: bool = True
+    learning_rate: float = 1.0
+    regularizer: Callable[[jax.Array], jax.Array] | None = None
+    stack: tuple[str, ...] = ()
+    is_automatic: bool = False
+
+    @property
+    def site(self) -> str:
+        """The user's line that made the layer, as `file:line`."""
+        return self.stack[-1] if self.stack else "unknown"
+
+    @property
+    def name(self) -> str:
+        """The path joined with slashes, e.g. `generator/fc_0/w`."""
+        return "/".join(self.path)
+
+    def agrees_with(self, other: ParameterSpec) -> bool:
+        """Return whether two uses of one name ask for the same.
+
+        One line that runs twice may make a regularizer anew each time, e.g. a lambda.
+        """
+        is_same = (
+            self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.trainable == other.trainable
+            and self.learning_rate == other.learning_rate
+        )
+        return is_same and (self.regularizer == other.regularizer or self.site == other.site)
+
+
+def find_user_lines(depth: int = 1) -> tuple[str, ...]:
+    """Return `file:line` of every user's frame from the program function down to here.
+
+    Arguments:
+      depth: how many frames above this one to begin.
+    """
+    lines, frame = [], sys._getframe(depth)
+    # What the builder puts around flax modules stands between the user's lines.
+    while frame is not None and frame.f_code.co_filename != _CALLER:
+        if not frame.f_code.co_filename.startswith(_SKIPPED_FOLDERS):
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return tuple(reversed(lines))
+
+
+def find_user_line(traceback: Any, is_wanted: Callable[[str], bool] = lambda file: True) -> str:
+    """Return `file:line` of the user's innermost frame in a traceback of JAX's, or nothing.
+
+    Arguments:
+      is_wanted: of a file, whether it is the user's after all.
+    """
+    for frame in getattr(traceback, "frames", ()):
+        if is_user_file(frame.file_name) and is_wanted(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
+
+
+def is_user_file(name: str) -> bool:
+    """Return whether a file of Python is neither a layer nor JAX's, flax's or the builder's."""
+    return not name.startswith(_SKIPPED_FOLDERS)
+
+
+class Requests:
+    """What one run of a program function asks for, and what it is answered.
+
+    On a probe parameters have no values yet: a request is recorded and answered with zeros. From
+    the record the builder initialises parameters outside the program function, which is why layers
+    may be called inside `lax.scan` bodies: no initialiser ever runs inside the traced body.
+
+    Arguments:
+      variables: the values by collection, nested; on a probe, where there are any.
+      feed: the batch by input name, None on a probe.
+      anchor: what a probe's inputs are made of, so that their uses can be traced.
+
+    Attributes:
+      variables: the values it reads.
+      feed_specs: the inputs by name, in the order of their declarations.
+      specs: on a probe, the parameters and statistics by name, in the order of their creation.
+      updates: the new values of running statistics by path.
+      used: the parameters that were asked for, by path.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        names: Names,
+        variables: Mapping[str, Any],
+        feed: Mapping[str, jax.Array] | None,
+        batch_size: int,
+        anchor: jax.Array | None = None,
+    ) -> None:
+        self.feed_specs: dict[str, FeedSpec] = {}
+        self.specs: dict[str, ParameterSpec] = {}
+        self.updates: dict[tuple[str, ...], jax.Array] = {}
+        self.used: dict[tuple[str, ...], jax.Array] = {}
+        self._mode, self._names = mode, names
+        self.variables, self._feed = variables, feed
+        self._batch_size, self._anchor = batch_size, anchor
+        self._prefixes: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._trace = tracers.current_trace()
+
+    def input(self, spec: FeedSpec) -> jax.Array:
+        """Return the array fed under `spec.name`, shape `[B, *spec.shape]`.
+
+        Raises:
+          ProgramError: the name was declared before with another shape or dtype.
+          FeedError: the feed lacks it.
+        """
+        known = self.feed_specs.setdefault(spec.name, spec)
+        if known != spec:
+            raise ProgramError(
+                f"layers.data {spec.name!r} got shape {spec.shape} and dtype {spec.dtype}, "
+                f"expected shape {known.shape} and dtype {known.dtype}, as declared before in "
+                "the same program. One input has one shape. Use another name for another input."
+            )
+        if self._feed is None:
+            anchor = jnp.zeros(()) if self._anchor is None else self._anchor
+            return jnp.full((self._batch_size, *spec.shape), anchor.astype(spec.dtype))
+        if spec.name not in self._feed:
+            raise FeedError(
+                f"feed got {listed(self._feed)}, expected also {spec.name!r}, which the "
+                f"{self._mode} program declares with layers.data."
+            )
+        return self._feed[spec.name].astype(spec.dtype)  # bytes of images are cast here
+
+    def parameter(self, spec: ParameterSpec) -> jax.Array:
+        """Return the value of a parameter or statistic; on a probe record it and return zeros.
+
+        Raises:
+          ProgramError: the name is in use otherwise, or was not asked for by the probe.
+        """
+        is_probe = self._feed is None
+        if is_probe:
+            self._record(spec)
+        value: Any = self.updates.get(spec.path)
+        if value is None and self.variables:
+            value = find_entry(self.variables.get(spec.collection, {}), spec.path)
+        if value is None and is_probe:
+            value = jnp.zeros(spec.shape, spec.dtype)
+        if value is None:
+            raise ProgramError(
+                f"the {self._mode} program asks for the parameter {spec.name!r}, which was not "
+                "there when the program was first traced. A program function must create the same "
+                "parameters at every call; does it depend on the batch size or on outside state?"
+            )
+        if spec.collection == "params":
+            self.used.setdefault(spec.path, value)
+        return value
+
+    def _record(self, spec: ParameterSpec) -> None:
+        is_automatic = self._names.is_automatic(spec.path)
+        spec = dataclasses.replace(spec, stack=find_user_lines(), is_automatic=is_automatic)
+        known = self.specs.setdefault("/".join(spec.path), spec)
+        if known is not spec and not known.agrees_with(spec):
+            raise ProgramError(
+                f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
+                f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
+                f"{spec.regularizer} at {spec.site}, expected shape {known.shape}, dtype "
+                f"{known.dtype}, trainable={known.trainable}, learning_rate={known.learning_rate}, "
+                f"regularizer={known.regularizer} as at {known.site}. The same name in the same "
+                "scope is the same parameter. Give one of the two layers another name."
+            )
+        if known is not spec:
+            return
+        prefixes = [spec.path[:length] for length in range(1, len(spec.path))]
+        clashes = [(path, spec.path) for path in prefixes if "/".join(path) in self.specs]
+        if spec.path in self._prefixes:
+            clashes.append((spec.path, self._prefixes[spec.path]))
+        for shorter, longer in clashes:
+            raise ProgramError(
+                f"parameter {'/'.join(shorter)!r} got the name of the layer that owns "
+                f"{'/'.join(longer)!r}. A name is either a parameter or a layer. Rename one."
+            )
+        for path in prefixes:
+            self._prefixes.setdefault(path, spec.path)
+
+    def update(self, spec: ParameterSpec, value: jax.Array) -> None:
+        """Keep a new value of a running statistic; the step stores it.
+
+        Raises:
+          ProgramError: inside a transformation, which a value cannot leave this way.
+        """
+        if tracers.current_trace() != self._trace:
+            raise ProgramError(
+                f"{spec.name!r} got an update inside lax.scan, vmap, grad or another "
+                "transformation, expected the program function itself: a running statistic cannot "
+                "leave a transformed function. Move the layer out of it."
+            )
+        self.updates[spec.path] = value
+
+
+def find_entry(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Return the entry of a nested dict at `path`, or None."""
+    node: Any = tree
+    for key in path:
+        if not isinstance(node, Mapping) or key not in node:
+            return None
+        node = node[key]
+    return node

@@ -1,0 +1,296 @@
+"""Whether what a program returns depends on how its batch is split over devices.
+
+Two traces of one program function, which differ in the batch size alone, are read side by side: an
+axis that differs between them is a batch axis, a number that differs in their ratio counts the
+batch. What meets other examples by anything but a sum is different on one and on several devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from penstock._errors import ProgramError
+from penstock._metrics import Structure
+from penstock._program.examples import PER_DEVICE_SCOPE, REDUCED_SCOPE
+from penstock._program.requests import find_user_line
+from penstock._tracing.kinds import (
+    MEAN,
+    SAME,
+    Kind,
+    Reason,
+    combine,
+    literal_kind,
+    other,
+)
+from penstock._tracing.operation import Operation, Shapes, batch_axes
+from penstock._tracing.operation_rules import follow
+
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all"}
+_COLLECTIVES |= {"all_gather_invariant", "ppermute", "reduce_scatter", "psum_scatter"}
+_NAMED = {"median", "quantile", "nanmedian", "_std", "_var", "std", "var", "nanstd", "nanvar"}
+
+
+class DivergedError(Exception):
+    """Two traces differ in more than their sizes."""
+
+
+class _Place(NamedTuple):
+    """Where an equation stands: the functions and scopes around it, and the user's line."""
+
+    names: str = ""
+    site: str = ""
+
+    def inside(self, equation: Any) -> _Place:
+        called = equation.params.get("name", "")
+        site = find_user_line(equation.source_info.traceback) or self.site
+        return _Place(f"{self.names}/{equation.source_info.name_stack}/{called}/", site)
+
+    def reason(self, operation: str) -> Reason:
+        called = [part.strip("_") for part in self.names.split("/") if part in _NAMED]
+        return Reason(called[0] if called else operation, self.site)
+
+
+_START = _Place()
+
+
+@dataclasses.dataclass(frozen=True)
+class Traces:
+    """The walk over two traces.
+
+    Attributes:
+      sizes: the batch sizes of a device in both.
+      is_in_parts: whether the batch is cut into micro-batches, whose means are averaged.
+    """
+
+    sizes: tuple[int, int]
+    is_in_parts: bool
+
+    def follow(
+        self, first: Any, second: Any, kinds: Sequence[Kind], within: _Place = _START
+    ) -> list[Kind]:
+        """Return the kinds of a trace's results, given those of its inputs.
+
+        Arguments:
+          first, second: the two jaxprs.
+          kinds: of the inputs.
+          within: where the call of it stands.
+
+        Raises:
+          DivergedError: the traces are not the same operations.
+        """
+        known: dict[Any, Kind] = {}
+        _require(len(first.eqns) == len(second.eqns) and len(first.outvars) == len(second.outvars))
+        for variables in zip(first.constvars, second.constvars, strict=True):
+            known[variables[0]] = Kind("index") if batch_axes(_shapes(*variables)) else SAME
+        known.update(zip(first.invars, kinds, strict=True))
+
+        def read(a: Any, b: Any) -> Kind:
+            if hasattr(a, "val"):
+                _require(hasattr(b, "val"))
+                return literal_kind(a.val, b.val, self.sizes)
+            return known[a]
+
+        for a, b in zip(first.eqns, second.eqns, strict=True):
+            _require(a.primitive is b.primitive and len(a.invars) == len(b.invars))
+            operands = [read(*pair) for pair in zip(a.invars, b.invars, strict=True)]
+            known.update(zip(a.outvars, self._equation(a, b, operands, within), strict=True))
+        return [read(*pair) for pair in zip(first.outvars, second.outvars, strict=True)]
+
+    def _equation(self, a: Any, b: Any, kinds: list[Kind], within: _Place) -> list[Kind]:
+        name, place = a.primitive.name, within.inside(a)
+        if name == "scan":
+            return self._scan(a, b, kinds, place)
+        if name == "while":
+            return self._while(a, b, kinds, place)
+        if name == "cond":
+            return self._cond(a, b, kinds, place)
+        for key in _CALLS:
+            inner = getattr(a.params.get(key), "jaxpr", a.params.get(key))
+            if hasattr(inner, "eqns") and len(inner.invars) == len(kinds):
+                pair = inner, getattr(b.params[key], "jaxpr", b.params[key])
+                return self.follow(*pair, kinds, place)
+        operation = Operation(
+            name,
+            a.params,
+            b.params,
+            kinds,
+            [_shapes(*pair) for pair in zip(a.invars, b.invars, strict=True)],
+            [_shapes(*pair) for pair in zip(a.outvars, b.outvars, strict=True)],
+            self.sizes,
+            place.reason(name),
+        )
+        return self._scoped(operation, place.names)
+
+    def _scoped(self, operation: Operation, scope: str) -> list[Kind]:
+        """Return an operation's results; those of our own reductions are known to be right."""
+        kinds = operation.kinds
+        if operation.name == "axis_index":
+            return [Kind("device")]
+        if operation.name in _COLLECTIVES and REDUCED_SCOPE not in scope:
+            return self._collective(operation)
+        is_gathering = operation.name in _COLLECTIVES and any(map(batch_axes, operation.results))
+        results = self._collective(operation) if is_gathering else follow(operation)
+        if PER_DEVICE_SCOPE in scope:
+            return [_known(k, s) for k, s in zip(results, operation.results, strict=True)]
+        if REDUCED_SCOPE not in scope or any(k.form == "other" for k in kinds):
+            return results
+        if not all(map(_can_be_reduced, kinds)):
+            return operation.other()
+        form = MEAN if self.is_in_parts else SAME
+        return [
+            k
+            if batch_axes(s) and k.form != "other"
+            else dataclasses.replace(form, padding=k.padding)
+            for k, s in zip(results, operation.results, strict=True)
+        ]
+
+    def _collective(self, operation: Operation) -> list[Kind]:
+        """Follow a user's own: whoever talks to the other devices answers for what is made of it.
+
+        Of micro-batches only means can be put together.
+        """
+        found = combine("add", operation.kinds, operation.reason)
+        if self.is_in_parts and not {k.form for k in operation.kinds} <= {"same", "device"}:
+            is_mean = found.form == "part" and operation.name.startswith("psum")
+            return [found if is_mean else other([found], operation.reason)] * len(operation.results)
+        return [
+            dataclasses.replace(SAME, padding=found.padding, is_gathered=bool(batch_axes(shapes)))
+            for shapes in operation.results
+        ]
+
+    def _scan(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+        num_consts, num_carry = a.params["num_consts"], a.params["num_carry"]
+        bodies = a.params["jaxpr"].jaxpr, b.params["jaxpr"].jaxpr
+        consts, carry = kinds[:num_consts], kinds[num_consts : num_consts + num_carry]
+        items = kinds[num_consts + num_carry :]
+        reason = place.reason("a scan over the examples")
+        is_over_examples = a.params["length"] != b.params["length"]
+        if is_over_examples and num_carry:
+            return [other(kinds, reason).with_padding(reason)] * len(a.outvars)
+        if is_over_examples:
+            results = Traces((1, 1), self.is_in_parts).follow(*bodies, [*consts, *items], place)
+            return (
+                results
+                if not any(k.form == "part" for k in results)
+                else [other(kinds, reason)] * len(results)
+            )
+        while True:
+            results = self.follow(*bodies, [*consts, *carry, *items], place)
+            joined = [_join(*pair, reason) for pair in zip(carry, results, strict=False)]
+            if joined == carry:
+                return results
+            carry = joined
+
+    def _while(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+        of_condition, of_body = a.params["cond_nconsts"], a.params["body_nconsts"]
+        tests = a.params["cond_jaxpr"].jaxpr, b.params["cond_jaxpr"].jaxpr
+        bodies = a.params["body_jaxpr"].jaxpr, b.params["body_jaxpr"].jaxpr
+        consts = kinds[of_condition : of_condition + of_body]
+        carry = kinds[of_condition + of_body :]
+        reason = place.reason("a loop that ends by what is in the batch")
+        while True:
+            (test,) = self.follow(*tests, [*kinds[:of_condition], *carry], place)
+            results = self.follow(*bodies, [*consts, *carry], place)
+            if test.form != "same":
+                results = [other([test, k], reason) for k in results]
+            joined = [_join(*pair, reason) for pair in zip(carry, results, strict=True)]
+            if joined == carry:
+                return joined
+            carry = joined
+
+    def _cond(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+        reason = place.reason("a choice by what is in the batch")
+        found: list[Kind] | None = None
+        for one, two in zip(a.params["branches"], b.params["branches"], strict=True):
+            results = self.follow(one.jaxpr, two.jaxpr, kinds[1:], place)
+            found = (
+                results
+                if found is None
+                else [_join(*pair, reason) for pair in zip(found, results, strict=True)]
+            )
+        results = found or []
+        return (
+            results if kinds[0].form == "same" else [other([kinds[0], k], reason) for k in results]
+        )
+
+
+_REMEDIES = {
+    "reduce_max": "layers.reduce_max",
+    "reduce_min": "layers.reduce_min",
+    "reduce_prod": "layers.reduce_prod",
+    "reduce_sum": "layers.reduce_sum",
+    "reduce_and": "layers.reduce_all",
+    "reduce_or": "layers.reduce_any",
+    "median": "layers.reduce_median",
+    "std": "layers.reduce_std",
+    "var": "layers.reduce_var",
+    "one key for all rows": "layers.gaussian_random_batch_size_like or layers.example_keys",
+}
+
+
+def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_devices: int) -> None:
+    """Raise if a returned value depends on how the batch is split.
+
+    Raises:
+      ProgramError: naming every such value, what makes it so, and what to use.
+    """
+    found, remedies = [], []
+    for number, (kind, rows) in enumerate(zip(kinds, structure.rows, strict=True)):
+        is_right = kind.form == "same" or (rows and kind.form == "rows" and len(kind.blocks) == 1)
+        is_mean = not rows and (kind.form, kind.degree) == ("part", -1)
+        if is_mean or (is_right and not kind.degree) or kind.form == "feed":
+            continue
+        site = kind.padding.site if kind.padding else ""
+        why = kind.why or Reason("reduce_sum" if kind.form == "part" else "the order of rows", site)
+        found.append(f"{structure.label(number)} ({why})")
+        remedies.append(_REMEDIES.get(why.operation, "layers.mean or layers.reduce_sum"))
+    if found:
+        split = f"over {num_devices} devices" if num_devices > 1 else "into micro-batches"
+        raise ProgramError(
+            f"{owner} got {', '.join(found)}, expected values that are the same on one device and "
+            f"on several. A batch is split {split}, and this is computed from each part alone. Use "
+            f"{' or '.join(dict.fromkeys(remedies))}, which follow the valid examples of the "
+            'global batch, or collectives of jax.lax over the axis "data".'
+        )
+
+
+def _can_be_reduced(kind: Kind) -> bool:
+    """Return whether our own reductions make the same of a value on any number of devices."""
+    if kind.form == "part":
+        return kind.degree == -1  # the mean of means
+    return kind.form not in ("index", "device") and (kind.form != "rows" or not kind.degree)
+
+
+def _known(kind: Kind, shapes: Shapes) -> Kind:
+    """Return what is meant to be a device's own, as if it were not: batch norm's statistics."""
+    if kind.form == "rows" and batch_axes(shapes):
+        return kind
+    return Kind("rows") if batch_axes(shapes) else SAME
+
+
+def _join(first: Kind, second: Kind, reason: Reason) -> Kind:
+    """Return what is true of a value that may be either."""
+    if first == second:
+        return first
+    if "other" in (first.form, second.form):
+        return other([first, second], reason)
+    if first.is_zero or second.is_zero:
+        kept = second if first.is_zero else first
+        return dataclasses.replace(kept, is_zero=False)
+    joined = combine("select_n", [SAME, first, second], reason)
+    weighted = first.is_weighted and second.is_weighted
+    return dataclasses.replace(joined, is_weighted=weighted) if joined.why is None else joined
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise DivergedError
+
+
+def _shapes(first: Any, second: Any) -> Shapes:
+    shapes = tuple(first.aval.shape), tuple(second.aval.shape)
+    _require(len(shapes[0]) == len(shapes[1]))
+    return shapes

@@ -1,0 +1,120 @@
+"""One run of a program function, in the trace that is current: what it returns and leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from penstock import _metrics
+from penstock._errors import ProgramError
+from penstock._program.frame import Frame, open_frame
+from penstock._program.names import ScopeModule
+from penstock._tracing import flax_modules, name_checks
+from penstock._tracing.advice import advice_on
+from penstock.layers import sowing
+
+
+def owner_of(function: Callable[[], Any], mode: str) -> str:
+    """Return how errors name a program."""
+    return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One run of a program function: values in order, the loss reduced to a scalar."""
+
+    values: list[jax.Array]
+    structure: _metrics.Structure
+    modules: name_checks.Named
+    module_updates: dict[str, Any]
+    sown: frozenset[str]
+
+
+def evaluate(
+    function: Callable[[], Any], frame: Frame, sown: frozenset[str] = frozenset()
+) -> Evaluated:
+    """Run a program function inside `frame`, in the trace that is current.
+
+    On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
+    new running statistics.
+
+    Raises:
+      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
+        Errors of the function itself pass, with a note that names the program.
+    """
+    owner = owner_of(function, frame.mode)
+    rngs = {
+        "params": jax.random.fold_in(frame.key, 0),
+        "dropout": jax.random.fold_in(frame.key, 1),
+    }
+    module = ScopeModule()
+    modules: name_checks.Named = []
+    try:
+        with (
+            open_frame(frame),
+            # First, so that it sees modules that the next one runs itself.
+            name_checks.intercepting(modules) if frame.is_probe else contextlib.nullcontext(),
+            flax_modules.following_examples(frame),
+            sowing.gathering(sown) as gathered,
+        ):
+            options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
+            if frame.is_probe:
+                # All collections: what a module sows would be left out, without a word.
+                returned, updates = module.init_with_output(mutable=True, **options)
+            else:
+                statistics = ["batch_stats"] if frame.is_training else []
+                returned, updates = module.apply(
+                    dict(frame.requests.variables), mutable=[*statistics, *sown], **options
+                )
+    except Exception as error:
+        error.add_note(f"While tracing {owner}.")
+        advice = advice_on(error, owner)
+        if advice:
+            error.add_note(advice)
+        raise
+    structure, values = _metrics.structure_of(returned, owner)
+    if frame.mode != "infer":
+        loss_index = _loss_index(structure, owner)
+        structure = dataclasses.replace(structure, loss_index=loss_index)
+        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
+    return Evaluated(
+        values=values,
+        structure=structure,
+        modules=modules,
+        module_updates={name: updates[name] for name in set(updates) - gathered.collections},
+        sown=frozenset(gathered.collections),
+    )
+
+
+def _loss_index(structure: _metrics.Structure, owner: str) -> int:
+    """Return which of the returned values is the loss: the one of that name, else the first."""
+    keys = structure.keys or ()
+    index = keys.index("loss") if "loss" in keys else 0
+    if structure.is_nested[index]:
+        raise ProgramError(
+            f"{owner} has {structure.label(index)} where the loss is expected: an array, first or "
+            "under the key 'loss', and not nested. It is minimised. Return the loss first, nested "
+            "metrics after it."
+        )
+    return index
+
+
+def _scalar_loss(loss: jax.Array, frame: Frame, owner: str) -> jax.Array:
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise ProgramError(
+            f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
+            "returned is minimised. Return the loss first, metrics after it."
+        )
+    if loss.ndim == 0:
+        return loss
+    if loss.size == loss.shape[0] and frame.examples.count_rows(loss) == 1:
+        return frame.examples.mean(loss)
+    raise ProgramError(
+        f"{owner} got a loss of shape {list(loss.shape)}, expected a scalar, [B] or [B, 1]. The "
+        "first value returned is minimised. Reduce it, e.g. with layers.mean."
+    )

@@ -1,0 +1,107 @@
+"""Which lines of user code make which names, and whether two programs agree about it.
+
+Automatic names are counted, so a layer that only one program has shifts the names after it; where
+shapes agree, that program would silently use other parameters. The lines tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import linen as nn
+
+from penstock._errors import ProgramError
+from penstock._program.names import ScopeModule
+from penstock._program.requests import ParameterSpec, find_user_lines
+
+Path = tuple[str, ...]
+Stack = tuple[str, ...]
+Named = list[tuple[Stack, Path]]
+"""The user's lines from the program function down, and the path of what they made."""
+
+
+def noting_modules(named: Named) -> Callable[..., Any]:
+    """Return an interceptor for `nn.intercept_methods` that notes automatically named modules."""
+
+    def note(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        module, path = context.module, tuple(context.module.path)
+        is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
+        if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
+            named.append((find_user_lines(2), path))
+        return call(*args, **kwargs)
+
+    return note
+
+
+def intercepting(named: Named) -> Any:
+    """Return the context in which flax modules are noted."""
+    return nn.intercept_methods(noting_modules(named))
+
+
+def list_names(specs: Mapping[str, ParameterSpec], modules: Named) -> Named:
+    """Return everything in a program that has an automatic name, with the lines that made it."""
+    layers = [(spec.stack, spec.path[:-1]) for spec in specs.values() if spec.is_automatic]
+    return [*layers, *modules]
+
+
+def check_modes(train: Named, other: Named, expected: str, owner: str) -> None:
+    """Raise if a stack of lines made other names in another mode than in the train program.
+
+    The lines of an infer function are the last ones of a train program that calls it; called twice
+    it makes two sets of names, of which the infer program must have one.
+
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    ours = _grouped(train, lambda stack: stack)
+    for (stack, scope), names in _grouped(other, lambda stack: stack).items():
+        candidates = [
+            each
+            for (other_stack, other_scope), each in ours.items()
+            if scope == other_scope and _is_same_place(stack, other_stack)
+        ]
+        if candidates and not any(_agree(names, each) for each in candidates):
+            _raise_shifted(names, candidates[0], stack[-1], owner, expected)
+
+
+def check_objectives(first: Named, second: Named, expected: str, owner: str) -> None:
+    """Raise if one line made differently named parameters for two objectives.
+
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    ours = _grouped(first, lambda stack: stack[-1:])
+    for (line, scope), names in _grouped(second, lambda stack: stack[-1:]).items():
+        each = ours.get((line, scope), names)
+        if not _agree(names, each):
+            _raise_shifted(names, each, line[-1], owner, expected)
+
+
+def _grouped(named: Named, key: Callable[[Stack], Stack]) -> dict[tuple[Stack, Path], list[str]]:
+    groups: dict[tuple[Stack, Path], dict[str, None]] = {}
+    for stack, path in named:
+        groups.setdefault((key(stack), path[:-1]), {})["/".join(path)] = None
+    return {place: list(names) for place, names in groups.items()}
+
+
+def _is_same_place(one: Stack, other: Stack) -> bool:
+    shorter = min(len(one), len(other))
+    return bool(shorter) and one[-shorter:] == other[-shorter:]
+
+
+def _agree(names: list[str], others: list[str]) -> bool:
+    shorter = min(len(names), len(others))
+    return names[:shorter] == others[:shorter]
+
+
+def _raise_shifted(
+    names: list[str], others: list[str], line: str, owner: str, expected: str
+) -> None:
+    got, wanted = next((n, o) for n, o in zip(names, others, strict=False) if n != o)
+    raise ProgramError(
+        f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
+        "A layer that only one of them has shifts automatic names. Give it a name, create it last, "
+        "or put it in a layers.scope."
+    )

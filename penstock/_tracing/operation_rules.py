@@ -1,0 +1,211 @@
+"""What each operation of a trace does to rows of examples: one rule for each that is not plain.
+
+An operation without a rule works element by element, as far as a batch is concerned: its result
+has the batch axis of its operands, or none of them has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from penstock._tracing import layout_rules as layout
+from penstock._tracing.indexing_rules import dynamic, gather, scatter
+from penstock._tracing.kinds import Kind, Reason, combine, other
+from penstock._tracing.layouts import rows_of
+from penstock._tracing.operation import Operation, Shapes, batch_axes, mix
+
+
+def follow(operation: Operation) -> list[Kind]:
+    """Return the kinds of what an operation makes."""
+    if any(k.form == "other" for k in operation.kinds):
+        # What it would be of rows tells whether it counts the padding too.
+        kinds = [k.with_form("rows") if k.form == "other" else k for k in operation.kinds]
+        found = follow(operation._replace(kinds=kinds))
+        results = zip(operation.other(), found, strict=True)
+        return [k.with_padding(f.padding) for k, f in results]
+    if operation.name == "convert_element_type" and not jnp.issubdtype(
+        operation.params["new_dtype"], jnp.inexact
+    ):
+        operation = operation._replace(name="round")
+    rule = _RULES.get(operation.name, _plain)
+    if not any(map(batch_axes, [*operation.operands, *operation.results])) and rule not in _ALWAYS:
+        return operation.combined()  # nothing of it has a batch axis
+    results = rule(operation)
+    return [_check(operation, *each) for each in zip(results, operation.results, strict=True)]
+
+
+def _check(operation: Operation, kind: Kind, shapes: Shapes) -> Kind:
+    """Return the kind of a result, which is no rows where it has no batch axis, or two."""
+    axes = batch_axes(shapes)
+    if kind.form == "feed":
+        return kind.with_form("rows") if len(axes) == 1 else kind
+    if kind.form == "index" and len(axes) > 1:
+        return dataclasses.replace(kind, span=None)  # jnp.eye(len(x))
+    if kind.form in ("rows", "index") and len(axes) != 1:
+        return other([kind], operation.reason)
+    size = shapes[0][axes[0]] if axes else 0
+    if kind.form == "rows" and size != sum(kind.blocks) * operation.sizes[0]:
+        return other([kind], operation.reason)  # some were left out
+    return kind
+
+
+def _plain(operation: Operation) -> list[Kind]:
+    return operation.combined()
+
+
+def _reduce_sum(operation: Operation) -> list[Kind]:
+    (kind,), (shapes,) = operation.kinds, operation.operands
+    axes = set(batch_axes(shapes)) & set(operation.params["axes"])
+    if not axes:
+        return operation.combined()
+    if kind.form == "same":
+        return [kind.with_degree(kind.degree + len(axes))]
+    if kind.form != "rows":
+        return operation.other()
+    total = dataclasses.replace(kind, form="part", blocks=(1,), is_weights=False)
+    return operation.counts_padding([total])
+
+
+def _reduce(operation: Operation) -> list[Kind]:
+    """Follow a reduction that padding, which repeats an example, does not change: max, any."""
+    axes = {axis for shapes in operation.operands for axis in batch_axes(shapes)}
+    is_same = all(k.form == "same" and not k.degree for k in operation.kinds)
+    if is_same or not axes & set(operation.params["axes"]):
+        return operation.combined()
+    return operation.other()
+
+
+def _reduce_product(operation: Operation) -> list[Kind]:
+    results = _reduce(operation)
+    return operation.counts_padding(results) if results[0].form == "other" else results
+
+
+def _along(parameter: str) -> Callable[[Operation], list[Kind]]:
+    """Return the rule of an operation that mixes what lies along the axes in a parameter."""
+
+    def rule(operation: Operation) -> list[Kind]:
+        axes = operation.params[parameter]
+        axes = {axes} if isinstance(axes, int) else set(axes)
+        mixed = [axes & set(batch_axes(shapes)) for shapes in operation.operands]
+        return mix(operation) if any(mixed) else operation.combined()
+
+    return rule
+
+
+def _last(count: int) -> Callable[[Operation], list[Kind]]:
+    """Return the rule of an operation that mixes what lies along the last axes."""
+
+    def rule(operation: Operation) -> list[Kind]:
+        mixed = any(
+            axis >= len(shapes[0]) - count
+            for shapes in operation.operands
+            for axis in batch_axes(shapes)
+        )
+        return mix(operation) if mixed else operation.combined()
+
+    return rule
+
+
+def _dot_general(operation: Operation) -> list[Kind]:
+    contracting, batched = operation.params["dimension_numbers"]
+    axes = [set(batch_axes(shapes)) for shapes in operation.operands]
+    contracted = [bool(axes[n] & set(contracting[n])) for n in (0, 1)]
+    in_batch = [bool(axes[n] & set(batched[n])) for n in (0, 1)]
+    forms = {k.form for k in operation.kinds}
+    if not any(contracted):
+        is_outer = all(axes) and not all(in_batch)
+        return mix(operation) if is_outer and forms != {"same"} else operation.combined()
+    if forms == {"same"}:
+        total = combine(operation.name, operation.kinds, operation.reason)
+        return [total.with_degree(total.degree + 1)] if total.form == "same" else [total]
+    if not all(contracted) or not forms <= {"rows", "same"}:
+        return mix(operation)
+    product = combine("mul", operation.kinds, operation.reason)
+    if product.form != "rows":
+        return operation.other()
+    total = dataclasses.replace(product, form="part", blocks=(1,), is_weights=False)
+    return [total if total.is_weighted else total.with_padding(operation.reason)]
+
+
+def _convolution(operation: Operation) -> list[Kind]:
+    numbers = operation.params["dimension_numbers"]
+    images, kernels = map(batch_axes, operation.operands)
+    if kernels or (images and images != (numbers.lhs_spec[0],)):
+        return mix(operation)
+    return operation.combined()
+
+
+def _iota(operation: Operation) -> list[Kind]:
+    axes = batch_axes(operation.results[0])
+    if operation.params["dimension"] not in axes:
+        return [Kind("same")]
+    rows = rows_of([s[axes[0]] for s in operation.results[0]], operation.sizes)
+    return [Kind("index", span=rows, blocks=(rows or 1,))] if len(axes) == 1 else [Kind("index")]
+
+
+def _random_bits(operation: Operation) -> list[Kind]:
+    """Follow random numbers: drawn by a key for each row they are rows, by one key they are not."""
+    axes = batch_axes(operation.results[0])
+    has_key_per_row = any(map(batch_axes, operation.operands))
+    if axes and not has_key_per_row:
+        reason = Reason("one key for all rows", operation.reason.site)
+        return [other(operation.kinds, reason)] * len(operation.results)
+    return operation.combined()
+
+
+def _window(operation: Operation) -> list[Kind]:
+    window = operation.params["window_dimensions"]
+    axes = batch_axes(operation.operands[0])
+    return mix(operation) if any(window[axis] > 1 for axis in axes) else operation.combined()
+
+
+_MIXED_ALONG = {
+    "axes": ("argmax", "argmin"),
+    "axis": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
+    "dimension": ("sort",),
+    "dimensions": ("rev", "reduce"),
+    "reduction_dimension": ("approx_top_k",),
+}
+_MATRICES = ("cholesky", "triangular_solve", "lu", "qr", "geqrf", "geqp3", "householder_product")
+_MATRICES += (
+    "ormqr",
+    "eig",
+    "eigh",
+    "svd",
+    "schur",
+    "hessenberg",
+    "tridiagonal",
+    "cholesky_update",
+)
+_MIXED_LAST = {1: ("top_k", "fft"), 2: _MATRICES}
+_MAXIMA = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor")
+_DRAWS = ("random_bits", "random_split", "rng_bit_generator", "rng_uniform")
+_SCATTERS = [f"scatter-{each}" for each in ("add", "sub", "mul", "max", "min", "apply")]
+_SCATTERS += ["scatter", *(name.replace("-", "_") for name in _SCATTERS)]
+_WINDOWS = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
+
+_RULES: dict[str, Callable[[Operation], list[Kind]]] = {
+    **{name: _along(key) for key, names in _MIXED_ALONG.items() for name in names},
+    **{name: _last(count) for count, names in _MIXED_LAST.items() for name in names},
+    "reduce_sum": _reduce_sum,
+    **dict.fromkeys(_MAXIMA, _reduce),
+    "reduce_prod": _reduce_product,
+    "reshape": layout.reshape,
+    "concatenate": layout.concatenate,
+    "slice": layout.slice_rows,
+    "split": layout.split,
+    "pad": layout.pad,
+    "dot_general": _dot_general,
+    "conv_general_dilated": _convolution,
+    "iota": _iota,
+    "tile": layout.tile,
+    **dict.fromkeys(_DRAWS, _random_bits),
+    "gather": gather,
+    **dict.fromkeys(_SCATTERS, scatter),
+    **dict.fromkeys(("dynamic_slice", "dynamic_update_slice"), dynamic),
+    **dict.fromkeys(_WINDOWS, _window),
+}
+_ALWAYS = {_random_bits}

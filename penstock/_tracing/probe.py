@@ -1,0 +1,271 @@
+"""Probes: a program function run abstractly, once, to learn what it needs and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from penstock import _mesh, _metrics
+from penstock._errors import ProgramError, listed, nearest
+from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers, compare_rows, show_shape
+from penstock._program.examples import MicroBatch
+from penstock._program.frame import Frame
+from penstock._program.options import ProgramOptions
+from penstock._program.parameter_tree import Path, flatten
+from penstock._program.requests import FeedSpec, Mode, ParameterSpec
+from penstock._tracing import name_checks, untrained
+from penstock._tracing.dependence import DivergedError, Traces, check_split
+from penstock._tracing.evaluation import Evaluated, evaluate, owner_of
+from penstock._tracing.kinds import SAME, Kind, Reason, literal_kind
+from penstock._tracing.traces import Trace, trace_twice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What one program function does in one mode.
+
+    Attributes:
+      specs: the entries that penstock's layers asked for, by name, in order.
+      named: everything with an automatic name, and the user's lines that made it.
+      module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
+      feed_specs: the inputs, by name, in the order of their `layers.data` calls.
+      structure: how the returned values are arranged.
+      shapes: their shapes, with the probe's batch size.
+      rows: which arrays had a batch axis; real runs repeat it.
+      traces: of both batch sizes.
+      is_cut_up: whether the batch is cut into micro-batches.
+      sown: collections of flax modules whose values the function asks for.
+      has_convolution: whether there is one anywhere, nested functions included.
+      options: of the builder; the precision is one of them.
+    """
+
+    function: Callable[[], Any]
+    mode: Mode
+    specs: dict[str, ParameterSpec]
+    named: name_checks.Named
+    module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
+    feed_specs: dict[str, FeedSpec]
+    structure: _metrics.Structure
+    shapes: tuple[tuple[int, ...], ...]
+    rows: RowAnswers
+    traces: tuple[Trace, Trace]
+    is_cut_up: bool
+    sown: frozenset[str]
+    has_convolution: bool
+    options: ProgramOptions
+
+    @functools.cached_property
+    def kinds(self) -> list[Kind]:
+        """What each returned value is to the batch.
+
+        Found when it is first asked for. On one device nobody asks but a short batch, and following
+        a trace takes longer than making it.
+        """
+        return _follow(*self.traces, self.is_cut_up)
+
+    def check_padding(self, mode: str, count: int, size: int) -> None:
+        """Raise if a batch of `count` examples, padded to `size`, would be averaged with padding.
+
+        Raises:
+          ProgramError: naming what does not use the example weights.
+        """
+        label = self.structure.label
+        padded = [f"{label(n)} ({k.padding})" for n, k in enumerate(self.kinds) if k.padding]
+        if padded:
+            raise ProgramError(
+                f"{owner_of(self.function, mode)} got a batch of {count} examples padded to "
+                f"{size}, expected a full batch: {', '.join(padded)} does not use the "
+                "example weights and would count the padding. Use layers.mean in place of "
+                "jnp.mean, layers.reduce_sum in place of jnp.sum, or leave the rest out: "
+                "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
+            )
+
+    def shape_table(self) -> dict[tuple[str, Path], tuple[tuple[int, ...], Any]]:
+        """Return shape and dtype of every entry of the tree by collection and path."""
+        table: dict[tuple[str, Path], Any] = {
+            (spec.collection, spec.path): (spec.shape, spec.dtype) for spec in self.specs.values()
+        }
+        ours = {spec.path for spec in self.specs.values()}
+        for collection, entries in self.module_shapes.items():
+            for path, entry in entries.items():
+                for prefix in ours.intersection(path[: n + 1] for n in range(len(path))):
+                    raise ProgramError(
+                        f"a flax module got the name of penstock's own {'/'.join(prefix)!r}. "
+                        "Give one of the two another name."
+                    )
+                table[collection, path] = (entry.shape, entry.dtype)
+        return table
+
+
+def probe(function: Callable[[], Any], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
+    """Run a program function without values, with two batch sizes: what differs is the batch.
+
+    Raises:
+      ProgramError: something that is returned has its batch axis elsewhere than in front, or would
+        differ between one device and those of the mesh.
+    """
+    first, second = trace_twice(function, mode, mesh, options)
+    frame, result = first.frame, first.result
+    owner = owner_of(function, mode)
+    rows = tuple(
+        [
+            _returned_rows(a, b, owner, result.structure.label(number))
+            for number, (a, b) in enumerate(zip(first.shapes, second.shapes, strict=True))
+        ]
+    )
+    is_scalar = tuple([not shape for shape in first.shapes])
+    structure = dataclasses.replace(result.structure, rows=rows, is_scalar=is_scalar)
+    primitives = first.trace.find_primitives()
+    if mode == "train" and primitives & untrained.SOURCES:
+        untrained.check_constants(function, first.trace.whole, structure.loss_index, owner)
+    found = Probe(
+        function=function,
+        mode=mode,
+        specs=frame.requests.specs,
+        named=name_checks.list_names(frame.requests.specs, result.modules),
+        module_shapes=_module_shapes(result.module_updates),
+        feed_specs=frame.requests.feed_specs,
+        structure=structure,
+        shapes=first.shapes,
+        rows=first.rows,
+        traces=(first.trace, second.trace),
+        is_cut_up=mode == "train" and options.num_micro_batches > 1,
+        sown=result.sown,
+        has_convolution="conv_general_dilated" in primitives,
+        options=options,
+    )
+    if mesh.size > 1 or found.is_cut_up:
+        check_split(found.kinds, structure, owner, mesh.size)
+    return found
+
+
+def _returned_rows(shape: tuple[int, ...], other: tuple[int, ...], owner: str, label: str) -> int:
+    """Return how many rows of a returned value belong to one example, 0 without a batch axis."""
+    rows = compare_rows(shape, other)
+    if rows is None:
+        raise ProgramError(
+            f"{owner} has {label} of shape {show_shape(shape, other)}, expected the batch axis B "
+            "first and nowhere else, or a value without one. Rows are split over devices, and "
+            "those of padding cut off, along axis 0. Move the batch axis to the front, e.g. with "
+            "jnp.moveaxis, or reduce it with layers.mean."
+        )
+    return rows
+
+
+def _follow(first: Trace, second: Trace, is_in_parts: bool) -> list[Kind]:
+    """Return what each returned value is to the batch."""
+    # Constants of the function come first.
+    consts = [
+        literal_kind(a, b, PROBE_BATCH_SIZES)
+        if a is not None and b is not None
+        else Kind("same" if x.aval.shape == y.aval.shape else "index")
+        for a, b, x, y in zip(
+            first.constants,
+            second.constants,
+            first.jaxpr.invars,
+            second.jaxpr.invars,
+            strict=False,
+        )
+    ]
+    weights = Kind("rows", is_weighted=True, is_weights=True)
+    traces = Traces(PROBE_BATCH_SIZES, is_in_parts)
+    try:
+        return traces.follow(
+            first.jaxpr, second.jaxpr, [*consts, SAME, SAME, Kind("feed"), weights]
+        )
+    except DivergedError:
+        reason = Reason("Python code that does something else for another batch size", "")
+        return [Kind("other", why=reason, padding=reason)] * len(first.jaxpr.outvars)
+
+
+def _module_shapes(variables: Mapping[str, Any]) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
+    unknown = sorted(set(variables) - {"params", "batch_stats"})
+    if unknown:
+        raise ProgramError(
+            f"a flax module got the variable collections {unknown}, expected 'params' and "
+            "'batch_stats' only. A program carries nothing else from step to step. Of what modules "
+            f"sow ask for it: layers.sown({unknown[0]!r})."
+        )
+    return {
+        collection: {
+            path: jax.ShapeDtypeStruct(value.shape, value.dtype)
+            for path, value in flatten(tree).items()
+        }
+        for collection, tree in variables.items()
+    }
+
+
+def compare(train: Probe, other: Probe) -> None:
+    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
+
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    owner, expected = owner_of(other.function, other.mode), owner_of(train.function, train.mode)
+    ours, theirs = train.shape_table(), other.shape_table()
+    name_checks.check_modes(train.named, other.named, expected, owner)
+    for (collection, path), entry in theirs.items():
+        name = "/".join(path)
+        if (collection, path) not in ours:
+            raise ProgramError(
+                f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
+                f"{listed('/'.join(p) for c, p in ours if c == collection)}. All programs share "
+                "one parameter tree. Create the same layers in the same order in every mode, or "
+                "name them." + nearest(name, ["/".join(p) for _, p in ours])
+            )
+        if ours[collection, path] != entry:
+            raise ProgramError(
+                f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
+                f"{ours[collection, path][0]} and dtype {ours[collection, path][1]} as in "
+                f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
+                "name, create it last, or put it in a layers.scope."
+            )
+
+
+def run_program(
+    probe: Probe,
+    variables: Mapping[str, Any],
+    feed: Mapping[str, jax.Array],
+    weights: jax.Array,
+    key: jax.Array,
+    num_devices: int,
+    step: jax.Array | None = None,
+    micro_batch: MicroBatch | None = None,
+) -> tuple[Evaluated, Frame]:
+    """Run a program function on one device's share of a batch.
+
+    Returns:
+      What it returns, and the frame it ran in. Values without a batch axis are averaged over the
+      devices, but those of a micro-batch.
+    """
+    frame = Frame(
+        mode=probe.mode,
+        variables=variables,
+        feed={name: feed[name] for name in probe.feed_specs},
+        weights=weights,
+        key=key,
+        num_devices=num_devices,
+        rows=RowAnswers(weights.shape[0], known=probe.rows),
+        step=step,
+        compute_dtype=probe.options.precision.compute_dtype,
+        micro_batch=micro_batch,
+        is_frozen=probe.options.is_frozen,
+    )
+    result = evaluate(probe.function, frame, probe.sown)
+    result.values[:] = [
+        value if rows else _mesh.pmean(_as_floating(value), frame.examples.num_averaged)
+        for value, rows in zip(result.values, probe.structure.rows, strict=True)
+    ]
+    return result, frame
+
+
+def _as_floating(value: jax.Array) -> jax.Array:
+    """Return the value in a floating dtype, in which devices may be averaged, on one device too."""
+    is_number = jnp.issubdtype(value.dtype, jnp.inexact)
+    return value if is_number else value.astype(jnp.float32)

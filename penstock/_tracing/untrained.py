@@ -1,0 +1,193 @@
+"""Weights that a program function holds itself, so that no optimizer sees them.
+
+A module of flax.nnx, Equinox or Haiku that a program function closes over or makes is constants of
+the trace. The trace tells: arrays it closed over, and numbers drawn from a key that is no part of
+the state, which are the same at every step. What the loss has a gradient by is reported.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from penstock._errors import ProgramError
+from penstock._tracing import array_holders
+from penstock._tracing.traces import CONSTANTS
+
+_REMEDIES = {
+    "flax.nnx": "Call it through layers.nnx_module(model), which takes its weights into the tree.",
+    "Equinox": "Call the module that layers.create_parameters(model) returns.",
+    "Haiku": "Apply it to what layers.create_parameters(params) returns.",
+}
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_DRAWS = {"random_bits", "rng_bit_generator", "rng_uniform"}
+
+SOURCES = _DRAWS | {CONSTANTS}
+"""What a trace must hold for `check_constants` to find anything."""
+
+
+def check_constants(function: Callable[[], Any], jaxpr: Any, loss_index: int, owner: str) -> None:
+    """Raise or warn where the loss has a gradient by what no optimizer can update.
+
+    Arguments:
+      jaxpr: the closed trace of the probe: a `shard_map` of the program function at its end.
+      loss_index: which of its results is the loss.
+      owner: how errors name the program.
+
+    Raises:
+      ProgramError: a module of flax.nnx, Equinox or Haiku holds such weights.
+    """
+    equation = jaxpr.jaxpr.eqns[-1]
+    body = equation.params["jaxpr"]
+    values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    closed_over = {
+        inner: values[outer]
+        for outer, inner in zip(equation.invars, body.invars, strict=True)
+        if not hasattr(outer, "val") and outer in values
+    }
+    needed, constants = _differentiable(body, [body.outvars[loss_index]])
+    constants += [value for var, value in closed_over.items() if var in needed]
+    arrays = {id(each): each for each in constants if _is_weight(each)}
+    inputs = {var for var in body.invars if var not in closed_over}
+    held = array_holders.find(function, arrays) if arrays else []
+    held += [array_holders.of_draw(each) for each in _constant_draws(body, inputs, needed)]
+    _report(held, owner)
+
+
+def _report(held: list[array_holders.Held], owner: str) -> None:
+    for library in sorted({each.library for each in held if each.library}):
+        raise ProgramError(
+            f"{owner} got weights of {library} that no optimizer sees, "
+            f"{_some(each for each in held if each.library == library)}, expected parameters of "
+            "the program only. They are constants of the program and would stay as they are. "
+            f"{_REMEDIES[library]} If they are meant to stay, wrap them, or what is computed from "
+            "them, in jax.lax.stop_gradient."
+        )
+    if held:
+        warnings.warn(
+            f"{owner} got constants that its loss has a gradient by, {_some(held)}, expected "
+            "parameters of the program. No optimizer sees a constant. If it is a weight, use what "
+            "layers.create_parameters returns for it. If it is not, say so: with "
+            "jax.lax.stop_gradient, or as a numpy array.",
+            stacklevel=2,
+        )
+
+
+def _some(held: Any) -> str:
+    shown = list(dict.fromkeys(each.label for each in held))
+    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+    return ", ".join(shown[:5]) + more
+
+
+def _is_weight(value: Any) -> bool:
+    """Return whether a constant may be a weight; numpy arrays and single numbers are data."""
+    is_array = isinstance(value, jax.Array) and value.size > 1
+    return is_array and jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+# What the loss has a gradient by.
+
+
+def _differentiable(jaxpr: Any, outputs: list[Any]) -> tuple[set[Any], list[Any]]:
+    """Return what `outputs` have a gradient by: variables, and constants of nested traces."""
+    needed = {var for var in outputs if _is_differentiable(var)}
+    constants: list[Any] = []
+    for equation in reversed(jaxpr.eqns):
+        results = [number for number, var in enumerate(equation.outvars) if var in needed]
+        if not results or equation.primitive.name == "stop_gradient":
+            continue
+        inner = _called(equation)
+        if inner is None:  # a loop, a branch: all that goes in may matter
+            needed.update(var for var in equation.invars if _is_differentiable(var))
+            for nested in _nested(equation):
+                constants += _constants_of(nested)
+            continue
+        body = getattr(inner, "jaxpr", inner)
+        used, found = _differentiable(body, [body.outvars[number] for number in results])
+        constants += found
+        consts = zip(body.constvars, getattr(inner, "consts", ()), strict=False)
+        constants += [value for var, value in consts if var in used]
+        pairs = zip(equation.invars, body.invars, strict=True)
+        needed.update(var for var, its in pairs if its in used and _is_differentiable(var))
+    return needed, constants
+
+
+def _is_differentiable(var: Any) -> bool:
+    return not hasattr(var, "val") and jnp.issubdtype(var.aval.dtype, jnp.inexact)
+
+
+def _called(equation: Any) -> Any:
+    """Return the trace of the function that an equation calls once, with its own inputs."""
+    for name in _CALLS:
+        inner = equation.params.get(name)
+        body = getattr(inner, "jaxpr", inner)
+        is_whole = hasattr(body, "eqns") and equation.primitive.name not in ("scan", "while")
+        if (
+            is_whole
+            and len(body.invars) == len(equation.invars)
+            and len(body.outvars) == len(equation.outvars)
+        ):
+            return inner
+    return None
+
+
+def _constants_of(jaxpr: Any) -> list[Any]:
+    """Return the constants of a trace and of those inside it."""
+    found = list(getattr(jaxpr, "consts", ()))
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for nested in _nested(equation):
+            found += _constants_of(nested)
+    return found
+
+
+def _nested(equation: Any) -> list[Any]:
+    """Return the traces among an equation's parameters, with their constants."""
+    listed = [v if isinstance(v, (tuple, list)) else (v,) for v in equation.params.values()]
+    return [each for values in listed for each in values if hasattr(each, "eqns")]
+
+
+# What is drawn, and the same at every step.
+
+
+def _constant_draws(jaxpr: Any, inputs: set[Any], needed: set[Any]) -> list[Any]:
+    """Return the equations that give floating numbers drawn without regard to any input.
+
+    Arguments:
+      inputs: the variables that differ from step to step, or from batch to batch.
+      needed: what the loss has a gradient by.
+    """
+    varying, drawn, found = set(inputs), set(), []
+    for equation in jaxpr.eqns:
+        variables = [var for var in equation.invars if not hasattr(var, "val")]
+        if varying.intersection(variables):
+            varying.update(equation.outvars)
+            found += _draws_inside(equation, varying, needed)
+        elif drawn.intersection(variables) or _draws(equation):
+            drawn.update(equation.outvars)
+            is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
+            wanted = [v for v in equation.outvars if v in needed and v.aval.size > 1]
+            found += [equation] if wanted and is_first else []
+    return found
+
+
+def _draws_inside(equation: Any, varying: set[Any], needed: set[Any]) -> list[Any]:
+    inner = _called(equation)
+    if inner is None:
+        return []
+    body = getattr(inner, "jaxpr", inner)
+    pairs = zip(equation.invars, body.invars, strict=True)
+    inputs = {its for var, its in pairs if not hasattr(var, "val") and var in varying}
+    outputs = zip(equation.outvars, body.outvars, strict=True)
+    used, _ = _differentiable(body, [its for var, its in outputs if var in needed])
+    return _constant_draws(body, inputs, used)
+
+
+def _draws(equation: Any) -> bool:
+    if equation.primitive.name in _DRAWS:
+        return True
+    bodies = [getattr(each, "jaxpr", each) for each in _nested(equation)]
+    return any(_draws(inner) for body in bodies for inner in body.eqns)

@@ -1,0 +1,93 @@
+"""Convolutions of single channels as sums over the taps of their kernels.
+
+XLA's CPU backend convolves channel by channel, and computes the kernel's gradient as that of a
+dense convolution of which it keeps the diagonal. A shifted image times a vector of weights, added
+up over the taps, is what it does well. On 2 CPU cores, images of `[16, 56, 56, 128]` and a kernel
+of 3x3: the convolution takes 16 ms of CPU time in place of 180, its gradients 50 in place of 1100.
+
+Images are `[B, H, W, C]`, kernels `[height, width, 1, C * multiplier]`. Sums are taken in float32
+or wider.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from penstock._program.precision import widen
+
+Pair = tuple[int, int]
+Pairs = tuple[Pair, Pair]
+
+
+def convolved(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs) -> jax.Array:
+    """Return the convolution, `[B, H', W', C * multiplier]`."""
+    dtype = x.dtype
+    x, w = _padded(_repeated(widen(x), w), pads), widen(w)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[:2], strict=True)]
+    extents = [  # from the first pixel that a tap meets to the last
+        (size - r) // s * s + 1 for size, r, s in zip(x.shape[1:3], reach, strides, strict=True)
+    ]
+    terms = []
+    for row, column in np.ndindex(*w.shape[:2]):
+        top, left = row * dilations[0], column * dilations[1]
+        ends = (x.shape[0], top + extents[0], left + extents[1], x.shape[3])
+        shifted = lax.slice(x, (0, top, left, 0), ends, (1, *strides, 1))
+        terms.append(shifted * w[row : row + 1, column : column + 1])
+    return sum(terms[1:], terms[0]).astype(dtype)
+
+
+def image_gradient(
+    dy: jax.Array, x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs
+) -> jax.Array:
+    """Return the gradient of the image `x`, given that of its convolution.
+
+    It is a convolution too: of `dy`, with zeros between its pixels, by the kernel turned around.
+    """
+    edges = []
+    for axis in (0, 1):
+        reach = dilations[axis] * (w.shape[axis] - 1) + 1
+        spread = (dy.shape[axis + 1] - 1) * strides[axis] + 1
+        before = reach - 1 - pads[axis][0]
+        after = x.shape[axis + 1] + reach - 1 - before - spread
+        edges.append((before, after, strides[axis] - 1))
+    spread = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    turned = jnp.flip(w, (0, 1))
+    dx = convolved(spread, turned, (1, 1), dilations, ((0, 0), (0, 0)))
+    return jnp.sum(dx.reshape(*x.shape, -1), axis=-1, dtype=x.dtype)
+
+
+def kernel_gradient(
+    dy: jax.Array, x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs
+) -> jax.Array:
+    """Return the gradient of the kernel `w`, given that of its convolution with `x`.
+
+    Example by example: XLA sums one array over all axes but the last 5 to 15 times slower.
+    """
+    dy, x = widen(dy), _padded(_repeated(widen(x), w), pads)
+    height, width = dy.shape[1:3]
+    window = (1, (height - 1) * strides[0] + 1, (width - 1) * strides[1] + 1, x.shape[3])
+
+    def of_tap(corner: jax.Array) -> jax.Array:
+        def add(example: jax.Array, total: jax.Array) -> jax.Array:
+            start = (example, corner[0], corner[1], jnp.zeros_like(example))
+            seen = lax.dynamic_slice(x, start, window)[0, :: strides[0], :: strides[1]]
+            return total + seen * lax.dynamic_index_in_dim(dy, example, keepdims=False)
+
+        total = lax.fori_loop(0, dy.shape[0], add, jnp.zeros(dy.shape[1:], dy.dtype), unroll=4)
+        return jnp.sum(total, (0, 1))
+
+    corners = np.array(list(np.ndindex(*w.shape[:2]))) * np.array(dilations)
+    dw = lax.map(of_tap, jnp.asarray(corners, jnp.int32))
+    return dw.reshape(w.shape).astype(w.dtype)
+
+
+def _repeated(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Return each channel as many times as the kernel has filters for it."""
+    return jnp.repeat(x, w.shape[3] // x.shape[3], axis=3)
+
+
+def _padded(x: jax.Array, pads: Pairs) -> jax.Array:
+    return jnp.pad(x, ((0, 0), *pads, (0, 0)))

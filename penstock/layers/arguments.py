@@ -1,0 +1,119 @@
+"""Checks and conversions of arguments that several layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock._errors import ProgramError
+from penstock._program.names import check_choice
+
+DataFormat = Literal["NHWC", "NCHW"]
+Padding = int | str | Sequence[int] | Sequence[Sequence[int]]
+Pair = tuple[int, int]
+Pairs = tuple[Pair, Pair]
+
+
+def as_pair(layer: str, argument: str, value: int | Sequence[int], least: int) -> Pair:
+    """Return `(height, width)` for a number or a pair of numbers of at least `least`."""
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(v, (int, np.integer)) and v >= least for v in pair):
+        raise ProgramError(
+            f"layers.{layer} got {argument}={value!r}, expected an integer of at least {least} or "
+            "a pair of them. One number stands for height and width. Give (height, width) for two."
+        )
+    return int(pair[0]), int(pair[1])
+
+
+def as_padding(
+    layer: str,
+    argument: str,
+    value: Padding,
+    sizes: Pair,
+    windows: Pair,
+    strides: Pair,
+) -> Pairs:
+    """Return `((top, bottom), (left, right))` for every accepted form of padding."""
+    if isinstance(value, str):
+        check_choice(f"layers.{layer}", argument, value, ("SAME", "VALID"))
+        if value == "VALID":
+            return ((0, 0), (0, 0))
+        both = [_same(*each) for each in zip(sizes, windows, strides, strict=True)]
+        return (both[0], both[1])
+    if not isinstance(value, int) and all(isinstance(side, Sequence) for side in value):
+        sides = [as_pair(layer, argument, side, 0) for side in value]  # pyright: ignore[reportArgumentType]
+        if len(sides) == 2:
+            return (sides[0], sides[1])
+    vertical, horizontal = as_pair(layer, argument, value, 0)  # pyright: ignore[reportArgumentType]
+    return ((vertical, vertical), (horizontal, horizontal))
+
+
+def _same(size: int, window: int, stride: int) -> tuple[int, int]:
+    total = max((-(-size // stride) - 1) * stride + window - size, 0)
+    return total // 2, total - total // 2
+
+
+def check_image(layer: str, input: jax.Array, data_format: str) -> tuple[int, Pair]:
+    """Return the number of channels and (height, width) of a batch of images."""
+    check_choice(f"layers.{layer}", "data_format", data_format, ("NHWC", "NCHW"))
+    if input.ndim != 4:
+        axes = ", ".join({"N": "B"}.get(letter, letter) for letter in data_format)
+        raise ProgramError(
+            f"layers.{layer} got an input of shape {input.shape}, expected [{axes}]. Images have "
+            "height, width and channels. Declare the input with 3 sizes, or reshape it."
+        )
+    height, width = (1, 2) if data_format == "NHWC" else (2, 3)
+    channels = input.shape[channel_axis(input, data_format)]
+    return channels, (input.shape[height], input.shape[width])
+
+
+def check_fits(layer: str, input: jax.Array, sizes: Pair, windows: Pair, pads: Pairs) -> None:
+    """Raise unless at least one window fits into the padded image."""
+    if any(size + sum(p) < window for size, p, window in zip(sizes, pads, windows, strict=True)):
+        raise ProgramError(
+            f"layers.{layer} got an input of shape {input.shape} and padding {pads}, expected a "
+            f"padded height and width of at least {windows}, the reach of the window. Nothing "
+            "would be left. Use a smaller window, more padding or larger images."
+        )
+
+
+def channel_axis(input: jax.Array, data_format: str) -> int:
+    """Return the axis of the channels, whatever the number of axes."""
+    return 1 if data_format == "NCHW" else input.ndim - 1
+
+
+def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
+    """Return `value`, raising unless its dtype is an integer."""
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise ProgramError(
+            f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They are "
+            'numbers of classes. Declare the input with layers.data(..., dtype="int32").'
+        )
+    return value
+
+
+def class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
+    """Return integer labels of the shape that `input` has without its class axis."""
+    label, leading = integers(layer, "labels", label), input.shape[:-1]
+    if label.shape not in (leading, (*leading, 1)):
+        raise ProgramError(
+            f"layers.{layer} got labels of shape {label.shape} for an input of shape "
+            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one label. "
+            "Reshape the labels."
+        )
+    return label.reshape(leading)
+
+
+def check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
+    """Raise unless `label` has the shape of `input`."""
+    if input.shape != label.shape:
+        raise ProgramError(
+            f"layers.{layer} got an input of shape {input.shape} and labels of shape "
+            f"{label.shape}, expected equal shapes. Otherwise one would be spread over the "
+            "other. Reshape one of them."
+        )

@@ -1,0 +1,159 @@
+"""Compilation: the only place that calls `jax.jit`, and what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock import _mesh
+
+_LOGGER = logging.getLogger("penstock")
+
+COMPILATIONS = logging.getLogger("penstock.compilations")
+"""Tells, at the level INFO, when a program is compiled first, and how long it took."""
+
+
+class Program:
+    """One step function, compiled for each shape it meets.
+
+    Arguments:
+      in_specs, out_specs: how arguments and results lie on the mesh.
+      recompile_level: the level at which another compile is logged.
+      is_quick: it compiles in no time, and nothing is said of it.
+
+    Attributes:
+      num_compiles: how often the function was traced; more than once means that a shape changed,
+        which is logged with what changed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        mesh: Mesh,
+        *,
+        in_specs: Any,
+        out_specs: Any,
+        donated: tuple[int, ...] = (),
+        recompile_level: int = logging.WARNING,
+        is_quick: bool = False,
+    ) -> None:
+        self.name = name
+        self.num_compiles = 0
+        self._shapes: dict[str, Any] = {}
+        self._function = function
+        self._recompile_level, self._is_quick = recompile_level, is_quick
+        # Spelled out, so that what arrives on the host is split as what was placed already.
+        self.jitted = jax.jit(
+            self._trace,
+            donate_argnums=donated,
+            in_shardings=_shardings(mesh, in_specs),
+            out_shardings=_shardings(mesh, out_specs),
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        """Launch the program; returns as soon as it is enqueued.
+
+        Transfers from the host are allowed here and only here: what arrives on the host is a batch
+        that `Feeder` left there because it is cheaper to pass than to place.
+        """
+        if self.num_compiles or self._is_quick:
+            return self._launch(*args)
+        with announce_compilation(f"the {self.name} program"):
+            return self._launch(*args)
+
+    def _launch(self, *args: Any) -> Any:
+        if _allows_transfers():
+            return self.jitted(*args)
+        with jax.transfer_guard_host_to_device("allow"):
+            return self.jitted(*args)
+
+    def _trace(self, *args: Any) -> Any:
+        leaves = jax.tree_util.tree_leaves_with_path(args)
+        shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
+        if self.num_compiles:
+            changed = [
+                f"{key} from {self._shapes.get(key)} to {shape}"
+                for key, shape in shapes.items()
+                if self._shapes.get(key) != shape
+            ]
+            _LOGGER.log(
+                self._recompile_level,
+                "the %s program is compiled again (number %d), because of %s",
+                self.name,
+                self.num_compiles + 1,
+                "; ".join(changed) or "a change of sharding or of a JAX setting",
+            )
+        outputs = self._function(*args)
+        # Not before: an exception while tracing, Ctrl-C for one, leaves nothing compiled.
+        self.num_compiles += 1
+        self._shapes = shapes
+        return outputs
+
+
+@contextlib.contextmanager
+def announce_compilation(what: str) -> Iterator[None]:
+    """Log that something is compiled, which may take minutes, and how many seconds it took."""
+    COMPILATIONS.info("compiling %s ...", what)
+    start = time.perf_counter()
+    yield
+    COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
+
+
+def _allows_transfers() -> bool:
+    """Return whether transfers from the host are allowed anyway; entering a guard costs 3 us."""
+    config: Any = jax.config
+    guards = (config.jax_transfer_guard_host_to_device, config.jax_transfer_guard)
+    return guards[0] in (None, "allow") and guards[1] in (None, "allow")
+
+
+def _shardings(mesh: Mesh, specs: Any) -> Any:
+    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+
+
+def compile_function(
+    function: Callable[..., Any], mesh: Mesh, *, donated: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Return `function` compiled at its first call; what it returns is replicated over the mesh.
+
+    On CPU it is compiled with few optimisations: threefry, which initialisers draw from, takes
+    0.3 s a parameter otherwise, and runs once.
+
+    Arguments:
+      donated: arguments whose memory the outputs take, also of arguments that are not read.
+    """
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    options: Any = {"xla_backend_optimization_level": 1} if is_cpu else None
+    return jax.jit(
+        function,
+        out_shardings=_mesh.replicated(mesh),
+        donate_argnums=donated,
+        keep_unused=bool(donated),
+        compiler_options=options,
+    )
+
+
+def call_compiled(function: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
+    """Compile and run `function` once, see `compile_function`."""
+    return compile_function(function, mesh)(*args)
+
+
+def copy_to(tree: Any, mesh: Mesh) -> Any:
+    """Return a copy of a pytree on the mesh, in buffers of its own that may be donated.
+
+    Arrays that came from the host can share its memory, and then their donation silently fails.
+    """
+    placed = jax.device_put(tree, _mesh.replicated(mesh))
+    return call_compiled(_copy, mesh, placed)
+
+
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)

@@ -1,0 +1,400 @@
+"""The programs of a network: made at their first use, compiled once for each batch size."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from penstock import _feeding, _mesh, _metrics, optimizers
+from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._program.options import ProgramOptions
+from penstock.program_builder import _step
+from penstock.program_builder._compilation import (
+    Program,
+    announce_compilation,
+    call_compiled,
+    compile_function,
+    copy_to,
+)
+from penstock.program_builder._inspect import Inspection, abstract
+from penstock.program_builder._network import Network
+from penstock.program_builder._objective import State
+from penstock.program_builder._step import SPLIT, WHOLE, Launched, value_specs
+
+Leaves = list[jax.Array]
+"""The state as it travels through launches and into files.
+
+JAX takes a nested tree apart and puts it together in every launch, which is 5 us of 33 for the
+smallest network and grows with the number of layers. A flat list costs nothing."""
+
+Update = tuple[Leaves, Launched]
+
+
+class Programs:
+    """What a network can be asked to run, and how its state is laid out.
+
+    Attributes:
+      structures: how each objective's metrics are arranged, by its name.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.mesh: Mesh = network.mesh
+        self.options: ProgramOptions = network.options
+        self.structures = {name: each.structure for name, each in network.train.items()}
+        self._compiled: dict[Hashable, Program] = {}
+        self._feeders = {
+            mode: _feeding.Feeder(
+                self.mesh, network.inputs(mode), network.feed_specs, num_micro_batches
+            )
+            for mode, num_micro_batches in (("train", self.options.num_micro_batches), ("test", 1))
+        }
+        self._infer_feeders: dict[int, _feeding.Feeder] = {}
+
+    # Batches.
+
+    def place(self, mode: str, batches: Sequence[Mapping[str, Any]]) -> _feeding.DeviceBatch:
+        """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
+
+        Raises:
+          FeedError: a batch does not fit the declared inputs.
+          ProgramError: a batch is short, and the program averages its padding.
+        """
+        feeder = self._feeders.get(mode)
+        if feeder is None:
+            raise UnknownNameError(
+                f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
+                + nearest(str(mode), self._feeders)
+            )
+        batch = feeder.place(batches)
+        if min(batch.counts) < feeder.batch_size:
+            self.network.check_padding(mode, min(batch.counts), feeder.batch_size)
+        return batch
+
+    @property
+    def keeps_feeds_on_host(self) -> bool:
+        """Whether batches stay in host memory until their launch, as they do on one CPU device."""
+        return self._feeders["train"].is_single_cpu
+
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        """The sizes that batches are padded to so far, by mode; on each process its share."""
+        return {mode: feeder.batch_size for mode, feeder in self._feeders.items()}
+
+    def fit_batches(self, sizes: Mapping[str, int]) -> None:
+        """Pad batches to at least these sizes, by mode, as the run did that is resumed."""
+        for mode, size in sizes.items():
+            self._feeders[mode].fit(size)
+
+    # Training.
+
+    def launch(
+        self, leaves: Leaves, batch: _feeding.DeviceBatch, update_order: tuple[str, ...]
+    ) -> Update:
+        """Run one update of each named objective on each placed batch, in one launch.
+
+        Arguments:
+          leaves: the state; donated.
+        """
+        key = (update_order, len(batch.counts))
+        program = self._compiled.get(key)
+        if program is None:
+            program = self._keep(key, self._train_program(*key))
+        return program(leaves, batch.feed, batch.weights)
+
+    def run_eagerly(
+        self,
+        leaves: Leaves,
+        batch: _feeding.DeviceBatch,
+        update_order: tuple[str, ...],
+        watch: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        """Run one launch operation by operation, each compiled by itself and slow.
+
+        An exception of `jax.debug_nans` then shows the lines of an operation, and of a gradient the
+        lines of what it is the gradient of; both get lost on the way out of `jax.jit`.
+
+        Arguments:
+          watch: makes the context that raises it.
+        """
+        step = self._train_function(update_order, len(batch.counts), watch)
+        step(leaves, batch.feed, batch.weights)
+
+    def _train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
+        split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
+        values = {
+            name: tuple(split if spec == SPLIT else spec for spec in value_specs(probe))
+            for name, probe in self.network.train.items()
+            if name in update_order
+        }
+        label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
+        return Program(
+            label if num_steps == 1 else f"{label} x{num_steps}",
+            self._train_function(update_order, num_steps),
+            self.mesh,
+            in_specs=(WHOLE, split, split),
+            out_specs=(WHOLE, Launched(values, WHOLE, WHOLE)),  # pyright: ignore
+            donated=(0,),
+        )
+
+    def _train_function(
+        self,
+        update_order: tuple[str, ...],
+        num_steps: int,
+        watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> Callable[..., Update]:
+        """Return `(leaves, feed, weights) -> (leaves, launched)`.
+
+        Raises:
+          ProgramError: an objective has no optimizer.
+        """
+        updates = self.network.choose_updates(update_order, watch)
+        is_unrolled = any(update.is_unrolled for update in updates)
+
+        def train(leaves: Leaves, feed: Any, weights: Any) -> Update:
+            state = self.unpack(leaves)
+            if num_steps == 1:
+                state, launched = _step.train_step(updates, state, feed, weights)
+            else:
+                state, launched = _step.train_steps(
+                    updates, state, feed, weights, is_unrolled=is_unrolled
+                )
+            return jax.tree.leaves(state), launched
+
+        return train
+
+    # Testing and inference.
+
+    def test_zeros(self, objective: str) -> _metrics.Accumulator:
+        """Return the empty sums that `test` starts from."""
+        return call_compiled(self._test_zeros[objective], self.mesh)
+
+    @functools.cached_property
+    def _test_zeros(self) -> dict[str, Callable[[], _metrics.Accumulator]]:
+        """Functions that stay the same, so that each compiles once."""
+        network = self.network
+        return {n: functools.partial(network.zeros, each) for n, each in network.test.items()}
+
+    def test(
+        self,
+        state: State,
+        sums: _metrics.Accumulator,
+        batch: _feeding.DeviceBatch,
+        objective: str,
+    ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
+        """Run the test program on a placed batch; returns the new sums and the values."""
+        program = self._compiled.get(("test", objective))
+        if program is None:
+            program = self._keep(("test", objective), self._test_program(objective))
+        return program(state.variables, state.key, sums, batch.feed, batch.weights)
+
+    def _test_program(self, objective: str) -> Program:
+        probe = self.network.test[objective]
+        return Program(
+            "test" if len(self.network.objectives) == 1 else f"test {objective}",
+            functools.partial(_step.test_step, probe, self.mesh),
+            self.mesh,
+            in_specs=(WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
+            out_specs=(WHOLE, value_specs(probe)),
+        )
+
+    def infer(self, variables: Mapping[str, Any], feed: Mapping[str, Any]) -> Any:
+        """Return what the infer function returns for a feed of any length, as numpy arrays.
+
+        Raises:
+          ProgramError: there is no infer function.
+          FeedError: the feed does not fit the declared inputs.
+        """
+        probe = self.network.infer
+        if probe is None:
+            raise ProgramError(
+                "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
+                "or Trainer, or use an Inferencer."
+            )
+        _, size = _feeding.check_feed(feed, probe.feed_specs, probe.feed_specs)
+        bucket = 1 << (size - 1).bit_length()
+        feeder = self._infer_feeders.get(bucket)
+        if feeder is None:
+            feeder = _feeding.Feeder(self.mesh, probe.feed_specs, probe.feed_specs)
+            self._infer_feeders[bucket] = feeder
+            feeder.fit(bucket)
+        batch = feeder.place([feed])
+        if size < feeder.batch_size:
+            probe.check_padding("infer", size, feeder.batch_size)
+        program = self._compiled.get("infer") or self._keep("infer", self._infer_program())
+        values = program(variables, batch.feed, batch.weights)
+        return _metrics.read(values, probe.structure, size)
+
+    def _infer_program(self) -> Program:
+        probe = self.network.infer
+        assert probe is not None
+        return Program(
+            "infer",
+            functools.partial(_step.infer_step, probe, self.mesh),
+            self.mesh,
+            in_specs=(WHOLE, SPLIT, SPLIT),
+            out_specs=value_specs(probe),
+            recompile_level=logging.DEBUG,  # one compile for each bucket is meant
+        )
+
+    # The state as a whole.
+
+    def init(self, seed: int) -> State:
+        """Return the initial state."""
+        root = np.asarray(jax.random.key_data(jax.random.key(seed)))
+        with announce_compilation("the initial values"):
+            return call_compiled(self._initial_state, self.mesh, root)
+
+    def reset_metrics(self, state: State) -> State:
+        """Return the state with empty metric sums."""
+        program = self._compiled.get("reset")
+        if program is None:
+            zeros, probes = self.network.zeros, self.network.train
+            program = Program(
+                "reset",
+                lambda: {name: zeros(each) for name, each in probes.items()},
+                self.mesh,
+                in_specs=(),
+                out_specs=WHOLE,
+                is_quick=True,
+            )
+            self._keep("reset", program)
+        return state._replace(metrics=program())
+
+    def mean_metrics(self, state: State) -> Any:
+        """Return the example-weighted means of the metrics since the last reset.
+
+        Raises:
+          ValueError: there is no example.
+        """
+        means = {
+            name: _metrics.means(sums, self.structures[name])
+            for name, sums in jax.device_get(state.metrics).items()
+            if len(state.metrics) == 1 or sums.scalars[0, -1]
+        }
+        return next(iter(means.values())) if len(self.structures) == 1 else means
+
+    def copy(self, tree: Any) -> Any:
+        """Return arrays copied to the devices, in buffers of their own that may be donated."""
+        return copy_to(tree, self.mesh)
+
+    def adopt(self, variables: Mapping[str, Any], state: State) -> State:
+        """Return the state with other variables, copied into buffers that may be donated.
+
+        Where an optimizer's state holds parameters, it holds the new ones then.
+        """
+        after = state._replace(variables=copy_to(dict(variables), self.mesh))
+        if not self.network.has_positions:
+            return after
+        before, params = state.variables["params"], after.variables["params"]
+        return after._replace(opt_state=self._follow(state.opt_state, before, params))
+
+    @functools.cached_property
+    def _follow(self) -> Callable[..., Any]:
+        return compile_function(self.network.follow, self.mesh)
+
+    def average(self, state: State) -> State:
+        """Return the state with the moving averages of its parameters in their place.
+
+        Raises:
+          ValueError: no optimizer keeps a moving average.
+        """
+        params = self._average(state.opt_state, state.variables["params"])
+        return state._replace(variables={**state.variables, "params": params})
+
+    @functools.cached_property
+    def _average(self) -> Callable[..., Any]:
+        return compile_function(optimizers.averaged_params, self.mesh)
+
+    @functools.cached_property
+    def _initial_state(self) -> Callable[[jax.Array], State]:
+        """The same function each time, so that it compiles once."""
+        return self.network.initial_state
+
+    @functools.cached_property
+    def abstract_state(self) -> State:
+        """The state without its values."""
+        root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+        return jax.eval_shape(self._initial_state, root)
+
+    @functools.cached_property
+    def _state_tree(self) -> Any:
+        return jax.tree.structure(self.abstract_state)
+
+    def unpack(self, leaves: Sequence[Any]) -> State:
+        """Return the state that a flat list of its arrays makes."""
+        return jax.tree.unflatten(self._state_tree, leaves)
+
+    @functools.cached_property
+    def leaf_names(self) -> list[str]:
+        """A name of its own for each array of the state, such as `variables.params.fc_0.w`."""
+        names: dict[str, None] = {}
+        for path, _ in jax.tree_util.tree_leaves_with_path(self.abstract_state):
+            plain = jax.tree_util.keystr(path, simple=True, separator=".")
+            name = plain = re.sub(r"[^\w.\-]", "_", plain)
+            while name in names:
+                name = f"{plain}_{len(names)}"
+            names[name] = None
+        return list(names)
+
+    @functools.cached_property
+    def variable_paths(self) -> dict[str, list[str]]:
+        """Collection and path of each parameter and running statistic, by its leaf's name."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.abstract_state)
+        paths = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in leaves]
+        return {
+            name: path[1:]
+            for name, path in zip(self.leaf_names, paths, strict=True)
+            if path[0] == "variables"
+        }
+
+    # Means to look at programs.
+
+    @property
+    def num_compiles(self) -> dict[str, int]:
+        """How often each program was compiled, by the program's name."""
+        return {program.name: program.num_compiles for program in self._compiled.values()}
+
+    def inspect(self, mode: str, objective: str, batch_size: int) -> Inspection:
+        """Return the trace of a program, for a state without values.
+
+        Raises:
+          UnknownNameError: there is no such mode, or no infer function.
+        """
+        network = self.network
+        state = abstract(self.abstract_state, _mesh.replicated(self.mesh))
+        if mode == "infer" and network.infer is not None:
+            specs = network.infer.feed_specs
+            program, args = self._infer_program(), [state.variables]
+        elif mode == "test":
+            specs, program = network.inputs(mode), self._test_program(objective)
+            zeros = jax.eval_shape(lambda: network.zeros(network.test[objective]))
+            sums = abstract(zeros, _mesh.replicated(self.mesh))
+            args = [state.variables, state.key, sums]
+        elif mode == "train":
+            specs, program = network.inputs(mode), self._train_program((objective,), 1)
+            args = [jax.tree.leaves(state)]
+        else:
+            raise UnknownNameError(
+                f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
+                "'infer'." + nearest(mode, ["train", "test", "infer"])
+            )
+        split = _mesh.split(self.mesh)
+        feed = {
+            name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype, sharding=split)
+            for name, spec in specs.items()
+        }
+        weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=split)
+        return Inspection(program.jitted.trace(*args, feed, weights))
+
+    def _keep(self, key: Hashable, program: Program) -> Program:
+        self._compiled[key] = program
+        return program

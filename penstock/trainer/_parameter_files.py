@@ -1,0 +1,137 @@
+"""Parameters from files into a live network: a folder of parameters, or a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock import _parameters
+from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
+from penstock._errors import CheckpointError
+from penstock._selection import Selection
+
+_LOGGER = logging.getLogger("penstock")
+
+PARAMETER_NAMES = "parameter_names"
+"""The key in a checkpoint's description of what its arrays are called in the parameter tree."""
+
+
+def has_parameters(param_path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder holds parameters to start from; warn where it does not."""
+    if os.path.exists(os.path.join(param_path, _parameters.DATA_FILE)):
+        return True
+    _LOGGER.warning(
+        "no parameters at %s yet: training starts from initial values", os.fspath(param_path)
+    )
+    return False
+
+
+def load_parameters(
+    param_path: str | os.PathLike[str],
+    selection: Selection,
+    table: _parameters.Table,
+    live: Mapping[str, Any],
+    *,
+    partial: bool,
+    skip_mismatched: bool,
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Read what a selection takes of the parameters at a path; prints what it left out.
+
+    Arguments:
+      table: shape and dtype of every entry of the program.
+      live: the variables that keep what is not loaded.
+
+    Returns:
+      The new variables, and a report by kind, see `Trainer.load_params`.
+
+    Raises:
+      ParameterError: listing every missing, extra or mismatched entry.
+    """
+    selection.check(table)
+    entries = selection.renamed(read_parameters(param_path))
+    chosen, wanted = selection.of(entries), selection.of(table)
+    fitting = _parameters.fitting(chosen, wanted)
+    if not partial:
+        left = {key for key in chosen if skip_mismatched and key in wanted and key not in fitting}
+        _parameters.check(
+            param_path,
+            {key: value for key, value in chosen.items() if key not in left},
+            {key: value for key, value in wanted.items() if key not in left},
+            may_have_extra=False,
+            hint="Pass partial=True to load what fits and keep the rest.",
+        )
+    report = {
+        "loaded": sorted("/".join(path) for _, path in fitting),
+        "excluded": sorted("/".join(path) for _, path in table.keys() - wanted.keys()),
+        **_parameters.differences(chosen, wanted),
+    }
+    if partial or skip_mismatched or not selection.is_all:
+        _print_report(param_path, report)
+    return _parameters.nested({**_parameters.flatten(live), **fitting}), report
+
+
+def _print_report(param_path: Any, report: Mapping[str, list[str]]) -> None:
+    print(f"{len(report['loaded'])} entries loaded from {os.fspath(param_path)}")
+    reasons = {
+        "excluded": "kept, not asked for",
+        "missing": "kept, not in the file",
+        "mismatched": "kept, of another shape or dtype in the file",
+        "extra": "left in the file, the program has none of that name",
+    }
+    for kind, reason in reasons.items():
+        for line in report[kind]:
+            print(f"  {reason}: {line}")
+
+
+def read_parameters(path: str | os.PathLike[str]) -> dict[_parameters.Key, np.ndarray]:
+    """Return parameters and running statistics by collection and path.
+
+    Arguments:
+      path: a folder of parameters, one of checkpoints, of which the newest is read, or one of them.
+
+    Raises:
+      FileNotFoundError: there is neither.
+      ParameterError, CheckpointError: the file is damaged.
+    """
+    folder = Path(path)
+    if folder.is_dir() and not (folder / _parameters.DATA_FILE).exists():
+        contents = _read_newest(folder) or _read_one(folder)
+        if contents is not None:
+            return _name_entries(contents, str(path))
+    return _parameters.read(path)
+
+
+def _read_newest(folder: Path) -> Contents | None:
+    store = Store(CheckpointConfig(directory=folder))
+    try:
+        return store.read_newest()
+    finally:
+        store.close()
+
+
+def _read_one(folder: Path) -> Contents | None:
+    if not is_step(folder.name):
+        return None
+    store = Store(CheckpointConfig(directory=folder.parent))
+    try:
+        return store.read(int(folder.name)) if int(folder.name) in store.steps() else None
+    finally:
+        store.close()
+
+
+def _name_entries(contents: Contents, where: str) -> dict[_parameters.Key, np.ndarray]:
+    names: Mapping[str, Any] | None = contents.extra.get(PARAMETER_NAMES)
+    if names is None:
+        raise CheckpointError(
+            f"checkpoint {where} got no names of parameters, expected those that later versions "
+            "write. Resume it with Trainer(..., checkpoint=...) and write it with save_params."
+        )
+    return {
+        (collection, tuple(path)): contents.leaves[leaf]
+        for leaf, (collection, *path) in names.items()
+    }

@@ -1,0 +1,265 @@
+"""One call of `Trainer.train`, from its first event to its last."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from penstock import _batches, _metrics
+from penstock._errors import NonFiniteError, ReaderError
+from penstock._feeding import DeviceBatch
+from penstock._in_flight import InFlight, look_ahead
+from penstock._interrupts import Interrupts
+from penstock.events import (
+    BeginEpoch,
+    BeginStep,
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    Handler,
+    Reason,
+    Training,
+)
+from penstock.program_builder.engine import Engine
+from penstock.program_builder.programs import Programs
+from penstock.trainer._agreement import Agreement
+from penstock.trainer._data_wait import DataWait
+from penstock.trainer._guard import Guard
+from penstock.trainer._saver import Saver
+from penstock.trainer._status import Status
+
+LOOK_AHEAD = 2
+"""Batches on the device beyond the one that runs; more only costs memory."""
+
+
+class Run:
+    """One call of `Trainer.train`.
+
+    Arguments:
+      update_order: names of objectives, one for each update of a batch.
+      begin_handlers: gives handlers the states of a resumed run.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        status: Status,
+        reader: Any,
+        fields: _batches.Fields,
+        update_order: tuple[str, ...],
+        steps_per_call: int,
+        emit: Handler,
+        guard: Guard,
+        interrupts: Interrupts,
+        saver: Saver,
+        begin_handlers: Callable[[], None],
+    ) -> None:
+        self.engine, self.status, self.reader, self.fields = engine, status, reader, fields
+        self.update_order, self.steps_per_call = update_order, steps_per_call
+        self.emit, self.guard, self.saver = emit, guard, saver
+        self.interrupts, self.agreement = interrupts, Agreement()
+        self.begin_handlers = begin_handlers
+        self.in_flight = InFlight(
+            engine.programs.mesh, guard.check_flag, status.global_step, guard.deepen
+        )
+        self.data_wait = DataWait(self.in_flight.is_idle, interrupts)
+
+    def train(self, trainer: Training, num_epochs: int) -> None:
+        """Run the epochs of this call between the first event and the last."""
+        status, interrupts = self.status, self.interrupts
+        reason: Reason = "failed"
+        error: BaseException | None = None
+        try:
+            self.emit(BeginTraining(status.epoch, num_epochs, status.global_step, trainer))
+            interrupts.check()
+            if not status.is_over:
+                self.begin_handlers()
+                self._run_epochs(num_epochs)
+            reason = "stopped" if status.is_stopping else "completed"
+        except BaseException as raised:
+            reason, error = _name_reason(raised), raised
+            raise
+        finally:
+            try:
+                self._end(reason, error)
+                if error is None:
+                    interrupts.check()
+            except BaseException as raised:
+                reason, error = _name_reason(raised), raised
+                raise
+            finally:
+                self.emit(EndTraining(reason, error, status.global_step))
+
+    def _run_epochs(self, num_epochs: int) -> None:
+        status = self.status
+        self.guard.begin(self.in_flight.forget)
+        self.saver.begin(status)
+        end_epoch = status.begin_call() + num_epochs
+        while status.epoch < end_epoch and not status.is_stopping:
+            self._run_epoch()
+        self.in_flight.drain()
+        if self.saver.is_resuming:
+            self._leave_reader_at_end()
+
+    def _run_epoch(self) -> None:
+        """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
+        status, emit, structures = self.status, self.emit, self.engine.programs.structures
+        epoch, first_step = status.epoch, status.step
+        if not first_step:
+            # The sums of the last epoch leave the state: EndEpoch may be read at any time.
+            self.engine.reset_metrics()
+        status.is_in_epoch = True
+        emit(BeginEpoch(epoch, status.global_step, _batches.length_of(self.reader), first_step))
+        self.interrupts.check()
+        if status.is_stopping:
+            return
+        # Closed here and not by the collector: a reader's threads must not outlive an exception.
+        with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
+            for batch in batches:
+                counts, first, step = batch.counts, status.global_step, status.step
+                is_fetched = []
+                for k in range(len(counts)):
+                    begin = BeginStep(epoch, step + k, first + k)
+                    emit(begin)
+                    is_fetched.append(begin.fetch_metrics)
+                values = self._launch(batch, structures)
+                for k, count in enumerate(counts):
+                    read = functools.partial(values.at, k) if is_fetched[k] else None
+                    rate = functools.partial(values.rate_at, k) if values.has_rates else None
+                    emit(EndStep(epoch, step + k, first + k, count, read, rate))
+                self._finish_launch(values, first)
+                if status.is_stopping:
+                    return
+        self._end_epoch(epoch)
+
+    def _launch(self, batch: DeviceBatch, structures: Any) -> _metrics.LaunchValues:
+        """Launch the steps of a batch and count them; does not wait for the device."""
+        status, interrupts, counts = self.status, self.interrupts, batch.counts
+        # The launch takes the old state: no interrupt until the new one is stored.
+        interrupts.is_held = True
+        try:
+            values, flag, rates = self.engine.run(batch, self.update_order)
+            status.global_step += len(counts)
+            status.step += len(counts)
+            status.num_examples += sum(counts)
+            status.reader_state = batch.reader_state
+        finally:
+            interrupts.release()
+        self.in_flight.push(flag, status.global_step)
+        return _metrics.LaunchValues(values, structures, counts, rates)
+
+    def _finish_launch(self, values: _metrics.LaunchValues, first_step: int) -> None:
+        """Look at losses that were read, save where it is time, and end on a signal."""
+        if values.is_read:
+            self.guard.check_read(values, first_step)
+        self.saver.after_launch(self.status)
+        interrupts = self.interrupts
+        if interrupts.is_alone:
+            if interrupts.signal is not None:
+                interrupts.check()
+            return
+        signal, is_due = self.agreement.reach(interrupts.signal, self.saver.is_time())
+        if is_due:
+            self.saver.save(self.status)
+        if signal is not None:
+            interrupts.agree(signal)
+
+    def _end_epoch(self, epoch: int) -> None:
+        status = self.status
+        if not status.step:
+            raise ReaderError(
+                f"the reader yielded no batch in epoch {epoch}, expected at least one. Is its data "
+                "empty, or is it an iterator that an earlier pass used up?"
+            )
+        self.in_flight.end_epoch()
+        num_steps, num_examples = status.step, status.num_examples
+        status.leave_epoch()
+        read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
+        wait = self.data_wait.end_epoch(epoch)
+        self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
+        self.saver.after_epoch(status)
+        self.interrupts.check()
+
+    def _end(self, reason: Reason, error: BaseException | None) -> None:
+        """Save, and make ready for another call."""
+        is_good = not isinstance(error, NonFiniteError)
+        status, is_over = self.status, self.status.is_over
+        self.interrupts.is_open = False  # a first interrupt does not end the save
+        try:
+            # Alone in failing, a process must not wait for the others in a save.
+            if jax.process_count() == 1 or reason != "failed":
+                self.saver.at_end(status, is_good=is_good and not is_over)
+        finally:
+            if not is_over:
+                status.leave_epoch()
+            status.call += 1
+
+    def _place_batches(self) -> Iterator[DeviceBatch]:
+        """Return the batches of an epoch on their way to the devices."""
+        batches = self._group_batches()
+        on_host = self.engine.programs.keeps_feeds_on_host
+        return batches if on_host else look_ahead(batches, LOOK_AHEAD)
+
+    def _group_batches(self) -> Iterator[DeviceBatch]:
+        """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""
+        place, group, states = self.engine.programs.place, [], []
+        pass_ = self._open_reader()
+        is_tracked = self.saver.is_tracking
+        for batch in pass_:
+            state = pass_.state() if is_tracked else None
+            if self.steps_per_call == 1:
+                placed = place("train", (batch,))
+                yield placed._replace(reader_state=state) if is_tracked else placed
+                continue
+            group.append(batch)
+            states.append(state)
+            if len(group) == self.steps_per_call:
+                yield place("train", group)._replace(reader_state=state)
+                group, states = [], []
+        for batch, state in zip(group, states, strict=True):
+            yield place("train", (batch,))._replace(reader_state=state)
+
+    def _open_reader(self) -> _batches.Pass:
+        """Return a pass over the reader from where training stands in it."""
+        if not self.saver.is_resuming:
+            return _batches.Pass(self.reader, self.fields)
+        self.saver.is_resuming = False
+        status = self.status
+        return _batches.resumed_pass(self.reader, self.fields, status.reader_state, status.step)
+
+    def _leave_reader_at_end(self) -> None:
+        """Move the reader to the end of its last epoch: this call was over at the checkpoint.
+
+        A later call that reads it again then begins the next epoch. Another reader begins its own.
+        """
+        self.saver.is_resuming = False
+        if self.status.reader_state is not None:
+            pass_ = _batches.Pass(self.reader, self.fields)
+            pass_.go_to(self.status.reader_state, 0)
+            pass_.close()
+
+
+def _read_means(programs: Programs, state: Any, epoch: int) -> Any:
+    """Return the means of an epoch's metrics; waits for the device.
+
+    Raises:
+      NonFiniteError: there is none, since every update was skipped.
+    """
+    try:
+        return programs.mean_metrics(state)
+    except ValueError as error:
+        raise NonFiniteError(
+            f"epoch {epoch} got no finite loss and gradients, expected some: every update was "
+            "skipped, and there is no mean of its metrics."
+        ) from error
+
+
+def _name_reason(error: BaseException) -> Reason:
+    """Return why training ended that an exception ended."""
+    return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
