@@ -3,8 +3,16 @@
 
 PYTHON      ?= python3
 VENV        ?= .venv
-# Two processes, a file to each: one keeps 0.8 of a core busy. On many cores, pass `-n 8`.
-PYTEST_ARGS ?= --numprocesses 2 --dist loadfile
+# Two processes, each with half of the files, and then with half of what the other has left, so that
+# they end together. On many cores, pass `-n 8 --dist worksteal`.
+PYTEST_ARGS ?= --numprocesses 2 --dist worksteal
+# `make test-all` runs these one after the other, or those that are named: PIECE="core models".
+PIECE       ?= core training library models
+PIECE_training = $(addprefix tests/,checkpoints fluid handlers trainer)
+PIECE_library  = $(addprefix tests/,commands preprocessing readers weight_files)
+PIECE_models   = tests/models
+PIECE_core     = $(filter-out $(PIECE_training) $(PIECE_library) $(PIECE_models) tests/__pycache__, \
+  $(wildcard tests/test_*.py) $(patsubst %/,%,$(wildcard tests/*/)))
 # Above 97 % in half a minute on two cores; `penstock train --help` says what the flags mean.
 TRAIN_ARGS  ?= --train_image_size=12 --num_epochs=10 --stop_at_step=0 --log_loss_every_n_iters=0 \
   --optimizer=adam --opt_epsilon=1e-8 --learning_rate=0.003 --learning_rate_decay_type=cosine
@@ -25,9 +33,15 @@ test: $(VENV)/.installed-test ## run the tests that are not slow (PYTEST_ARGS=..
 
 # With the extras that tests need, and a failure, not a skip, where one of them is missing. The largest
 # networks compile for minutes, which is no hang.
-test-all: $(VENV)/.installed-test-all ## run every test, those with TensorFlow and TFDS too
-	@echo "penstock: running every test"
-	@PENSTOCK_REQUIRE_EXTRAS=1 $(VENV)/bin/python -m pytest --quiet -o faulthandler_timeout=3600 $(PYTEST_ARGS)
+test-all: $(VENV)/.installed-test-all ## run every test, those with TensorFlow too (PIECE="core models")
+	@$(foreach piece,$(PIECE),$(if $(PIECE_$(piece)),,\
+	  $(error PIECE got '$(piece)', expected some of core training library models)))
+	@failed=; $(foreach piece,$(PIECE),\
+	  echo "penstock: running every test of the piece $(piece)"; start=$$(date +%s); \
+	  PENSTOCK_REQUIRE_EXTRAS=1 $(VENV)/bin/python -m pytest --quiet -o faulthandler_timeout=3600 \
+	    $(PYTEST_ARGS) $(PIECE_$(piece)) || failed="$$failed $(piece)"; \
+	  echo "penstock: $(piece) took $$(( $$(date +%s) - start )) s";) \
+	test -z "$$failed" || { echo "penstock: tests failed in$$failed" >&2; exit 1; }
 
 lint: $(VENV)/.installed-dev ## check format, lint and types
 	@echo "penstock: checking the format"

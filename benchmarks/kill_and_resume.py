@@ -2,10 +2,10 @@
 
     python -m benchmarks kill_and_resume --kills 100
 
-Some kills fall anywhere from the start of the process on, some anywhere in training, and some are
-aimed into a save: at the moment when its temporary folder is seen. After each, every complete
-checkpoint must be readable. At the end every array of the state (parameters, running statistics,
-moments of Adam, metrics) must have the bits of a run that nobody killed.
+Some kills fall anywhere from the start of the process on, some anywhere in training, and some into
+a save: the process is stopped, and killed if a temporary folder is there. After each, every
+complete checkpoint must be readable. At the end every array of the state (parameters, running
+statistics, moments of Adam, metrics) must have the bits of a run that nobody killed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import dataclasses
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,11 +115,25 @@ def _wait_for_a_moment(
         return
     _wait_until(process, (folder / "begun").exists)
     if kind == "saving":
-        _wait_until(process, lambda: bool(Store(_killed_run.config(folder)).steps()))
+        # Two, so that one is left where the kill takes a save that replaces the other.
+        _wait_until(process, lambda: len(Store(_killed_run.config(folder)).steps()) > 1)
     time.sleep(pause_secs)
     if kind == "saving":
+        _stop_in_a_save(process, folder, late_secs)
+
+
+def _stop_in_a_save(process: subprocess.Popen[str], folder: Path, late_secs: float) -> None:
+    """Stop the process while a save is unfinished, however busy the machine is."""
+    while True:
         _wait_until(process, lambda: bool(_unfinished(folder)))
         time.sleep(late_secs)
+        process.send_signal(signal.SIGSTOP)
+        # Signals arrive when they arrive; what the process does before that must be seen.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if _unfinished(folder):
+            return
+        process.send_signal(signal.SIGCONT)
+        late_secs /= 2
 
 
 def _wait_until(process: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:

@@ -23,8 +23,6 @@ from tests.networks import (
     one_device,
 )
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 NEWEST = 5  # of six steps in two epochs, a checkpoint after each
 
 

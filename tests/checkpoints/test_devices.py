@@ -19,8 +19,6 @@ from tests.checkpoints.runs import (
 )
 from tests.networks import assert_close, assert_same_bits
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 ROUTE = ((1, 5), (8, EPOCH + 4), (4, 2 * EPOCH + 1))
 """Numbers of devices, and the global step that each part of the run ends after."""
 
@@ -71,7 +69,7 @@ def test_there_and_back_again_changes_no_bit(tmp_path):
     assert_same_bits(whole_state(train_classifier(left)), expected)
 
 
-@pytest.mark.parametrize("num_devices", [2, 8])
+@pytest.mark.parametrize("num_devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_run_on_several_devices_ends_with_the_bits_of_the_whole_run_there(num_devices, tmp_path):
     place = jax.devices()[:num_devices]
     whole = train_classifier(place=place)

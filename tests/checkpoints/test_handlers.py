@@ -17,15 +17,14 @@ from tests.checkpoints.runs import (
     whole_state,
 )
 from tests.networks import (
-    PLACES,
     Recorder,
     assert_same_bits,
     compile_warnings,
     describe,
+    eight_devices,
     linear_reader,
+    one_device,
 )
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 class Faulty:
@@ -61,13 +60,13 @@ def whole():
         pytest.param("classifier-1", "BeginEpoch 0", 0, marks=pytest.mark.slow),
         pytest.param("classifier-1", "BeginStep 0 5", 5, marks=pytest.mark.slow),
         ("classifier-1", "EndStep 0 5", 6),
-        ("classifier-1", f"EndStep 0 {EPOCH - 1}", EPOCH),
+        pytest.param("classifier-1", f"EndStep 0 {EPOCH - 1}", EPOCH, marks=pytest.mark.slow),
         ("classifier-1", "EndEpoch 0", EPOCH),
         pytest.param("classifier-1", "BeginEpoch 1", EPOCH, marks=pytest.mark.slow),
         pytest.param("classifier-1", "EndTraining completed", 2 * EPOCH, marks=pytest.mark.slow),
         ("classifier-8", "BeginStep 1 5", EPOCH),
-        ("classifier-8", "EndStep 0 5", 8),
-        ("classifier-8", "EndStep 1 8", EPOCH + 9),
+        pytest.param("classifier-8", "EndStep 0 5", 8, marks=pytest.mark.slow),
+        pytest.param("classifier-8", "EndStep 1 8", EPOCH + 9, marks=pytest.mark.slow),
     ],
 )
 def test_error_of_a_handler_leaves_a_checkpoint_to_go_on_from_exactly_there(
@@ -212,8 +211,15 @@ def test_state_that_is_no_json_is_a_loud_failure(tmp_path):
 # Restored state is like any other.
 
 
-@PLACES
-@pytest.mark.parametrize("steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize(
+    ("place", "steps_per_call"),
+    [
+        (eight_devices, 8),
+        pytest.param(one_device, 8, marks=pytest.mark.slow),
+        pytest.param(one_device, 1, marks=pytest.mark.slow),
+        pytest.param(eight_devices, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_call, tmp_path):
     options = {"place": place(), "steps_per_call": steps_per_call}
     first = train_classifier(tmp_path, **options)

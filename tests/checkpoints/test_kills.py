@@ -6,14 +6,16 @@ from benchmarks import __main__ as command
 from benchmarks import kill_and_resume
 
 
-# Seed 2: two of the three kills fall into a save, one anywhere in training.
-@pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+# Of the two kills of seed 1 one falls into a save, one anywhere in training. Four processes that
+# each import JAX take 15 s.
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_run_ends_with_the_bits_of_one_that_nobody_killed(num_kills, tmp_path):
-    result = kill_and_resume.run(tmp_path, num_kills=num_kills, seed=2)
+    result = kill_and_resume.run(tmp_path, num_kills=num_kills, seed=1)
     assert result.unreadable == []
     assert result.has_equal_bits
     assert sum(result.kills.values()) == num_kills
-    assert result.num_read >= result.resumes > num_kills // 2
+    assert result.num_read > num_kills
+    assert result.resumes > num_kills // 2
     assert result.kills["saving"] > num_kills // 5
 
 

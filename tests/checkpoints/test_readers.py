@@ -15,26 +15,16 @@ from tests.networks import assert_same_bits, compile_warnings, one_device
 from tests.readers.cases import ALL
 from tests.readers.samples import NUM_SAMPLES, ids
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 NUM_EPOCHS = 3
 
-# One of each kind; each takes seconds, since it trains four times. The others are slow tests.
+# One of each kind; each takes seconds, since it trains four times. The others are slow tests, and
+# the readers' own tests go on from the state of each.
 QUICK = {
     "arrays-shuffled",
-    "arrays-samples",
     "indexed-in-threads",
-    "tfrecord",
     "tfrecord-samples",
-    "ofrecord",
     "image_folder",
-    "dataset-in-memory",
-    "batch-of-a-global-stream",
-    "shuffle",
     "xmap_readers-in-order",
-    "chain",
-    "compose",
-    "cache",
     "all-together",
     "of-callable",
     "of-grain-dataset",

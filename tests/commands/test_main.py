@@ -23,11 +23,9 @@ def test_module_runs_the_command():
         command = [sys.executable, "-m", "penstock", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert run("--help").stdout.startswith("usage: penstock COMMAND")
     done = run("models", "--help")
     assert done.returncode == 0
     assert done.stdout.startswith("usage: penstock models ")
-    assert run("trian").returncode == 2
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])

@@ -3,7 +3,7 @@
 import dataclasses
 import doctest
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -151,6 +151,16 @@ def feed_for(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {"x": normal(6, *shape), "y": labels()}
 
 
+def input_name(shape: tuple[int, ...]) -> str:
+    """Return what the input of a shape is called in a program of many layers."""
+    return "x" if shape == (4,) else "x_" + "_".join(map(str, shape))
+
+
+def feed_for_all(names: Iterable[str]) -> dict[str, np.ndarray]:
+    shapes = {CASES[name].shape for name in names}
+    return {"y": labels()} | {input_name(shape): normal(6, *shape) for shape in shapes}
+
+
 def parameter_shapes(function: Callable[[], Any]) -> dict[str, tuple[int, ...]]:
     """Return shapes by name; nothing compiles."""
     rows = ps.ProgramBuilder(infer_func=function, place=jax.devices()[:1]).parameter_table()
@@ -165,41 +175,53 @@ def test_every_public_layer_is_in_the_battery():
     assert set(CASES) == set(layers.__all__) - CLASSES
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # What needs no program is run without one by the next test.
-        pytest.param(name, marks=[] if case.needs_program else [pytest.mark.slow])
-        for name, case in CASES.items()
-    ],
-)
-def test_layer_trains_tests_and_infers_finitely_in_one_compile_over_ragged_batches(name):
-    case = CASES[name]
+def check_over_ragged_batches(names):
+    """Train, test and infer with layers that stand side by side in one program."""
 
     def forward():
-        x, y = inputs(case.shape)
-        # Behind a parameter, so that a gradient flows through the layer's input too.
-        x = x * layers.create_parameter([1] * x.ndim, name="gain", attr=jax.nn.initializers.ones)
-        return case.call(x, y)
+        outs = {}
+        for name in names:
+            x, y = inputs(CASES[name].shape, input_name(CASES[name].shape))
+            # Behind a parameter, so that a gradient flows through the layer's input too.
+            ones = jax.nn.initializers.ones
+            x = x * layers.create_parameter([1] * x.ndim, name=f"gain of {name}", attr=ones)
+            outs[name] = CASES[name].call(x, y)
+        return outs
 
     def function():
-        out = forward()
-        return layers.mean(out), out
+        outs = forward()
+        return sum(layers.mean(out) for out in outs.values()), outs
 
     builder = ps.ProgramBuilder(
         function, optax.sgd(0.1), infer_func=forward, place=jax.devices()[:2]
     )
-    state, whole = builder.init(), feed_for(case.shape)
+    state, whole = builder.init(), feed_for_all(names)
     for size in (6, 5, 1):
         feed = {key: value[:size] for key, value in whole.items()}
         loss, tested = builder.test(state, feed)
         inferred = builder.infer(state, whole)
         state, (_, trained) = builder.train(state, feed)
-        for value in (loss, tested, inferred, trained, *jax.tree.leaves(state.variables)):
-            assert np.isfinite(np.asarray(value)).all()
-        assert trained.shape == tested.shape
-        assert np.shape(inferred)[1:] == tested.shape[1:]
+        for values in ({"loss": loss}, tested, inferred, trained, state.variables):
+            for path, value in jax.tree.leaves_with_path(values):
+                assert np.isfinite(np.asarray(value)).all(), path
+        for name in names:
+            assert trained[name].shape == tested[name].shape
+            assert np.shape(inferred[name])[1:] == tested[name].shape[1:]
     assert sorted(builder.num_compiles.values()) == [1, 1, 1]
+
+
+# One of each kind: statistics, randomness, parameters, means, what a program knows of its batch.
+# All layers take 55 s of processor time, in one program as in many.
+def test_layers_of_each_kind_run_in_one_compile_over_ragged_batches():
+    check_over_ragged_batches(
+        ["accuracy", "batch_norm", "dropout", "example_weights", "fc", "global_step", "mean"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_layer_trains_tests_and_infers_finitely_in_one_compile_over_ragged_batches(name):
+    check_over_ragged_batches([name])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -223,8 +245,18 @@ def test_layer_of_one_name_shares_its_parameters(name):
     once = parameter_shapes(program("same"))
     assert parameter_shapes(program("same", "same")) == once
     assert len(parameter_shapes(program("same", "other"))) == 2 * len(once) > 0
-    first, second = infer(program("same", "same"), feed_for(case.shape))
-    np.testing.assert_array_equal(first, second)
+
+
+def test_layers_of_one_name_give_the_same_of_one_input():
+    def program():
+        pairs = {}
+        for name in WITH_PARAMETERS:
+            x, y = inputs(CASES[name].shape, input_name(CASES[name].shape))
+            pairs[name] = [CASES[name].call(x, y, name=f"same {name}") for _ in range(2)]
+        return pairs
+
+    for name, (first, second) in infer(program, feed_for_all(WITH_PARAMETERS)).items():
+        np.testing.assert_array_equal(first, second, err_msg=name)
 
 
 @pytest.mark.parametrize("name", WITH_PARAMETERS)
@@ -262,38 +294,38 @@ def test_layer_with_parameters_takes_a_name_and_attributes(name):
         assert {"param_attr", "attr"} & set(arguments)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in WITH_PARAMETERS if "param_attr" in parameter_arguments(name)]
-)
-def test_layer_freezes_scales_and_initialises_its_parameters(name):
-    case = CASES[name]
-    attr = layers.ParamAttr(
-        initializer=jax.nn.initializers.constant(0.5), learning_rate=0.25, trainable=True
-    )
-    frozen = layers.ParamAttr(initializer=jax.nn.initializers.constant(0.5), trainable=False)
+def test_layers_freeze_scale_and_initialise_their_parameters():
+    names = [name for name in WITH_PARAMETERS if "param_attr" in parameter_arguments(name)]
+    half = jax.nn.initializers.constant(0.5)
+    attributes = {
+        "plain": layers.ParamAttr(initializer=half),
+        "scaled": layers.ParamAttr(initializer=half, learning_rate=0.25, trainable=True),
+        "frozen": layers.ParamAttr(initializer=half, trainable=False),
+    }
 
-    def program(chosen):
-        def function():
-            x, y = inputs(case.shape)
-            out = case.call(x, y, param_attr=chosen, name="l")
-            return layers.mean(out * out + out)
+    def program():
+        losses = []
+        for name in names:
+            x, y = inputs(CASES[name].shape, input_name(CASES[name].shape))
+            for kind, attr in attributes.items():
+                out = CASES[name].call(x, y, param_attr=attr, name=f"{kind} {name}")
+                losses.append(layers.mean(out * out + out))
+        return sum(losses)
 
-        return function
-
-    def gradients(chosen):
-        tree = train(program(chosen), feed_for(case.shape)).gradients
-        return {
-            path: leaf
-            for path, leaf in jax.tree.leaves_with_path(tree)
-            if path[-1].key not in ("b", "bias") and "batch_norm_" not in str(path)
-        }
-
-    plain = gradients(layers.ParamAttr(initializer=attr.initializer))
-    scaled, still = gradients(attr), gradients(frozen)
-    assert plain
-    for path, gradient in plain.items():
-        np.testing.assert_allclose(scaled[path], 0.25 * gradient, rtol=1e-3, atol=1e-6)
-        assert not still[path].any()
+    tree = train(program, feed_for_all(names)).gradients
+    gradients = {
+        "/".join(key.key for key in path): gradient
+        for path, gradient in jax.tree.leaves_with_path(tree)
+        if path[-1].key not in ("b", "bias") and "batch_norm_" not in str(path)
+    }
+    for name in names:
+        plain = [path for path in gradients if path.startswith(f"plain {name}")]
+        assert plain
+        for path in plain:
+            scaled, frozen = (gradients[kind + path[5:]] for kind in ("scaled", "frozen"))
+            expected = 0.25 * gradients[path]
+            np.testing.assert_allclose(scaled, expected, rtol=1e-3, atol=1e-6, err_msg=path)
+            assert not frozen.any()
 
 
 @pytest.mark.parametrize("name", sorted(layers.__all__))

@@ -22,6 +22,7 @@ GEOMETRIES = {
     "padded unevenly": {**PLAIN, "strides": (2, 2), "pads": ((0, 1), (2, 0))},
     "padded beyond the kernel": {**PLAIN, "pads": ((4, 0), (3, 5))},
 }
+QUICK = ("strided and dilated", "padded unevenly")
 
 
 def operands(multiplier=1, data_format="NHWC", kernel=(3, 2)):
@@ -52,12 +53,17 @@ def check_close(found, expected, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("data_format", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in GEOMETRIES],
+)
 def test_taps_give_the_values_and_gradients_of_the_convolution(name, data_format):
     check_close(*both(*operands(2, data_format), geometry(name), data_format))
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 6])
+@pytest.mark.parametrize(
+    "batch_size", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 6))]
+)
 def test_taps_give_the_same_whatever_the_batch_size(batch_size):
     x, w = operands()
     x = jnp.concatenate([x, x])[:batch_size]

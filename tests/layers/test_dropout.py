@@ -22,7 +22,9 @@ def program(*args, **kwargs):
     return function
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize(
+    "rate", [0.1, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.5, 0.8))]
+)
 @pytest.mark.parametrize("kind", ["upscale_in_train", "downgrade_in_infer"])
 def test_dropout_drops_its_share_and_keeps_the_mean(rate, kind):
     step = train(program(rate, dropout_implementation=kind), FEED, is_tested=True)

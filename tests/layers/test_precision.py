@@ -62,6 +62,7 @@ def test_float32_program_computes_in_float32():
     assert {str(value.dtype) for value in SEEN.values()} == {"float32"}
 
 
+@pytest.mark.slow
 def test_bfloat16_leaves_the_state_in_float32_and_follows_the_float32_run():
     losses = {}
     for precision in ("float32", "bfloat16"):

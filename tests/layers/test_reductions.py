@@ -47,7 +47,14 @@ def test_reductions_equal_optax_and_numpy():
     np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 16), (8, 16), (8, 64)])
+@pytest.mark.parametrize(
+    ("num_devices", "batch_size"),
+    [
+        pytest.param(1, 16, marks=pytest.mark.slow),
+        (8, 16),
+        pytest.param(8, 64, marks=pytest.mark.slow),
+    ],
+)
 def test_reductions_do_not_depend_on_padding_or_devices(num_devices, batch_size):
     plain = train(function, FEED, is_tested=True)
     other = train(function, FEED, num_devices=num_devices, batch_size=batch_size, is_tested=True)

@@ -27,7 +27,7 @@ def stacked(wrap):
     return program
 
 
-@pytest.mark.parametrize("wrapper", ["checkpoint", "jit"])
+@pytest.mark.parametrize("wrapper", ["checkpoint", pytest.param("jit", marks=pytest.mark.slow)])
 def test_block_used_three_times_makes_three_layers_and_trains_as_without_the_wrapper(wrapper):
     batch = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}
     params = {}
@@ -56,6 +56,7 @@ def test_two_scans_over_one_cell_have_a_weight_each():
     assert sorted(params) == ["fc_0", "fc_1"]
 
 
+@pytest.mark.slow  # 16 layers compile for 7 s
 def test_deep_batch_norm_stays_finite_where_a_device_holds_only_padding():
     def program():
         hidden = layers.data("x", shape=[4])

@@ -1,12 +1,34 @@
 """The shapes of what a network computes and of what it learns, found without computing anything."""
 
 import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import penstock as ps
 from penstock import layers, models
+
+# Tracing one of these takes 2 to 9 s of processor time, of the others well under one. `make test`
+# sees a smaller network of the same functions.
+LARGE = {
+    "inception_resnet_v2",
+    "inception_v4",
+    *("resnet_v1_101", "resnet_v1_152", "resnet_v1_200"),
+    *("resnet_v2_101", "resnet_v2_152", "resnet_v2_200"),
+    *("keras_resnet_v2_101", "keras_resnet_v2_152"),
+    *("nasnet_cifar", "nasnet_mobile", "nasnet_large"),
+    *("keras_nasnet_mobile", "keras_nasnet_large"),
+    *("pnasnet_mobile", "pnasnet_large"),
+}
+
+
+def slow_if_large(names: Iterable[str]) -> list[Any]:
+    """Return names of networks as parameters of a test: the large ones are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +40,7 @@ class Shapes:
     trained: dict[str, tuple[int, ...]]
 
 
+@functools.cache
 def shapes_of(model, image_size, num_classes: int | None = 10):
     """Return the shapes of a network, given by its name or as a function of images and classes."""
     network = models.get(model) if isinstance(model, str) else model

@@ -1,7 +1,5 @@
 """The Inception networks: modules, auxiliary heads, stems, and the names of their layers."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -13,12 +11,10 @@ from penstock.models._style import Style
 from penstock.models._weight_maps import FAMILIES
 from penstock.models._weight_maps import inception as names
 from penstock.models._weight_names import number_keras_variables, renumber_keras_layers
-from tests.models import shapes
+from tests.models.shapes import shapes_of, slow_if_large
 
 NAMES = ("inception_v1", "inception_v2", "inception_v3", "inception_v4", "inception_resnet_v2")
 SETTINGS = models.get("inception_v3").settings
-
-shapes_of = functools.cache(shapes.shapes_of)
 
 # One end point for each size and width that a network goes through, its own image size given.
 POINTS = {
@@ -76,7 +72,7 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_if_large(NAMES))
 def test_inception_end_points_have_tf_slims_names_and_shapes(name):
     points = shapes_of(name, models.get(name).default_image_size).points
     assert {point: points.get(point) for point in POINTS[name]} == POINTS[name]

@@ -26,12 +26,12 @@ def small(network=nasnet, settings=SETTINGS, **options):
     return functools.partial(network, settings=settings, **widths)
 
 
-@functools.cache
 def shapes(name):
-    """Return the shapes of a network of the library; tracing one takes seconds."""
+    """Return the shapes of a network of the library; tracing one takes some 7 s."""
     return shapes_of(name, models.get(name).default_image_size)
 
 
+@pytest.mark.slow
 def test_imagenet_networks_divide_the_image_by_32_and_double_their_filters():
     points = shapes("nasnet_mobile").points
     assert points["Stem"] == (28, 28, 88)
@@ -54,7 +54,12 @@ def test_cifar_network_keeps_the_image_and_brings_its_first_input_to_width():
 
 
 @pytest.mark.parametrize(
-    ("name", "cell"), [("nasnet_cifar", 11), ("nasnet_mobile", 7), ("pnasnet_mobile", 5)]
+    ("name", "cell"),
+    [
+        ("nasnet_cifar", 11),
+        pytest.param("nasnet_mobile", 7, marks=pytest.mark.slow),
+        pytest.param("pnasnet_mobile", 5, marks=pytest.mark.slow),
+    ],
 )
 def test_auxiliary_head_stands_before_the_last_reduction(name, cell):
     heads = {path.split("/")[0] for path in shapes(name).parameters if path.startswith("aux")}
@@ -75,7 +80,7 @@ def test_second_input_after_a_reduction_is_its_input_or_the_one_before(skips, ch
 
 
 def test_pnasnet_halves_an_odd_number_of_filters_with_one_more_in_the_second_path():
-    parameters = shapes("pnasnet_mobile").parameters
+    parameters = shapes_of(small(pnasnet, num_filters=54, num_stem_filters=32), 64).parameters
     assert parameters["cell_stem_1/path1_conv/w"] == (1, 1, 32, 13)
     assert parameters["cell_stem_1/path2_conv/w"] == (1, 1, 32, 14)
 
@@ -219,6 +224,10 @@ def test_small_network_trains_with_dropped_paths(monkeypatch):
     ("name", "examples"),
     [
         (
+            "nasnet_cifar",
+            ["cell_0/beginning_bn/moving_variance", "aux_11/aux_logits/FC/biases"],
+        ),
+        pytest.param(
             "nasnet_mobile",
             [
                 "cell_0/beginning_bn/moving_variance",
@@ -227,10 +236,12 @@ def test_small_network_trains_with_dropped_paths(monkeypatch):
                 "aux_7/aux_logits/FC/biases",
                 "final_layer/FC/weights",
             ],
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "pnasnet_mobile",
             ["cell_stem_0/comb_iter_0/right/bn_1/gamma", "aux_5/aux_logits/Conv/weights"],
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -243,7 +254,7 @@ def test_names_are_those_of_tf_slim(name, examples):
 @pytest.mark.parametrize(
     ("source", "name", "example"),
     [
-        (
+        pytest.param(  # 8 s, the one network whose whole map is looked through in `make test`
             names.keras_nasnet,
             "keras_nasnet_mobile",
             "separable_conv_2_bn_reduction_left4_reduce_8/moving_mean",

@@ -1,0 +1,43 @@
+"""Where the tests keep compiled programs from one run to the next, and how much of them."""
+
+import contextlib
+import importlib.metadata
+import os
+from pathlib import Path
+
+from tests.source_tree import ROOT
+
+# A run of every test leaves half a gigabyte; JAX's own limit needs the package filelock.
+MOST_BYTES = 2 * 2**30
+
+
+def folder() -> Path:
+    """Return a folder of this JAX's that outlives a checkout, or one in it where that is not to be.
+
+    Beside the programs of another version these would only take space.
+    """
+    jax, jaxlib = (importlib.metadata.version(name) for name in ("jax", "jaxlib"))
+    version = f"jax-{jax}" if jax == jaxlib else f"jax-{jax}-jaxlib-{jaxlib}"
+    with contextlib.suppress(OSError, RuntimeError):  # a home that is read-only, or none
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        kept = Path(home).resolve() / "penstock-tests" / version
+        kept.mkdir(parents=True, exist_ok=True)
+        if os.access(kept, os.W_OK):
+            return kept
+    return ROOT / ".pytest_cache" / version
+
+
+def prune(kept: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Delete what was not read for longest until the rest fits; others may be doing the same."""
+    found = []
+    for path in kept.glob("*"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    too_many = sum(size for _, size, _ in found) - most_bytes
+    for _, size, path in sorted(found, key=lambda each: each[0]):
+        if too_many <= 0:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+        too_many -= size
