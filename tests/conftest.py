@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests import compile_cache
+from tests import compiling
 from tests.source_tree import ROOT
 
 if "jax" in sys.modules:
@@ -28,9 +28,9 @@ os.environ["JAX_PLATFORMS"] = PLATFORM if PLATFORM == "cpu" else f"{PLATFORM},cp
 # Each test process would otherwise reserve three quarters of the accelerator's memory.
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
-)
+# Each flag once, also in a process that inherits them: programs are kept by them too.
+XLA_FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {compiling.xla_flags(num_devices=8)}"
+os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys(XLA_FLAGS.split()))
 # Virtual devices wait for each other in an all-reduce, each holding a thread of XLA's pool, which
 # has a thread a core. With fewer cores than devices they wait forever and abort after 40 s.
 # NPROC, read when the backend starts, sizes the pool instead: two executions of eight devices.
@@ -40,8 +40,8 @@ os.environ["NPROC"] = "16"
 # compiled is kept, by the program's text and the versions, and the next run takes it from there,
 # that of a fresh clone too. A fresh run takes a fifth less of the processor, another a third of it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # else that of the process that started this one
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compile_cache.folder())
-    compile_cache.prune(compile_cache.folder())
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiling.folder())
+    compiling.prune(compiling.folder())
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock._folder_lock import FolderLock
+from tests import compiling
 from tests.source_tree import ROOT
 
 
@@ -33,7 +34,7 @@ def finished(count, devices_each, *args):
     """Run `count` processes that share a training run; return each with what it printed."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each}",
+        "XLA_FLAGS": compiling.xla_flags(devices_each),
         "JAX_PLATFORMS": "cpu",
         "NPROC": "16",
     }

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from penstock import commands
+from tests import compiling
 from tests.source_tree import ROOT
 
 CODE = "import sys; from penstock.commands import main; sys.exit(main())"
@@ -20,7 +21,9 @@ def penstock(
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *words],
         cwd=folder,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONIOENCODING": "utf-8"} | variables,
+        env=os.environ
+        | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONIOENCODING": "utf-8"}
+        | variables,
         capture_output=True,
         encoding="utf-8",
     )

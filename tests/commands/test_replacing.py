@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests import compiling
 from tests.commands.running import CODE, run
 from tests.source_tree import ROOT
 
@@ -117,7 +118,7 @@ def start(folder, *words):
     return subprocess.Popen(
         [sys.executable, "-c", CODE, "train", *FAST, *words],
         cwd=folder,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # With a small pipe it stays within some lines of what has been read, and so cannot end

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
+from tests import compiling
 from tests.commands.running import CODE, penstock, run
 from tests.readers.convert.originals import write_cifar10
 from tests.source_tree import ROOT
@@ -154,7 +155,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, *words],
         cwd=tmp_path,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # With a small pipe it stays within some lines of what has been read, and so cannot end

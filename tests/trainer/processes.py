@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests import compiling
+
 TIMEOUT_SECS = 120
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +17,7 @@ def started(module: str, *arguments: object, num_devices: int = 1) -> subprocess
     """Start `python -m module arguments`, on so many CPU devices, its output read by line."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+        "XLA_FLAGS": compiling.xla_flags(num_devices),
     }
     command: Sequence[str] = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.Popen(
