@@ -106,6 +106,7 @@ def test_replay_of_a_bad_gradient_names_the_line_it_is_the_gradient_of(place, st
     assert f"The gradient of this line made it: {poisoned.__file__}:{number}" in str(error)
 
 
+@pytest.mark.slow
 def test_replay_of_an_infinite_loss_names_the_line_of_the_first_infinity():
     trainer = trainer_of()
     train_to_the_end(trainer, batches(5, {3: infinite}))
@@ -249,7 +250,7 @@ def test_replay_runs_layers_of_every_kind_operation_by_operation():
     assert f"{__file__}:{line_of(everything, 'jnp.log')}, in everything" in str(error)
 
 
-@pytest.mark.parametrize("num_examples", [10, 3])
+@pytest.mark.parametrize("num_examples", [10, pytest.param(3, marks=pytest.mark.slow)])
 def test_replay_of_a_short_batch_names_its_step(num_examples):
     ones = np.ones((num_examples, 1), np.float32)
     data = {**linear_data(num_examples), "bend": ones.copy(), "root": ones}
@@ -368,7 +369,10 @@ def named_trainer():
     return trainer_of(named_program)
 
 
-@pytest.mark.parametrize(("name", "value"), [("label", 5), ("label", -1), ("word", 7)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("label", 5), pytest.param("label", -1, marks=pytest.mark.slow), ("word", 7)],
+)
 def test_replay_names_the_label_or_id_that_is_out_of_range(name, value, named_trainer):
     batch = {
         "word": np.arange(BATCH_SIZE, dtype=np.int32)[:, None] % 7,

@@ -21,7 +21,9 @@ from tests.networks import (
 )
 from tests.trainer.poisoned import batches, bent, infinite, program, rooted, sound
 
-STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 4])
+STEPS_PER_CALL = pytest.mark.parametrize(
+    "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
+)
 ADVICE = (
     "Look for an id or a label out of range (they give nan), the log of zero or a division by "
     "zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "

@@ -18,7 +18,9 @@ from tests.networks import (
     one_device,
 )
 
-STEPS_PER_CALL = pytest.mark.parametrize("steps_per_call", [1, 3])
+STEPS_PER_CALL = pytest.mark.parametrize(
+    "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 3]
+)
 
 
 def trainer_of(place=one_device, optimizer=None, program=linear_program, **options):
@@ -39,7 +41,9 @@ def test_scale_of_0_freezes_the_parameters_and_not_the_optimizer(place, steps_pe
     assert int(count) == 9
 
 
-@pytest.mark.parametrize("scale", [0.5, 0.25, 2.0])
+@pytest.mark.parametrize(
+    "scale", [0.5, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (0.25, 2.0))]
+)
 @PLACES
 def test_scale_multiplies_the_first_update_exactly(place, scale):
     changes = []
