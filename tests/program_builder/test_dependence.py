@@ -278,7 +278,10 @@ def test_values_without_padding_are_those_of_a_short_batch_alone():
 # Sizes that a probe might take for a batch.
 
 
-@pytest.mark.parametrize("size", [251, 480, 502, 672, 960, 2510, 3360])
+@pytest.mark.parametrize(
+    "size",
+    [251, 480, *(pytest.param(n, marks=pytest.mark.slow) for n in (502, 672, 960, 2510, 3360))],
+)
 def test_parameter_of_any_size_is_no_batch(size):
     def program():
         x = layers.data("x", [3])
@@ -345,7 +348,7 @@ def test_errors_name_the_batch_and_not_the_size_of_a_probe():
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-@pytest.mark.parametrize("num_devices", [1, 3])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_reduction_has_the_values_and_gradients_of_jax_numpy(name, num_devices):
     reduce = getattr(layers, name)
     reference = getattr(jnp, {"reduce_all": "all", "reduce_any": "any"}.get(name, name[7:]))

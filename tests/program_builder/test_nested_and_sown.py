@@ -48,7 +48,7 @@ def test_sown_values_that_nobody_asks_for_are_refused():
     )
 
 
-@pytest.mark.parametrize("num_devices", [1, 3])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_sown_values_are_returned_and_trained_on(num_devices):
     def program():
         hidden = Sowing(name="sowing")(layers.data("x", shape=[4]))
