@@ -87,7 +87,7 @@ def test_failure_keeps_its_traceback_and_ends_with_1():
     assert "TypeError" in done.stderr
 
 
-@pytest.mark.parametrize("is_unbuffered", ["", "1"])
+@pytest.mark.parametrize("is_unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_closed_pipe_ends_without_a_word(is_unbuffered):
     reading, writing = os.pipe()
     os.close(reading)

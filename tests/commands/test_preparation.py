@@ -57,7 +57,9 @@ def test_imported_parameters_say_what_their_images_are(folder):
     assert other["about"]["preprocessing"]["name"] == "none"
 
 
-@pytest.mark.parametrize("weights", ["params", "tiny.safetensors"])
+@pytest.mark.parametrize(
+    "weights", ["params", pytest.param("tiny.safetensors", marks=pytest.mark.slow)]
+)
 def test_evaluation_and_prediction_use_it_and_say_it(folder, weights, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     cv2.imwrite("one.png", np.full((8, 8), 200, np.uint8))

@@ -211,6 +211,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     assert run(capsys, "train", *FAST, *again)[0] == 0
 
 
+@pytest.mark.slow
 def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # As a kill between the last checkpoint and the best test leaves it.

@@ -181,6 +181,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path):
     assert "global_step = 300" in again.stdout
 
 
+@pytest.mark.slow
 def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     first = ("--dataset_name=half_digits", "--stop_at_step=300")

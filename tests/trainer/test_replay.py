@@ -167,7 +167,13 @@ def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
     assert "jnp.log" in str(error)
 
 
-@pytest.mark.parametrize("is_saved", [False, True], ids=["initial values", "checkpoint"])
+@pytest.mark.parametrize(
+    "is_saved",
+    [
+        pytest.param(False, id="initial values", marks=pytest.mark.slow),
+        pytest.param(True, id="checkpoint"),
+    ],
+)
 def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run_and_leaves_it_there(
     is_saved, tmp_path
 ):
@@ -241,7 +247,7 @@ def everything():
 
 
 def test_replay_runs_layers_of_every_kind_operation_by_operation():
-    trainer = trainer_of(everything, eight_devices, steps_per_call=4)
+    trainer = trainer_of(everything)
     drop = lambda batch: {name: batch[name] for name in ("x", "y", "bend")}  # noqa: E731
     reader = [drop(batch) for batch in batches(9, {5: bent})]
     train_to_the_end(trainer, reader)

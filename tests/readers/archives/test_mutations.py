@@ -11,7 +11,7 @@ from tests.readers.archives.original_sets import ORIGINALS, Original
 
 NUM_CASES = 20_000
 NUM_PARTS = 10
-SLICE = 170  # ten of each set
+SLICE = 51  # three of each set
 MAX_GROWTH_MB = 500
 on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
 
