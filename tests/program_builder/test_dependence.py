@@ -1,5 +1,7 @@
 """What a program returns is the same on one device and on several, or refused when it is made."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,6 +159,7 @@ def builder_of(functions, num_devices, **options):
     return ps.ProgramBuilder(program_of(functions), optax.sgd(0.1), place=place, **options)
 
 
+@functools.cache
 def results_of(num_devices):
     """Return what a train and a test program return of a full batch, and the state after it."""
     builder = builder_of(SAME, num_devices)
@@ -166,10 +169,10 @@ def results_of(num_devices):
     return tested, trained, state.variables
 
 
-def test_values_that_are_allowed_are_the_same_on_one_three_and_eight_devices():
-    expected = results_of(1)
-    for num_devices in (3, 8):
-        assert_close(results_of(num_devices), expected)
+# 10 s: a program of dozens of values is compiled for one device and for several.
+@pytest.mark.parametrize("num_devices", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_values_that_are_allowed_are_the_same_on_one_device_and_on_several(num_devices):
+    assert_close(results_of(num_devices), results_of(1))
 
 
 @pytest.mark.parametrize("name", REFUSED)
