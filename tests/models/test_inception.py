@@ -88,14 +88,14 @@ def test_inception_v1_and_v2_have_no_auxiliary_head():
     ("name", "image_size", "layer", "extent"),
     [
         ("inception_v3", 299, "Conv2d_2a_5x5", 5),
-        ("inception_v3", 107, "Conv2d_2a_1x1", 1),
+        pytest.param("inception_v3", 107, "Conv2d_2a_1x1", 1, marks=pytest.mark.slow),
         ("inception_v3", 75, "Conv2d_2a_1x1", 1),
-        ("inception_v3", 395, "Conv2d_2a_5x5", 5),
-        ("inception_v4", 299, "Conv2d_2a", 5),
+        pytest.param("inception_v3", 395, "Conv2d_2a_5x5", 5, marks=pytest.mark.slow),
+        pytest.param("inception_v4", 299, "Conv2d_2a", 5, marks=pytest.mark.slow),
         ("inception_v4", 75, "Conv2d_2a", 1),
-        ("inception_v4", 395, "Conv2d_2a", 7),
-        ("inception_resnet_v2", 299, "Conv2d_2a_5x5", 5),
-        ("inception_resnet_v2", 75, "Conv2d_2a_5x5", 1),
+        pytest.param("inception_v4", 395, "Conv2d_2a", 7, marks=pytest.mark.slow),
+        pytest.param("inception_resnet_v2", 299, "Conv2d_2a_5x5", 5, marks=pytest.mark.slow),
+        pytest.param("inception_resnet_v2", 75, "Conv2d_2a_5x5", 1, marks=pytest.mark.slow),
     ],
 )
 def test_auxiliary_heads_largest_kernel_follows_the_image(name, image_size, layer, extent):
@@ -105,14 +105,14 @@ def test_auxiliary_heads_largest_kernel_follows_the_image(name, image_size, laye
     assert found.points["AuxLogits"] == (10,)
 
 
-@pytest.mark.parametrize("name", NAMES[2:])
+@pytest.mark.parametrize("name", slow_if_large(NAMES[2:]))
 def test_features_come_without_an_auxiliary_head(name):
     found = shapes_of(name, 75, num_classes=None)
     assert not any(path.startswith(("AuxLogits", "Logits")) for path in found.parameters)
     assert found.points["global_pool"] == ((2048 if name == "inception_v3" else 1536),)
 
 
-@pytest.mark.parametrize("name", ["inception_v3", "inception_v4"])
+@pytest.mark.parametrize("name", slow_if_large(["inception_v3", "inception_v4"]))
 def test_image_too_small_for_valid_padding_is_an_error(name):
     with pytest.raises(
         ps.ProgramError, match=r"conv2d got an input of shape \[?.*at least \(3, 3\)"
@@ -220,12 +220,25 @@ def test_branches_and_forks_stand_side_by_side_in_order():
         ("inception_v3", "InceptionV3/Mixed_7b/Branch_1/Conv2d_0b_3x1/weights"),
         ("inception_v3", "InceptionV3/Mixed_7c/Branch_1/Conv2d_0c_3x1/weights"),
         ("inception_v3", "InceptionV3/AuxLogits/Conv2d_2b_1x1/weights"),
-        ("inception_v4", "InceptionV4/AuxLogits/Aux_logits/weights"),
-        ("inception_v4", "InceptionV4/Mixed_3a/Branch_1/Conv2d_0a_3x3/weights"),
-        ("inception_resnet_v2", "InceptionResnetV2/Block8/Conv2d_1x1/biases"),
-        (
+        pytest.param(
+            "inception_v4",
+            "InceptionV4/AuxLogits/Aux_logits/weights",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "inception_v4",
+            "InceptionV4/Mixed_3a/Branch_1/Conv2d_0a_3x3/weights",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "inception_resnet_v2",
+            "InceptionResnetV2/Block8/Conv2d_1x1/biases",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "inception_resnet_v2",
             "InceptionResnetV2/Repeat_1/block17_20/Branch_1/Conv2d_0c_7x1/BatchNorm/moving_mean",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -248,7 +261,7 @@ def test_inception_names_are_those_of_tf_slim(model, example):
                 "Mixed_7c/Branch_3/Conv2d_0b_1x1/norm/mean": "batch_normalization_93/moving_mean",
             },
         ),
-        (
+        pytest.param(
             names.keras_resnet_v2,
             "inception_resnet_v2",
             {
@@ -256,6 +269,7 @@ def test_inception_names_are_those_of_tf_slim(model, example):
                 "Block8/Branch_1/Conv2d_0c_3x1/conv/w": "conv2d_202/kernel",
                 "Conv2d_7b_1x1/norm/bias": "conv_7b_bn/beta",
             },
+            marks=pytest.mark.slow,
         ),
         (
             names.torch_v4,
@@ -265,13 +279,14 @@ def test_inception_names_are_those_of_tf_slim(model, example):
                 "Mixed_7d/Branch_2/Conv2d_0e_3x1/norm/bias": "features.21.branch2_3b.bn.bias",
             },
         ),
-        (
+        pytest.param(
             names.torch_resnet_v2,
             "inception_resnet_v2",
             {
                 "Repeat/block35_10/Branch_0/Conv2d_1x1/conv/w": "repeat.9.branch0.conv.weight",
                 "Repeat_2/block8_9/Conv2d_1x1/conv/b": "repeat_2.8.conv2d.bias",
             },
+            marks=pytest.mark.slow,
         ),
     ],
 )
