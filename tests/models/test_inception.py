@@ -261,7 +261,7 @@ def test_inception_names_are_those_of_tf_slim(model, example):
                 "Mixed_7c/Branch_3/Conv2d_0b_1x1/norm/mean": "batch_normalization_93/moving_mean",
             },
         ),
-        pytest.param(
+        (
             names.keras_resnet_v2,
             "inception_resnet_v2",
             {
@@ -269,7 +269,6 @@ def test_inception_names_are_those_of_tf_slim(model, example):
                 "Block8/Branch_1/Conv2d_0c_3x1/conv/w": "conv2d_202/kernel",
                 "Conv2d_7b_1x1/norm/bias": "conv_7b_bn/beta",
             },
-            marks=pytest.mark.slow,
         ),
         (
             names.torch_v4,
