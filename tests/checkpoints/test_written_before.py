@@ -29,7 +29,7 @@ from penstock import handlers, layers, optimizers, readers
 from penstock.readers import Shard
 from tests.checkpoints.runs import StopAfter, every_step
 from tests.commands.running import run
-from tests.networks import assert_close, linear_data, linear_program, one_device
+from tests.networks import linear_data, linear_program, one_device
 from tests.readers.cases import ALL
 from tests.readers.samples import ids
 from tests.source_tree import ROOT
@@ -118,7 +118,9 @@ def assert_has_parameters(trainer: ps.Trainer, folder: str) -> None:
     """Raise unless a trainer came to the parameters in a folder, but for the rounding."""
     values = {name: np.array(value) for name, value in trainer.parameters.items()}
     trainer.load_params(FOLDER / folder)
-    assert_close(values, dict(trainer.parameters))
+    for name, expected in trainer.parameters.items():
+        # A bias near 0 is rounding alone.
+        np.testing.assert_allclose(values[name], expected, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 def test_run_of_several_objectives_goes_on_from_its_checkpoint(copied):
