@@ -119,8 +119,8 @@ def assert_has_parameters(trainer: ps.Trainer, folder: str) -> None:
     values = {name: np.array(value) for name, value in trainer.parameters.items()}
     trainer.load_params(FOLDER / folder)
     for name, expected in trainer.parameters.items():
-        # A bias near 0 is rounding alone.
-        np.testing.assert_allclose(values[name], expected, rtol=1e-5, atol=1e-7, err_msg=name)
+        # A bias that goes to 0 is rounding alone; the weights are near 1.
+        np.testing.assert_allclose(values[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_run_of_several_objectives_goes_on_from_its_checkpoint(copied):

@@ -35,7 +35,7 @@ def test_more_than_97_percent_of_the_held_out_digits_are_read_right(tmp_path):
 
 
 def test_first_lines_say_what_is_about_to_happen(run):
-    head = run[1][: run[1].index("epoch  1")]
+    head = run[1][: run[1].index("epoch 1")]
     for part in (
         "model      lenet, images 12 x 12 x 1, lenet preprocessing; 653,194 parameters",
         "data       digits: 1,438 images to train on, 359 to test on; 10 classes",
