@@ -39,7 +39,7 @@ class Fields:
         self._is_explicit = feed_order is not None
         self._names = list(specs) if len(specs) == 1 else None
         if feed_order is not None:
-            self._names = _ordered(feed_order)
+            self._names = _order_names(feed_order)
             unknown = [name for name in self._names if name not in (known or specs)]
             missing = [name for name in specs if name not in self._names]
             if unknown or missing:
@@ -64,11 +64,11 @@ class Fields:
                 return item
             return {name: item[name] for name in self._names or () if name in item}
         if isinstance(item, list):
-            return self._stacked(item)
+            return self._stack(item)
         fields = item if isinstance(item, tuple) else (item,)
-        return dict(zip(self._named(len(fields), "a batch"), fields, strict=True))
+        return dict(zip(self._check_fields(len(fields), "a batch"), fields, strict=True))
 
-    def _named(self, num_fields: int, what: str) -> list[str]:
+    def _check_fields(self, num_fields: int, what: str) -> list[str]:
         if self._names is None:
             raise FeedError(
                 f"the reader yielded {what} of {num_fields} unnamed fields, expected names for "
@@ -83,7 +83,7 @@ class Fields:
             )
         return self._names
 
-    def _stacked(self, samples: list[Any]) -> dict[str, Any]:
+    def _stack(self, samples: list[Any]) -> dict[str, Any]:
         if not samples and jax.process_count() > 1:  # this process's part of a short batch
             return {n: np.zeros((0, *s.shape), s.dtype) for n, s in self._specs.items()}
         if not samples:
@@ -94,12 +94,12 @@ class Fields:
                 rows.append(sample)
                 continue
             fields = sample if isinstance(sample, (tuple, list)) else (sample,)
-            names = self._named(len(fields), f"sample {number} of a batch")
+            names = self._check_fields(len(fields), f"sample {number} of a batch")
             rows.append(dict(zip(names, fields, strict=True)))
-        return {name: _column(name, rows) for name in rows[0]}
+        return {name: _stack_column(name, rows) for name in rows[0]}
 
 
-def _ordered(feed_order: FeedOrder) -> list[str]:
+def _order_names(feed_order: FeedOrder) -> list[str]:
     if isinstance(feed_order, Mapping):
         if sorted(feed_order.values()) != list(range(len(feed_order))):
             raise FeedError(
@@ -112,7 +112,7 @@ def _ordered(feed_order: FeedOrder) -> list[str]:
     return list(feed_order)
 
 
-def _column(name: str, rows: list[Mapping[str, Any]]) -> np.ndarray:
+def _stack_column(name: str, rows: list[Mapping[str, Any]]) -> np.ndarray:
     values = [_as_array(row[name]) for row in rows if name in row]
     shapes = {value.shape for value in values}
     if len(values) < len(rows) or len(shapes) > 1:
@@ -218,7 +218,7 @@ class Pass:
             close()
 
 
-def resumed_pass(reader: Any, fields: Fields, state: Any, num_batches: int) -> Pass:
+def resume_pass(reader: Any, fields: Fields, state: Any, num_batches: int) -> Pass:
     """Return a pass that begins where a checkpoint was written.
 
     Arguments:
@@ -244,12 +244,12 @@ def resumed_pass(reader: Any, fields: Fields, state: Any, num_batches: int) -> P
     return pass_
 
 
-def one_pass(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
+def read_once(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
     """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
     return iter(Pass(reader, fields))
 
 
-def length_of(reader: Any) -> int | None:
+def count_batches(reader: Any) -> int | None:
     """Return how many batches a reader yields in a pass, where it says so."""
     try:
         return len(reader)

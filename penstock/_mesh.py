@@ -17,7 +17,7 @@ Place = str | jax.Device | Sequence[jax.Device] | Mesh | None
 """Where programs run: `None`, `"cpu"`, `"gpu"`, `"tpu"`, a device, devices or a `Mesh`."""
 
 
-def mesh_of(place: Place) -> Mesh:
+def make_mesh(place: Place) -> Mesh:
     """Return the one-axis mesh a place stands for.
 
     `None` is every device of the default backend, a platform name every device of that platform.
@@ -33,11 +33,11 @@ def mesh_of(place: Place) -> Mesh:
                 f"split over one axis. Make it with jax.sharding.Mesh(devices, ({AXIS!r},))."
             )
         return place
-    return Mesh(np.asarray(devices_of(place)), (AXIS,))
+    return Mesh(np.asarray(find_devices(place)), (AXIS,))
 
 
-def devices_of(place: Any) -> list[Any]:
-    """Return the devices that a place other than a `Mesh` stands for, see `mesh_of`."""
+def find_devices(place: Any) -> list[Any]:
+    """Return the devices that a place other than a `Mesh` stands for, see `make_mesh`."""
     if place is None or isinstance(place, str):
         try:
             return jax.devices(place)

@@ -42,19 +42,19 @@ class Structure:
         return f"returned value {self.keys[number]!r}"
 
 
-def structure_of(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
+def flatten_returned(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
     """Return the structure of what a program function returned, and its values in order.
 
     Raises:
       ProgramError: nothing was returned, or a value is not an array.
     """
-    entries = list(_entries(returned, ()))
+    entries = list(_iterate(returned, ()))
     paths, values = [path for path, _ in entries], [value for _, value in entries]
     is_single = paths == [()]
-    outline = _outline(returned)
+    outline = _remove_values(returned)
     structure = Structure(
-        keys=None if is_single else tuple(map(_key, paths)),
-        build=lambda items: _filled(outline, iter(items)),
+        keys=None if is_single else tuple(map(_name_value, paths)),
+        build=lambda items: _fill(outline, iter(items)),
         is_nested=tuple(len(path) > 1 for path in paths),
     )
     expected = "expected an array, or a tuple, list or dict of arrays, nested or not"
@@ -72,43 +72,43 @@ def structure_of(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
     return structure, [jnp.asarray(value) for value in values]
 
 
-def values_of(returned: Any) -> list[Any]:
+def list_values(returned: Any) -> list[Any]:
     """Return the values of a nested structure in the order of its `Structure`."""
-    return [value for _, value in _entries(returned, ())]
+    return [value for _, value in _iterate(returned, ())]
 
 
-def _entries(returned: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _iterate(returned: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield path and value of each leaf. Not JAX's order, which sorts the keys of dicts."""
     if isinstance(returned, (Mapping, tuple, list)):
         inner = returned.items() if isinstance(returned, Mapping) else enumerate(returned)
         for key, value in inner:
-            yield from _entries(value, (*path, key))
+            yield from _iterate(value, (*path, key))
     else:
         yield path, returned
 
 
-def _key(path: tuple[Any, ...]) -> Any:
+def _name_value(path: tuple[Any, ...]) -> Any:
     return path[0] if len(path) == 1 else "/".join(map(str, path))
 
 
-def _outline(returned: Any) -> Any:
+def _remove_values(returned: Any) -> Any:
     """Return the structure with no values, which are tracers that nothing may keep."""
     if isinstance(returned, Mapping):
-        return {key: _outline(value) for key, value in returned.items()}
+        return {key: _remove_values(value) for key, value in returned.items()}
     if isinstance(returned, (tuple, list)):
-        return _like(returned, map(_outline, returned))
+        return _rebuild(returned, map(_remove_values, returned))
     return None
 
 
-def _filled(outline: Any, items: Iterator[Any]) -> Any:
+def _fill(outline: Any, items: Iterator[Any]) -> Any:
     if isinstance(outline, dict):
-        return {key: _filled(part, items) for key, part in outline.items()}
+        return {key: _fill(part, items) for key, part in outline.items()}
     if isinstance(outline, (tuple, list)):
-        return _like(outline, [_filled(part, items) for part in outline])
+        return _rebuild(outline, [_fill(part, items) for part in outline])
     return next(items)
 
 
-def _like(sequence: Any, items: Iterable[Any]) -> Any:
+def _rebuild(sequence: Any, items: Iterable[Any]) -> Any:
     """Return a tuple, named tuple or list of the kind of `sequence`."""
     return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 
@@ -176,7 +176,7 @@ def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
     return jnp.stack([high, rounding - (high - total)])
 
 
-def means(accumulator: Accumulator, structure: Structure) -> Any:
+def compute_means(accumulator: Accumulator, structure: Structure) -> Any:
     """Return the example-weighted means since the reset, in the program's structure.
 
     Waits for the device. Scalars are Python floats; values with a batch axis are averaged over it.
@@ -190,7 +190,7 @@ def means(accumulator: Accumulator, structure: Structure) -> Any:
     array_values = iter([np.asarray(pair, np.float64).sum(axis=0) / count for pair in arrays])
     return structure.build(
         [
-            next(scalar_values) if is_scalar else _plain(next(array_values))
+            next(scalar_values) if is_scalar else _to_plain(next(array_values))
             for is_scalar in structure.is_scalar
         ]
     )
@@ -201,13 +201,13 @@ def read(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
 
     Waits for the device. Values without axes become Python numbers.
     """
-    host = _fetched(list(values))
+    host = _fetch(list(values))
     return structure.build(
         [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
     )
 
 
-def _fetched(values: Any) -> Any:
+def _fetch(values: Any) -> Any:
     """Return arrays on the host; of one split over processes, this process's part."""
     if jax.process_count() == 1:
         return jax.device_get(values)
@@ -223,10 +223,10 @@ def _local_part(value: jax.Array) -> np.ndarray:
 
 
 def _cut(value: np.ndarray, rows: int, num_examples: int) -> Any:
-    return np.array(value[: num_examples * rows]) if rows else _plain(value)
+    return np.array(value[: num_examples * rows]) if rows else _to_plain(value)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value.item() if np.ndim(value) == 0 else np.array(value)
 
 
@@ -266,7 +266,7 @@ class LaunchValues:
     def at(self, number: int) -> Any:
         """Return the metrics of step `number` of the launch; waits for the device."""
         if self._host is None:
-            self._host = _fetched(self._values)
+            self._host = _fetch(self._values)
             self._values = None  # lets go of the device's buffers
         single, many = len(self._structures) == 1, len(self._counts) > 1
         metrics = {

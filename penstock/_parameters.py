@@ -41,7 +41,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         """Return a copy of an entry; waits for the device."""
         entries = flatten(self._get())
-        return np.array(jax.device_get(entries[_located(name, _by_name(entries))]))
+        return np.array(jax.device_get(entries[_find_key(name, _index_by_name(entries))]))
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""
@@ -51,9 +51,9 @@ class Parameters(MutableMapping[str, np.ndarray]):
         """Replace several entries at once, all or none: one copy to the devices for all of them."""
         replaced = {}
         entries = flatten(self._get())
-        keys = _by_name(entries)
+        keys = _index_by_name(entries)
         for name, value in dict(other).items():
-            key = _located(name, keys)
+            key = _find_key(name, keys)
             old, new = entries[key], np.asarray(value)
             if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
                 raise ParameterError(
@@ -62,7 +62,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
                 )
             replaced[key] = new.astype(old.dtype)
         if replaced:
-            self._put(nested({**entries, **replaced}))
+            self._put(nest({**entries, **replaced}))
 
     def __delitem__(self, name: str) -> None:
         """Refuse: a program's parameters are fixed."""
@@ -70,7 +70,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(_by_name(flatten(self._get())))
+        return iter(_index_by_name(flatten(self._get())))
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -82,11 +82,11 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return f"Parameters({shapes})"
 
 
-def _by_name(entries: Mapping[Key, Any]) -> dict[str, Key]:
+def _index_by_name(entries: Mapping[Key, Any]) -> dict[str, Key]:
     return {"/".join(path): (collection, path) for collection, path in entries}
 
 
-def _located(name: str, keys: Mapping[str, Key]) -> Key:
+def _find_key(name: str, keys: Mapping[str, Key]) -> Key:
     if name not in keys:
         raise UnknownNameError(
             f"parameters got the name {name!r}, expected one of {sorted(keys)}."
@@ -104,7 +104,7 @@ def flatten(variables: Mapping[str, Any]) -> dict[Key, Any]:
     }
 
 
-def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
+def nest(entries: Mapping[Key, Any]) -> dict[str, Any]:
     """Return what `flatten` was given."""
     trees: dict[str, dict[tuple[str, ...], Any]] = {"params": {}, "batch_stats": {}}
     for (collection, path), value in entries.items():
@@ -225,19 +225,19 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     return entries
 
 
-def differences(entries: Mapping[Any, np.ndarray], table: Table) -> dict[str, list[str]]:
+def list_differences(entries: Mapping[Any, np.ndarray], table: Table) -> dict[str, list[str]]:
     """Return what is missing, extra and mismatched in `entries`, each as a list of lines."""
     return {
         "missing": [
-            f"{'/'.join(p)} {_shown(table[c, p])}" for c, p in table if (c, p) not in entries
+            f"{'/'.join(p)} {_show(table[c, p])}" for c, p in table if (c, p) not in entries
         ],
         "extra": [
-            f"{'/'.join(p)} {_shown((v.shape, v.dtype))}"
+            f"{'/'.join(p)} {_show((v.shape, v.dtype))}"
             for (c, p), v in entries.items()
             if (c, p) not in table
         ],
         "mismatched": [
-            f"{'/'.join(p)} got {_shown((v.shape, v.dtype))}, expected {_shown(table[c, p])}"
+            f"{'/'.join(p)} got {_show((v.shape, v.dtype))}, expected {_show(table[c, p])}"
             for (c, p), v in entries.items()
             if (c, p) in table and (tuple(v.shape), v.dtype) != _plain(table[c, p])
         ],
@@ -252,7 +252,7 @@ def check(
     Raises:
       ParameterError: listing every missing, extra and mismatched entry.
     """
-    found = differences(entries, table)
+    found = list_differences(entries, table)
     if may_have_extra:
         found["extra"] = []
     if any(found.values()):
@@ -262,7 +262,7 @@ def check(
         )
 
 
-def fitting(entries: Mapping[Any, np.ndarray], table: Table) -> dict[Any, np.ndarray]:
+def select_fitting(entries: Mapping[Any, np.ndarray], table: Table) -> dict[Any, np.ndarray]:
     """Return the entries that `table` has with the same shape and dtype."""
     return {
         key: value
@@ -275,5 +275,5 @@ def _plain(entry: tuple[tuple[int, ...], Any]) -> tuple[tuple[int, ...], np.dtyp
     return tuple(entry[0]), np.dtype(entry[1])
 
 
-def _shown(entry: tuple[Any, Any]) -> str:
+def _show(entry: tuple[Any, Any]) -> str:
     return f"{np.dtype(entry[1])}{list(entry[0])}"

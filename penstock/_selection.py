@@ -42,7 +42,7 @@ class Selection:
         is_included = self.include is None or any(_matches(name, p) for p in _list(self.include))
         return is_included and not any(_matches(name, p) for p in _list(self.exclude))
 
-    def renamed(self, entries: Mapping[Key, Any]) -> dict[Key, Any]:
+    def rename_entries(self, entries: Mapping[Key, Any]) -> dict[Key, Any]:
         """Return a file's entries under the program's names.
 
         Raises:
@@ -77,7 +77,7 @@ class Selection:
                 return (self.rename[old] + name[len(old) :]).strip("/")
         return name
 
-    def of(self, entries: Mapping[Key, Any]) -> dict[Key, Any]:
+    def select(self, entries: Mapping[Key, Any]) -> dict[Key, Any]:
         """Return the entries that are to be loaded."""
         return {key: value for key, value in entries.items() if self.takes("/".join(key[1]))}
 

@@ -55,8 +55,8 @@ class Inferencer:
         if not ignore_extra:
             hint += " Pass ignore_extra=True if it is meant to use only a part of the parameters."
         _parameters.check(param_path, entries, table, may_have_extra=ignore_extra, hint=hint)
-        fitting = _parameters.fitting(entries, table)
-        self._variables = self.builder.programs.copy(_parameters.nested(fitting))
+        fitting = _parameters.select_fitting(entries, table)
+        self._variables = self.builder.programs.copy(_parameters.nest(fitting))
 
     def infer(self, feed: Mapping[str, Any]) -> Any:
         """Return what the infer function returns, as numpy arrays in its structure.

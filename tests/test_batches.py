@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock._batches import Fields, check_reader, length_of, one_pass
+from penstock._batches import Fields, check_reader, count_batches, read_once
 from penstock._program.requests import FeedSpec
 from tests.networks import Recorder, linear_data, linear_program, linear_reader, one_device
 
@@ -165,7 +165,7 @@ def test_feed_order_that_does_not_fit_the_program_is_refused(feed_order, text):
 def test_reader_is_called_or_iterated_anew_at_every_pass():
     fields = Fields(ONE, None)
     for reader in ([{"image": IMAGES}], lambda: iter([{"image": IMAGES}])):
-        assert [len(list(one_pass(reader, fields))) for _ in range(2)] == [1, 1]
+        assert [len(list(read_once(reader, fields))) for _ in range(2)] == [1, 1]
 
 
 def test_reader_that_is_neither_called_nor_iterated_is_refused():
@@ -206,15 +206,15 @@ def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
         def close(self):
             closed.append(self.number)
 
-    list(one_pass(Iterator, Fields(ONE, None)))
-    dropped = one_pass(Iterator, Fields(ONE, None))
+    list(read_once(Iterator, Fields(ONE, None)))
+    dropped = read_once(Iterator, Fields(ONE, None))
     next(dropped)
     dropped.close()
     assert closed == [4, 1]
 
 
 def test_error_of_a_batch_is_noted_with_its_number():
-    passed = one_pass([(IMAGES,), (IMAGES, LABELS)], Fields(ONE, None))
+    passed = read_once([(IMAGES,), (IMAGES, LABELS)], Fields(ONE, None))
     next(passed)
     with pytest.raises(ps.FeedError) as caught:
         next(passed)
@@ -222,9 +222,9 @@ def test_error_of_a_batch_is_noted_with_its_number():
 
 
 def test_length_of_a_reader_is_none_where_it_does_not_say():
-    assert length_of([1, 2]) == 2
-    assert length_of(lambda: iter([])) is None
-    assert length_of(readers.arrays(linear_data(10), 4)) == 3
+    assert count_batches([1, 2]) == 2
+    assert count_batches(lambda: iter([])) is None
+    assert count_batches(readers.arrays(linear_data(10), 4)) == 3
 
 
 # From the trainer.

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT, STRIDE, InFlight, look_ahead
-from penstock._mesh import mesh_of
+from penstock._mesh import make_mesh
 from tests.networks import Recorder, eight_devices, linear_data, linear_program, one_device
 
 
@@ -39,7 +39,7 @@ class Queue:
 
     def __init__(self, place=one_device):
         self.log = []
-        self.queue = InFlight(mesh_of(place()), self.check, 0)
+        self.queue = InFlight(make_mesh(place()), self.check, 0)
         self._num_pushed = 0
 
     def check(self, flag, first, last):

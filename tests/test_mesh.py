@@ -7,29 +7,29 @@ import pytest
 from jax.sharding import Mesh
 
 import penstock as ps
-from penstock._mesh import AXIS, mesh_of
+from penstock._mesh import AXIS, make_mesh
 from tests.networks import linear_program
 
 
 def test_place_none_is_every_device_of_the_default_backend():
-    assert list(mesh_of(None).devices.flat) == jax.devices()
-    assert mesh_of(None).axis_names == (AXIS,)
+    assert list(make_mesh(None).devices.flat) == jax.devices()
+    assert make_mesh(None).axis_names == (AXIS,)
 
 
 def test_place_of_a_platform_is_every_device_of_it():
-    assert list(mesh_of("cpu").devices.flat) == jax.devices("cpu")
+    assert list(make_mesh("cpu").devices.flat) == jax.devices("cpu")
 
 
 def test_place_may_be_a_device_a_list_of_devices_or_a_mesh():
     first, *_, last = jax.devices()
     mesh = Mesh(np.asarray([last]), (AXIS,))
-    assert list(mesh_of(first).devices.flat) == [first]
-    assert list(mesh_of([last, first]).devices.flat) == [last, first]
-    assert mesh_of(mesh) is mesh
+    assert list(make_mesh(first).devices.flat) == [first]
+    assert list(make_mesh([last, first]).devices.flat) == [last, first]
+    assert make_mesh(mesh) is mesh
 
 
 def test_axes_of_a_mesh_are_of_the_automatic_type():
-    assert mesh_of(None).axis_types == (jax.sharding.AxisType.Auto,)
+    assert make_mesh(None).axis_types == (jax.sharding.AxisType.Auto,)
 
 
 def test_platform_that_is_not_here_is_refused_with_what_is():

@@ -10,14 +10,14 @@ import pytest
 
 import penstock as ps
 from penstock import _metrics, layers
-from penstock._metrics import accumulate, means, structure_of
+from penstock._metrics import accumulate, compute_means, flatten_returned
 from tests.networks import PLACES, Recorder, linear_data, one_device
 
 SCALAR, ROWS = 0, 1
 
 
 def structure(*rows):
-    each, _ = structure_of(tuple(jnp.zeros(()) for _ in rows), "the program")
+    each, _ = flatten_returned(tuple(jnp.zeros(()) for _ in rows), "the program")
     return dataclasses.replace(each, rows=rows, is_scalar=tuple(row == SCALAR for row in rows))
 
 
@@ -37,7 +37,7 @@ def summed(values, weights):
 
         return jax.lax.scan(body, _metrics.zeros(each, [()]), (values, weights))[0]
 
-    return means(run(values, weights), each)[0]
+    return compute_means(run(values, weights), each)[0]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_with_the_examples_weights
         weights = (jnp.arange(4) < count).astype(jnp.float32)
         values = [jnp.asarray(value, jnp.float32), jnp.float32(scalar)]
         sums = accumulate(sums, values, each, weights, jnp.sum(weights))
-    row_mean, scalar_mean = means(sums, each)
+    row_mean, scalar_mean = compute_means(sums, each)
     np.testing.assert_allclose(row_mean, (rows[0].sum(0) + rows[1, 0]) / 5, rtol=1e-6)
     np.testing.assert_allclose(scalar_mean, (5 * 4 + 8 * 1) / 5, rtol=1e-6)
 
@@ -89,7 +89,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_with_the_examples_weights
 def test_mean_of_no_example_is_refused():
     each = structure(SCALAR)
     with pytest.raises(ValueError, match="a mean over examples got no example, expected at least"):
-        means(_metrics.zeros(each, [()]), each)
+        compute_means(_metrics.zeros(each, [()]), each)
 
 
 # In programs.

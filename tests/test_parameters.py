@@ -179,7 +179,7 @@ def test_training_after_a_load_still_donates_its_state(tmp_path, place):
     trainer.train(linear_reader(), num_epochs=2)  # a donation that fails warns, which is an error
     assert not np.array_equal(trainer.parameters["fc_0/w"], before)
     builder = trainer.builder
-    state = builder.adopt(_parameters.nested(_parameters.read(tmp_path)), builder.init())
+    state = builder.adopt(_parameters.nest(_parameters.read(tmp_path)), builder.init())
     builder.train(state, linear_data(4))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 

@@ -117,4 +117,4 @@ def test_names_that_match_nothing_are_refused_and_nothing_is_loaded(folder, opti
 def test_two_entries_for_one_name_are_refused():
     entries = {("params", ("a", "w")): 1, ("params", ("b", "w")): 2}
     with pytest.raises(ps.ParameterError, match="rename got two entries for 'c/w'"):
-        Selection(rename={"a": "c", "b": "c"}).renamed(entries)
+        Selection(rename={"a": "c", "b": "c"}).rename_entries(entries)

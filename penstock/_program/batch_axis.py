@@ -18,7 +18,7 @@ def count_rows(shape: tuple[int, ...], batch_size: int) -> int:
     return shape[0] // batch_size
 
 
-def show_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
+def format_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     """Return a shape as errors show it, `[B, 3]`, from the shapes of both probes."""
     first, second = PROBE_BATCH_SIZES
     if len(shape) != len(other):
@@ -111,9 +111,10 @@ class RowAnswers:
         rows = compare_rows(other, shape)
         if rows is None:
             raise ProgramError(
-                f"a mean over examples got an array of shape {show_shape(other, shape)}, expected "
-                "the batch axis B first and nowhere else. Padding rows of a short batch are left "
-                "out along axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis."
+                f"a mean over examples got an array of shape {format_shape(other, shape)}, "
+                "expected the batch axis B first and nowhere else. Padding rows of a short batch "
+                "are left out along axis 0. Move the batch axis to the front, e.g. with "
+                "jnp.moveaxis."
             )
         return rows
 

@@ -38,7 +38,7 @@ class Frame:
       num_devices: how many devices share the batch.
       rows: what probes have found about batch axes.
       anchor: what the inputs of a probe are made of.
-      is_cut_up: whether the batch is cut into micro-batches.
+      has_micro_batches: whether the batch is cut into micro-batches.
       step: the global step, 0 by default.
       compute_dtype: what products are computed in; None leaves every dtype as it is.
       is_frozen: whether the parameter or statistic at a path stays as it is.
@@ -60,14 +60,14 @@ class Frame:
         num_devices: int,
         rows: RowAnswers,
         anchor: jax.Array | None = None,
-        is_cut_up: bool = False,
+        has_micro_batches: bool = False,
         step: jax.Array | None = None,
         compute_dtype: DTypeLike | None = None,
         micro_batch: MicroBatch | None = None,
         is_frozen: Callable[[Path], bool] = lambda path: False,
     ) -> None:
         self.mode, self.key, self.is_frozen = mode, key, is_frozen
-        self.is_probe, self.is_cut_up = feed is None, is_cut_up
+        self.is_probe, self.has_micro_batches = feed is None, has_micro_batches
         self.is_training = mode == "train"
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step
         self.compute_dtype = compute_dtype

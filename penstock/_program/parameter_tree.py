@@ -74,7 +74,7 @@ def _drawn(group: Sequence[ParameterSpec], key: jax.Array) -> list[tuple[Paramet
     return [(each, values[number]) for number, each in enumerate(group)]
 
 
-def top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
+def list_top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
     """Return the first components of paths, sorted, each once."""
     return sorted({path[0] for path in paths})
 

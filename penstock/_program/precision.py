@@ -86,7 +86,7 @@ class Precision:
         return f"{self.compute}, loss scale {self.loss_scale}"
 
 
-def precision_of(precision: PrecisionName | Precision) -> Precision:
+def resolve_precision(precision: PrecisionName | Precision) -> Precision:
     """Return the precision that an argument stands for.
 
     Raises:

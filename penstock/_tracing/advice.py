@@ -43,7 +43,7 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 ]
 
 
-def advice_on(error: Exception, owner: str) -> str | None:
+def find_advice(error: Exception, owner: str) -> str | None:
     """Return what to do where a program function asked for values; None for another error."""
     for kind, what, remedy in _REMEDIES:
         if isinstance(error, kind):

@@ -25,7 +25,7 @@ class Held(NamedTuple):
     library: str | None = None
 
 
-def find(function: Callable[[], Any], arrays: Mapping[int, Any]) -> list[Held]:
+def find_holders(function: Callable[[], Any], arrays: Mapping[int, Any]) -> list[Held]:
     """Return who holds the arrays, by their ids, that a function closes over.
 
     Closures, globals that the code names, defaults, and the attributes and items of what is found
@@ -36,38 +36,38 @@ def find(function: Callable[[], Any], arrays: Mapping[int, Any]) -> list[Held]:
     queue: list[tuple[str, Any, str | None]] = [("", function, None)]
     for path, value, library in queue:  # which grows: breadth first gives the shortest name
         if id(value) in arrays:
-            found.setdefault(id(value), Held(f"{path} {_shown(value)}", library))
+            found.setdefault(id(value), Held(f"{path} {_show(value)}", library))
         if id(value) in seen or len(seen) > _MAX_OBJECTS or len(found) == len(arrays):
             continue
         seen.add(id(value))
-        of_value = _library_of(type(value)) or library
-        queue += [(name, each, of_value) for name, each in _parts(path, value)]
-    return [
-        found.get(number, Held(f"an array {_shown(value)}")) for number, value in arrays.items()
-    ]
+        of_value = _find_library(type(value)) or library
+        queue += [(name, each, of_value) for name, each in _list_parts(path, value)]
+    return [found.get(number, Held(f"an array {_show(value)}")) for number, value in arrays.items()]
 
 
-def of_draw(equation: Any) -> Held:
+def describe_draw(equation: Any) -> Held:
     """Return who draws the numbers of an equation, and where."""
     traceback = equation.source_info.traceback
     frames = getattr(traceback, "frames", ())
-    names = [name for each in frames if (name := _library_at(each.file_name))]
-    site = find_user_line(traceback, lambda file: not _library_at(file)) or "an unknown line"
-    label = f"{_shown(equation.outvars[0].aval)} drawn at {site} from a key of its own"
+    names = [name for each in frames if (name := _find_library_of_file(each.file_name))]
+    site = (
+        find_user_line(traceback, lambda file: not _find_library_of_file(file)) or "an unknown line"
+    )
+    label = f"{_show(equation.outvars[0].aval)} drawn at {site} from a key of its own"
     return Held(label, names[0] if names else None)
 
 
-def _library_at(file: str) -> str | None:
+def _find_library_of_file(file: str) -> str | None:
     """Return the library that a file of Python belongs to."""
     path = file.replace("\\", "/")
     return next((n for p, n in _LIBRARIES.items() if f"/{p.replace('.', '/')}/" in path), None)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"{list(value.shape)} {value.dtype}"
 
 
-def _library_of(kind: type) -> str | None:
+def _find_library(kind: type) -> str | None:
     """Return the library whose module or variable a class is."""
     for base in kind.__mro__:
         for package, name in _LIBRARIES.items():
@@ -76,12 +76,12 @@ def _library_of(kind: type) -> str | None:
     return None
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _list_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a value holds, each with its name."""
     if isinstance(value, (jax.Array, np.ndarray, str, bytes, int, float, type, types.ModuleType)):
         return
     if isinstance(value, types.FunctionType):
-        yield from _names_of(value)
+        yield from _list_names(value)
     elif isinstance(value, functools.partial):
         yield from ((path, each) for each in (value.func, *value.args))
         yield from value.keywords.items()
@@ -91,7 +91,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{key!r}]", each) for key, each in list(value.items()))
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"{path}[{number}]", each) for number, each in enumerate(value))
-    elif _library_of(type(value)) == "flax.nnx" and hasattr(value, "get_value"):
+    elif _find_library(type(value)) == "flax.nnx" and hasattr(value, "get_value"):
         yield path, value.get_value()
     elif hasattr(value, "__wrapped__"):
         yield path, value.__wrapped__  # what jax.jit returns
@@ -100,7 +100,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}.{name}" if path else name, each) for name, each in attributes)
 
 
-def _names_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _list_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the names outside a user's function that its code reads, and its defaults."""
     if not is_user_file(function.__code__.co_filename):
         return

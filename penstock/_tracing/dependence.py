@@ -20,9 +20,9 @@ from penstock._tracing.kinds import (
     SAME,
     Kind,
     Reason,
+    classify_constant,
     combine,
-    literal_kind,
-    other,
+    make_other,
 )
 from penstock._tracing.operation import Operation, Shapes, batch_axes
 from penstock._tracing.operation_rules import follow
@@ -62,11 +62,11 @@ class Traces:
 
     Attributes:
       sizes: the batch sizes of a device in both.
-      is_in_parts: whether the batch is cut into micro-batches, whose means are averaged.
+      has_micro_batches: whether the batch is cut into micro-batches, whose means are averaged.
     """
 
     sizes: tuple[int, int]
-    is_in_parts: bool
+    has_micro_batches: bool
 
     def follow(
         self, first: Any, second: Any, kinds: Sequence[Kind], within: _Place = _START
@@ -84,29 +84,29 @@ class Traces:
         known: dict[Any, Kind] = {}
         _require(len(first.eqns) == len(second.eqns) and len(first.outvars) == len(second.outvars))
         for variables in zip(first.constvars, second.constvars, strict=True):
-            known[variables[0]] = Kind("index") if batch_axes(_shapes(*variables)) else SAME
+            known[variables[0]] = Kind("index") if batch_axes(_read_shapes(*variables)) else SAME
         known.update(zip(first.invars, kinds, strict=True))
 
         def read(a: Any, b: Any) -> Kind:
             if hasattr(a, "val"):
                 _require(hasattr(b, "val"))
-                return literal_kind(a.val, b.val, self.sizes)
+                return classify_constant(a.val, b.val, self.sizes)
             return known[a]
 
         for a, b in zip(first.eqns, second.eqns, strict=True):
             _require(a.primitive is b.primitive and len(a.invars) == len(b.invars))
             operands = [read(*pair) for pair in zip(a.invars, b.invars, strict=True)]
-            known.update(zip(a.outvars, self._equation(a, b, operands, within), strict=True))
+            known.update(zip(a.outvars, self._follow_equation(a, b, operands, within), strict=True))
         return [read(*pair) for pair in zip(first.outvars, second.outvars, strict=True)]
 
-    def _equation(self, a: Any, b: Any, kinds: list[Kind], within: _Place) -> list[Kind]:
+    def _follow_equation(self, a: Any, b: Any, kinds: list[Kind], within: _Place) -> list[Kind]:
         name, place = a.primitive.name, within.inside(a)
         if name == "scan":
-            return self._scan(a, b, kinds, place)
+            return self._follow_scan(a, b, kinds, place)
         if name == "while":
-            return self._while(a, b, kinds, place)
+            return self._follow_while(a, b, kinds, place)
         if name == "cond":
-            return self._cond(a, b, kinds, place)
+            return self._follow_cond(a, b, kinds, place)
         for key in _CALLS:
             inner = getattr(a.params.get(key), "jaxpr", a.params.get(key))
             if hasattr(inner, "eqns") and len(inner.invars) == len(kinds):
@@ -117,29 +117,29 @@ class Traces:
             a.params,
             b.params,
             kinds,
-            [_shapes(*pair) for pair in zip(a.invars, b.invars, strict=True)],
-            [_shapes(*pair) for pair in zip(a.outvars, b.outvars, strict=True)],
+            [_read_shapes(*pair) for pair in zip(a.invars, b.invars, strict=True)],
+            [_read_shapes(*pair) for pair in zip(a.outvars, b.outvars, strict=True)],
             self.sizes,
             place.reason(name),
         )
-        return self._scoped(operation, place.names)
+        return self._follow_scoped(operation, place.names)
 
-    def _scoped(self, operation: Operation, scope: str) -> list[Kind]:
+    def _follow_scoped(self, operation: Operation, scope: str) -> list[Kind]:
         """Return an operation's results; those of our own reductions are known to be right."""
         kinds = operation.kinds
         if operation.name == "axis_index":
             return [Kind("device")]
         if operation.name in _COLLECTIVES and REDUCED_SCOPE not in scope:
-            return self._collective(operation)
+            return self._follow_collective(operation)
         is_gathering = operation.name in _COLLECTIVES and any(map(batch_axes, operation.results))
-        results = self._collective(operation) if is_gathering else follow(operation)
+        results = self._follow_collective(operation) if is_gathering else follow(operation)
         if PER_DEVICE_SCOPE in scope:
-            return [_known(k, s) for k, s in zip(results, operation.results, strict=True)]
+            return [_as_meant(k, s) for k, s in zip(results, operation.results, strict=True)]
         if REDUCED_SCOPE not in scope or any(k.form == "other" for k in kinds):
             return results
         if not all(map(_can_be_reduced, kinds)):
-            return operation.other()
-        form = MEAN if self.is_in_parts else SAME
+            return operation.make_other()
+        form = MEAN if self.has_micro_batches else SAME
         return [
             k
             if batch_axes(s) and k.form != "other"
@@ -147,21 +147,23 @@ class Traces:
             for k, s in zip(results, operation.results, strict=True)
         ]
 
-    def _collective(self, operation: Operation) -> list[Kind]:
+    def _follow_collective(self, operation: Operation) -> list[Kind]:
         """Follow a user's own: whoever talks to the other devices answers for what is made of it.
 
         Of micro-batches only means can be put together.
         """
         found = combine("add", operation.kinds, operation.reason)
-        if self.is_in_parts and not {k.form for k in operation.kinds} <= {"same", "device"}:
+        if self.has_micro_batches and not {k.form for k in operation.kinds} <= {"same", "device"}:
             is_mean = found.form == "part" and operation.name.startswith("psum")
-            return [found if is_mean else other([found], operation.reason)] * len(operation.results)
+            return [found if is_mean else make_other([found], operation.reason)] * len(
+                operation.results
+            )
         return [
             dataclasses.replace(SAME, padding=found.padding, is_gathered=bool(batch_axes(shapes)))
             for shapes in operation.results
         ]
 
-    def _scan(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+    def _follow_scan(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
         num_consts, num_carry = a.params["num_consts"], a.params["num_carry"]
         bodies = a.params["jaxpr"].jaxpr, b.params["jaxpr"].jaxpr
         consts, carry = kinds[:num_consts], kinds[num_consts : num_consts + num_carry]
@@ -169,13 +171,15 @@ class Traces:
         reason = place.reason("a scan over the examples")
         is_over_examples = a.params["length"] != b.params["length"]
         if is_over_examples and num_carry:
-            return [other(kinds, reason).with_padding(reason)] * len(a.outvars)
+            return [make_other(kinds, reason).with_padding(reason)] * len(a.outvars)
         if is_over_examples:
-            results = Traces((1, 1), self.is_in_parts).follow(*bodies, [*consts, *items], place)
+            results = Traces((1, 1), self.has_micro_batches).follow(
+                *bodies, [*consts, *items], place
+            )
             return (
                 results
                 if not any(k.form == "part" for k in results)
-                else [other(kinds, reason)] * len(results)
+                else [make_other(kinds, reason)] * len(results)
             )
         while True:
             results = self.follow(*bodies, [*consts, *carry, *items], place)
@@ -184,7 +188,7 @@ class Traces:
                 return results
             carry = joined
 
-    def _while(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+    def _follow_while(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
         of_condition, of_body = a.params["cond_nconsts"], a.params["body_nconsts"]
         tests = a.params["cond_jaxpr"].jaxpr, b.params["cond_jaxpr"].jaxpr
         bodies = a.params["body_jaxpr"].jaxpr, b.params["body_jaxpr"].jaxpr
@@ -195,13 +199,13 @@ class Traces:
             (test,) = self.follow(*tests, [*kinds[:of_condition], *carry], place)
             results = self.follow(*bodies, [*consts, *carry], place)
             if test.form != "same":
-                results = [other([test, k], reason) for k in results]
+                results = [make_other([test, k], reason) for k in results]
             joined = [_join(*pair, reason) for pair in zip(carry, results, strict=True)]
             if joined == carry:
                 return joined
             carry = joined
 
-    def _cond(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+    def _follow_cond(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
         reason = place.reason("a choice by what is in the batch")
         found: list[Kind] | None = None
         for one, two in zip(a.params["branches"], b.params["branches"], strict=True):
@@ -213,7 +217,9 @@ class Traces:
             )
         results = found or []
         return (
-            results if kinds[0].form == "same" else [other([kinds[0], k], reason) for k in results]
+            results
+            if kinds[0].form == "same"
+            else [make_other([kinds[0], k], reason) for k in results]
         )
 
 
@@ -264,7 +270,7 @@ def _can_be_reduced(kind: Kind) -> bool:
     return kind.form not in ("index", "device") and (kind.form != "rows" or not kind.degree)
 
 
-def _known(kind: Kind, shapes: Shapes) -> Kind:
+def _as_meant(kind: Kind, shapes: Shapes) -> Kind:
     """Return what is meant to be a device's own, as if it were not: batch norm's statistics."""
     if kind.form == "rows" and batch_axes(shapes):
         return kind
@@ -276,7 +282,7 @@ def _join(first: Kind, second: Kind, reason: Reason) -> Kind:
     if first == second:
         return first
     if "other" in (first.form, second.form):
-        return other([first, second], reason)
+        return make_other([first, second], reason)
     if first.is_zero or second.is_zero:
         kept = second if first.is_zero else first
         return dataclasses.replace(kept, is_zero=False)
@@ -290,7 +296,7 @@ def _require(holds: bool) -> None:
         raise DivergedError
 
 
-def _shapes(first: Any, second: Any) -> Shapes:
+def _read_shapes(first: Any, second: Any) -> Shapes:
     shapes = tuple(first.aval.shape), tuple(second.aval.shape)
     _require(len(shapes[0]) == len(shapes[1]))
     return shapes

@@ -15,11 +15,11 @@ from penstock._errors import ProgramError
 from penstock._program.frame import Frame, open_frame
 from penstock._program.names import ScopeModule
 from penstock._tracing import flax_modules, name_checks
-from penstock._tracing.advice import advice_on
+from penstock._tracing.advice import find_advice
 from penstock.layers import sowing
 
 
-def owner_of(function: Callable[[], Any], mode: str) -> str:
+def name_program(function: Callable[[], Any], mode: str) -> str:
     """Return how errors name a program."""
     return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
 
@@ -47,7 +47,7 @@ def evaluate(
       ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
         Errors of the function itself pass, with a note that names the program.
     """
-    owner = owner_of(function, frame.mode)
+    owner = name_program(function, frame.mode)
     rngs = {
         "params": jax.random.fold_in(frame.key, 0),
         "dropout": jax.random.fold_in(frame.key, 1),
@@ -58,9 +58,9 @@ def evaluate(
         with (
             open_frame(frame),
             # First, so that it sees modules that the next one runs itself.
-            name_checks.intercepting(modules) if frame.is_probe else contextlib.nullcontext(),
-            flax_modules.following_examples(frame),
-            sowing.gathering(sown) as gathered,
+            name_checks.note_modules(modules) if frame.is_probe else contextlib.nullcontext(),
+            flax_modules.follow_examples(frame),
+            sowing.gather(sown) as gathered,
         ):
             options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
             if frame.is_probe:
@@ -73,11 +73,11 @@ def evaluate(
                 )
     except Exception as error:
         error.add_note(f"While tracing {owner}.")
-        advice = advice_on(error, owner)
+        advice = find_advice(error, owner)
         if advice:
             error.add_note(advice)
         raise
-    structure, values = _metrics.structure_of(returned, owner)
+    structure, values = _metrics.flatten_returned(returned, owner)
     if frame.mode != "infer":
         loss_index = _loss_index(structure, owner)
         structure = dataclasses.replace(structure, loss_index=loss_index)

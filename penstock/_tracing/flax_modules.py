@@ -19,7 +19,7 @@ from penstock._program.frame import Frame
 from penstock.layers.batch_norm import counts_examples, sync_statistics
 
 
-def following_examples(frame: Frame) -> Any:
+def follow_examples(frame: Frame) -> Any:
     """Return the context in which modules know the examples of `frame`."""
 
     def intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -66,7 +66,7 @@ def _normalize(
         return call(x, use_running_average, mask=mask)
     if not counts_examples(frame, x, module.axis, path):
         return call(x, use_running_average)
-    with _normalizing_by_running_statistics(module):
+    with _use_running_statistics(module):
         if module.is_initializing():  # on a probe: what it makes is asked for, not its values
             return call(x)
         running = tuple(module.get_variable("batch_stats", leaf) for leaf in ("mean", "var"))
@@ -78,7 +78,7 @@ def _normalize(
 
 
 @contextlib.contextmanager
-def _normalizing_by_running_statistics(module: nn.BatchNorm) -> Iterator[None]:
+def _use_running_statistics(module: nn.BatchNorm) -> Iterator[None]:
     # A module is frozen, and refuses the argument in a call where its constructor had it.
     before = module.use_running_average
     object.__setattr__(module, "use_running_average", True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock._tracing.kinds import Kind, merge_flags
-from penstock._tracing.layouts import rows_of
+from penstock._tracing.layouts import find_rows
 from penstock._tracing.operation import Operation, batch_axes, mix
 
 
@@ -18,7 +18,9 @@ def gather(operation: Operation) -> list[Kind]:
         for axis in axes
     )
     if is_whole:
-        return operation.combined() if indices.form != "index" or not axes else operation.other()
+        return (
+            operation.combine() if indices.form != "index" or not axes else operation.make_other()
+        )
     blocks = indices.blocks if len(values.blocks) == 1 else values.blocks
     is_in_place = len(values.blocks) == 1 or indices.blocks == (indices.span,)
     if values.form == "rows" and _numbers_rows_of(operation) and is_in_place:
@@ -37,7 +39,7 @@ def _numbers_rows_of(operation: Operation) -> bool:
     named = numbers.start_index_map if is_gather else numbers.scatter_dims_to_operand_dims
     if index.column >= len(named) or named[index.column] != axes[0]:
         return False
-    return index.span == rows_of([s[axes[0]] for s in operation.operands[0]], operation.sizes)
+    return index.span == find_rows([s[axes[0]] for s in operation.operands[0]], operation.sizes)
 
 
 def scatter(operation: Operation) -> list[Kind]:
@@ -61,7 +63,7 @@ def scatter(operation: Operation) -> list[Kind]:
         return [total if updates.is_weighted else total.with_padding(operation.reason)]
     named = {*numbers.inserted_window_dims, *numbers.scatter_dims_to_operand_dims}
     if axes and not set(axes) & (named - set(numbers.operand_batching_dims)):
-        return operation.combined()
+        return operation.combine()
     return mix(operation)
 
 
@@ -72,4 +74,4 @@ def dynamic(operation: Operation) -> list[Kind]:
         part = operation.operands[1]
     axes = batch_axes(before)
     is_whole = all(part[0][axis] == before[0][axis] for axis in axes)
-    return operation.combined() if is_whole else mix(operation)
+    return operation.combine() if is_whole else mix(operation)

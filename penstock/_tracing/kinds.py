@@ -2,7 +2,7 @@
 
 A program runs on each device with that device's share of the batch. Whether a value is the one that
 a single device would have found follows from how it was computed. A `Kind` is what is known of one
-array; `_dependence` follows it from the inputs to the returned values.
+array; `dependence` follows it from the inputs to the returned values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock._tracing.layouts import Blocks, rows_of
+from penstock._tracing.layouts import Blocks, find_rows
 
 Form = Literal["same", "rows", "part", "index", "device", "feed", "other"]
 
@@ -128,7 +128,7 @@ def merge_flags(kinds: Sequence[Kind]) -> dict[str, Any]:
     }
 
 
-def other(kinds: Sequence[Kind], reason: Reason) -> Kind:
+def make_other(kinds: Sequence[Kind], reason: Reason) -> Kind:
     """Return the kind of what depends on how the batch is split, keeping the first reason."""
     first = next((k.why for k in kinds if k.why), reason)
     return Kind("other", why=first, **merge_flags(kinds))
@@ -141,11 +141,11 @@ def combine(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
     if not forms - {"same"}:
         return _same(operation, kinds, reason)
     if "other" in forms:
-        return other(kinds, reason)
+        return make_other(kinds, reason)
     if "part" in forms:
         return _part(operation, kinds, flags, reason)
     if "rows" in forms and forms & {"device", "index"}:
-        return other(kinds, reason)
+        return make_other(kinds, reason)
     if "device" in forms:
         return Kind("rows" if "index" in forms else "device", **flags)
     if "index" in forms:
@@ -173,7 +173,7 @@ def _index(operation: str, kinds: Sequence[Kind], flags: dict[str, Any]) -> Kind
 def _same(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
     degree = 0 if any(k.is_gathered for k in kinds) else _degree(operation, kinds)
     if degree is None:
-        return other(kinds, reason)
+        return make_other(kinds, reason)
     is_zero = all(k.is_zero for k in kinds) and operation in LINEAR
     return Kind("same", degree, is_zero=is_zero, **merge_flags(kinds))
 
@@ -190,7 +190,7 @@ def _rows(operation: str, kinds: Sequence[Kind], flags: dict[str, Any], reason: 
         else:
             degree = None
     if degree is None:
-        return other(kinds, reason)
+        return make_other(kinds, reason)
     return Kind("rows", degree, is_weights=len(rows) == 1 and rows[0].is_weights, **flags)
 
 
@@ -198,13 +198,13 @@ def _part(operation: str, kinds: Sequence[Kind], flags: dict[str, Any], reason: 
     parts = [k for k in kinds if k.form == "part"]
     others = [k for k in kinds if k.form != "part" and not k.is_zero]
     if any(k.form != "same" for k in others):
-        return other(kinds, reason)
+        return make_other(kinds, reason)
     if operation in {"mul", "dot_general", "div", "conv_general_dilated"}:
         is_product = len(parts) == 1 and (operation != "div" or kinds[0] is parts[0])
         degree = _degree(operation, kinds)
         if is_product and degree is not None:
             return Kind("part", degree, **flags)
-        return other(kinds, reason)
+        return make_other(kinds, reason)
     is_sum = operation in LINEAR or (operation == "select_n" and kinds[0].form == "same")
     degree = parts[0].degree
     # A mean and what is the same everywhere add up to a mean; a sum would count the latter often.
@@ -214,7 +214,7 @@ def _part(operation: str, kinds: Sequence[Kind], flags: dict[str, Any], reason: 
     has_one_degree = all(k.degree == degree for k in parts) and not any(k.degree for k in others)
     if is_sum and meets_only_means and has_one_degree:
         return Kind("part", degree, **flags)
-    return other(kinds, reason)
+    return make_other(kinds, reason)
 
 
 def _degree(operation: str, kinds: Sequence[Kind]) -> int | None:
@@ -232,7 +232,7 @@ def _degree(operation: str, kinds: Sequence[Kind]) -> int | None:
     return degrees.pop() if is_kept and len(degrees) == 1 else None
 
 
-def literal_kind(first: Any, second: Any, sizes: tuple[int, int]) -> Kind:
+def classify_constant(first: Any, second: Any, sizes: tuple[int, int]) -> Kind:
     """Return the kind of a number or a constant that traces of these batch sizes hold."""
     a, b = np.asarray(first), np.asarray(second)
     if a.shape != b.shape:
@@ -250,7 +250,7 @@ def literal_kind(first: Any, second: Any, sizes: tuple[int, int]) -> Kind:
 def _constant_rows(a: np.ndarray, b: np.ndarray, sizes: tuple[int, int]) -> Kind:
     """Return the kind of a constant with a batch axis: np.ones(len(x)), np.arange(len(x))."""
     axes = [axis for axis, size in enumerate(a.shape) if size != b.shape[axis]]
-    rows = rows_of((a.shape[axes[0]], b.shape[axes[0]]), sizes) if len(axes) == 1 else None
+    rows = find_rows((a.shape[axes[0]], b.shape[axes[0]]), sizes) if len(axes) == 1 else None
     unknown = Kind("index")
     if rows is None or rows.denominator > 1 or a.dtype.kind not in "biuf":
         return unknown

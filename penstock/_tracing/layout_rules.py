@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 
 from penstock._tracing.kinds import Kind, combine, merge_flags
-from penstock._tracing.layouts import Blocks, cut_blocks, reshape_blocks, rows_of
+from penstock._tracing.layouts import Blocks, cut_blocks, find_rows, reshape_blocks
 from penstock._tracing.operation import Operation, Shapes, batch_axes, mix
 
 
 def reshape(operation: Operation) -> list[Kind]:
     """Follow another shape: rows stay whole, or examples are mixed."""
-    (kind,) = operation.combined()[:1]
+    (kind,) = operation.combine()[:1]
     (before,), (after,) = operation.operands[:1], operation.results
     axes = [batch_axes(each) for each in (before, after)]
     if kind.form not in ("rows", "index", "same") or [len(each) for each in axes] != [1, 1]:
@@ -26,10 +26,10 @@ def reshape(operation: Operation) -> list[Kind]:
     outside = [
         math.prod(each[0][:axis]) for each, (axis,) in zip((before, after), axes, strict=True)
     ]
-    blocks = kind.blocks if kind.form != "same" else _rows_along(operation, before, axes[0][0])
-    found = blocks and reshape_blocks(blocks, outside, rows_of(sizes[1], operation.sizes))
+    blocks = kind.blocks if kind.form != "same" else _find_rows_along(operation, before, axes[0][0])
+    found = blocks and reshape_blocks(blocks, outside, find_rows(sizes[1], operation.sizes))
     if not found:
-        return operation.other()
+        return operation.make_other()
     is_uniform = kind.form == "same" and math.prod(before[0]) == before[0][axes[0][0]]
     return [kind if is_uniform else _as_rows(kind).with_blocks(found)]
 
@@ -38,15 +38,15 @@ def _as_rows(kind: Kind) -> Kind:
     return Kind("rows", kind.degree) if kind.form == "same" else kind
 
 
-def _rows_along(operation: Operation, shapes: Shapes, axis: int) -> Blocks | None:
+def _find_rows_along(operation: Operation, shapes: Shapes, axis: int) -> Blocks | None:
     """Return the one block of an array of equal rows, None where it is not of whole batches."""
-    rows = rows_of([shape[axis] for shape in shapes], operation.sizes)
+    rows = find_rows([shape[axis] for shape in shapes], operation.sizes)
     return (rows,) if rows else None
 
 
 def tile(operation: Operation) -> list[Kind]:
     """Follow copies of an array side by side."""
-    (kind,), (shapes,) = operation.combined(), operation.operands
+    (kind,), (shapes,) = operation.combine(), operation.operands
     axes, (after,) = batch_axes(shapes), map(batch_axes, operation.results)
     if not axes:
         # Of one row as many are equal, of several they take turns.
@@ -54,7 +54,7 @@ def tile(operation: Operation) -> list[Kind]:
         return [kind if rows == 1 else _as_rows(kind).with_blocks((rows,))]
     count = operation.params["reps"][axes[0]]
     if kind.form not in ("rows", "index") or count != operation.other_params["reps"][axes[0]]:
-        return [kind] if kind.form == "same" else operation.other()
+        return [kind] if kind.form == "same" else operation.make_other()
     return [kind.with_blocks(kind.blocks * count)]
 
 
@@ -64,14 +64,16 @@ def concatenate(operation: Operation) -> list[Kind]:
     joined = [axis in batch_axes(shapes) for shapes in operation.operands]
     forms = {k.form for k in operation.kinds}
     if not any(joined):
-        return [_join_indices(operation)] if "index" in forms else operation.combined()
+        return [_join_indices(operation)] if "index" in forms else operation.combine()
     if not all(joined):
         return mix(operation)
     if not forms <= {"rows", "same"}:
-        return operation.combined() if len(operation.kinds) == 1 else operation.other()
+        return operation.combine() if len(operation.kinds) == 1 else operation.make_other()
     # GANs label real and fake images so: jnp.concatenate([ones, zeros]).
     pairs = zip(operation.kinds, operation.operands, strict=True)
-    blocks = [k.blocks if k.form == "rows" else _rows_along(operation, s, axis) for k, s in pairs]
+    blocks = [
+        k.blocks if k.form == "rows" else _find_rows_along(operation, s, axis) for k, s in pairs
+    ]
     kinds = [_as_rows(k).with_blocks((1,)) for k in operation.kinds]
     if None in blocks or any(k.is_gathered for k in kinds):
         return mix(operation)
@@ -94,10 +96,10 @@ def slice_rows(operation: Operation) -> list[Kind]:
     """Follow a slice, which may take a batch out of joined ones."""
     (before,), (after,) = operation.operands[:1], operation.results
     if not batch_axes(before) or (batch_axes(before) == batch_axes(after) and before == after):
-        return operation.combined()
+        return operation.combine()
     axis = batch_axes(before)[0]
     if before[0][axis] == after[0][axis] and before[1][axis] == after[1][axis]:
-        return operation.combined()
+        return operation.combine()
     ends = [
         [operation.params[name][axis], operation.other_params[name][axis]]
         for name in ("start_indices", "limit_indices")
@@ -111,8 +113,8 @@ def slice_rows(operation: Operation) -> list[Kind]:
 def _cut_rows(operation: Operation, ends: Sequence[Sequence[int]]) -> list[Kind]:
     """Follow a slice of rows; the halves of two joined batches are rows again."""
     kind = operation.kinds[0]
-    found = cut_blocks(kind.blocks, *[rows_of(each, operation.sizes) for each in ends])
-    if kind.form == "same" and rows_of(
+    found = cut_blocks(kind.blocks, *[find_rows(each, operation.sizes) for each in ends])
+    if kind.form == "same" and find_rows(
         [b - a for a, b in zip(*ends, strict=True)], operation.sizes
     ):
         return [kind]
@@ -123,7 +125,7 @@ def split(operation: Operation) -> list[Kind]:
     """Follow the pieces of an array, batches that were joined among them."""
     axis = operation.params["axis"]
     if axis not in batch_axes(operation.operands[0]):
-        return operation.combined()
+        return operation.combine()
     found, starts = [], [0, 0]
     for number in range(len(operation.results)):
         sizes = [operation.params["sizes"][number], operation.other_params["sizes"][number]]
@@ -139,4 +141,4 @@ def pad(operation: Operation) -> list[Kind]:
     axes = batch_axes(operation.operands[0])
     if any(any(config[axis]) for axis in axes):
         return mix(operation)
-    return operation.combined()
+    return operation.combine()

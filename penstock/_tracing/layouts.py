@@ -13,7 +13,7 @@ Blocks = tuple[Fraction | int, ...]
 """The rows that each example has in each block."""
 
 
-def rows_of(sizes: Sequence[int], batch_sizes: Sequence[int]) -> Fraction | None:
+def find_rows(sizes: Sequence[int], batch_sizes: Sequence[int]) -> Fraction | None:
     """Return how many rows an example has on an axis of these sizes in both traces, if it has."""
     rows = Fraction(sizes[0], batch_sizes[0])
     return rows if rows * batch_sizes[1] == sizes[1] else None

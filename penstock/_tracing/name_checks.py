@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from flax import linen as nn
@@ -22,8 +23,8 @@ Named = list[tuple[Stack, Path]]
 """The user's lines from the program function down, and the path of what they made."""
 
 
-def noting_modules(named: Named) -> Callable[..., Any]:
-    """Return an interceptor for `nn.intercept_methods` that notes automatically named modules."""
+def note_modules(named: Named) -> AbstractContextManager[Any]:
+    """Return a context that adds flax modules with automatic names to `named`."""
 
     def note(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         module, path = context.module, tuple(context.module.path)
@@ -32,12 +33,7 @@ def noting_modules(named: Named) -> Callable[..., Any]:
             named.append((find_user_lines(2), path))
         return call(*args, **kwargs)
 
-    return note
-
-
-def intercepting(named: Named) -> Any:
-    """Return the context in which flax modules are noted."""
-    return nn.intercept_methods(noting_modules(named))
+    return nn.intercept_methods(note)
 
 
 def list_names(specs: Mapping[str, ParameterSpec], modules: Named) -> Named:
@@ -55,8 +51,8 @@ def check_modes(train: Named, other: Named, expected: str, owner: str) -> None:
     Raises:
       ProgramError: naming the first difference.
     """
-    ours = _grouped(train, lambda stack: stack)
-    for (stack, scope), names in _grouped(other, lambda stack: stack).items():
+    ours = _group(train, lambda stack: stack)
+    for (stack, scope), names in _group(other, lambda stack: stack).items():
         candidates = [
             each
             for (other_stack, other_scope), each in ours.items()
@@ -72,14 +68,14 @@ def check_objectives(first: Named, second: Named, expected: str, owner: str) -> 
     Raises:
       ProgramError: naming the first difference.
     """
-    ours = _grouped(first, lambda stack: stack[-1:])
-    for (line, scope), names in _grouped(second, lambda stack: stack[-1:]).items():
+    ours = _group(first, lambda stack: stack[-1:])
+    for (line, scope), names in _group(second, lambda stack: stack[-1:]).items():
         each = ours.get((line, scope), names)
         if not _agree(names, each):
             _raise_shifted(names, each, line[-1], owner, expected)
 
 
-def _grouped(named: Named, key: Callable[[Stack], Stack]) -> dict[tuple[Stack, Path], list[str]]:
+def _group(named: Named, key: Callable[[Stack], Stack]) -> dict[tuple[Stack, Path], list[str]]:
     groups: dict[tuple[Stack, Path], dict[str, None]] = {}
     for stack, path in named:
         groups.setdefault((key(stack), path[:-1]), {})["/".join(path)] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from penstock._tracing.kinds import Kind, Reason, combine, other
+from penstock._tracing.kinds import Kind, Reason, combine, make_other
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 """The shape of one array in both traces."""
@@ -31,15 +31,15 @@ class Operation(NamedTuple):
     sizes: tuple[int, int]
     reason: Reason
 
-    def other(self) -> list[Kind]:
+    def make_other(self) -> list[Kind]:
         """Return results that depend on how the batch is split."""
-        return [other(self.kinds, self.reason)] * len(self.results)
+        return [make_other(self.kinds, self.reason)] * len(self.results)
 
-    def combined(self) -> list[Kind]:
+    def combine(self) -> list[Kind]:
         """Return results of an operation that works element by element."""
         return [combine(self.name, self.kinds, self.reason)] * len(self.results)
 
-    def counts_padding(self, results: list[Kind]) -> list[Kind]:
+    def note_padding(self, results: list[Kind]) -> list[Kind]:
         """Return results with a note of the padding, where rows met before their weights."""
         rows = [k for k in self.kinds if k.form in ("rows", "index")]
         if all(k.is_weighted for k in rows):
@@ -56,10 +56,10 @@ def mix(operation: Operation) -> list[Kind]:
     """Follow an operation between examples."""
     if all(k.form == "same" and not k.degree for k in operation.kinds):
         # Of constant rows it makes rows that differ by their number on this device.
-        kinds = operation.combined()
+        kinds = operation.combine()
         axes = [batch_axes(shapes) for shapes in operation.results]
         is_numbered = [bool(each) and not kinds[0].is_gathered for each in axes]
         return [
             Kind("index") if numbered else k for k, numbered in zip(kinds, is_numbered, strict=True)
         ]
-    return operation.counts_padding(operation.other())
+    return operation.note_padding(operation.make_other())

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from penstock._tracing import layout_rules as layout
 from penstock._tracing.indexing_rules import dynamic, gather, scatter
-from penstock._tracing.kinds import Kind, Reason, combine, other
-from penstock._tracing.layouts import rows_of
+from penstock._tracing.kinds import Kind, Reason, combine, make_other
+from penstock._tracing.layouts import find_rows
 from penstock._tracing.operation import Operation, Shapes, batch_axes, mix
 
 
@@ -24,7 +24,7 @@ def follow(operation: Operation) -> list[Kind]:
         # What it would be of rows tells whether it counts the padding too.
         kinds = [k.with_form("rows") if k.form == "other" else k for k in operation.kinds]
         found = follow(operation._replace(kinds=kinds))
-        results = zip(operation.other(), found, strict=True)
+        results = zip(operation.make_other(), found, strict=True)
         return [k.with_padding(f.padding) for k, f in results]
     if operation.name == "convert_element_type" and not jnp.issubdtype(
         operation.params["new_dtype"], jnp.inexact
@@ -32,7 +32,7 @@ def follow(operation: Operation) -> list[Kind]:
         operation = operation._replace(name="round")
     rule = _RULES.get(operation.name, _plain)
     if not any(map(batch_axes, [*operation.operands, *operation.results])) and rule not in _ALWAYS:
-        return operation.combined()  # nothing of it has a batch axis
+        return operation.combine()  # nothing of it has a batch axis
     results = rule(operation)
     return [_check(operation, *each) for each in zip(results, operation.results, strict=True)]
 
@@ -45,28 +45,28 @@ def _check(operation: Operation, kind: Kind, shapes: Shapes) -> Kind:
     if kind.form == "index" and len(axes) > 1:
         return dataclasses.replace(kind, span=None)  # jnp.eye(len(x))
     if kind.form in ("rows", "index") and len(axes) != 1:
-        return other([kind], operation.reason)
+        return make_other([kind], operation.reason)
     size = shapes[0][axes[0]] if axes else 0
     if kind.form == "rows" and size != sum(kind.blocks) * operation.sizes[0]:
-        return other([kind], operation.reason)  # some were left out
+        return make_other([kind], operation.reason)  # some were left out
     return kind
 
 
 def _plain(operation: Operation) -> list[Kind]:
-    return operation.combined()
+    return operation.combine()
 
 
 def _reduce_sum(operation: Operation) -> list[Kind]:
     (kind,), (shapes,) = operation.kinds, operation.operands
     axes = set(batch_axes(shapes)) & set(operation.params["axes"])
     if not axes:
-        return operation.combined()
+        return operation.combine()
     if kind.form == "same":
         return [kind.with_degree(kind.degree + len(axes))]
     if kind.form != "rows":
-        return operation.other()
+        return operation.make_other()
     total = dataclasses.replace(kind, form="part", blocks=(1,), is_weights=False)
-    return operation.counts_padding([total])
+    return operation.note_padding([total])
 
 
 def _reduce(operation: Operation) -> list[Kind]:
@@ -74,13 +74,13 @@ def _reduce(operation: Operation) -> list[Kind]:
     axes = {axis for shapes in operation.operands for axis in batch_axes(shapes)}
     is_same = all(k.form == "same" and not k.degree for k in operation.kinds)
     if is_same or not axes & set(operation.params["axes"]):
-        return operation.combined()
-    return operation.other()
+        return operation.combine()
+    return operation.make_other()
 
 
 def _reduce_product(operation: Operation) -> list[Kind]:
     results = _reduce(operation)
-    return operation.counts_padding(results) if results[0].form == "other" else results
+    return operation.note_padding(results) if results[0].form == "other" else results
 
 
 def _along(parameter: str) -> Callable[[Operation], list[Kind]]:
@@ -90,7 +90,7 @@ def _along(parameter: str) -> Callable[[Operation], list[Kind]]:
         axes = operation.params[parameter]
         axes = {axes} if isinstance(axes, int) else set(axes)
         mixed = [axes & set(batch_axes(shapes)) for shapes in operation.operands]
-        return mix(operation) if any(mixed) else operation.combined()
+        return mix(operation) if any(mixed) else operation.combine()
 
     return rule
 
@@ -104,7 +104,7 @@ def _last(count: int) -> Callable[[Operation], list[Kind]]:
             for shapes in operation.operands
             for axis in batch_axes(shapes)
         )
-        return mix(operation) if mixed else operation.combined()
+        return mix(operation) if mixed else operation.combine()
 
     return rule
 
@@ -117,7 +117,7 @@ def _dot_general(operation: Operation) -> list[Kind]:
     forms = {k.form for k in operation.kinds}
     if not any(contracted):
         is_outer = all(axes) and not all(in_batch)
-        return mix(operation) if is_outer and forms != {"same"} else operation.combined()
+        return mix(operation) if is_outer and forms != {"same"} else operation.combine()
     if forms == {"same"}:
         total = combine(operation.name, operation.kinds, operation.reason)
         return [total.with_degree(total.degree + 1)] if total.form == "same" else [total]
@@ -125,7 +125,7 @@ def _dot_general(operation: Operation) -> list[Kind]:
         return mix(operation)
     product = combine("mul", operation.kinds, operation.reason)
     if product.form != "rows":
-        return operation.other()
+        return operation.make_other()
     total = dataclasses.replace(product, form="part", blocks=(1,), is_weights=False)
     return [total if total.is_weighted else total.with_padding(operation.reason)]
 
@@ -135,14 +135,14 @@ def _convolution(operation: Operation) -> list[Kind]:
     images, kernels = map(batch_axes, operation.operands)
     if kernels or (images and images != (numbers.lhs_spec[0],)):
         return mix(operation)
-    return operation.combined()
+    return operation.combine()
 
 
 def _iota(operation: Operation) -> list[Kind]:
     axes = batch_axes(operation.results[0])
     if operation.params["dimension"] not in axes:
         return [Kind("same")]
-    rows = rows_of([s[axes[0]] for s in operation.results[0]], operation.sizes)
+    rows = find_rows([s[axes[0]] for s in operation.results[0]], operation.sizes)
     return [Kind("index", span=rows, blocks=(rows or 1,))] if len(axes) == 1 else [Kind("index")]
 
 
@@ -152,14 +152,14 @@ def _random_bits(operation: Operation) -> list[Kind]:
     has_key_per_row = any(map(batch_axes, operation.operands))
     if axes and not has_key_per_row:
         reason = Reason("one key for all rows", operation.reason.site)
-        return [other(operation.kinds, reason)] * len(operation.results)
-    return operation.combined()
+        return [make_other(operation.kinds, reason)] * len(operation.results)
+    return operation.combine()
 
 
 def _window(operation: Operation) -> list[Kind]:
     window = operation.params["window_dimensions"]
     axes = batch_axes(operation.operands[0])
-    return mix(operation) if any(window[axis] > 1 for axis in axes) else operation.combined()
+    return mix(operation) if any(window[axis] > 1 for axis in axes) else operation.combine()
 
 
 _MIXED_ALONG = {

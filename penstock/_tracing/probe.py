@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
-from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers, compare_rows, show_shape
+from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers, compare_rows, format_shape
 from penstock._program.examples import MicroBatch
 from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
@@ -21,8 +21,8 @@ from penstock._program.parameter_tree import Path, flatten
 from penstock._program.requests import FeedSpec, Mode, ParameterSpec
 from penstock._tracing import name_checks, untrained
 from penstock._tracing.dependence import DivergedError, Traces, check_split
-from penstock._tracing.evaluation import Evaluated, evaluate, owner_of
-from penstock._tracing.kinds import SAME, Kind, Reason, literal_kind
+from penstock._tracing.evaluation import Evaluated, evaluate, name_program
+from penstock._tracing.kinds import SAME, Kind, Reason, classify_constant
 from penstock._tracing.traces import Trace, trace_twice
 
 
@@ -39,7 +39,7 @@ class Probe:
       shapes: their shapes, with the probe's batch size.
       rows: which arrays had a batch axis; real runs repeat it.
       traces: of both batch sizes.
-      is_cut_up: whether the batch is cut into micro-batches.
+      has_micro_batches: whether the batch is cut into micro-batches.
       sown: collections of flax modules whose values the function asks for.
       has_convolution: whether there is one anywhere, nested functions included.
       options: of the builder; the precision is one of them.
@@ -55,7 +55,7 @@ class Probe:
     shapes: tuple[tuple[int, ...], ...]
     rows: RowAnswers
     traces: tuple[Trace, Trace]
-    is_cut_up: bool
+    has_micro_batches: bool
     sown: frozenset[str]
     has_convolution: bool
     options: ProgramOptions
@@ -67,7 +67,7 @@ class Probe:
         Found when it is first asked for. On one device nobody asks but a short batch, and following
         a trace takes longer than making it.
         """
-        return _follow(*self.traces, self.is_cut_up)
+        return _follow(*self.traces, self.has_micro_batches)
 
     def check_padding(self, mode: str, count: int, size: int) -> None:
         """Raise if a batch of `count` examples, padded to `size`, would be averaged with padding.
@@ -79,7 +79,7 @@ class Probe:
         padded = [f"{label(n)} ({k.padding})" for n, k in enumerate(self.kinds) if k.padding]
         if padded:
             raise ProgramError(
-                f"{owner_of(self.function, mode)} got a batch of {count} examples padded to "
+                f"{name_program(self.function, mode)} got a batch of {count} examples padded to "
                 f"{size}, expected a full batch: {', '.join(padded)} does not use the "
                 "example weights and would count the padding. Use layers.mean in place of "
                 "jnp.mean, layers.reduce_sum in place of jnp.sum, or leave the rest out: "
@@ -112,10 +112,10 @@ def probe(function: Callable[[], Any], mode: Mode, mesh: Mesh, options: ProgramO
     """
     first, second = trace_twice(function, mode, mesh, options)
     frame, result = first.frame, first.result
-    owner = owner_of(function, mode)
+    owner = name_program(function, mode)
     rows = tuple(
         [
-            _returned_rows(a, b, owner, result.structure.label(number))
+            _find_returned_rows(a, b, owner, result.structure.label(number))
             for number, (a, b) in enumerate(zip(first.shapes, second.shapes, strict=True))
         ]
     )
@@ -129,28 +129,30 @@ def probe(function: Callable[[], Any], mode: Mode, mesh: Mesh, options: ProgramO
         mode=mode,
         specs=frame.requests.specs,
         named=name_checks.list_names(frame.requests.specs, result.modules),
-        module_shapes=_module_shapes(result.module_updates),
+        module_shapes=_read_module_shapes(result.module_updates),
         feed_specs=frame.requests.feed_specs,
         structure=structure,
         shapes=first.shapes,
         rows=first.rows,
         traces=(first.trace, second.trace),
-        is_cut_up=mode == "train" and options.num_micro_batches > 1,
+        has_micro_batches=mode == "train" and options.num_micro_batches > 1,
         sown=result.sown,
         has_convolution="conv_general_dilated" in primitives,
         options=options,
     )
-    if mesh.size > 1 or found.is_cut_up:
+    if mesh.size > 1 or found.has_micro_batches:
         check_split(found.kinds, structure, owner, mesh.size)
     return found
 
 
-def _returned_rows(shape: tuple[int, ...], other: tuple[int, ...], owner: str, label: str) -> int:
+def _find_returned_rows(
+    shape: tuple[int, ...], other: tuple[int, ...], owner: str, label: str
+) -> int:
     """Return how many rows of a returned value belong to one example, 0 without a batch axis."""
     rows = compare_rows(shape, other)
     if rows is None:
         raise ProgramError(
-            f"{owner} has {label} of shape {show_shape(shape, other)}, expected the batch axis B "
+            f"{owner} has {label} of shape {format_shape(shape, other)}, expected the batch axis B "
             "first and nowhere else, or a value without one. Rows are split over devices, and "
             "those of padding cut off, along axis 0. Move the batch axis to the front, e.g. with "
             "jnp.moveaxis, or reduce it with layers.mean."
@@ -158,11 +160,11 @@ def _returned_rows(shape: tuple[int, ...], other: tuple[int, ...], owner: str, l
     return rows
 
 
-def _follow(first: Trace, second: Trace, is_in_parts: bool) -> list[Kind]:
+def _follow(first: Trace, second: Trace, has_micro_batches: bool) -> list[Kind]:
     """Return what each returned value is to the batch."""
     # Constants of the function come first.
     consts = [
-        literal_kind(a, b, PROBE_BATCH_SIZES)
+        classify_constant(a, b, PROBE_BATCH_SIZES)
         if a is not None and b is not None
         else Kind("same" if x.aval.shape == y.aval.shape else "index")
         for a, b, x, y in zip(
@@ -174,7 +176,7 @@ def _follow(first: Trace, second: Trace, is_in_parts: bool) -> list[Kind]:
         )
     ]
     weights = Kind("rows", is_weighted=True, is_weights=True)
-    traces = Traces(PROBE_BATCH_SIZES, is_in_parts)
+    traces = Traces(PROBE_BATCH_SIZES, has_micro_batches)
     try:
         return traces.follow(
             first.jaxpr, second.jaxpr, [*consts, SAME, SAME, Kind("feed"), weights]
@@ -184,7 +186,9 @@ def _follow(first: Trace, second: Trace, is_in_parts: bool) -> list[Kind]:
         return [Kind("other", why=reason, padding=reason)] * len(first.jaxpr.outvars)
 
 
-def _module_shapes(variables: Mapping[str, Any]) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
+def _read_module_shapes(
+    variables: Mapping[str, Any],
+) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
     unknown = sorted(set(variables) - {"params", "batch_stats"})
     if unknown:
         raise ProgramError(
@@ -207,7 +211,10 @@ def compare(train: Probe, other: Probe) -> None:
     Raises:
       ProgramError: naming the first difference.
     """
-    owner, expected = owner_of(other.function, other.mode), owner_of(train.function, train.mode)
+    owner, expected = (
+        name_program(other.function, other.mode),
+        name_program(train.function, train.mode),
+    )
     ours, theirs = train.shape_table(), other.shape_table()
     name_checks.check_modes(train.named, other.named, expected, owner)
     for (collection, path), entry in theirs.items():

@@ -118,7 +118,7 @@ def _trace(
             rows=rows,
             anchor=anchor,
             step=step,
-            is_cut_up=mode == "train" and options.num_micro_batches > 1,
+            has_micro_batches=mode == "train" and options.num_micro_batches > 1,
             compute_dtype=options.precision.compute_dtype,
             is_frozen=options.is_frozen,
         )

@@ -49,12 +49,14 @@ def check_constants(function: Callable[[], Any], jaxpr: Any, loss_index: int, ow
         for outer, inner in zip(equation.invars, body.invars, strict=True)
         if not hasattr(outer, "val") and outer in values
     }
-    needed, constants = _differentiable(body, [body.outvars[loss_index]])
+    needed, constants = _find_differentiable(body, [body.outvars[loss_index]])
     constants += [value for var, value in closed_over.items() if var in needed]
     arrays = {id(each): each for each in constants if _is_weight(each)}
     inputs = {var for var in body.invars if var not in closed_over}
-    held = array_holders.find(function, arrays) if arrays else []
-    held += [array_holders.of_draw(each) for each in _constant_draws(body, inputs, needed)]
+    held = array_holders.find_holders(function, arrays) if arrays else []
+    held += [
+        array_holders.describe_draw(each) for each in _find_constant_draws(body, inputs, needed)
+    ]
     _report(held, owner)
 
 
@@ -62,14 +64,14 @@ def _report(held: list[array_holders.Held], owner: str) -> None:
     for library in sorted({each.library for each in held if each.library}):
         raise ProgramError(
             f"{owner} got weights of {library} that no optimizer sees, "
-            f"{_some(each for each in held if each.library == library)}, expected parameters of "
-            "the program only. They are constants of the program and would stay as they are. "
+            f"{_list_some(each for each in held if each.library == library)}, expected parameters "
+            "of the program only. They are constants of the program and would stay as they are. "
             f"{_REMEDIES[library]} If they are meant to stay, wrap them, or what is computed from "
             "them, in jax.lax.stop_gradient."
         )
     if held:
         warnings.warn(
-            f"{owner} got constants that its loss has a gradient by, {_some(held)}, expected "
+            f"{owner} got constants that its loss has a gradient by, {_list_some(held)}, expected "
             "parameters of the program. No optimizer sees a constant. If it is a weight, use what "
             "layers.create_parameters returns for it. If it is not, say so: with "
             "jax.lax.stop_gradient, or as a numpy array.",
@@ -77,7 +79,7 @@ def _report(held: list[array_holders.Held], owner: str) -> None:
         )
 
 
-def _some(held: Any) -> str:
+def _list_some(held: Any) -> str:
     shown = list(dict.fromkeys(each.label for each in held))
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     return ", ".join(shown[:5]) + more
@@ -92,7 +94,7 @@ def _is_weight(value: Any) -> bool:
 # What the loss has a gradient by.
 
 
-def _differentiable(jaxpr: Any, outputs: list[Any]) -> tuple[set[Any], list[Any]]:
+def _find_differentiable(jaxpr: Any, outputs: list[Any]) -> tuple[set[Any], list[Any]]:
     """Return what `outputs` have a gradient by: variables, and constants of nested traces."""
     needed = {var for var in outputs if _is_differentiable(var)}
     constants: list[Any] = []
@@ -100,14 +102,14 @@ def _differentiable(jaxpr: Any, outputs: list[Any]) -> tuple[set[Any], list[Any]
         results = [number for number, var in enumerate(equation.outvars) if var in needed]
         if not results or equation.primitive.name == "stop_gradient":
             continue
-        inner = _called(equation)
+        inner = _find_called(equation)
         if inner is None:  # a loop, a branch: all that goes in may matter
             needed.update(var for var in equation.invars if _is_differentiable(var))
-            for nested in _nested(equation):
-                constants += _constants_of(nested)
+            for nested in _list_nested(equation):
+                constants += _list_constants(nested)
             continue
         body = getattr(inner, "jaxpr", inner)
-        used, found = _differentiable(body, [body.outvars[number] for number in results])
+        used, found = _find_differentiable(body, [body.outvars[number] for number in results])
         constants += found
         consts = zip(body.constvars, getattr(inner, "consts", ()), strict=False)
         constants += [value for var, value in consts if var in used]
@@ -120,7 +122,7 @@ def _is_differentiable(var: Any) -> bool:
     return not hasattr(var, "val") and jnp.issubdtype(var.aval.dtype, jnp.inexact)
 
 
-def _called(equation: Any) -> Any:
+def _find_called(equation: Any) -> Any:
     """Return the trace of the function that an equation calls once, with its own inputs."""
     for name in _CALLS:
         inner = equation.params.get(name)
@@ -135,16 +137,16 @@ def _called(equation: Any) -> Any:
     return None
 
 
-def _constants_of(jaxpr: Any) -> list[Any]:
+def _list_constants(jaxpr: Any) -> list[Any]:
     """Return the constants of a trace and of those inside it."""
     found = list(getattr(jaxpr, "consts", ()))
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        for nested in _nested(equation):
-            found += _constants_of(nested)
+        for nested in _list_nested(equation):
+            found += _list_constants(nested)
     return found
 
 
-def _nested(equation: Any) -> list[Any]:
+def _list_nested(equation: Any) -> list[Any]:
     """Return the traces among an equation's parameters, with their constants."""
     listed = [v if isinstance(v, (tuple, list)) else (v,) for v in equation.params.values()]
     return [each for values in listed for each in values if hasattr(each, "eqns")]
@@ -153,7 +155,7 @@ def _nested(equation: Any) -> list[Any]:
 # What is drawn, and the same at every step.
 
 
-def _constant_draws(jaxpr: Any, inputs: set[Any], needed: set[Any]) -> list[Any]:
+def _find_constant_draws(jaxpr: Any, inputs: set[Any], needed: set[Any]) -> list[Any]:
     """Return the equations that give floating numbers drawn without regard to any input.
 
     Arguments:
@@ -165,8 +167,8 @@ def _constant_draws(jaxpr: Any, inputs: set[Any], needed: set[Any]) -> list[Any]
         variables = [var for var in equation.invars if not hasattr(var, "val")]
         if varying.intersection(variables):
             varying.update(equation.outvars)
-            found += _draws_inside(equation, varying, needed)
-        elif drawn.intersection(variables) or _draws(equation):
+            found += _find_draws_inside(equation, varying, needed)
+        elif drawn.intersection(variables) or _is_draw(equation):
             drawn.update(equation.outvars)
             is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
             wanted = [v for v in equation.outvars if v in needed and v.aval.size > 1]
@@ -174,20 +176,20 @@ def _constant_draws(jaxpr: Any, inputs: set[Any], needed: set[Any]) -> list[Any]
     return found
 
 
-def _draws_inside(equation: Any, varying: set[Any], needed: set[Any]) -> list[Any]:
-    inner = _called(equation)
+def _find_draws_inside(equation: Any, varying: set[Any], needed: set[Any]) -> list[Any]:
+    inner = _find_called(equation)
     if inner is None:
         return []
     body = getattr(inner, "jaxpr", inner)
     pairs = zip(equation.invars, body.invars, strict=True)
     inputs = {its for var, its in pairs if not hasattr(var, "val") and var in varying}
     outputs = zip(equation.outvars, body.outvars, strict=True)
-    used, _ = _differentiable(body, [its for var, its in outputs if var in needed])
-    return _constant_draws(body, inputs, used)
+    used, _ = _find_differentiable(body, [its for var, its in outputs if var in needed])
+    return _find_constant_draws(body, inputs, used)
 
 
-def _draws(equation: Any) -> bool:
+def _is_draw(equation: Any) -> bool:
     if equation.primitive.name in _DRAWS:
         return True
-    bodies = [getattr(each, "jaxpr", each) for each in _nested(equation)]
-    return any(_draws(inner) for body in bodies for inner in body.eqns)
+    bodies = [getattr(each, "jaxpr", each) for each in _list_nested(equation)]
+    return any(_is_draw(inner) for body in bodies for inner in body.eqns)

@@ -71,7 +71,7 @@ def _import(argv: list[str]) -> None:
         for key in builder.programs.network.table
     }
     about = describe_weights(chosen, weights.left_initial)
-    _parameters.save(flags.output, _parameters.nested(entries), about=about)
+    _parameters.save(flags.output, _parameters.nest(entries), about=about)
     print(_summary(weights, chosen, flags.output))
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from penstock._errors import ProgramError
 from penstock._program.frame import current_frame
 from penstock.layers import arguments
-from penstock.layers._convolution import Geometry, as_steps, convolve, reach_of
+from penstock.layers._convolution import Geometry, as_steps, convolve, measure_reach
 from penstock.layers.activations import activate
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, normal, parameter
@@ -65,7 +65,7 @@ def conv2d(
     _check_groups("conv2d", channels, num_filters, groups)
     kernel = arguments.as_pair("conv2d", "filter_size", filter_size, 1)
     strides, dilations = as_steps("conv2d", stride, dilation)
-    reach = reach_of(kernel, dilations)
+    reach = measure_reach(kernel, dilations)
     pads = arguments.as_padding("conv2d", "padding", padding, sizes, reach, strides)
     arguments.check_fits("conv2d", x, sizes, reach, pads)
     path = frame.names.layer("conv2d", name)
@@ -159,7 +159,7 @@ def _fit_output(
             "layers.conv2d_transpose got neither output_size nor filter_size, expected one of them "
             "or both. One follows from the other. Give filter_size."
         )
-    least = [f + reach for f, reach in zip(first, reach_of(kernel, dilations), strict=True)]
+    least = [f + reach for f, reach in zip(first, measure_reach(kernel, dilations), strict=True)]
     size = least if output_size is None else output_size
     total = arguments.as_pair("conv2d_transpose", "output_size", size, 1)
     extra = (total[0] - least[0], total[1] - least[1])
@@ -170,7 +170,7 @@ def _fit_output(
             f"from {tuple(least)} to less than a stride more. A convolution maps these sizes, and "
             "no others, to the input's. Change one of them."
         )
-    top, left = (r - 1 - p for r, p in zip(reach_of(kernel, dilations), pads, strict=True))
+    top, left = (r - 1 - p for r, p in zip(measure_reach(kernel, dilations), pads, strict=True))
     return kernel, ((top, top + extra[0]), (left, left + extra[1]))
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from penstock._errors import ProgramError
 from penstock._program.frame import Frame, current_frame
 from penstock.layers import arguments
-from penstock.layers._convolution import Geometry, as_steps, convolve, reach_of
+from penstock.layers._convolution import Geometry, as_steps, convolve, measure_reach
 from penstock.layers.activations import activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.parameters import Attr, apply_shift, normal, parameter
@@ -152,7 +152,7 @@ def _geometry(
     channels, sizes = arguments.check_image(layer, x, data_format)
     kernel = arguments.as_pair(layer, "filter_size", filter_size, 1)
     strides, dilations = as_steps(layer, stride, dilation)
-    reach = reach_of(kernel, dilations)
+    reach = measure_reach(kernel, dilations)
     pads = arguments.as_padding(layer, "padding", padding, sizes, reach, strides)
     arguments.check_fits(layer, x, sizes, reach, pads)
     return Geometry(strides=strides, dilations=dilations, pads=pads, groups=channels), kernel

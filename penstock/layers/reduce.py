@@ -245,7 +245,7 @@ def _checked(
 def _is_over_batch(frame: Frame, x: jax.Array, axes: tuple[int, ...] | None, layer: str) -> bool:
     """Return whether examples meet in a reduction, which micro-batches could not put together."""
     is_over_batch = bool(frame.examples.count_rows(x)) and (axes is None or 0 in axes)
-    if is_over_batch and frame.is_cut_up and not frame.is_guessing:
+    if is_over_batch and frame.has_micro_batches and not frame.is_guessing:
         raise ProgramError(
             f"layers.{layer} got a batch that gradient_accumulation_steps cuts into micro-batches, "
             "expected a whole batch: only sums and means of micro-batches are those of the batch. "

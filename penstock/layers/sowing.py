@@ -36,7 +36,7 @@ _CURRENT: ContextVar[Sown | None] = ContextVar("sown", default=None)
 
 
 @contextlib.contextmanager
-def gathering(collections: Iterable[str]) -> Iterator[Sown]:
+def gather(collections: Iterable[str]) -> Iterator[Sown]:
     """Let `sown` find what is sown inside the `with` block."""
     gathered = Sown(set(collections))
     token = _CURRENT.set(gathered)

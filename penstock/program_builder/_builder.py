@@ -11,7 +11,7 @@ from penstock import _mesh
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._feeding import DeviceBatch
 from penstock._program.options import ProgramOptions
-from penstock._program.precision import Precision, PrecisionName, precision_of
+from penstock._program.precision import Precision, PrecisionName, resolve_precision
 from penstock._program.requests import FeedSpec
 from penstock._tracing.probe import Probe
 from penstock.program_builder import _inspect
@@ -75,7 +75,7 @@ class ProgramBuilder:
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
     ) -> None:
-        self.mesh = _mesh.mesh_of(place)
+        self.mesh = _mesh.make_mesh(place)
         self.objectives = objectives_of(program_func, optimizer)
         if infer_func is not None:
             check_program_func("infer_func", infer_func)
@@ -84,7 +84,7 @@ class ProgramBuilder:
                 "ProgramBuilder got neither program_func nor infer_func, expected at least one."
             )
         options = ProgramOptions(
-            precision=precision_of(precision),
+            precision=resolve_precision(precision),
             skips_non_finite=skips_non_finite,
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,

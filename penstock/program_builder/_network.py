@@ -23,7 +23,7 @@ from penstock._program.options import ProgramOptions
 from penstock._program.requests import FeedSpec
 from penstock._selection import check_patterns
 from penstock._tracing import name_checks
-from penstock._tracing.evaluation import evaluate, owner_of
+from penstock._tracing.evaluation import evaluate, name_program
 from penstock._tracing.probe import Path, Probe, compare, probe
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._loss_scale import LossScale
@@ -116,10 +116,10 @@ class Network:
         for collection, path in infer.shape_table():
             if (collection, path) not in self.table:
                 raise ProgramError(
-                    f"{owner_of(infer.function, infer.mode)} got the parameter {'/'.join(path)!r}, "
-                    f"expected only parameters of the objectives: {listed(names)}. All programs "
-                    "share one parameter tree. Give its layers the names and scopes they have "
-                    "there." + nearest("/".join(path), names)
+                    f"{name_program(infer.function, infer.mode)} got the parameter "
+                    f"{'/'.join(path)!r}, expected only parameters of the objectives: "
+                    f"{listed(names)}. All programs share one parameter tree. Give its layers the "
+                    "names and scopes they have there." + nearest("/".join(path), names)
                 )
 
     def _check_updates(self) -> None:
@@ -128,7 +128,7 @@ class Network:
             for wanted in objective.updates or ():
                 prefix = tuple(str(wanted).split("/"))
                 if not any(path[: len(prefix)] == prefix for path in paths):
-                    known = parameter_tree.top_levels(paths)
+                    known = parameter_tree.list_top_levels(paths)
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
                         f"layer or parameter: {listed(known)}."
@@ -153,7 +153,7 @@ class Network:
             if collection == "params" and objective.covers(path) and self._is_trainable(path)
         }
         function = objective.program_func
-        owner, params = owner_of(function, "train"), parameter_tree.nest(shapes)
+        owner, params = name_program(function, "train"), parameter_tree.nest(shapes)
         rule = make_rule(owner, objective.transformation, params)
         specs = [self.specs[path] for path in shapes if path in self.specs]
         statistics = [
@@ -246,7 +246,7 @@ class Network:
         for name, update in self.updates.items() if mode == "train" else ():
             if update.rule.takes_examples:
                 raise ProgramError(
-                    f"{owner_of(self.objectives[name].program_func, 'train')} got a batch of "
+                    f"{name_program(self.objectives[name].program_func, 'train')} got a batch of "
                     f"{count} examples padded to {size}, expected full batches, whose size the "
                     f"number of devices ({self.mesh.size}) divides. {update.rule.name} takes the "
                     "gradient of every example and would count the padding. Leave the rest out: "
@@ -322,7 +322,7 @@ def _check_objectives(first: Probe | None, second: Probe) -> None:
       ProgramError: naming the first difference.
     """
     assert first is not None
-    expected, owner = (owner_of(each.function, each.mode) for each in (first, second))
+    expected, owner = (name_program(each.function, each.mode) for each in (first, second))
     name_checks.check_objectives(first.named, second.named, expected, owner)
     for name, spec in second.specs.items():
         known = first.specs.get(name, spec)
@@ -347,7 +347,7 @@ def _join_tables(probes: Sequence[Probe]) -> dict[tuple[str, Path], tuple[Any, A
         for key, entry in each.shape_table().items():
             if table.setdefault(key, entry) != entry:
                 raise ProgramError(
-                    f"{owner_of(each.function, each.mode)} got {'/'.join(key[1])!r} with shape "
+                    f"{name_program(each.function, each.mode)} got {'/'.join(key[1])!r} with shape "
                     f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
                     f"{table[key][1]} as in another program. All programs share one parameter "
                     "tree. Put each network into a layers.scope of its own."

@@ -136,7 +136,7 @@ class Engine:
 
     @property
     def _one_device(self) -> jax.sharding.Mesh:
-        return _mesh.mesh_of(self.programs.mesh.local_devices[:1])
+        return _mesh.make_mesh(self.programs.mesh.local_devices[:1])
 
     @functools.cached_property
     def _health(self) -> Callable[..., jax.Array]:

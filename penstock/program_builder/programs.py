@@ -276,7 +276,7 @@ class Programs:
           ValueError: there is no example.
         """
         means = {
-            name: _metrics.means(sums, self.structures[name])
+            name: _metrics.compute_means(sums, self.structures[name])
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }

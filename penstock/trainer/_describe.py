@@ -18,17 +18,17 @@ from penstock.program_builder import ProgramBuilder
 FILE = "run.json"
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a run's bits."""
     packages = ["jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint"]
     return {
         "python": platform.python_version(),
         "penstock": __version__,
-        **{name: _version(name) for name in packages},
+        **{name: _find_version(name) for name in packages},
     }
 
 
-def _version(package: str) -> str:
+def _find_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def describe_run(
     trainable = sum(int(np.prod(row.shape)) for row in rows if row.is_trainable)
     devices = list(builder.mesh.devices.flat)
     description = {
-        "versions": versions(),
+        "versions": list_versions(),
         "devices": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,

@@ -142,17 +142,19 @@ class Guard:
 
     def _raise(self, what: str) -> NoReturn:
         raise NonFiniteError(
-            f"Trainer got {what}, expected a finite one. {self._concerned()}{_ADVICE}"
+            f"Trainer got {what}, expected a finite one. {self._describe_non_finite()}{_ADVICE}"
         )
 
-    def _concerned(self) -> str:
+    def _describe_non_finite(self) -> str:
         """Return which metrics and parameters are not finite; waits for the device."""
         if self._engine.is_lost:
             return ""
         metrics = [
             label
             for name, sums in self._engine.state.metrics.items()
-            for label in _bad_metrics(name, jax.device_get(sums), self._engine.programs.structures)
+            for label in _list_bad_metrics(
+                name, jax.device_get(sums), self._engine.programs.structures
+            )
         ]
         parameters = self._engine.find_non_finite()
         more = f" and {len(parameters) - 5} more" if len(parameters) > 5 else ""
@@ -161,7 +163,7 @@ class Guard:
         return f"{said}The parameters {followed}. "
 
 
-def _bad_metrics(name: str, sums: Any, structures: Any) -> list[str]:
+def _list_bad_metrics(name: str, sums: Any, structures: Any) -> list[str]:
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
     structure = structures[name]
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)

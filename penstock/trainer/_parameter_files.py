@@ -53,9 +53,9 @@ def load_parameters(
       ParameterError: listing every missing, extra or mismatched entry.
     """
     selection.check(table)
-    entries = selection.renamed(read_parameters(param_path))
-    chosen, wanted = selection.of(entries), selection.of(table)
-    fitting = _parameters.fitting(chosen, wanted)
+    entries = selection.rename_entries(read_parameters(param_path))
+    chosen, wanted = selection.select(entries), selection.select(table)
+    fitting = _parameters.select_fitting(chosen, wanted)
     if not partial:
         left = {key for key in chosen if skip_mismatched and key in wanted and key not in fitting}
         _parameters.check(
@@ -68,11 +68,11 @@ def load_parameters(
     report = {
         "loaded": sorted("/".join(path) for _, path in fitting),
         "excluded": sorted("/".join(path) for _, path in table.keys() - wanted.keys()),
-        **_parameters.differences(chosen, wanted),
+        **_parameters.list_differences(chosen, wanted),
     }
     if partial or skip_mismatched or not selection.is_all:
         _print_report(param_path, report)
-    return _parameters.nested({**_parameters.flatten(live), **fitting}), report
+    return _parameters.nest({**_parameters.flatten(live), **fitting}), report
 
 
 def _print_report(param_path: Any, report: Mapping[str, list[str]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from penstock._state_bytes import decode_bytes, encode_bytes
 
 
-def encoded(state: Any) -> Any:
+def gather_states(state: Any) -> Any:
     """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
 
     Raises:
@@ -34,7 +34,7 @@ def encoded(state: Any) -> Any:
     return [json.loads(bytes(row)) for row in rows]
 
 
-def decoded(states: Any) -> Any:
+def pick_state(states: Any) -> Any:
     """Return this process's state out of what a checkpoint holds; None where it holds none."""
     if not states or len(states) != jax.process_count():
         # Our readers' states do not depend on the process that took them.

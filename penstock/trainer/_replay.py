@@ -22,7 +22,7 @@ from penstock._feeding import DeviceBatch
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
-from penstock.trainer._reader_states import decoded
+from penstock.trainer._reader_states import pick_state
 from penstock.trainer._restoring import restore
 
 _MOST_STEPS = 100_000
@@ -101,8 +101,8 @@ def _batches_from(
     if next_epoch is not None:
         reader.next_epoch = position.epoch
     try:
-        state, num_before = decoded(position.reader_state), position.step
-        pass_ = _batches.resumed_pass(reader, fields, state, num_before)
+        state, num_before = pick_state(position.reader_state), position.step
+        pass_ = _batches.resume_pass(reader, fields, state, num_before)
         while True:
             num_batches = num_before
             with contextlib.closing(iter(pass_)) as batches:
@@ -153,8 +153,8 @@ def _explain(
         is_given = isinstance(error, RecursionError)
         what = "Invalid value (nan) given to an operation." if is_given else str(error)
         raise FloatingPointError(
-            f"{where}: {what.splitlines()[0]} {_not_finite(engine, placed)}"
-            f"{_line_of(error)}{_out_of_range(engine, placed, update_order)}"
+            f"{where}: {what.splitlines()[0]} {_list_non_finite(engine, placed)}"
+            f"{_find_line(error)}{_find_out_of_range(engine, placed, update_order)}"
         ) from error
     raise FloatingPointError(
         f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "
@@ -199,7 +199,7 @@ def _without_repetitions() -> Iterator[None]:
         print(*(line for line in lines if "de-optimized" not in line), sep="", end="")
 
 
-def _not_finite(engine: Engine, placed: DeviceBatch) -> str:
+def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
     """Return which inputs of a step were not finite before it ran."""
     feed = jax.device_get(dict(placed.feed))
     bad = [name for name, value in feed.items() if not np.all(np.isfinite(value))]
@@ -218,7 +218,7 @@ def _is_of_a_library(path: Path) -> bool:
     return is_python or any(library in path.parents for library in _LIBRARIES)
 
 
-def _out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
+def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
     """Return which ids or labels make the step not finite, found by putting 0 in their place.
 
     Which of them are valid only the layers know that take them, each in its own way; to try costs
@@ -251,7 +251,7 @@ def _out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, 
     return ""
 
 
-def _line_of(error: BaseException) -> str:
+def _find_line(error: BaseException) -> str:
     """Return which line of the program function an error of JAX's nan debugging came from."""
     forward = error.__cause__  # JAX gives an operation of a gradient the traceback of its origin
     found = [

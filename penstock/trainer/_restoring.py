@@ -12,7 +12,7 @@ from penstock.trainer._agreement import is_any, take_from_first
 _NONE, _FAILED = -1, -2
 
 
-def newest(store: Store, *, before: int | None = None) -> Contents | None:
+def read_newest(store: Store, *, before: int | None = None) -> Contents | None:
     """Return the newest checkpoint that can be read, None where there is none. Collective.
 
     Only the first process writes and deletes, so only it knows what is there to stay: it looks, and

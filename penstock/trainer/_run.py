@@ -115,7 +115,7 @@ class Run:
             # The sums of the last epoch leave the state: EndEpoch may be read at any time.
             self.engine.reset_metrics()
         status.is_in_epoch = True
-        emit(BeginEpoch(epoch, status.global_step, _batches.length_of(self.reader), first_step))
+        emit(BeginEpoch(epoch, status.global_step, _batches.count_batches(self.reader), first_step))
         self.interrupts.check()
         if status.is_stopping:
             return
@@ -231,7 +231,7 @@ class Run:
             return _batches.Pass(self.reader, self.fields)
         self.saver.is_resuming = False
         status = self.status
-        return _batches.resumed_pass(self.reader, self.fields, status.reader_state, status.step)
+        return _batches.resume_pass(self.reader, self.fields, status.reader_state, status.step)
 
     def _leave_reader_at_end(self) -> None:
         """Move the reader to the end of its last epoch: this call was over at the checkpoint.

@@ -29,7 +29,7 @@ from penstock.program_builder.programs import Programs
 from penstock.trainer import _restoring
 from penstock.trainer._agreement import run_on_first
 from penstock.trainer._handler_states import HandlerStates
-from penstock.trainer._reader_states import decoded, encoded
+from penstock.trainer._reader_states import gather_states, pick_state
 from penstock.trainer._status import Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -134,7 +134,7 @@ class CheckpointSaver(Saver):
         _restoring.restore(self._engine, contents, str(self.store.directory))
         self._saved = position = contents.position
         self.is_resuming = True
-        status.resume(position, decoded(position.reader_state))
+        status.resume(position, pick_state(position.reader_state))
         handlers.resume(contents.extra.get("handlers", []))
         self._engine.programs.fit_batches(position.batch_sizes)
         where = self.store.directory / str(position.global_step)
@@ -285,7 +285,7 @@ class CheckpointSaver(Saver):
           CheckpointError: there are checkpoints, and none can be read.
         """
         self._writer.wait()
-        return _restoring.newest(self.store, before=before)
+        return _restoring.read_newest(self.store, before=before)
 
     def roll_back(self, last_step: int) -> int | None:
         """Return the engine to the newest checkpoint up to a global step, and say its step.
@@ -302,7 +302,9 @@ class CheckpointSaver(Saver):
         return contents.position.global_step
 
     def _position(self, status: Status) -> Position:
-        return status.position(self._engine.programs.batch_sizes, encoded(status.reader_state))
+        return status.position(
+            self._engine.programs.batch_sizes, gather_states(status.reader_state)
+        )
 
     def _mean(self, leaves: list[Any], monitor: str) -> float | None:
         if not self._config.num_best:
@@ -338,7 +340,7 @@ def monitored(
     if keys is None:
         values = {"loss": metrics}
     else:
-        items = _metrics.values_of(metrics)
+        items = _metrics.list_values(metrics)
         values = {str(key): item for key, item in zip(keys, items, strict=True)}
         values.setdefault("loss", items[structure.loss_index])
     if name not in values:

@@ -31,7 +31,7 @@ def run_test(
     limit = max_in_flight(programs.mesh)
     num_batches = 0
     with interrupts.open():
-        for batch in _batches.one_pass(reader, fields):
+        for batch in _batches.read_once(reader, fields):
             placed = programs.place("test", [batch])
             for name in sums:
                 sums[name], _ = programs.test(state, sums[name], placed, name)
@@ -45,7 +45,7 @@ def run_test(
             "or is it an iterator that an earlier pass used up?"
         )
     means = {
-        name: _metrics.means(each, programs.network.test[name].structure)
+        name: _metrics.compute_means(each, programs.network.test[name].structure)
         for name, each in sums.items()
     }
     return next(iter(means.values())) if len(means) == 1 else means

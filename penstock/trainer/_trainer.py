@@ -32,7 +32,7 @@ from penstock.trainer._arguments import (
     choose_update_order,
     read_scale,
 )
-from penstock.trainer._describe import describe_run, versions
+from penstock.trainer._describe import describe_run, list_versions
 from penstock.trainer._guard import Guard, OnNonFinite
 from penstock.trainer._handler_states import HandlerStates
 from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
@@ -421,5 +421,5 @@ class Trainer:
         replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 
     def _describe_extra(self) -> dict[str, Any]:
-        said = {"handlers": self._handlers.as_json(), "versions": versions()}
+        said = {"handlers": self._handlers.as_json(), "versions": list_versions()}
         return {**said, PARAMETER_NAMES: self.builder.programs.variable_paths}

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from penstock.trainer._reader_states import decoded, encoded
+from penstock.trainer._reader_states import gather_states, pick_state
 
 
 @pytest.mark.parametrize("state", [None, {"position": 3, "files": ["a", "b"]}, b"\x00grain"])
 def test_states_of_readers_come_back_as_they_were(state):
-    assert decoded(encoded(state)) == state
+    assert pick_state(gather_states(state)) == state
 
 
 def test_state_that_json_cannot_hold_is_refused_with_its_reason():
     with pytest.raises(TypeError, match=r"get_state\(\) got dict that JSON cannot hold"):
-        encoded({"position": np.int64(3)})
+        gather_states({"position": np.int64(3)})

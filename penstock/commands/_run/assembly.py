@@ -91,7 +91,7 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     """
     _join_processes(flags)
     place = choose_place(flags)
-    num_devices = len(_mesh.devices_of(place))
+    num_devices = len(_mesh.find_devices(place))
     data = open_data(
         flags, batch_size=flags.model.batch_size * num_devices, shard=_choose_shard(flags)
     )
@@ -206,7 +206,7 @@ def choose_place(flags: TrainFlags) -> _mesh.Place:
       ValueError: there is no such device.
     """
     place = flags.performance.place
-    devices = _mesh.devices_of(place)
+    devices = _mesh.find_devices(place)
     if flags.performance.enable_paisoar:
         return place
     return [next(d for d in devices if d.process_index == jax.process_index())]

@@ -22,10 +22,10 @@ Pair = tuple[int, int]
 Pairs = tuple[Pair, Pair]
 
 
-def convolved(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs) -> jax.Array:
+def convolve(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs) -> jax.Array:
     """Return the convolution, `[B, H', W', C * multiplier]`."""
     dtype = x.dtype
-    x, w = _padded(_repeated(widen(x), w), pads), widen(w)
+    x, w = _pad(_repeat_channels(widen(x), w), pads), widen(w)
     reach = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[:2], strict=True)]
     extents = [  # from the first pixel that a tap meets to the last
         (size - r) // s * s + 1 for size, r, s in zip(x.shape[1:3], reach, strides, strict=True)
@@ -55,7 +55,7 @@ def image_gradient(
         edges.append((before, after, strides[axis] - 1))
     spread = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
     turned = jnp.flip(w, (0, 1))
-    dx = convolved(spread, turned, (1, 1), dilations, ((0, 0), (0, 0)))
+    dx = convolve(spread, turned, (1, 1), dilations, ((0, 0), (0, 0)))
     return jnp.sum(dx.reshape(*x.shape, -1), axis=-1, dtype=x.dtype)
 
 
@@ -66,11 +66,11 @@ def kernel_gradient(
 
     Example by example: XLA sums one array over all axes but the last 5 to 15 times slower.
     """
-    dy, x = widen(dy), _padded(_repeated(widen(x), w), pads)
+    dy, x = widen(dy), _pad(_repeat_channels(widen(x), w), pads)
     height, width = dy.shape[1:3]
     window = (1, (height - 1) * strides[0] + 1, (width - 1) * strides[1] + 1, x.shape[3])
 
-    def of_tap(corner: jax.Array) -> jax.Array:
+    def differentiate_tap(corner: jax.Array) -> jax.Array:
         def add(example: jax.Array, total: jax.Array) -> jax.Array:
             start = (example, corner[0], corner[1], jnp.zeros_like(example))
             seen = lax.dynamic_slice(x, start, window)[0, :: strides[0], :: strides[1]]
@@ -80,14 +80,14 @@ def kernel_gradient(
         return jnp.sum(total, (0, 1))
 
     corners = np.array(list(np.ndindex(*w.shape[:2]))) * np.array(dilations)
-    dw = lax.map(of_tap, jnp.asarray(corners, jnp.int32))
+    dw = lax.map(differentiate_tap, jnp.asarray(corners, jnp.int32))
     return dw.reshape(w.shape).astype(w.dtype)
 
 
-def _repeated(x: jax.Array, w: jax.Array) -> jax.Array:
+def _repeat_channels(x: jax.Array, w: jax.Array) -> jax.Array:
     """Return each channel as many times as the kernel has filters for it."""
     return jnp.repeat(x, w.shape[3] // x.shape[3], axis=3)
 
 
-def _padded(x: jax.Array, pads: Pairs) -> jax.Array:
+def _pad(x: jax.Array, pads: Pairs) -> jax.Array:
     return jnp.pad(x, ((0, 0), *pads, (0, 0)))
