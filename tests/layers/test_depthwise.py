@@ -39,7 +39,7 @@ def geometry(name):
 def both(x, w, chosen, data_format="NHWC"):
     """Return what a convolution and its gradients are by taps, and in groups."""
     results = []
-    for function in (_convolution.convolve, _convolution._general):
+    for function in (_convolution.convolve, _convolution._convolve_on_xla):
         y, transposed = jax.vjp(lambda x, w, f=function: f(x, w, chosen, data_format), x, w)
         results.append((y, *transposed(jnp.asarray(normal(*y.shape, seed=2), y.dtype))))
     return results
@@ -82,7 +82,7 @@ def test_taps_give_the_same_second_derivatives():
 
         return jax.grad(penalty, (0, 1))(x, w)
 
-    check_close(penalties(_convolution.convolve), penalties(_convolution._general), 1e-5)
+    check_close(penalties(_convolution.convolve), penalties(_convolution._convolve_on_xla), 1e-5)
 
 
 def test_taps_are_summed_in_float32():
