@@ -231,9 +231,24 @@ def _to_plain(value: Any) -> Any:
 
 
 class LaunchValues:
-    """The values of the steps of one launch; the first reading fetches them all, once."""
+    """The values of the steps of one launch; the first reading fetches them all, once.
 
-    __slots__ = ("_counts", "_host", "_rates", "_structures", "_values")
+    Attributes:
+      num_steps: of the launch.
+      has_rates: whether an optimizer tells its learning rate.
+      is_read: whether the values are on the host already.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_host",
+        "_rates",
+        "_structures",
+        "_values",
+        "has_rates",
+        "is_read",
+        "num_steps",
+    )
 
     def __init__(
         self,
@@ -247,26 +262,13 @@ class LaunchValues:
         self._structures = structures
         self._counts = counts
         self._host: Any = None
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the launch."""
-        return len(self._counts)
-
-    @property
-    def has_rates(self) -> bool:
-        """Whether an optimizer tells its learning rate."""
-        return bool(self._rates)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the values are on the host already."""
-        return self._host is not None
+        # Plain attributes: each is looked at in every step.
+        self.num_steps, self.has_rates, self.is_read = len(counts), bool(rates), False
 
     def at(self, number: int) -> Any:
         """Return the metrics of step `number` of the launch; waits for the device."""
         if self._host is None:
-            self._host = _fetch(self._values)
+            self._host, self.is_read = _fetch(self._values), True
             self._values = None  # lets go of the device's buffers
         single, many = len(self._structures) == 1, len(self._counts) > 1
         metrics = {
@@ -291,8 +293,10 @@ class LaunchValues:
 
     def losses(self, number: int) -> dict[str, float]:
         """Return each objective's loss at step `number`, from values that are read already."""
-        many = len(self._counts) > 1
-        losses = {
-            name: values[self._structures[name].loss_index] for name, values in self._host.items()
+        structures, many = self._structures, len(self._counts) > 1
+        return {
+            name: float(
+                v[structures[name].loss_index][number] if many else v[structures[name].loss_index]
+            )
+            for name, v in self._host.items()
         }
-        return {name: float(loss[number] if many else loss) for name, loss in losses.items()}

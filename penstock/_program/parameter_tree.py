@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,11 +25,11 @@ def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
     return traverse_util.unflatten_dict(dict(entries))
 
 
-def split(tree: Mapping[str, Any], is_ours: Callable[[Path], bool]) -> tuple[Any, dict[Path, Any]]:
-    """Return the nested dict of the entries that `is_ours` takes, and the others, flat."""
-    entries = flatten(tree)
-    ours = {path: value for path, value in entries.items() if is_ours(path)}
-    return nest(ours), {path: value for path, value in entries.items() if path not in ours}
+def split(tree: Mapping[str, Any], ours: frozenset[Path]) -> tuple[Any, dict[Path, Any]]:
+    """Return the nested dict of the entries at some paths, and the others, flat."""
+    others = flatten(tree)
+    taken = {path: others.pop(path) for path in list(others) if path in ours}
+    return nest(taken), others
 
 
 def merge(tree: Mapping[str, Any], others: Mapping[Path, Any]) -> dict[str, Any]:

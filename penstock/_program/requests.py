@@ -219,17 +219,17 @@ class Requests:
             )
         if known is not spec:
             return
-        prefixes = [spec.path[:length] for length in range(1, len(spec.path))]
-        clashes = [(path, spec.path) for path in prefixes if "/".join(path) in self.specs]
-        if spec.path in self._prefixes:
-            clashes.append((spec.path, self._prefixes[spec.path]))
-        for shorter, longer in clashes:
+        shorter, longer = spec.path, self._prefixes.get(spec.path)
+        for length in range(1, len(spec.path)):
+            prefix = spec.path[:length]
+            self._prefixes.setdefault(prefix, spec.path)
+            if "/".join(prefix) in self.specs:
+                shorter, longer = prefix, spec.path
+        if longer is not None:
             raise ProgramError(
                 f"parameter {'/'.join(shorter)!r} got the name of the layer that owns "
                 f"{'/'.join(longer)!r}. A name is either a parameter or a layer. Rename one."
             )
-        for path in prefixes:
-            self._prefixes.setdefault(path, spec.path)
 
     def update(self, spec: ParameterSpec, value: jax.Array) -> None:
         """Keep a new value of a running statistic; the step stores it.

@@ -118,8 +118,8 @@ class ProgramBuilder:
     ) -> tuple[State, Any]:
         """Update the state by one batch; returns as soon as the step is enqueued.
 
-        The state that goes in is donated: its buffers are gone afterwards. A batch shorter than
-        the longest so far is padded to its length; the padding has no influence.
+        The state that goes in is donated: what a step changes of it is gone afterwards. A batch
+        shorter than the longest so far is padded to its length; the padding has no influence.
 
         Arguments:
           batch: input name to array with a leading batch axis.

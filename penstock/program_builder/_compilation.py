@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from penstock import _mesh
 
 _LOGGER = logging.getLogger("penstock")
+
+_CONFIG: Any = jax.config
+_ALLOWING = (None, "allow")
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
 """Tells, at the level INFO, when a program is compiled first, and how long it took."""
@@ -27,6 +31,7 @@ class Program:
       in_specs, out_specs: how arguments and results lie on the mesh.
       recompile_level: the level at which another compile is logged.
       is_quick: it compiles in no time, and nothing is said of it.
+      saves_memory: order operations so that they share memory, where XLA's CPU backend can.
 
     Attributes:
       num_compiles: how often the function was traced; more than once means that a shape changed,
@@ -44,6 +49,7 @@ class Program:
         donated: tuple[int, ...] = (),
         recompile_level: int = logging.WARNING,
         is_quick: bool = False,
+        saves_memory: bool = False,
     ) -> None:
         self.name = name
         self.num_compiles = 0
@@ -56,6 +62,7 @@ class Program:
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
+            compiler_options=_find_memory_options() if saves_memory else None,
         )
 
     def __call__(self, *args: Any) -> Any:
@@ -64,15 +71,18 @@ class Program:
         Transfers from the host are allowed here and only here: what arrives on the host is a batch
         that `Feeder` left there because it is cheaper to pass than to place.
         """
-        if self.num_compiles or self._is_quick:
-            return self._launch(*args)
-        with announce_compilation(f"the {self.name} program"):
-            return self._launch(*args)
-
-    def _launch(self, *args: Any) -> Any:
-        if _allows_transfers():
+        # One frame and no context in the common case: entering a guard costs 3 us.
+        is_allowed = (
+            _CONFIG.jax_transfer_guard_host_to_device in _ALLOWING
+            and _CONFIG.jax_transfer_guard in _ALLOWING
+        )
+        if self.num_compiles and is_allowed:
             return self.jitted(*args)
-        with jax.transfer_guard_host_to_device("allow"):
+        with contextlib.ExitStack() as contexts:
+            if not (self.num_compiles or self._is_quick):
+                contexts.enter_context(announce_compilation(f"the {self.name} program"))
+            if not is_allowed:
+                contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
             return self.jitted(*args)
 
     def _trace(self, *args: Any) -> Any:
@@ -107,16 +117,27 @@ def announce_compilation(what: str) -> Iterator[None]:
     COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 
-def _allows_transfers() -> bool:
-    """Return whether transfers from the host are allowed anyway; entering a guard costs 3 us."""
-    config: Any = jax.config
-    guards = (config.jax_transfer_guard_host_to_device, config.jax_transfer_guard)
-    return guards[0] in (None, "allow") and guards[1] in (None, "allow")
+@functools.cache
+def _find_memory_options() -> dict[str, str] | None:
+    """Return the options under which XLA orders operations for memory, None where it has none.
+
+    By default XLA's CPU backend orders them for concurrency, and arrays of a step share little
+    memory: 29.5 MB for a step of a small convolutional network instead of 22, 203 MB instead of 27
+    for ten steps. All of it is allocated anew in each run, and faulted in page by page. Ordered for
+    memory, a step takes 0.86x of its time; the numbers are the same bits (JAX 0.10.2).
+    """
+    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except Exception:  # a JAX that does not know it any more, or not yet
+        return None
+    return options
 
 
 def _shardings(mesh: Mesh, specs: Any) -> Any:
-    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+    make = functools.partial(NamedSharding, mesh)
+    # A PartitionSpec is a leaf to JAX: it is no tuple.
+    return jax.tree.map(make, specs)
 
 
 def compile_function(

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -73,15 +73,7 @@ class Network:
         self._check_updates()
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self.updates = {
-            name: Update(
-                name=name,
-                objective=objective,
-                rule=self._make_rule(name, objective),
-                probe=self.train[name],
-                specs=self.specs,
-                mesh=mesh,
-                is_unrolled=is_cpu and self.train[name].has_convolution,
-            )
+            name: self._make_update(name, objective, is_unrolled=is_cpu)
             for name, objective in objectives.items()
             if objective.optimizer is not None
         }
@@ -134,23 +126,45 @@ class Network:
                         f"layer or parameter: {listed(known)}."
                         + nearest(str(wanted), parameter_tree.prefixes(paths))
                     )
-            trained = [p for p in paths if objective.covers(p) and self._is_trainable(p)]
-            if objective.optimizer is not None and not trained:
+            if objective.optimizer is not None and not self._list_trained(objective):
                 raise ProgramError(
                     f"Objective {name!r} got nothing to train, expected at least one trainable "
                     "parameter. Is everything it updates frozen, by trainable=False or freeze=...?"
                 )
 
-    def _make_rule(self, name: str, objective: Objective) -> Rule:
-        """Return how to run an objective's optimizer.
+    def _make_update(self, name: str, objective: Objective, *, is_unrolled: bool) -> Update:
+        """Return an objective's update.
 
         Raises:
-          ProgramError: no train program can run it, or not with these parameters.
+          ProgramError: no train program can run its optimizer, or not with these parameters.
         """
+        trained = frozenset(self._list_trained(objective))
+        return Update(
+            name=name,
+            objective=objective,
+            rule=self._make_rule(name, objective, trained),
+            probe=self.train[name],
+            specs=self.specs,
+            trained=trained,
+            options=self.options,
+            mesh=self.mesh,
+            is_unrolled=is_unrolled and self.train[name].has_convolution,
+        )
+
+    def _list_trained(self, objective: Objective) -> list[Path]:
+        """Return the paths of the parameters that an objective updates."""
+        return [
+            path
+            for collection, path in self.table
+            if collection == "params" and objective.covers(path) and self._is_trainable(path)
+        ]
+
+    def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:
+        """Return how to run an objective's optimizer."""
         shapes = {
             path: jax.ShapeDtypeStruct(*entry)
-            for (collection, path), entry in self.table.items()
-            if collection == "params" and objective.covers(path) and self._is_trainable(path)
+            for (_, path), entry in self.table.items()
+            if path in trained
         }
         function = objective.program_func
         owner, params = name_program(function, "train"), parameter_tree.nest(shapes)

@@ -124,22 +124,25 @@ class State(NamedTuple):
 
     `builder.train` donates it: use the state that it returns and forget the one that went in.
 
+    A step leaves the last fields as they are: they go into a launch, are not donated, and do not
+    come out again. Each array that comes out costs 2 us, a tenth of the smallest step.
+
     Attributes:
       step: updates made so far, by all objectives together; int32, no axes.
       variables: `{"params": ..., "batch_stats": ...}`, nested dicts by scope, layer and leaf.
       opt_state: the optimizer state of each objective, by name.
-      key: the root random key, uint32; the key of a step is folded from it and `step`.
       metrics: each objective's sums for the mean of its metrics since the last reset, by name.
-      update_scale: what every update of the parameters is multiplied by; float32, no axes.
-      num_skipped: updates that were skipped because a loss or gradient was not finite; int32.
       loss_scale: the dynamic loss scale of each objective, by name; none in other precisions.
+      num_skipped: updates that were skipped because a loss or gradient was not finite; int32.
+      update_scale: what every update of the parameters is multiplied by; float32, no axes.
+      key: the root random key, uint32; the key of a step is folded from it and `step`.
     """
 
     step: jax.Array
     variables: dict[str, Any]
     opt_state: dict[str, Any]
-    key: jax.Array
     metrics: dict[str, Any]
-    update_scale: jax.Array
-    num_skipped: jax.Array
     loss_scale: dict[str, Any]
+    num_skipped: jax.Array
+    update_scale: jax.Array
+    key: jax.Array

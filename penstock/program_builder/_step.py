@@ -43,6 +43,7 @@ class Update:
 
     Attributes:
       specs: the entries of penstock's layers; flax modules' parameters have none.
+      trained: the paths of the parameters that it updates.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Program.run_eagerly`.
     """
@@ -52,14 +53,11 @@ class Update:
     rule: Rule
     probe: Probe
     specs: Mapping[Path, ParameterSpec]
+    trained: frozenset[Path]
+    options: ProgramOptions
     mesh: Mesh
     is_unrolled: bool
     watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-
-    @property
-    def options(self) -> ProgramOptions:
-        """The options of the builder."""
-        return self.probe.options
 
     def __call__(
         self, state: State, feed: Mapping[str, jax.Array], weights: jax.Array
@@ -97,15 +95,9 @@ class Update:
         )
         return self._keep_or_skip(state, after, loss, gradients), tuple(found.values)
 
-    def trains(self, path: Path) -> bool:
-        """Return whether this objective updates the parameter at `path`."""
-        spec = self.specs.get(path)
-        is_trainable = spec is None or spec.trainable
-        return is_trainable and self.objective.covers(path) and not self.options.is_frozen(path)
-
     def split(self, params: Mapping[str, Any]) -> tuple[Any, dict[Path, Any]]:
         """Return the parameters this objective updates, nested, and the others, flat."""
-        return parameter_tree.split(params, self.trains)
+        return parameter_tree.split(params, self.trained)
 
     def _regularize(self, gradients: Any, params: Any) -> Any:
         flat, values = parameter_tree.flatten(gradients), parameter_tree.flatten(params)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _feeding, _mesh, _metrics, optimizers
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
+from penstock._tracing.probe import Probe
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import (
     Program,
@@ -102,13 +103,21 @@ class Programs:
         """Run one update of each named objective on each placed batch, in one launch.
 
         Arguments:
-          leaves: the state; donated.
+          leaves: the state; what a step changes of it is donated.
         """
         key = (update_order, len(batch.counts))
         program = self._compiled.get(key)
         if program is None:
             program = self._keep(key, self._train_program(*key))
-        return program(leaves, batch.feed, batch.weights)
+        number = self._num_changed
+        changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.weights)
+        return changed + leaves[number:], launched
+
+    @functools.cached_property
+    def _num_changed(self) -> int:
+        """How many of the state's arrays, from the first, a step changes; see `State`."""
+        counts_skipped = self.options.skips_non_finite or self.options.precision.is_dynamic
+        return len(jax.tree.leaves(self.abstract_state)) - (2 if counts_skipped else 3)
 
     def run_eagerly(
         self,
@@ -126,7 +135,8 @@ class Programs:
           watch: makes the context that raises it.
         """
         step = self._train_function(update_order, len(batch.counts), watch)
-        step(leaves, batch.feed, batch.weights)
+        number = self._num_changed
+        step(leaves[:number], leaves[number:], batch.feed, batch.weights)
 
     def _train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
@@ -140,9 +150,10 @@ class Programs:
             label if num_steps == 1 else f"{label} x{num_steps}",
             self._train_function(update_order, num_steps),
             self.mesh,
-            in_specs=(WHOLE, split, split),
+            in_specs=(WHOLE, WHOLE, split, split),
             out_specs=(WHOLE, Launched(values, WHOLE, WHOLE)),  # pyright: ignore
             donated=(0,),
+            saves_memory=self._saves_memory([self.network.train[name] for name in update_order]),
         )
 
     def _train_function(
@@ -151,7 +162,7 @@ class Programs:
         num_steps: int,
         watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> Callable[..., Update]:
-        """Return `(leaves, feed, weights) -> (leaves, launched)`.
+        """Return `(changed, kept, feed, weights) -> (changed, launched)`.
 
         Raises:
           ProgramError: an objective has no optimizer.
@@ -159,15 +170,15 @@ class Programs:
         updates = self.network.choose_updates(update_order, watch)
         is_unrolled = any(update.is_unrolled for update in updates)
 
-        def train(leaves: Leaves, feed: Any, weights: Any) -> Update:
-            state = self.unpack(leaves)
+        def train(changed: Leaves, kept: Leaves, feed: Any, weights: Any) -> Update:
+            state = self.unpack(changed + kept)
             if num_steps == 1:
                 state, launched = _step.train_step(updates, state, feed, weights)
             else:
                 state, launched = _step.train_steps(
                     updates, state, feed, weights, is_unrolled=is_unrolled
                 )
-            return jax.tree.leaves(state), launched
+            return jax.tree.leaves(state)[: len(changed)], launched
 
         return train
 
@@ -204,6 +215,7 @@ class Programs:
             self.mesh,
             in_specs=(WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
             out_specs=(WHOLE, value_specs(probe)),
+            saves_memory=self._saves_memory([probe]),
         )
 
     def infer(self, variables: Mapping[str, Any], feed: Mapping[str, Any]) -> Any:
@@ -243,6 +255,7 @@ class Programs:
             in_specs=(WHOLE, SPLIT, SPLIT),
             out_specs=value_specs(probe),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
+            saves_memory=self._saves_memory([probe]),
         )
 
     # The state as a whole.
@@ -381,7 +394,8 @@ class Programs:
             args = [state.variables, state.key, sums]
         elif mode == "train":
             specs, program = network.inputs(mode), self._train_program((objective,), 1)
-            args = [jax.tree.leaves(state)]
+            leaves = jax.tree.leaves(state)
+            args = [leaves[: self._num_changed], leaves[self._num_changed :]]
         else:
             raise UnknownNameError(
                 f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
@@ -394,6 +408,14 @@ class Programs:
         }
         weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=split)
         return Inspection(program.jitted.trace(*args, feed, weights))
+
+    def _saves_memory(self, probes: Sequence[Probe]) -> bool:
+        """Return whether operations are ordered for memory: of convolutions on CPU.
+
+        Networks without any are as fast either way.
+        """
+        is_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        return is_cpu and any(probe.has_convolution for probe in probes)
 
     def _keep(self, key: Hashable, program: Program) -> Program:
         self._compiled[key] = program
