@@ -1,12 +1,20 @@
-"""Which part of penstock may import which, and the one part that compiles."""
+"""Which part of penstock may import which, how deep, and the one part that compiles."""
 
 import ast
 import graphlib
-from typing import NamedTuple
 
 import pytest
 
-from tests.source_tree import PACKAGE, module_name, read_sources
+from tests.source_tree import (
+    PACKAGE,
+    absolute_base,
+    find_imports,
+    imported_modules,
+    lines_for_types,
+    module_name,
+    parse,
+    read_sources,
+)
 
 ROOT_LAYER = "__init__"
 
@@ -76,54 +84,17 @@ ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}
 
+MAX_DEPTHS = {"penstock.trainer": 22, "penstock.commands.train": 29}
+"""Modules on the longest way of imports down from one, itself included: what a reader may have to
+open. It may become smaller, and the number here with it."""
+
 COMPILERS = {"jit", "pjit", "pmap"}
 COMPILING_LAYER = "program_builder"
-
-
-class Import(NamedTuple):
-    """One import of a module of ours: the file and line it stands in, and what it imports."""
-
-    path: str
-    line: int
-    module: str
 
 
 def layer_of(module: str) -> str:
     """Return the layer a module belongs to: `layers` for `penstock.layers.conv`."""
     return module.split(".")[1] if "." in module else ROOT_LAYER
-
-
-def absolute_base(node: ast.ImportFrom, path: str) -> str:
-    """Return the module that a `from ... import` of the file names, its leading dots resolved."""
-    if not node.level:
-        return node.module or ""
-    above = path.removesuffix(".py").split("/")[: -node.level]
-    return ".".join([*above, node.module] if node.module else above)
-
-
-def imported_modules(node: ast.AST, path: str, modules: set[str]) -> set[str]:
-    """Return those of our `modules`, packages included, that one statement of the file imports."""
-    if isinstance(node, ast.Import):
-        names = {alias.name for alias in node.names}
-    elif isinstance(node, ast.ImportFrom):
-        base = absolute_base(node, path)
-        submodules = {f"{base}.{alias.name}" for alias in node.names}
-        names = {name if name in modules else base for name in submodules}
-    else:
-        names = set()
-    return {name for name in names if name.split(".")[0] == PACKAGE}
-
-
-def find_imports(sources: dict[str, str]) -> list[Import]:
-    """Return every import of ours; one in a function or for an annotation is a dependency too."""
-    modules = {module_name(path) for path in sources}
-    return [
-        Import(path, node.lineno, module)
-        for path, source in sources.items()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for module in sorted(imported_modules(node, path, modules))
-    ]
 
 
 def find_violations(sources: dict[str, str]) -> list[str]:
@@ -141,6 +112,68 @@ def find_violations(sources: dict[str, str]) -> list[str]:
             expected = ", ".join(sorted(ALLOWED[layer])) or "nothing of ours"
             violations.append(f"{path}:{line}: {layer} imports {module}, expected only: {expected}")
     return violations
+
+
+def find_private_uses(sources: dict[str, str]) -> list[str]:
+    """Return a line for each import of an underscored module or name of another package.
+
+    What lies directly in penstock is shared by the whole project, underscore or not.
+    """
+    modules = {module_name(path) for path in sources}
+    lines = []
+    for path, source in sources.items():
+        importer = f"{module_name(path)}."
+        for line, name in named_imports(source, path):
+            parts = name.split(".")
+            owners = [".".join(parts[:n]) for n in range(2, len(parts)) if is_private(parts[n])]
+            if parts[:2] == [PACKAGE, "_version"] or not owners:
+                continue
+            # A module without a package of its own keeps its private names to its neighbours.
+            folder = owners[0] if is_package(owners[0], modules) else owners[0].rpartition(".")[0]
+            if folder == PACKAGE or not importer.startswith(f"{folder}."):
+                lines.append(
+                    f"{path}:{line}: imports {name}, expected only names without an underscore of "
+                    f"{owners[0]}. Give it a public name where it lives."
+                )
+    return lines
+
+
+def is_private(name: str) -> bool:
+    """Say whether a name begins with one underscore."""
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_package(module: str, modules: set[str]) -> bool:
+    """Say whether a module has modules below it."""
+    return any(other.startswith(f"{module}.") for other in modules)
+
+
+def named_imports(source: str, path: str) -> list[tuple[int, str]]:
+    """Return line and full dotted name of everything of ours that a file imports."""
+    found = []
+    for node in ast.walk(parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_base(node, path)
+            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return [(line, name) for line, name in found if name.split(".")[0] == PACKAGE]
+
+
+def longest_way(module: str, sources: dict[str, str]) -> list[str]:
+    """Return the longest chain of imports that run when `module` is imported, itself first."""
+    modules = {module_name(path) for path in sources}
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for path, source in sources.items():
+        skipped = lines_for_types(source)
+        for node in ast.iter_child_nodes(parse(source)):
+            if node.lineno not in skipped:  # pyright: ignore[reportAttributeAccessIssue]
+                graph[module_name(path)] |= imported_modules(node, path, modules)
+    ways: dict[str, list[str]] = {}
+    for name in graphlib.TopologicalSorter(graph).static_order():
+        below = [ways[other] for other in graph.get(name, ())]
+        ways[name] = [name, *max(below, key=len, default=[])]
+    return ways[module]
 
 
 def find_cycle(sources: dict[str, str]) -> list[str]:
@@ -169,7 +202,7 @@ def find_compilers(sources: dict[str, str]) -> list[str]:
 
 def names_used(source: str) -> list[tuple[int, str]]:
     """Return line and name of every attribute and every `from ... import` in a source."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(parse(source)))
     attributes = [(node.lineno, node.attr) for node in nodes if isinstance(node, ast.Attribute)]
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return attributes + [(node.lineno, alias.name) for node in imports for alias in node.names]
@@ -191,6 +224,17 @@ def test_modules_import_each_other_without_a_cycle():
 def test_only_the_program_builder_compiles():
     compilers = find_compilers(read_sources(PACKAGE))
     assert not compilers, "\n".join(compilers)
+
+
+def test_packages_leave_each_others_underscores_alone():
+    uses = find_private_uses(read_sources(PACKAGE))
+    assert not uses, "\n".join(uses)
+
+
+@pytest.mark.parametrize("module", MAX_DEPTHS)
+def test_imports_are_no_deeper_than_they_were(module: str):
+    way = longest_way(module, read_sources(PACKAGE))
+    assert len(way) <= MAX_DEPTHS[module], " imports ".join(way)
 
 
 def test_table_allows_no_cycle():
@@ -240,3 +284,33 @@ def test_cycle_between_files_of_one_layer_is_found():
 def test_compiler_outside_the_program_builder_is_found(source: str):
     assert len(find_compilers({"penstock/trainer.py": source})) == 1
     assert not find_compilers({"penstock/program_builder/step.py": source})
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        ("from penstock.layers import _frame", True),
+        ("from penstock.layers._frame import Frame", True),
+        ("from ..layers._frame import Frame", True),
+        ("import penstock.layers._frame", True),
+        ("def f():\n  from penstock.layers.conv import _pad", True),
+        ("from penstock._program import _tables", True),
+        ("from penstock._errors import _listed", True),
+        ("from penstock._program.frame import Frame", False),
+        ("from penstock import _errors", False),
+        ("from penstock.trainer import _run", False),
+        ("from penstock._version import __version__", False),
+    ],
+)
+def test_underscore_of_another_package_is_found(source: str, is_found: bool):
+    others = ("_errors", "_program/frame", "_program/_tables", "layers/_frame", "layers/conv")
+    tree = {f"penstock/{other}.py": "" for other in others}
+    uses = find_private_uses(tree | {"penstock/trainer/_trainer.py": source})
+    assert len(uses) == is_found, uses
+
+
+def test_longest_way_of_imports_leaves_out_types_and_functions():
+    for_types = "if TYPE_CHECKING:\n  from penstock import d\ndef f():\n  from penstock import d"
+    sources = {"a": "from penstock import b, c", "b": "import penstock.c", "c": for_types, "d": ""}
+    tree = {f"penstock/{name}.py": source for name, source in sources.items()}
+    assert longest_way("penstock.a", tree) == ["penstock.a", "penstock.b", "penstock.c"]

@@ -3,13 +3,15 @@
 import ast
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
-from tests.source_tree import PACKAGE, module_name, read_sources
+from penstock import ProgramBuilder, layers
+from tests.source_tree import PACKAGE, module_name, parse, read_sources
 
 TREES = (PACKAGE, "examples", "benchmarks", "tests")
 MAX_FILE_LINES = 400
@@ -22,6 +24,9 @@ LONGER_ROOMS = {
 }
 MAX_EXAMPLE_LINES = 120
 MAX_FUNCTION_LINES = 60  # signature and docstring counted, decorators not
+MAX_METHODS = 20
+LARGER_CLASSES = {"Programs": 32}
+MAX_BUILDER_NAMES = 16
 
 
 def find_long_files(sources: dict[str, str]) -> list[str]:
@@ -45,10 +50,74 @@ def find_long_functions(sources: dict[str, str]) -> list[str]:
         f"{path}:{node.lineno}: {node.name} got {num_lines} lines, expected at most "
         f"{MAX_FUNCTION_LINES}. Move a part of it into a function with a name."
         for path, source in sources.items()
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parse(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (num_lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
     ]
+
+
+def find_classes(sources: dict[str, str]) -> list[tuple[str, ast.ClassDef]]:
+    """Return path and node of every class."""
+    return [
+        (path, node)
+        for path, source in sources.items()
+        for node in ast.walk(parse(source))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def find_large_classes(sources: dict[str, str]) -> list[str]:
+    """Return a line for each class of too many methods, properties and `__init__` included."""
+    return [
+        f"{path}:{node.lineno}: {node.name} got {count} methods, expected at most {limit}. "
+        f"Give a part of what it keeps to a class of its own."
+        for path, node in find_classes(sources)
+        if (count := sum(isinstance(each, ast.FunctionDef) for each in node.body))
+        > (limit := LARGER_CLASSES.get(node.name, MAX_METHODS))
+    ]
+
+
+def last_name(node: ast.expr) -> str:
+    """Return `Base` of `module.Base[int]`."""
+    node = node.value if isinstance(node, ast.Subscript) else node
+    return ast.unparse(node).rpartition(".")[2]
+
+
+def has_code(function: ast.FunctionDef) -> bool:
+    """Say whether a function has more than a docstring or an ellipsis."""
+    only = function.body[0] if len(function.body) == 1 else None
+    return not (isinstance(only, ast.Expr) and isinstance(only.value, ast.Constant))
+
+
+def find_mixins(sources: dict[str, str]) -> list[str]:
+    """Return a line for each class of one child that nothing makes and no user is offered.
+
+    One class cut in two has to be read in two places. What has no code, as a marker or a protocol,
+    is no half.
+    """
+    classes = find_classes(sources)
+    children = Counter(name for _, node in classes for name in map(last_name, node.bases))
+    made = {
+        last_name(node.func)
+        for source in sources.values()
+        for node in ast.walk(parse(source))
+        if isinstance(node, ast.Call)
+    }
+    return [
+        f"{path}:{node.lineno}: {node.name} got one child and is never made, expected a class that "
+        f"stands for itself. Put the two together, or give the child an object of it."
+        for path, node in classes
+        if children[node.name] == 1
+        and node.name not in made
+        and any(isinstance(each, ast.FunctionDef) and has_code(each) for each in node.body)
+        and ("/_" in path or node.name.startswith("_"))
+    ]
+
+
+def builder_names() -> list[str]:
+    """Return the public methods, properties and attributes of a `ProgramBuilder`."""
+    builder = ProgramBuilder(lambda: layers.mean(layers.data("x", shape=[1])))
+    return sorted(name for name in dir(builder) if not name.startswith("_"))
 
 
 def is_ours(value: Any) -> bool:
@@ -138,6 +207,21 @@ def test_functions_are_short():
     assert not long, "\n".join(long)
 
 
+def test_classes_are_small():
+    large = find_large_classes(read_sources(PACKAGE))
+    assert not large, "\n".join(large)
+
+
+def test_no_class_is_cut_in_two():
+    mixins = find_mixins(read_sources(PACKAGE))
+    assert not mixins, "\n".join(mixins)
+
+
+def test_builder_offers_what_a_loop_of_ones_own_needs():
+    names = builder_names()
+    assert len(names) <= MAX_BUILDER_NAMES, names
+
+
 def test_public_names_are_documented_and_annotated():
     found = {
         (value.__module__, value.__qualname__): (f"{module.__name__}.{name}", value)
@@ -190,3 +274,26 @@ def test_function_over_the_limit_is_found():
     body = "    pass\n" * (MAX_FUNCTION_LINES - 1)
     assert not find_long_functions({"penstock/long.py": f"def f():\n{body}"})
     assert find_long_functions({"penstock/long.py": f"def f():\n{body}    pass\n"})
+
+
+def test_class_of_too_many_methods_is_found():
+    methods = "".join(f"    def f{n}(self): ...\n" for n in range(MAX_METHODS))
+    assert not find_large_classes({"penstock/large.py": f"class Large:\n{methods}"})
+    one_more = f"class Large:\n{methods}    @property\n    def g(self): ...\n"
+    assert find_large_classes({"penstock/large.py": one_more})
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        ("class Child(Half): ...", True),
+        ("class Child(module.Half[int]): ...", True),
+        ("class Child(Half): ...\nclass Other(Half): ...", False),
+        ("class Child(Half): ...\nhalf = Half()", False),
+        ("class Child: ...", False),
+    ],
+)
+def test_class_that_is_cut_in_two_is_found(source: str, is_found: bool):
+    half = "class Half:\n    def f(self): return 1"
+    sources = {"penstock/trainer/_half.py": half, "penstock/trainer/_child.py": source}
+    assert len(find_mixins(sources)) == is_found

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock._errors import message, nearest
 from penstock.readers._batching import pad
-from penstock.readers._errors import check_int
+from penstock.readers._errors import FeatureError, check_int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +147,7 @@ def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
 
 
 def _too_long(name: str, count: int, max_length: int) -> Exception:
-    # Imported here, as records build on readers. With on_error="skip" the sample is left out.
-    from penstock.readers.records.errors import FeatureError
-
+    # With on_error="skip" the sample is left out.
     return FeatureError(
         f"entry {name!r}",
         f"{count} values",

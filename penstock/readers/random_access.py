@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from penstock._errors import message
-from penstock.readers._errors import check_int, note
+from penstock.readers._errors import RecordError, check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._padding import Padding
 from penstock.readers._random_access_reader import RandomAccessReader
@@ -66,9 +66,6 @@ class SourceRecords:
 
     def is_damage(self, error: Exception) -> bool:
         """Return whether it is a `RecordError`: other errors of a source are for the user."""
-        # Imported here, as records build on readers, and most sources need no protobuf or opencv.
-        from penstock.readers.records.errors import RecordError
-
         return isinstance(error, RecordError)
 
     def reopen(self) -> SourceRecords:

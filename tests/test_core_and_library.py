@@ -1,0 +1,92 @@
+"""The core and the library: what a training run is made of, and what is built with it."""
+
+import pytest
+
+from tests.source_tree import PACKAGE, find_imports, lines_for_types, module_name, read_sources
+
+# A maintainer of the core never opens the library. CONTRIBUTING.md says what may enter either. A
+# row covers what lies below it, unless a longer one does.
+CORE = {
+    *("events", "inferencer", "trainer", "program_builder", "layers", "optimizers", "handlers"),
+    *("_program", "_tracing", "_batches", "_feeding", "_metrics", "_mesh", "_in_flight"),
+    *("_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
+    *("_errors", "_folder_lock", "_interrupts", "_paths", "_version"),
+    *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
+    *("readers._foreign", "readers._order", "readers._padding", "readers._parallel_map"),
+    *("readers._parent_watch", "readers._random_access_reader", "readers._read_options"),
+    *("readers._tree", "readers._workers", "readers.decorators", "readers.in_memory"),
+    *("readers.random_access", "readers.sharding"),
+}
+LIBRARY = {
+    *("models", "preprocessing", "fluid", "commands", "__main__", "_weight_files"),
+    *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
+    *("readers.ofrecord_files", "readers.records", "readers.tfds_sets", "readers.tfrecord_files"),
+}
+BRIDGES = {PACKAGE, f"{PACKAGE}.readers"}
+"""They load what they offer of the library on first use; only checkers of types see the names."""
+
+
+def part_of(module: str) -> str:
+    """Return "core", "library" or "bridge"; nothing for a module that no table has."""
+    if module in BRIDGES:
+        return "bridge"
+    parts = module.split(".")[1:]
+    for size in range(len(parts), 0, -1):
+        name = ".".join(parts[:size])
+        if name in CORE or name in LIBRARY:
+            return "core" if name in CORE else "library"
+    return ""
+
+
+def find_library_uses(sources: dict[str, str]) -> list[str]:
+    """Return a line for each import of the library in the core, wherever in a file it stands."""
+    lines = [
+        f"{path}: {module_name(path)} is neither core nor library. Add it to CORE or LIBRARY in "
+        f"tests/test_core_and_library.py; CONTRIBUTING.md says which."
+        for path in sources
+        if not part_of(module_name(path))
+    ]
+    for_types = {(path, line) for path in sources for line in lines_for_types(sources[path])}
+    for path, line, module in find_imports(sources):
+        part = part_of(module_name(path))
+        if part == "bridge" and (path, line) in for_types:
+            continue
+        if part in ("core", "bridge") and part_of(module) in ("library", "bridge"):
+            lines.append(
+                f"{path}:{line}: the core imports {module}, expected nothing of the library. Move "
+                f"what both need into the core, or let the library hand it in."
+            )
+    return lines
+
+
+def test_core_never_imports_the_library():
+    uses = find_library_uses(read_sources(PACKAGE))
+    assert not uses, "\n".join(uses)
+
+
+def test_tables_of_core_and_library_name_what_exists():
+    modules = {module_name(path) for path in read_sources(PACKAGE)}
+    assert {f"{PACKAGE}.{name}" for name in CORE | LIBRARY} <= modules
+    assert not CORE & LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "is_found"),
+    [
+        ("trainer/_run.py", "from penstock.models import vgg", True),
+        ("readers/in_memory.py", "def f():\n  from penstock.readers import records", True),
+        ("layers/conv.py", "if TYPE_CHECKING:\n  from penstock.fluid import nets", True),
+        ("handlers/log.py", "from penstock.readers import tfrecord", True),
+        ("readers/__init__.py", "from penstock.readers.records import RecordError", True),
+        ("readers/webdataset.py", "", True),
+        ("readers/__init__.py", "if TYPE_CHECKING:\n  from penstock.readers import records", False),
+        ("readers/records/files.py", "from penstock.readers import in_memory", False),
+        ("fluid/nets.py", "from penstock import models", False),
+    ],
+)
+def test_library_in_the_core_is_found(path: str, source: str, is_found: bool):
+    others = ("readers/__init__", "readers/records/__init__", "readers/in_memory", "models/vgg")
+    packages = ("models/__init__", "fluid/__init__", "fluid/nets")
+    tree = {f"penstock/{other}.py": "" for other in (*others, *packages)}
+    uses = find_library_uses(tree | {f"penstock/{path}": source})
+    assert len(uses) == is_found, uses
