@@ -233,15 +233,22 @@ def _to_plain(value: Any) -> Any:
 class LaunchValues:
     """The values of the steps of one launch; the first reading fetches them all, once.
 
+    Arguments:
+      values: of each objective, on the device.
+      counts: the examples of each step.
+      rates: the learning rates of the optimizers that have one in their state.
+      on_read: called once, when the values have been fetched and before any is returned.
+
     Attributes:
       num_steps: of the launch.
-      has_rates: whether an optimizer tells its learning rate.
+      has_rates: whether there are learning rates.
       is_read: whether the values are on the host already.
     """
 
     __slots__ = (
         "_counts",
         "_host",
+        "_on_read",
         "_rates",
         "_structures",
         "_values",
@@ -256,7 +263,9 @@ class LaunchValues:
         structures: Mapping[str, Structure],
         counts: Sequence[int],
         rates: Mapping[str, jax.Array],
+        on_read: Callable[[LaunchValues], object] = lambda values: None,
     ) -> None:
+        self._on_read = on_read
         self._values: Any = values
         self._rates = rates
         self._structures = structures
@@ -270,6 +279,8 @@ class LaunchValues:
         if self._host is None:
             self._host, self.is_read = _fetch(self._values), True
             self._values = None  # lets go of the device's buffers
+            # Now, not after the launch: a handler that reads a launch late would print its nan.
+            self._on_read(self)
         single, many = len(self._structures) == 1, len(self._counts) > 1
         metrics = {
             name: self._structures[name].build(

@@ -6,6 +6,7 @@ import pytest
 from penstock import _parameters, handlers
 from penstock._checkpoint import CheckpointConfig, Contents, Position, Store
 from penstock.events import BeginTraining, EndTraining
+from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, read_parameters
 
 
 @pytest.fixture
@@ -34,3 +35,19 @@ def test_logs_are_in_the_home_folder(home):
     log(BeginTraining(epoch=0, num_epochs=1, global_step=0))
     log(EndTraining("completed"))
     assert (home / "logs" / "log.csv").is_file()
+
+
+def test_parameters_to_start_from_are_found_in_the_home_folder(home):
+    _parameters.save("~/net", {"params": {"w": np.ones(3)}})
+    assert has_parameters("~/net")
+    assert list(read_parameters("~/net")) == [("params", ("w",))]
+
+
+def test_newest_checkpoint_in_the_home_folder_has_parameters(home):
+    store = Store(CheckpointConfig(directory="~/runs"))
+    extra = {PARAMETER_NAMES: {"leaf": ["params", "w"]}}
+    store.write(
+        Contents(leaves={"leaf": np.ones(3)}, position=Position(global_step=5), extra=extra)
+    )
+    store.close()
+    assert list(read_parameters("~/runs")) == [("params", ("w",))]

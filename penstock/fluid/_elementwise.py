@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 
 Array = jax.Array
 Operand = jax.Array | float
 
 
 def elementwise_add(
-    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> Array:
     """Return `x + y`; the axes of `y` are those of `x` from `axis` on, or its last.
 
@@ -45,7 +45,7 @@ def elementwise_add(
 
 
 def elementwise_sub(
-    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> Array:
     """Return `x - y`; see `elementwise_add`.
 
@@ -56,7 +56,7 @@ def elementwise_sub(
 
 
 def elementwise_mul(
-    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> Array:
     """Return `x * y`; see `elementwise_add`.
 
@@ -67,7 +67,7 @@ def elementwise_mul(
 
 
 def elementwise_div(
-    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> Array:
     """Return `x / y`, of integers the whole part of it; see `elementwise_add`.
 
@@ -78,7 +78,7 @@ def elementwise_div(
 
 
 def elementwise_max(
-    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> Array:
     """Return the larger of `x` and `y`; see `elementwise_add`.
 
@@ -89,7 +89,7 @@ def elementwise_max(
 
 
 def elementwise_min(
-    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> Array:
     """Return the smaller of `x` and `y`; see `elementwise_add`.
 
@@ -100,7 +100,7 @@ def elementwise_min(
 
 
 def elementwise_pow(
-    x: Array, y: Operand, axis: int = -1, act: str | None = None, name: str | None = None
+    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> Array:
     """Return `x` to the power of `y`; see `elementwise_add`.
 
@@ -115,7 +115,7 @@ def scale(
     scale: Operand = 1.0,
     bias: float = 0.0,
     bias_after_scale: bool = True,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
 ) -> Array:
     """Return `scale * x + bias`, or `scale * (x + bias)`.
@@ -169,7 +169,7 @@ def reshape(
     x: Array,
     shape: Sequence[int],
     actual_shape: None = None,
-    act: str | None = None,
+    act: Activation | None = None,
     inplace: bool = True,
     name: str | None = None,
 ) -> Array:
@@ -225,7 +225,7 @@ def _apply(
     x: Operand,
     y: Operand,
     axis: int,
-    act: str | None,
+    act: Activation | None,
 ) -> Array:
     x, y = jnp.asarray(x), jnp.asarray(y)
     start = x.ndim - y.ndim if axis == -1 else axis

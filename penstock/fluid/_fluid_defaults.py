@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from penstock import layers
 from penstock._errors import ProgramError
+from penstock.layers.activations import Activation
 
 Sizes = int | Sequence[int]
 Attr = layers.ParamAttr | Any
@@ -32,7 +33,7 @@ def conv2d(
     param_attr: Attr = None,
     bias_attr: Attr = None,
     use_cudnn: bool = True,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Apply a two-dimensional convolution to channels-first images.
@@ -81,7 +82,7 @@ def conv2d_transpose(
     param_attr: Attr = None,
     bias_attr: Attr = None,
     use_cudnn: bool = True,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Apply the transpose of a convolution to channels-first images.
@@ -159,7 +160,7 @@ def pool2d(
 
 def batch_norm(
     input: jax.Array,
-    act: str | None = None,
+    act: Activation | None = None,
     is_test: bool = False,
     momentum: float = 0.9,
     epsilon: float = 1e-5,
@@ -206,7 +207,7 @@ def group_norm(
     epsilon: float = 1e-5,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     data_layout: Literal["NCHW", "NHWC"] = "NCHW",
     name: str | None = None,
 ) -> jax.Array:

@@ -11,6 +11,7 @@ from penstock import layers
 from penstock.fluid._fluid_defaults import Attr, Sizes, batch_norm, conv2d, dropout, pool2d
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
+from penstock.layers.activations import Activation
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ def simple_img_conv_pool(
     conv_groups: int = 1,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     use_cudnn: bool = True,
 ) -> jax.Array:
     """Apply `conv2d`, then `pool2d`, to channels-first images.
@@ -77,7 +78,7 @@ def img_conv_group(
     pool_size: Sizes,
     conv_padding: Sizes | Sequence[Sizes] = 1,
     conv_filter_size: Sizes | Sequence[Sizes] = 3,
-    conv_act: str | None = None,
+    conv_act: Activation | None = None,
     param_attr: Attr | Sequence[Attr] = None,
     conv_with_batchnorm: bool | Sequence[bool] = False,
     conv_batchnorm_drop_rate: float | Sequence[float] = 0.0,

@@ -7,6 +7,7 @@ or on the batch's examples, find them in the program that is being built, and ra
 """
 
 from penstock.layers.activations import (
+    Activation,
     elu,
     gelu,
     hard_sigmoid,
@@ -128,6 +129,7 @@ __all__ = [
     "lrn",
     "pool2d",
     # Activations
+    "Activation",
     "elu",
     "gelu",
     "hard_sigmoid",

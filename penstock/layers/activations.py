@@ -6,6 +6,7 @@ They need no program and work on any array. They are the same in train, test and
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,26 @@ import jax.numpy as jnp
 from penstock._errors import ProgramError, listed, nearest
 from penstock._program.frame import remember_logits
 from penstock._program.precision import widen
+
+Activation = Literal[
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "selu",
+    "gelu",
+    "swish",
+    "sigmoid",
+    "logsigmoid",
+    "hard_sigmoid",
+    "hard_swish",
+    "tanh",
+    "softplus",
+    "softsign",
+    "softmax",
+    "log_softmax",
+]
+"""The names of activations, for `act=`."""
 
 
 def relu(x: jax.Array) -> jax.Array:
@@ -170,31 +191,28 @@ def log_softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     return jax.nn.log_softmax(input, axis=axis)
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    function.__name__: function
-    for function in (
-        relu,
-        relu6,
-        leaky_relu,
-        elu,
-        selu,
-        gelu,
-        swish,
-        sigmoid,
-        logsigmoid,
-        hard_sigmoid,
-        hard_swish,
-        tanh,
-        softplus,
-        softsign,
-        softmax,
-        log_softmax,
-    )
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "relu": relu,
+    "relu6": relu6,
+    "leaky_relu": leaky_relu,
+    "elu": elu,
+    "selu": selu,
+    "gelu": gelu,
+    "swish": swish,
+    "sigmoid": sigmoid,
+    "logsigmoid": logsigmoid,
+    "hard_sigmoid": hard_sigmoid,
+    "hard_swish": hard_swish,
+    "tanh": tanh,
+    "softplus": softplus,
+    "softsign": softsign,
+    "softmax": softmax,
+    "log_softmax": log_softmax,
 }
 """What `act=` accepts."""
 
 
-def activate(x: jax.Array, act: str | None, layer: str) -> jax.Array:
+def activate(x: jax.Array, act: Activation | None, layer: str) -> jax.Array:
     """Return `x` after the activation named `act`, or `x` itself for None."""
     if act is None:
         return x

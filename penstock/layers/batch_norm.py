@@ -17,14 +17,14 @@ from penstock._program.names import check_choice
 from penstock._program.precision import widen
 from penstock._program.requests import ParameterSpec
 from penstock.layers import arguments
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat
 from penstock.layers.parameters import Attr, apply_scale, apply_shift
 
 
 def batch_norm(
     input: jax.Array,
-    act: str | None = None,
+    act: Activation | None = None,
     momentum: float = 0.9,
     epsilon: float = 1e-5,
     param_attr: Attr = None,

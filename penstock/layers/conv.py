@@ -12,7 +12,7 @@ from penstock._errors import ProgramError
 from penstock._program.frame import current_frame
 from penstock.layers import arguments
 from penstock.layers._convolution import Geometry, as_steps, convolve, measure_reach
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, normal, parameter
 
@@ -27,7 +27,7 @@ def conv2d(
     groups: int = 1,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
@@ -90,7 +90,7 @@ def conv2d_transpose(
     groups: int = 1,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._program.frame import current_frame
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 
 
@@ -21,7 +21,7 @@ def fc(
     num_flatten_dims: int = 1,
     param_attr: Attr | Sequence[Attr] = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Apply a fully connected layer.

@@ -12,7 +12,7 @@ from penstock._errors import ProgramError
 from penstock._program.frame import Frame, current_frame
 from penstock.layers import arguments
 from penstock.layers._convolution import Geometry, as_steps, convolve, measure_reach
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.parameters import Attr, apply_shift, normal, parameter
 
@@ -26,7 +26,7 @@ def depthwise_conv2d(
     depth_multiplier: int = 1,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
@@ -82,7 +82,7 @@ def separable_conv2d(
     param_attr: Attr = None,
     depthwise_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
+from penstock.layers.activations import Activation
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d
@@ -33,7 +34,7 @@ def simple_img_conv_pool(
     conv_groups: int = 1,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
@@ -82,7 +83,7 @@ def img_conv_group(
     pool_size: int | Sequence[int],
     conv_padding: int | Sequence[Padding] = 1,
     conv_filter_size: int | Sequence[int | Sequence[int]] = 3,
-    conv_act: str | None = None,
+    conv_act: Activation | None = None,
     param_attr: Attr | Sequence[Attr] = None,
     conv_with_batchnorm: bool | Sequence[bool] = False,
     conv_batchnorm_drop_rate: float | Sequence[float] = 0.0,

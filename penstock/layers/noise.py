@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import dtypes
+from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program import draws
@@ -73,7 +75,7 @@ def gaussian_random(
     mean: float = 0.0,
     std: float = 1.0,
     seed: int = 0,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
     """Return normally distributed noise that all examples have in common.
@@ -96,13 +98,13 @@ def gaussian_random(
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
     (1, 2)
     """
-    draw = _normal("gaussian_random", mean, std, dtype)
-    return _draw_once("gaussian_random", draw, shape, seed, name)
+    draw = _make_normal("gaussian_random", mean, std, dtype)
+    return _draw_noise("gaussian_random", draw, shape, seed, name)
 
 
 def uniform_random(
     shape: Sequence[int],
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     min: float = -1.0,
     max: float = 1.0,
     seed: int = 0,
@@ -127,8 +129,8 @@ def uniform_random(
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
     (1, 2)
     """
-    draw = _uniform("uniform_random", min, max, dtype)
-    return _draw_once("uniform_random", draw, shape, seed, name)
+    draw = _make_uniform("uniform_random", min, max, dtype)
+    return _draw_noise("uniform_random", draw, shape, seed, name)
 
 
 def gaussian_random_batch_size_like(
@@ -139,7 +141,7 @@ def gaussian_random_batch_size_like(
     mean: float = 0.0,
     std: float = 1.0,
     seed: int = 0,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
     """Return normally distributed noise of its own for each example of `input`.
@@ -167,15 +169,15 @@ def gaussian_random_batch_size_like(
     (1, 3)
     """
     layer = "gaussian_random_batch_size_like"
-    draw = _normal(layer, mean, std, dtype)
-    axes = (input_dim_idx, output_dim_idx)
-    return _draw_by_row(layer, draw, input, shape, axes, seed, name)
+    draw = _make_normal(layer, mean, std, dtype)
+    like = _Like(input, input_dim_idx, output_dim_idx)
+    return _draw_noise(layer, draw, shape, seed, name, like)
 
 
 def uniform_random_batch_size_like(
     input: jax.Array,
     shape: Sequence[int],
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     input_dim_idx: int = 0,
     output_dim_idx: int = 0,
     min: float = -1.0,
@@ -205,18 +207,18 @@ def uniform_random_batch_size_like(
     (1, 3)
     """
     layer = "uniform_random_batch_size_like"
-    draw = _uniform(layer, min, max, dtype)
-    axes = (input_dim_idx, output_dim_idx)
-    return _draw_by_row(layer, draw, input, shape, axes, seed, name)
+    draw = _make_uniform(layer, min, max, dtype)
+    like = _Like(input, input_dim_idx, output_dim_idx)
+    return _draw_noise(layer, draw, shape, seed, name, like)
 
 
-def _normal(layer: str, mean: float, std: float, dtype: Any) -> Draw:
-    dtype = _floating(layer, dtype)
+def _make_normal(layer: str, mean: float, std: float, dtype: DTypeLike) -> Draw:
+    dtype = _check_floating(layer, dtype)
     return lambda key, shape: mean + std * jax.random.normal(key, shape, dtype)
 
 
-def _uniform(layer: str, low: float, high: float, dtype: Any) -> Draw:
-    dtype = _floating(layer, dtype)
+def _make_uniform(layer: str, low: float, high: float, dtype: DTypeLike) -> Draw:
+    dtype = _check_floating(layer, dtype)
     if not low <= high:
         raise ProgramError(
             f"layers.{layer} got min={low!r} and max={high!r}, expected a min that is not above "
@@ -225,7 +227,7 @@ def _uniform(layer: str, low: float, high: float, dtype: Any) -> Draw:
     return lambda key, shape: jax.random.uniform(key, shape, dtype, low, high)
 
 
-def _floating(layer: str, dtype: Any) -> Any:
+def _check_floating(layer: str, dtype: DTypeLike) -> np.dtype:
     found = dtypes.canonicalize_dtype(dtype)
     if not jnp.issubdtype(found, jnp.floating):
         raise ProgramError(
@@ -235,34 +237,51 @@ def _floating(layer: str, dtype: Any) -> Any:
     return found
 
 
-def _draw_once(
-    layer: str, draw: Draw, shape: Sequence[int], seed: int, name: str | None
+class _Like(NamedTuple):
+    """The array that noise has its batch axis from, and where the axis is in both."""
+
+    input: jax.Array
+    input_dim_idx: int
+    output_dim_idx: int
+
+
+def _draw_noise(
+    layer: str,
+    draw: Draw,
+    shape: Sequence[int],
+    seed: int,
+    name: str | None,
+    like: _Like | None = None,
 ) -> jax.Array:
+    """Draw noise once for all examples or, where it is like an array, for each of its rows."""
     frame = current_frame(layer)
+    path = frame.names.layer(layer, name)
+    sizes = _check_sizes(layer, shape) if like is None else _check_like(frame, layer, shape, like)
+    key = jax.random.key(seed) if seed else frame.layer_key(path)
+    if like is None:
+        noise = draw(key, sizes)
+    else:
+        keys = draws.row_keys(frame, key, jnp.shape(like.input)[like.input_dim_idx])
+        noise = jax.vmap(lambda key: draw(key, sizes))(keys)
+    # Numbers that are the same at every step would be taken for weights that nothing trains.
+    noise = jax.lax.stop_gradient(noise) if seed else noise
+    return noise if like is None else jnp.moveaxis(noise, 0, like.output_dim_idx)
+
+
+def _check_sizes(layer: str, shape: Sequence[int]) -> tuple[int, ...]:
     if any(size < 0 for size in shape):
         raise ProgramError(
             f"layers.{layer} got shape {list(shape)}, expected sizes of 0 or more. Its noise has "
             f"no batch axis. Use layers.{layer}_batch_size_like for noise of each example's own."
         )
-    key = _key(frame, frame.names.layer(layer, name), seed)
-    return _fixed(draw(key, tuple(int(size) for size in shape)), seed)
+    return tuple(int(size) for size in shape)
 
 
-def _draw_by_row(
-    layer: str,
-    draw: Draw,
-    input: jax.Array,
-    shape: Sequence[int],
-    axes: tuple[int, int],
-    seed: int,
-    name: str | None,
-) -> jax.Array:
-    frame = current_frame(layer)
-    path = frame.names.layer(layer, name)
-    x = jnp.asarray(input)
-    input_dim_idx, output_dim_idx = axes
+def _check_like(frame: Frame, layer: str, shape: Sequence[int], like: _Like) -> tuple[int, ...]:
+    """Return the sizes of one example's noise."""
+    x, output_dim_idx = jnp.asarray(like.input), like.output_dim_idx
     for argument, index, ndim in (
-        ("input_dim_idx", input_dim_idx, x.ndim),
+        ("input_dim_idx", like.input_dim_idx, x.ndim),
         ("output_dim_idx", output_dim_idx, len(shape)),
     ):
         if not 0 <= index < ndim:
@@ -270,28 +289,18 @@ def _draw_by_row(
                 f"layers.{layer} got {argument}={index}, expected an axis from 0 to {ndim - 1}. "
                 "It is where the batch axis stands. Give its number."
             )
-    rest = [int(size) for axis, size in enumerate(shape) if axis != output_dim_idx]
-    if any(size < 0 for size in rest):
+    sizes = tuple(int(size) for axis, size in enumerate(shape) if axis != output_dim_idx)
+    if any(size < 0 for size in sizes):
         raise ProgramError(
             f"layers.{layer} got shape {list(shape)}, expected one -1 at most, at output_dim_idx="
             f"{output_dim_idx}. Only the batch axis follows from the input. Give the other sizes."
         )
-    if not frame.examples.count_rows(jnp.moveaxis(x, input_dim_idx, 0)):
+    if not frame.examples.count_rows(jnp.moveaxis(x, like.input_dim_idx, 0)):
+        size = x.shape[like.input_dim_idx]
         raise ProgramError(
-            f"layers.{layer} got an input whose axis {input_dim_idx} has {x.shape[input_dim_idx]} "
-            "elements, expected its batch axis there. Each example gets noise of its own. Give "
+            f"layers.{layer} got an input whose axis {like.input_dim_idx} has {size} elements, "
+            "expected its batch axis there. Each example gets noise of its own. Give "
             f"input_dim_idx, or use layers.{layer.removesuffix('_batch_size_like')} for noise that "
             "all examples have in common."
         )
-    keys = draws.row_keys(frame, _key(frame, path, seed), x.shape[input_dim_idx])
-    drawn = jax.vmap(lambda key: draw(key, tuple(rest)))(keys)
-    return jnp.moveaxis(_fixed(drawn, seed), 0, output_dim_idx)
-
-
-def _key(frame: Frame, path: tuple[str, ...], seed: int) -> jax.Array:
-    return jax.random.key(seed) if seed else frame.layer_key(path)
-
-
-def _fixed(noise: jax.Array, seed: int) -> jax.Array:
-    # Numbers that are the same at every step would be taken for weights.
-    return jax.lax.stop_gradient(noise) if seed else noise
+    return sizes

@@ -15,7 +15,7 @@ from penstock._program.frame import current_frame
 from penstock._program.names import check_choice
 from penstock._program.precision import widen
 from penstock.layers import arguments
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat
 from penstock.layers.parameters import Attr, apply_scale, apply_shift
 
@@ -28,7 +28,7 @@ def layer_norm(
     epsilon: float = 1e-5,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Normalise over the axes from `begin_norm_axis` on (Ba et al. 2016).
@@ -73,7 +73,7 @@ def group_norm(
     epsilon: float = 1e-5,
     param_attr: Attr = None,
     bias_attr: Attr = None,
-    act: str | None = None,
+    act: Activation | None = None,
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 
 from penstock._program.frame import current_frame
 from penstock.layers import arguments
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 
 
 def squeeze_excite(
     input: jax.Array,
     num_squeezed: int,
-    act: str | None = "relu",
-    gate_act: str | Callable[[jax.Array], jax.Array] = "sigmoid",
+    act: Activation | None = "relu",
+    gate_act: Activation | Callable[[jax.Array], jax.Array] = "sigmoid",
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,

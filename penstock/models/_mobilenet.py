@@ -8,9 +8,10 @@ from typing import NamedTuple
 import jax
 
 from penstock import layers
+from penstock.layers.activations import Activation
 from penstock.models._registry import EndPoints
 from penstock.models._settings import Settings
-from penstock.models._style import Activation, Style, scope, truncated_normal
+from penstock.models._style import Style, scope, truncated_normal
 
 # TF-Slim's sixth. Keras and timm have 1/6: with the same weights their logits differ by 2e-4.
 GATE_SLOPE = 0.16667

@@ -19,12 +19,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from penstock import layers
 from penstock._program.frame import current_frame
-from penstock.layers.activations import activate
+from penstock.layers.activations import Activation, activate
 from penstock.models._settings import Settings
 
 Size = int | tuple[int, int]
 Padding = Literal["SAME", "VALID"] | int
-Activation = Literal["relu", "relu6", "hard_swish"]
 Initializer = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
 
 

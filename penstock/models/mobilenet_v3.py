@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 
 from penstock import layers
+from penstock.layers.activations import Activation
 from penstock.models._heads import classify_in_scope
 from penstock.models._mobilenet import (
     GATE_SLOPE,
@@ -21,7 +22,7 @@ from penstock.models._mobilenet import (
 )
 from penstock.models._registry import EndPoints, Outputs, slim_model
 from penstock.models._settings import Settings
-from penstock.models._style import Activation, Style
+from penstock.models._style import Style
 
 
 class Row(NamedTuple):

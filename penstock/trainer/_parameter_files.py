@@ -13,6 +13,7 @@ import numpy as np
 from penstock import _parameters
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
 from penstock._errors import CheckpointError
+from penstock._paths import expand_path
 from penstock._selection import Selection
 
 _LOGGER = logging.getLogger("penstock")
@@ -23,7 +24,7 @@ PARAMETER_NAMES = "parameter_names"
 
 def has_parameters(param_path: str | os.PathLike[str]) -> bool:
     """Return whether a folder holds parameters to start from; warn where it does not."""
-    if os.path.exists(os.path.join(param_path, _parameters.DATA_FILE)):
+    if (expand_path(param_path) / _parameters.DATA_FILE).exists():
         return True
     _LOGGER.warning(
         "no parameters at %s yet: training starts from initial values", os.fspath(param_path)
@@ -98,7 +99,7 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[_parameters.Key, np.nd
       FileNotFoundError: there is neither.
       ParameterError, CheckpointError: the file is damaged.
     """
-    folder = Path(path)
+    folder = expand_path(path)
     if folder.is_dir() and not (folder / _parameters.DATA_FILE).exists():
         contents = _read_newest(folder) or _read_one(folder)
         if contents is not None:
