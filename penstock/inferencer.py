@@ -56,7 +56,7 @@ class Inferencer:
             hint += " Pass ignore_extra=True if it is meant to use only a part of the parameters."
         _parameters.check(param_path, entries, table, may_have_extra=ignore_extra, hint=hint)
         fitting = _parameters.select_fitting(entries, table)
-        self._variables = self.builder.programs.copy(_parameters.nest(fitting))
+        self._variables = self.builder.programs.states.copy(_parameters.nest(fitting))
 
     def infer(self, feed: Mapping[str, Any]) -> Any:
         """Return what the infer function returns, as numpy arrays in its structure.
@@ -76,4 +76,4 @@ class Inferencer:
         return _parameters.Parameters(lambda: self._variables, self._adopt)
 
     def _adopt(self, variables: Mapping[str, Any]) -> None:
-        self._variables = self.builder.programs.copy(variables)
+        self._variables = self.builder.programs.states.copy(variables)

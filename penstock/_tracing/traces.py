@@ -16,6 +16,7 @@ from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import Mode
 from penstock._tracing.evaluation import Evaluated, evaluate
+from penstock._tracing.untrained import CONSTANTS
 
 
 class Trace(NamedTuple):
@@ -57,10 +58,6 @@ class ProbeRun(NamedTuple):
     trace: Trace
     rows: RowAnswers
     shapes: tuple[tuple[int, ...], ...]
-
-
-CONSTANTS = "constants"
-"""What `find_primitives` calls arrays that a trace closes over."""
 
 
 def _add_primitives(jaxpr: Any, found: set[str]) -> None:

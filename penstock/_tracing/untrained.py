@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._tracing import array_holders
-from penstock._tracing.traces import CONSTANTS
 
 _REMEDIES = {
     "flax.nnx": "Call it through layers.nnx_module(model), which takes its weights into the tree.",
@@ -25,6 +24,9 @@ _REMEDIES = {
 }
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _DRAWS = {"random_bits", "rng_bit_generator", "rng_uniform"}
+
+CONSTANTS = "constants"
+"""What `Trace.find_primitives` calls arrays that a trace closes over."""
 
 SOURCES = _DRAWS | {CONSTANTS}
 """What a trace must hold for `check_constants` to find anything."""

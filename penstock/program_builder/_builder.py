@@ -96,7 +96,7 @@ class ProgramBuilder:
 
         Every parameter's initial value depends on the seed and on its name alone.
         """
-        return self.programs.init(seed)
+        return self.programs.states.init(seed)
 
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums; `mean_metrics` counts from here."""
@@ -111,7 +111,7 @@ class ProgramBuilder:
         Raises:
           ValueError: there is no example since the last reset.
         """
-        return self.programs.mean_metrics(state)
+        return self.programs.states.mean_metrics(state)
 
     def train(
         self, state: State, batch: Mapping[str, Any], objective: str | None = None
@@ -135,7 +135,7 @@ class ProgramBuilder:
         placed = programs.place("train", [batch])
         leaves, launched = programs.launch(jax.tree.leaves(state), placed, (name,))
         probe = programs.network.train[name]
-        return programs.unpack(leaves), _arrange(launched.values[name], probe, placed)
+        return programs.states.unpack(leaves), _arrange(launched.values[name], probe, placed)
 
     def test(self, state: State, batch: Mapping[str, Any], objective: str | None = None) -> Any:
         """Return the metrics of one batch in test mode, as arrays on the device."""
@@ -166,7 +166,7 @@ class ProgramBuilder:
 
         Where an optimizer's state holds parameters, it holds the new ones then.
         """
-        return self.programs.adopt(variables, state)
+        return self.programs.states.adopt(variables, state)
 
     def averaged(self, state: State) -> State:
         """Return the state with the moving averages of its parameters in their place.
@@ -176,7 +176,7 @@ class ProgramBuilder:
         Raises:
           ValueError: no optimizer keeps a moving average.
         """
-        return self.programs.average(state)
+        return self.programs.states.average(state)
 
     @property
     def feed_specs(self) -> dict[str, FeedSpec]:

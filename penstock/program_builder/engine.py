@@ -36,7 +36,7 @@ class Engine:
     @property
     def state(self) -> State:
         """The state; valid until the next launch takes its arrays."""
-        return self.programs.unpack(self.leaves)
+        return self.programs.states.unpack(self.leaves)
 
     @state.setter
     def state(self, state: State) -> None:
@@ -54,7 +54,7 @@ class Engine:
 
     def adopt(self, variables: Mapping[str, Any]) -> None:
         """Take other variables; an optimizer that holds parameters holds the new ones then."""
-        self.state = self.programs.adopt(variables, self.state)
+        self.state = self.programs.states.adopt(variables, self.state)
 
     def set_update_scale(self, scale: np.ndarray) -> None:
         """Multiply every later update by a number, float32 without axes."""
@@ -66,16 +66,16 @@ class Engine:
 
     def copy(self) -> Engine:
         """Return an engine of its own with a copy of the state; does not wait."""
-        return Engine(self.programs, self.programs.unpack(self._copy(self.leaves)))
+        return Engine(self.programs, self.programs.states.unpack(self._copy(self.leaves)))
 
     def copy_from(self, leaves: Sequence[Any]) -> Engine:
         """Return an engine with a state of these arrays, copied to the devices."""
         copied = copy_to(list(leaves), self.programs.mesh)
-        return Engine(self.programs, self.programs.unpack(copied))
+        return Engine(self.programs, self.programs.states.unpack(copied))
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
         """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
-        leaves = [arrays[name] for name in self.programs.leaf_names]
+        leaves = [arrays[name] for name in self.programs.states.leaf_names]
         self.leaves = copy_to(leaves, self.programs.mesh)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,41 +12,34 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from penstock import _feeding, _mesh, _metrics, optimizers
+from penstock import _feeding, _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
 from penstock._tracing.probe import Probe
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import (
     Program,
-    announce_compilation,
     call_compiled,
-    compile_function,
-    copy_to,
 )
 from penstock.program_builder._inspect import Inspection, abstract
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
 from penstock.program_builder._step import SPLIT, WHOLE, Launched, value_specs
-
-Leaves = list[jax.Array]
-"""The state as it travels through launches and into files.
-
-JAX takes a nested tree apart and puts it together in every launch, which is 5 us of 33 for the
-smallest network and grows with the number of layers. A flat list costs nothing."""
+from penstock.program_builder.states import Leaves, States
 
 Update = tuple[Leaves, Launched]
 
 
 class Programs:
-    """What a network can be asked to run, and how its state is laid out.
+    """What a network can be asked to run.
 
     Attributes:
+      states: the states that the programs take and return.
       structures: how each objective's metrics are arranged, by its name.
     """
 
     def __init__(self, network: Network) -> None:
-        self.network = network
+        self.network, self.states = network, States(network)
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
         self.structures = {name: each.structure for name, each in network.train.items()}
@@ -109,15 +101,9 @@ class Programs:
         program = self._compiled.get(key)
         if program is None:
             program = self._keep(key, self._train_program(*key))
-        number = self._num_changed
+        number = self.states.num_changed
         changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.weights)
         return changed + leaves[number:], launched
-
-    @functools.cached_property
-    def _num_changed(self) -> int:
-        """How many of the state's arrays, from the first, a step changes; see `State`."""
-        counts_skipped = self.options.skips_non_finite or self.options.precision.is_dynamic
-        return len(jax.tree.leaves(self.abstract_state)) - (2 if counts_skipped else 3)
 
     def run_eagerly(
         self,
@@ -135,7 +121,7 @@ class Programs:
           watch: makes the context that raises it.
         """
         step = self._train_function(update_order, len(batch.counts), watch)
-        number = self._num_changed
+        number = self.states.num_changed
         step(leaves[:number], leaves[number:], batch.feed, batch.weights)
 
     def _train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
@@ -171,7 +157,7 @@ class Programs:
         is_unrolled = any(update.is_unrolled for update in updates)
 
         def train(changed: Leaves, kept: Leaves, feed: Any, weights: Any) -> Update:
-            state = self.unpack(changed + kept)
+            state = self.states.unpack(changed + kept)
             if num_steps == 1:
                 state, launched = _step.train_step(updates, state, feed, weights)
             else:
@@ -258,13 +244,7 @@ class Programs:
             saves_memory=self._saves_memory([probe]),
         )
 
-    # The state as a whole.
-
-    def init(self, seed: int) -> State:
-        """Return the initial state."""
-        root = np.asarray(jax.random.key_data(jax.random.key(seed)))
-        with announce_compilation("the initial values"):
-            return call_compiled(self._initial_state, self.mesh, root)
+    # Metrics of an epoch.
 
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums."""
@@ -282,93 +262,6 @@ class Programs:
             self._keep("reset", program)
         return state._replace(metrics=program())
 
-    def mean_metrics(self, state: State) -> Any:
-        """Return the example-weighted means of the metrics since the last reset.
-
-        Raises:
-          ValueError: there is no example.
-        """
-        means = {
-            name: _metrics.compute_means(sums, self.structures[name])
-            for name, sums in jax.device_get(state.metrics).items()
-            if len(state.metrics) == 1 or sums.scalars[0, -1]
-        }
-        return next(iter(means.values())) if len(self.structures) == 1 else means
-
-    def copy(self, tree: Any) -> Any:
-        """Return arrays copied to the devices, in buffers of their own that may be donated."""
-        return copy_to(tree, self.mesh)
-
-    def adopt(self, variables: Mapping[str, Any], state: State) -> State:
-        """Return the state with other variables, copied into buffers that may be donated.
-
-        Where an optimizer's state holds parameters, it holds the new ones then.
-        """
-        after = state._replace(variables=copy_to(dict(variables), self.mesh))
-        if not self.network.has_positions:
-            return after
-        before, params = state.variables["params"], after.variables["params"]
-        return after._replace(opt_state=self._follow(state.opt_state, before, params))
-
-    @functools.cached_property
-    def _follow(self) -> Callable[..., Any]:
-        return compile_function(self.network.follow, self.mesh)
-
-    def average(self, state: State) -> State:
-        """Return the state with the moving averages of its parameters in their place.
-
-        Raises:
-          ValueError: no optimizer keeps a moving average.
-        """
-        params = self._average(state.opt_state, state.variables["params"])
-        return state._replace(variables={**state.variables, "params": params})
-
-    @functools.cached_property
-    def _average(self) -> Callable[..., Any]:
-        return compile_function(optimizers.averaged_params, self.mesh)
-
-    @functools.cached_property
-    def _initial_state(self) -> Callable[[jax.Array], State]:
-        """The same function each time, so that it compiles once."""
-        return self.network.initial_state
-
-    @functools.cached_property
-    def abstract_state(self) -> State:
-        """The state without its values."""
-        root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-        return jax.eval_shape(self._initial_state, root)
-
-    @functools.cached_property
-    def _state_tree(self) -> Any:
-        return jax.tree.structure(self.abstract_state)
-
-    def unpack(self, leaves: Sequence[Any]) -> State:
-        """Return the state that a flat list of its arrays makes."""
-        return jax.tree.unflatten(self._state_tree, leaves)
-
-    @functools.cached_property
-    def leaf_names(self) -> list[str]:
-        """A name of its own for each array of the state, such as `variables.params.fc_0.w`."""
-        names: dict[str, None] = {}
-        for path, _ in jax.tree_util.tree_leaves_with_path(self.abstract_state):
-            plain = jax.tree_util.keystr(path, simple=True, separator=".")
-            name = plain = re.sub(r"[^\w.\-]", "_", plain)
-            while name in names:
-                name = f"{plain}_{len(names)}"
-            names[name] = None
-        return list(names)
-
-    @functools.cached_property
-    def variable_paths(self) -> dict[str, list[str]]:
-        """Collection and path of each parameter and running statistic, by its leaf's name."""
-        leaves = jax.tree_util.tree_leaves_with_path(self.abstract_state)
-        paths = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in leaves]
-        return {
-            name: path[1:]
-            for name, path in zip(self.leaf_names, paths, strict=True)
-            if path[0] == "variables"
-        }
-
     # Means to look at programs.
 
     @property
@@ -383,7 +276,7 @@ class Programs:
           UnknownNameError: there is no such mode, or no infer function.
         """
         network = self.network
-        state = abstract(self.abstract_state, _mesh.replicated(self.mesh))
+        state = abstract(self.states.abstract_state, _mesh.replicated(self.mesh))
         if mode == "infer" and network.infer is not None:
             specs = network.infer.feed_specs
             program, args = self._infer_program(), [state.variables]
@@ -395,7 +288,7 @@ class Programs:
         elif mode == "train":
             specs, program = network.inputs(mode), self._train_program((objective,), 1)
             leaves = jax.tree.leaves(state)
-            args = [leaves[: self._num_changed], leaves[self._num_changed :]]
+            args = [leaves[: self.states.num_changed], leaves[self.states.num_changed :]]
         else:
             raise UnknownNameError(
                 f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "

@@ -57,7 +57,7 @@ def replay_step(
       FloatingPointError: naming the step; its cause shows the operation.
       ReaderError: the reader ended before such a step.
     """
-    engine, position = Engine(programs, programs.init(seed)), Position()
+    engine, position = Engine(programs, programs.states.init(seed)), Position()
     if contents is not None:
         restore(engine, contents, "to replay")
         position = contents.position
@@ -183,7 +183,7 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
         gradient_accumulation_steps=options.num_micro_batches,
         freeze=options.freeze,
     )
-    state = alone.programs.unpack(jax.device_get(engine.leaves))
+    state = alone.programs.states.unpack(jax.device_get(engine.leaves))
     return Engine(alone.programs, state), placed._replace(feed=feed, weights=weights)
 
 

@@ -53,7 +53,7 @@ def restore(engine: Engine, contents: Contents, where: str) -> None:
     Raises:
       CheckpointError: it is of another network.
     """
-    names = engine.programs.leaf_names
-    abstract = jax.tree.leaves(engine.programs.abstract_state)
+    names = engine.programs.states.leaf_names
+    abstract = jax.tree.leaves(engine.programs.states.abstract_state)
     check_fits(contents, names, abstract, where)
     engine.restore(contents.leaves)

@@ -252,7 +252,7 @@ def _read_means(programs: Programs, state: Any, epoch: int) -> Any:
       NonFiniteError: there is none, since every update was skipped.
     """
     try:
-        return programs.mean_metrics(state)
+        return programs.states.mean_metrics(state)
     except ValueError as error:
         raise NonFiniteError(
             f"epoch {epoch} got no finite loss and gradients, expected some: every update was "

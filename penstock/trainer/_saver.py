@@ -257,7 +257,7 @@ class CheckpointSaver(Saver):
 
         def make() -> Contents | None:
             self._lock.check()
-            leaves = host_leaves(programs.leaf_names, copied)
+            leaves = host_leaves(programs.states.leaf_names, copied)
             copied.clear()  # on an accelerator the memory is free while the disk is waited for
             bad = _not_finite(leaves, programs)
             if bad:
@@ -311,7 +311,7 @@ class CheckpointSaver(Saver):
             return None
         programs = self._engine.programs
         try:
-            means = programs.mean_metrics(programs.unpack(leaves))
+            means = programs.states.mean_metrics(programs.states.unpack(leaves))
         except ValueError:  # no example since the epoch began
             return None
         return monitored(means, monitor, programs.structures)
@@ -376,7 +376,7 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         return f"parameters that are not finite are not saved: {listed(bad[:5])}{more}"
-    sums = programs.unpack(list(leaves.values())).metrics
+    sums = programs.states.unpack(list(leaves.values())).metrics
     structures = programs.structures
     if all(np.isfinite(each.loss_sum(structures[name])) for name, each in sums.items()):
         return ""

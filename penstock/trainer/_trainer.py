@@ -249,7 +249,7 @@ class Trainer:
             feed_order = self._feed_order
         fields = _batches.Fields(inputs, feed_order, self.builder.feed_specs)
         state = self._engine.state
-        state = programs.average(state) if averaged else state
+        state = programs.states.average(state) if averaged else state
         return run_test(programs, state, reader, fields, self._interrupts)
 
     def infer(self, feed: Mapping[str, Any]) -> Any:
@@ -278,7 +278,7 @@ class Trainer:
           ValueError: no optimizer keeps a moving average.
         """
         state = self._engine.state
-        state = self.builder.programs.average(state) if averaged else state
+        state = self.builder.programs.states.average(state) if averaged else state
         _parameters.save(param_path, state.variables, about=self.about)
 
     def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
@@ -422,4 +422,4 @@ class Trainer:
 
     def _describe_extra(self) -> dict[str, Any]:
         said = {"handlers": self._handlers.as_json(), "versions": list_versions()}
-        return {**said, PARAMETER_NAMES: self.builder.programs.variable_paths}
+        return {**said, PARAMETER_NAMES: self.builder.programs.states.variable_paths}

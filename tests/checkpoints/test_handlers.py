@@ -234,7 +234,7 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
             alive.append([leaf.is_deleted() for leaf in restored])
 
     trainer.train(shuffled(), look, num_epochs=2)
-    names = trainer.builder.programs.leaf_names
+    names = trainer.builder.programs.states.leaf_names
     kept = [name for name, is_deleted in zip(names, alive[0], strict=True) if not is_deleted]
     # The sums of the epoch before are replaced, not donated.
     assert all(name.startswith("metrics.") for name in kept)

@@ -59,7 +59,7 @@ def test_average_in_a_program_is_that_of_the_parameters_it_had(place):
     optimizer = optimizers.get("sgd", 0.1, moving_average_decay=0.8)
     builder = ps.ProgramBuilder(linear_program, optimizer, place=place())
     state = builder.init()
-    state = state._replace(update_scale=builder.programs.copy(np.float32(0.5)))
+    state = state._replace(update_scale=builder.programs.states.copy(np.float32(0.5)))
     average, history = None, [host(state.variables["params"])]
     for number in range(1, 6):
         state, _ = builder.train(state, batch)

@@ -64,8 +64,10 @@ def test_frozen_batch_norm_normalises_by_its_running_statistics():
 def test_optimizer_keeps_nothing_for_what_is_frozen():
     whole = ps.ProgramBuilder(program, optax.adam(0.01), place=ONE)
     part = ps.ProgramBuilder(program, optax.adam(0.01), place=ONE, freeze="backbone")
-    names = {name for name in part.programs.leaf_names if name.startswith("opt_state")}
-    assert names < {name for name in whole.programs.leaf_names if name.startswith("opt_state")}
+    names = {name for name in part.programs.states.leaf_names if name.startswith("opt_state")}
+    assert names < {
+        name for name in whole.programs.states.leaf_names if name.startswith("opt_state")
+    }
     assert not any("backbone" in name for name in names)
 
 

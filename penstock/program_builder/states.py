@@ -1,0 +1,139 @@
+"""The states of a network: how one is made, how its arrays are laid out, and what they hold."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock import _metrics, optimizers
+from penstock.program_builder._compilation import (
+    announce_compilation,
+    call_compiled,
+    compile_function,
+    copy_to,
+)
+from penstock.program_builder._network import Network
+from penstock.program_builder._objective import State
+
+Leaves = list[jax.Array]
+"""The state as it travels through launches and into files.
+
+JAX takes a nested tree apart and puts it together in every launch, which is 5 us of 33 for the
+smallest network and grows with the number of layers. A flat list costs nothing."""
+
+
+class States:
+    """The training states that a network has.
+
+    A state travels through launches and into files as a flat list of its arrays; here is which of
+    them is what.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.mesh = network.mesh
+
+    def init(self, seed: int) -> State:
+        """Return the initial state."""
+        root = np.asarray(jax.random.key_data(jax.random.key(seed)))
+        with announce_compilation("the initial values"):
+            return call_compiled(self._initial_state, self.mesh, root)
+
+    def mean_metrics(self, state: State) -> Any:
+        """Return the example-weighted means of the metrics since the last reset.
+
+        Raises:
+          ValueError: there is no example.
+        """
+        means = {
+            name: _metrics.compute_means(sums, self.network.train[name].structure)
+            for name, sums in jax.device_get(state.metrics).items()
+            if len(state.metrics) == 1 or sums.scalars[0, -1]
+        }
+        return next(iter(means.values())) if len(self.network.train) == 1 else means
+
+    def copy(self, tree: Any) -> Any:
+        """Return arrays copied to the devices, in buffers of their own that may be donated."""
+        return copy_to(tree, self.mesh)
+
+    def adopt(self, variables: Mapping[str, Any], state: State) -> State:
+        """Return the state with other variables, copied into buffers that may be donated.
+
+        Where an optimizer's state holds parameters, it holds the new ones then.
+        """
+        after = state._replace(variables=copy_to(dict(variables), self.mesh))
+        if not self.network.has_positions:
+            return after
+        before, params = state.variables["params"], after.variables["params"]
+        return after._replace(opt_state=self._follow(state.opt_state, before, params))
+
+    @functools.cached_property
+    def _follow(self) -> Callable[..., Any]:
+        return compile_function(self.network.follow, self.mesh)
+
+    def average(self, state: State) -> State:
+        """Return the state with the moving averages of its parameters in their place.
+
+        Raises:
+          ValueError: no optimizer keeps a moving average.
+        """
+        params = self._average(state.opt_state, state.variables["params"])
+        return state._replace(variables={**state.variables, "params": params})
+
+    @functools.cached_property
+    def _average(self) -> Callable[..., Any]:
+        return compile_function(optimizers.averaged_params, self.mesh)
+
+    @functools.cached_property
+    def _initial_state(self) -> Callable[[jax.Array], State]:
+        """The same function each time, so that it compiles once."""
+        return self.network.initial_state
+
+    @functools.cached_property
+    def abstract_state(self) -> State:
+        """The state without its values."""
+        root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+        return jax.eval_shape(self._initial_state, root)
+
+    @functools.cached_property
+    def _state_tree(self) -> Any:
+        return jax.tree.structure(self.abstract_state)
+
+    @functools.cached_property
+    def num_changed(self) -> int:
+        """How many of the state's arrays, from the first, a step changes; see `State`."""
+        options = self.network.options
+        counts_skipped = options.skips_non_finite or options.precision.is_dynamic
+        return len(jax.tree.leaves(self.abstract_state)) - (2 if counts_skipped else 3)
+
+    def unpack(self, leaves: Sequence[Any]) -> State:
+        """Return the state that a flat list of its arrays makes."""
+        return jax.tree.unflatten(self._state_tree, leaves)
+
+    @functools.cached_property
+    def leaf_names(self) -> list[str]:
+        """A name of its own for each array of the state, such as `variables.params.fc_0.w`."""
+        names: dict[str, None] = {}
+        for path, _ in jax.tree_util.tree_leaves_with_path(self.abstract_state):
+            plain = jax.tree_util.keystr(path, simple=True, separator=".")
+            name = plain = re.sub(r"[^\w.\-]", "_", plain)
+            while name in names:
+                name = f"{plain}_{len(names)}"
+            names[name] = None
+        return list(names)
+
+    @functools.cached_property
+    def variable_paths(self) -> dict[str, list[str]]:
+        """Collection and path of each parameter and running statistic, by its leaf's name."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.abstract_state)
+        paths = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in leaves]
+        return {
+            name: path[1:]
+            for name, path in zip(self.leaf_names, paths, strict=True)
+            if path[0] == "variables"
+        }
