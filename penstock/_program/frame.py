@@ -24,7 +24,7 @@ from penstock._errors import LayerContextError
 from penstock._program.batch_axis import RowAnswers
 from penstock._program.examples import Examples, MicroBatch
 from penstock._program.names import Names, Path, hash_path
-from penstock._program.requests import Mode, Requests
+from penstock._program.requests import Mode, Requests, Variables
 
 
 class Frame:
@@ -53,7 +53,7 @@ class Frame:
         self,
         *,
         mode: Mode,
-        variables: Mapping[str, Any],
+        variables: Variables,
         feed: Mapping[str, jax.Array] | None,
         weights: jax.Array,
         key: jax.Array,

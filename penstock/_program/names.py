@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import jax
 from flax import linen as nn
 
 from penstock._errors import ProgramError, listed, nearest
 
+T = TypeVar("T")
+
 Path = tuple[str, ...]
+"""A name as its scopes, layer and leaf. Users see it joined with slashes, `generator/fc_0/w`."""
 
 # JAX keeps the trace of a scan body or a jitted function and uses it again where the same function
 # meets the same shapes: in another program too, with the mode and the parameters of this one.
@@ -60,7 +63,7 @@ class ScopeModule(nn.Module):
     """
 
     @nn.compact
-    def __call__(self, function: Callable[[], Any]) -> Any:
+    def __call__(self, function: Callable[[], T]) -> T:
         """Run `function` inside this module's compact method."""
         return function()
 
@@ -107,7 +110,7 @@ class Names:
         """Return whether the name of a layer of the open scope was counted."""
         return not self.scope.owners.get(path[len(self.scope.path)], ("", True))[1]
 
-    def run_scope(self, name: str, function: Callable[[], Any]) -> Any:
+    def run_scope(self, name: str, function: Callable[[], T]) -> T:
         """Run `function` with names below `name`; running a scope again shares its parameters."""
         with self.open_scope(name):
             path = self.scope.path

@@ -9,30 +9,35 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from penstock._program.names import Path as Path
 from penstock._program.names import hash_path
 from penstock._program.requests import ParameterSpec
 
-Path = tuple[str, ...]
+Params = Mapping[str, Any]
+"""One collection of the variables: arrays in dicts nested by scope, layer and leaf."""
+
+Entries = Mapping[Path, Any]
+"""The same, flat: arrays by path."""
 
 
-def flatten(tree: Mapping[str, Any]) -> dict[Path, Any]:
+def flatten(tree: Params) -> dict[Path, Any]:
     """Return a nested dict as a flat one, keyed by path."""
     return traverse_util.flatten_dict(dict(tree))  # pyright: ignore[reportReturnType]
 
 
-def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
+def nest(entries: Entries) -> dict[str, Any]:
     """Return a flat dict keyed by path as a nested one."""
     return traverse_util.unflatten_dict(dict(entries))
 
 
-def split(tree: Mapping[str, Any], ours: frozenset[Path]) -> tuple[Any, dict[Path, Any]]:
+def split(tree: Params, ours: frozenset[Path]) -> tuple[dict[str, Any], dict[Path, Any]]:
     """Return the nested dict of the entries at some paths, and the others, flat."""
     others = flatten(tree)
     taken = {path: others.pop(path) for path in list(others) if path in ours}
     return nest(taken), others
 
 
-def merge(tree: Mapping[str, Any], others: Mapping[Path, Any]) -> dict[str, Any]:
+def merge(tree: Params, others: Entries) -> dict[str, Any]:
     """Return the whole tree from the two parts that `split` made."""
     return nest({**flatten(tree), **others})
 

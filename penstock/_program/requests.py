@@ -18,6 +18,9 @@ from penstock._errors import FeedError, ProgramError, listed
 from penstock._program.names import Names
 
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+
+Variables = Mapping[str, Any]
+"""Parameters and running statistics: by collection, then nested by scope, layer and leaf."""
 Mode = Literal["train", "test", "infer"]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -141,7 +144,7 @@ class Requests:
         self,
         mode: Mode,
         names: Names,
-        variables: Mapping[str, Any],
+        variables: Variables,
         feed: Mapping[str, jax.Array] | None,
         batch_size: int,
         anchor: jax.Array | None = None,
@@ -246,7 +249,7 @@ class Requests:
         self.updates[spec.path] = value
 
 
-def find_entry(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def find_entry(tree: Variables, path: tuple[str, ...]) -> Any:
     """Return the entry of a nested dict at `path`, or None."""
     node: Any = tree
     for key in path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -51,7 +50,7 @@ def find_advice(error: Exception, owner: str) -> str | None:
     return None
 
 
-def check_without_arguments(function: Callable[..., Any]) -> None:
+def check_without_arguments(function: Callable[..., object]) -> None:
     """Raise unless a function can be called without arguments.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from penstock._program.requests import find_user_line, is_user_file
 
@@ -25,7 +26,7 @@ class Held(NamedTuple):
     library: str | None = None
 
 
-def find_holders(function: Callable[[], Any], arrays: Mapping[int, Any]) -> list[Held]:
+def find_holders(function: Callable[[], object], arrays: Mapping[int, Any]) -> list[Held]:
     """Return who holds the arrays, by their ids, that a function closes over.
 
     Closures, globals that the code names, defaults, and the attributes and items of what is found
@@ -45,7 +46,7 @@ def find_holders(function: Callable[[], Any], arrays: Mapping[int, Any]) -> list
     return [found.get(number, Held(f"an array {_show(value)}")) for number, value in arrays.items()]
 
 
-def describe_draw(equation: Any) -> Held:
+def describe_draw(equation: JaxprEqn) -> Held:
     """Return who draws the numbers of an equation, and where."""
     traceback = equation.source_info.traceback
     frames = getattr(traceback, "frames", ())

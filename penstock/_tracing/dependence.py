@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from penstock._errors import ProgramError
 from penstock._metrics import Structure
@@ -24,7 +26,7 @@ from penstock._tracing.kinds import (
     combine,
     make_other,
 )
-from penstock._tracing.operation import Operation, Shapes, batch_axes
+from penstock._tracing.operation import Operation, Shapes, batch_axes, get_aval, get_body
 from penstock._tracing.operation_rules import follow
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -43,12 +45,12 @@ class _Place(NamedTuple):
     names: str = ""
     site: str = ""
 
-    def inside(self, equation: Any) -> _Place:
+    def enter(self, equation: JaxprEqn) -> _Place:
         called = equation.params.get("name", "")
         site = find_user_line(equation.source_info.traceback) or self.site
         return _Place(f"{self.names}/{equation.source_info.name_stack}/{called}/", site)
 
-    def reason(self, operation: str) -> Reason:
+    def make_reason(self, operation: str) -> Reason:
         called = [part.strip("_") for part in self.names.split("/") if part in _NAMED]
         return Reason(called[0] if called else operation, self.site)
 
@@ -69,7 +71,7 @@ class Traces:
     has_micro_batches: bool
 
     def follow(
-        self, first: Any, second: Any, kinds: Sequence[Kind], within: _Place = _START
+        self, first: Jaxpr, second: Jaxpr, kinds: Sequence[Kind], within: _Place = _START
     ) -> list[Kind]:
         """Return the kinds of a trace's results, given those of its inputs.
 
@@ -81,15 +83,16 @@ class Traces:
         Raises:
           DivergedError: the traces are not the same operations.
         """
-        known: dict[Any, Kind] = {}
+        known: dict[Var, Kind] = {}
         _require(len(first.eqns) == len(second.eqns) and len(first.outvars) == len(second.outvars))
         for variables in zip(first.constvars, second.constvars, strict=True):
             known[variables[0]] = Kind("index") if batch_axes(_read_shapes(*variables)) else SAME
         known.update(zip(first.invars, kinds, strict=True))
 
-        def read(a: Any, b: Any) -> Kind:
-            if hasattr(a, "val"):
-                _require(hasattr(b, "val"))
+        def read(a: Var | Literal, b: Var | Literal) -> Kind:
+            if isinstance(a, Literal):
+                if not isinstance(b, Literal):
+                    raise DivergedError
                 return classify_constant(a.val, b.val, self.sizes)
             return known[a]
 
@@ -99,8 +102,10 @@ class Traces:
             known.update(zip(a.outvars, self._follow_equation(a, b, operands, within), strict=True))
         return [read(*pair) for pair in zip(first.outvars, second.outvars, strict=True)]
 
-    def _follow_equation(self, a: Any, b: Any, kinds: list[Kind], within: _Place) -> list[Kind]:
-        name, place = a.primitive.name, within.inside(a)
+    def _follow_equation(
+        self, a: JaxprEqn, b: JaxprEqn, kinds: list[Kind], within: _Place
+    ) -> list[Kind]:
+        name, place = a.primitive.name, within.enter(a)
         if name == "scan":
             return self._follow_scan(a, b, kinds, place)
         if name == "while":
@@ -108,10 +113,9 @@ class Traces:
         if name == "cond":
             return self._follow_cond(a, b, kinds, place)
         for key in _CALLS:
-            inner = getattr(a.params.get(key), "jaxpr", a.params.get(key))
+            inner = get_body(a.params.get(key))
             if hasattr(inner, "eqns") and len(inner.invars) == len(kinds):
-                pair = inner, getattr(b.params[key], "jaxpr", b.params[key])
-                return self.follow(*pair, kinds, place)
+                return self.follow(inner, get_body(b.params[key]), kinds, place)
         operation = Operation(
             name,
             a.params,
@@ -120,7 +124,7 @@ class Traces:
             [_read_shapes(*pair) for pair in zip(a.invars, b.invars, strict=True)],
             [_read_shapes(*pair) for pair in zip(a.outvars, b.outvars, strict=True)],
             self.sizes,
-            place.reason(name),
+            place.make_reason(name),
         )
         return self._follow_scoped(operation, place.names)
 
@@ -163,12 +167,14 @@ class Traces:
             for shapes in operation.results
         ]
 
-    def _follow_scan(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+    def _follow_scan(
+        self, a: JaxprEqn, b: JaxprEqn, kinds: list[Kind], place: _Place
+    ) -> list[Kind]:
         num_consts, num_carry = a.params["num_consts"], a.params["num_carry"]
         bodies = a.params["jaxpr"].jaxpr, b.params["jaxpr"].jaxpr
         consts, carry = kinds[:num_consts], kinds[num_consts : num_consts + num_carry]
         items = kinds[num_consts + num_carry :]
-        reason = place.reason("a scan over the examples")
+        reason = place.make_reason("a scan over the examples")
         is_over_examples = a.params["length"] != b.params["length"]
         if is_over_examples and num_carry:
             return [make_other(kinds, reason).with_padding(reason)] * len(a.outvars)
@@ -188,13 +194,15 @@ class Traces:
                 return results
             carry = joined
 
-    def _follow_while(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
+    def _follow_while(
+        self, a: JaxprEqn, b: JaxprEqn, kinds: list[Kind], place: _Place
+    ) -> list[Kind]:
         of_condition, of_body = a.params["cond_nconsts"], a.params["body_nconsts"]
         tests = a.params["cond_jaxpr"].jaxpr, b.params["cond_jaxpr"].jaxpr
         bodies = a.params["body_jaxpr"].jaxpr, b.params["body_jaxpr"].jaxpr
         consts = kinds[of_condition : of_condition + of_body]
         carry = kinds[of_condition + of_body :]
-        reason = place.reason("a loop that ends by what is in the batch")
+        reason = place.make_reason("a loop that ends by what is in the batch")
         while True:
             (test,) = self.follow(*tests, [*kinds[:of_condition], *carry], place)
             results = self.follow(*bodies, [*consts, *carry], place)
@@ -205,8 +213,10 @@ class Traces:
                 return joined
             carry = joined
 
-    def _follow_cond(self, a: Any, b: Any, kinds: list[Kind], place: _Place) -> list[Kind]:
-        reason = place.reason("a choice by what is in the batch")
+    def _follow_cond(
+        self, a: JaxprEqn, b: JaxprEqn, kinds: list[Kind], place: _Place
+    ) -> list[Kind]:
+        reason = place.make_reason("a choice by what is in the batch")
         found: list[Kind] | None = None
         for one, two in zip(a.params["branches"], b.params["branches"], strict=True):
             results = self.follow(one.jaxpr, two.jaxpr, kinds[1:], place)
@@ -296,7 +306,7 @@ def _require(holds: bool) -> None:
         raise DivergedError
 
 
-def _read_shapes(first: Any, second: Any) -> Shapes:
-    shapes = tuple(first.aval.shape), tuple(second.aval.shape)
+def _read_shapes(first: Var | Literal, second: Var | Literal) -> Shapes:
+    shapes = tuple(get_aval(first).shape), tuple(get_aval(second).shape)
     _require(len(shapes[0]) == len(shapes[1]))
     return shapes

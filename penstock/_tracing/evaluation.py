@@ -19,7 +19,7 @@ from penstock._tracing.advice import find_advice
 from penstock.layers import sowing
 
 
-def name_program(function: Callable[[], Any], mode: str) -> str:
+def name_program(function: Callable[[], object], mode: str) -> str:
     """Return how errors name a program."""
     return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
 
@@ -36,7 +36,7 @@ class Evaluated:
 
 
 def evaluate(
-    function: Callable[[], Any], frame: Frame, sown: frozenset[str] = frozenset()
+    function: Callable[[], object], frame: Frame, sown: frozenset[str] = frozenset()
 ) -> Evaluated:
     """Run a program function inside `frame`, in the trace that is current.
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import jax
+from jax.extend.core import Jaxpr, Literal, Var
 
 from penstock._tracing.kinds import Kind, Reason, combine, make_other
 
@@ -45,6 +48,16 @@ class Operation(NamedTuple):
         if all(k.is_weighted for k in rows):
             return results
         return [k.with_padding(self.reason) for k in results]
+
+
+def get_aval(variable: Var | Literal) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a variable of a trace, whose declared type in JAX has neither."""
+    return cast(jax.ShapeDtypeStruct, variable.aval)
+
+
+def get_body(parameter: Any) -> Jaxpr:
+    """Return a trace without its constants; any other parameter of an equation as it is."""
+    return getattr(parameter, "jaxpr", parameter)
 
 
 def batch_axes(shapes: Shapes) -> tuple[int, ...]:

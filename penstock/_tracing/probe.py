@@ -23,6 +23,7 @@ from penstock._tracing import name_checks, untrained
 from penstock._tracing.dependence import DivergedError, Traces, check_split
 from penstock._tracing.evaluation import Evaluated, evaluate, name_program
 from penstock._tracing.kinds import SAME, Kind, Reason, classify_constant
+from penstock._tracing.operation import get_aval
 from penstock._tracing.traces import Trace, trace_twice
 
 
@@ -45,7 +46,7 @@ class Probe:
       options: of the builder; the precision is one of them.
     """
 
-    function: Callable[[], Any]
+    function: Callable[[], object]
     mode: Mode
     specs: dict[str, ParameterSpec]
     named: name_checks.Named
@@ -103,7 +104,7 @@ class Probe:
         return table
 
 
-def probe(function: Callable[[], Any], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
+def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
     """Run a program function without values, with two batch sizes: what differs is the batch.
 
     Raises:
@@ -166,7 +167,7 @@ def _follow(first: Trace, second: Trace, has_micro_batches: bool) -> list[Kind]:
     consts = [
         classify_constant(a, b, PROBE_BATCH_SIZES)
         if a is not None and b is not None
-        else Kind("same" if x.aval.shape == y.aval.shape else "index")
+        else Kind("same" if get_aval(x).shape == get_aval(y).shape else "index")
         for a, b, x, y in zip(
             first.constants,
             second.constants,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh
@@ -27,8 +28,8 @@ class Trace(NamedTuple):
       jaxpr: the trace of the program function in it.
     """
 
-    whole: Any
-    jaxpr: Any
+    whole: ClosedJaxpr
+    jaxpr: Jaxpr
 
     @property
     def constants(self) -> list[Any]:
@@ -36,7 +37,7 @@ class Trace(NamedTuple):
         known = dict(zip(self.whole.jaxpr.constvars, self.whole.consts, strict=True))
         call = self.whole.jaxpr.eqns[-1]
         given = call.invars[: len(self.jaxpr.invars) - 4]
-        return [v.val if hasattr(v, "val") else known.get(v) for v in given]
+        return [v.val if isinstance(v, Literal) else known.get(v) for v in given]
 
     def find_primitives(self) -> set[str]:
         """Return the names of all operations, nested ones too; `CONSTANTS` where there are any."""
@@ -60,7 +61,7 @@ class ProbeRun(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
 
 
-def _add_primitives(jaxpr: Any, found: set[str]) -> None:
+def _add_primitives(jaxpr: Jaxpr, found: set[str]) -> None:
     for equation in jaxpr.eqns:
         found.add(equation.primitive.name)
         for value in equation.params.values():
@@ -72,7 +73,7 @@ def _add_primitives(jaxpr: Any, found: set[str]) -> None:
 
 
 def trace_twice(
-    function: Callable[[], Any], mode: Mode, mesh: Mesh, options: ProgramOptions
+    function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions
 ) -> tuple[ProbeRun, ProbeRun]:
     """Return the traces of a program for both batch sizes, with the same answers about rows.
 
@@ -93,7 +94,7 @@ def trace_twice(
 
 
 def _trace(
-    function: Callable[[], Any],
+    function: Callable[[], object],
     mode: Mode,
     mesh: Mesh,
     options: ProgramOptions,
@@ -143,7 +144,7 @@ def _inputs(size: int) -> list[jax.ShapeDtypeStruct]:
     return [root, step, anchor, jax.ShapeDtypeStruct((size,), jnp.float32)]
 
 
-def _name_batch(error: Exception, rerun: Callable[[], Any]) -> None:
+def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
     """Put `B` in place of the probe's batch size in an error's message."""
     try:
         rerun()

@@ -8,14 +8,16 @@ the state, which are the same at every step. What the loss has a gradient by is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from penstock._errors import ProgramError
 from penstock._tracing import array_holders
+from penstock._tracing.operation import get_aval, get_body
 
 _REMEDIES = {
     "flax.nnx": "Call it through layers.nnx_module(model), which takes its weights into the tree.",
@@ -32,7 +34,9 @@ SOURCES = _DRAWS | {CONSTANTS}
 """What a trace must hold for `check_constants` to find anything."""
 
 
-def check_constants(function: Callable[[], Any], jaxpr: Any, loss_index: int, owner: str) -> None:
+def check_constants(
+    function: Callable[[], object], jaxpr: ClosedJaxpr, loss_index: int, owner: str
+) -> None:
     """Raise or warn where the loss has a gradient by what no optimizer can update.
 
     Arguments:
@@ -49,7 +53,7 @@ def check_constants(function: Callable[[], Any], jaxpr: Any, loss_index: int, ow
     closed_over = {
         inner: values[outer]
         for outer, inner in zip(equation.invars, body.invars, strict=True)
-        if not hasattr(outer, "val") and outer in values
+        if not isinstance(outer, Literal) and outer in values
     }
     needed, constants = _find_differentiable(body, [body.outvars[loss_index]])
     constants += [value for var, value in closed_over.items() if var in needed]
@@ -81,7 +85,7 @@ def _report(held: list[array_holders.Held], owner: str) -> None:
         )
 
 
-def _list_some(held: Any) -> str:
+def _list_some(held: Iterable[array_holders.Held]) -> str:
     shown = list(dict.fromkeys(each.label for each in held))
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     return ", ".join(shown[:5]) + more
@@ -96,7 +100,9 @@ def _is_weight(value: Any) -> bool:
 # What the loss has a gradient by.
 
 
-def _find_differentiable(jaxpr: Any, outputs: list[Any]) -> tuple[set[Any], list[Any]]:
+def _find_differentiable(
+    jaxpr: Jaxpr, outputs: Sequence[Var | Literal]
+) -> tuple[set[Var], list[Any]]:
     """Return what `outputs` have a gradient by: variables, and constants of nested traces."""
     needed = {var for var in outputs if _is_differentiable(var)}
     constants: list[Any] = []
@@ -110,7 +116,7 @@ def _find_differentiable(jaxpr: Any, outputs: list[Any]) -> tuple[set[Any], list
             for nested in _list_nested(equation):
                 constants += _list_constants(nested)
             continue
-        body = getattr(inner, "jaxpr", inner)
+        body = get_body(inner)
         used, found = _find_differentiable(body, [body.outvars[number] for number in results])
         constants += found
         consts = zip(body.constvars, getattr(inner, "consts", ()), strict=False)
@@ -120,15 +126,15 @@ def _find_differentiable(jaxpr: Any, outputs: list[Any]) -> tuple[set[Any], list
     return needed, constants
 
 
-def _is_differentiable(var: Any) -> bool:
-    return not hasattr(var, "val") and jnp.issubdtype(var.aval.dtype, jnp.inexact)
+def _is_differentiable(var: Var | Literal) -> TypeGuard[Var]:
+    return not isinstance(var, Literal) and jnp.issubdtype(get_aval(var).dtype, jnp.inexact)
 
 
-def _find_called(equation: Any) -> Any:
+def _find_called(equation: JaxprEqn) -> Jaxpr | ClosedJaxpr | None:
     """Return the trace of the function that an equation calls once, with its own inputs."""
     for name in _CALLS:
         inner = equation.params.get(name)
-        body = getattr(inner, "jaxpr", inner)
+        body = get_body(inner)
         is_whole = hasattr(body, "eqns") and equation.primitive.name not in ("scan", "while")
         if (
             is_whole
@@ -139,16 +145,16 @@ def _find_called(equation: Any) -> Any:
     return None
 
 
-def _list_constants(jaxpr: Any) -> list[Any]:
+def _list_constants(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
     """Return the constants of a trace and of those inside it."""
     found = list(getattr(jaxpr, "consts", ()))
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for equation in get_body(jaxpr).eqns:
         for nested in _list_nested(equation):
             found += _list_constants(nested)
     return found
 
 
-def _list_nested(equation: Any) -> list[Any]:
+def _list_nested(equation: JaxprEqn) -> list[Jaxpr | ClosedJaxpr]:
     """Return the traces among an equation's parameters, with their constants."""
     listed = [v if isinstance(v, (tuple, list)) else (v,) for v in equation.params.values()]
     return [each for values in listed for each in values if hasattr(each, "eqns")]
@@ -157,7 +163,7 @@ def _list_nested(equation: Any) -> list[Any]:
 # What is drawn, and the same at every step.
 
 
-def _find_constant_draws(jaxpr: Any, inputs: set[Any], needed: set[Any]) -> list[Any]:
+def _find_constant_draws(jaxpr: Jaxpr, inputs: set[Var], needed: set[Var]) -> list[JaxprEqn]:
     """Return the equations that give floating numbers drawn without regard to any input.
 
     Arguments:
@@ -166,32 +172,32 @@ def _find_constant_draws(jaxpr: Any, inputs: set[Any], needed: set[Any]) -> list
     """
     varying, drawn, found = set(inputs), set(), []
     for equation in jaxpr.eqns:
-        variables = [var for var in equation.invars if not hasattr(var, "val")]
+        variables = [var for var in equation.invars if not isinstance(var, Literal)]
         if varying.intersection(variables):
             varying.update(equation.outvars)
             found += _find_draws_inside(equation, varying, needed)
         elif drawn.intersection(variables) or _is_draw(equation):
             drawn.update(equation.outvars)
             is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
-            wanted = [v for v in equation.outvars if v in needed and v.aval.size > 1]
+            wanted = [v for v in equation.outvars if v in needed and get_aval(v).size > 1]
             found += [equation] if wanted and is_first else []
     return found
 
 
-def _find_draws_inside(equation: Any, varying: set[Any], needed: set[Any]) -> list[Any]:
+def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) -> list[JaxprEqn]:
     inner = _find_called(equation)
     if inner is None:
         return []
-    body = getattr(inner, "jaxpr", inner)
+    body = get_body(inner)
     pairs = zip(equation.invars, body.invars, strict=True)
-    inputs = {its for var, its in pairs if not hasattr(var, "val") and var in varying}
+    inputs = {its for var, its in pairs if not isinstance(var, Literal) and var in varying}
     outputs = zip(equation.outvars, body.outvars, strict=True)
     used, _ = _find_differentiable(body, [its for var, its in outputs if var in needed])
     return _find_constant_draws(body, inputs, used)
 
 
-def _is_draw(equation: Any) -> bool:
+def _is_draw(equation: JaxprEqn) -> bool:
     if equation.primitive.name in _DRAWS:
         return True
-    bodies = [getattr(each, "jaxpr", each) for each in _list_nested(equation)]
+    bodies = [get_body(each) for each in _list_nested(equation)]
     return any(_is_draw(inner) for body in bodies for inner in body.eqns)
