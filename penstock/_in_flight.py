@@ -12,6 +12,8 @@ from jax.sharding import Mesh
 
 T = TypeVar("T")
 
+# JAX itself blocks at 32 on a CPU, and a host that it wakes for every step takes a core from the
+# step: an MLP ran at 1.03x the hand-written loop's time with a bound of 32, at 0.94x below it.
 MAX_STEPS_IN_FLIGHT = 12
 MAX_ON_ACCELERATOR = 8
 STRIDE = 12
@@ -78,7 +80,7 @@ class InFlight:
             self._keep(is_read=self._num_unread + self._num_pushed >= CHECK_EVERY)
 
     def end_epoch(self) -> None:
-        """Have the flag of the newest launch read when it arrives: the next one starts anew."""
+        """Have the flag of the newest launch read when it arrives, so that no flag spans two epochs."""
         self._keep(is_read=True)
         self._newest = None
 

@@ -6,6 +6,8 @@ import re
 
 from penstock._errors import ProgramError
 
+# One probe of a prime size took a parameter of [502, 3] for a batch. The second costs 10 ms for a
+# small network, and 0.7 s for ResNet-50.
 PROBE_BATCH_SIZES = (480, 672)
 """The batch sizes of the two probes of a program. They share many divisors, so that a function that
 takes its batch apart in halves or eighths is traced too."""

@@ -77,7 +77,7 @@ class ParameterSpec:
     def agrees_with(self, other: ParameterSpec) -> bool:
         """Return whether two uses of one name ask for the same.
 
-        One line that runs twice may make a regularizer anew each time, e.g. a lambda.
+        A line that runs twice may make another regularizer each time, e.g. a lambda.
         """
         is_same = (
             self.shape == other.shape

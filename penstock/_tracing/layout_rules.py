@@ -1,4 +1,4 @@
-"""Rules of operations that lay rows out anew: reshape, tile, concatenate, slice, split, pad."""
+"""Rules of operations that change how rows lie: reshape, tile, concatenate, slice, split, pad."""
 
 from __future__ import annotations
 

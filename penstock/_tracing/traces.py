@@ -102,7 +102,7 @@ def _trace(
 ) -> ProbeRun:
     seen: dict[str, Any] = {}
 
-    # The key and the step go in, so that what is drawn anew in each step is told from constants.
+    # The key and the step go in, so that what each step draws is told from constants.
     def body(
         root: jax.Array, step: jax.Array, anchor: jax.Array, weights: jax.Array
     ) -> list[jax.Array]:

@@ -62,7 +62,7 @@ class Guard:
         self._lost_since: int | None = None
 
     def begin(self, forget: Callable[[int], None]) -> None:
-        """Note that a call of `train` begins."""
+        """Start counting for a call of `train`."""
         self.forget, self._num_roll_backs, self._lost_since = forget, 0, None
         if self._action == "skip":
             self._num_skipped = int(jax.device_get(self._engine.state.num_skipped))

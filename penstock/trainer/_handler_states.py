@@ -21,7 +21,7 @@ class HandlerStates:
         self._resumed = list(states)
 
     def restore_to(self, event_handler: Any) -> None:
-        """Note the handlers of a call of `train`; give them the states of a resumed run."""
+        """Keep the handlers of a call of `train`, and give them the states of a resumed run."""
         is_many = isinstance(event_handler, Sequence)
         handlers = list(event_handler) if is_many else [event_handler]
         self._handlers = [
