@@ -80,7 +80,7 @@ class InFlight:
             self._keep(is_read=self._num_unread + self._num_pushed >= CHECK_EVERY)
 
     def end_epoch(self) -> None:
-        """Have the flag of the newest launch read when it arrives, so that no flag spans two epochs."""
+        """Have the newest flag read when it arrives, so that no flag spans two epochs."""
         self._keep(is_read=True)
         self._newest = None
 
