@@ -221,7 +221,7 @@ def test_conv2d_whose_kernel_covers_the_image_sums_over_all_of_it():
 
 
 def test_conv2d_padded_beyond_its_kernel_has_the_gradient_of_a_padded_image():
-    # XLA's CPU backend reads beyond the image here, see _convolution._within_reach.
+    # XLA's CPU backend reads beyond the image here, see _convolution._pad_beyond_reach.
     x, w = (jnp.asarray(normal(*shape, seed=4)) for shape in ((2, 9, 8, 3), (3, 2, 3, 6)))
     geometry = Geometry(dilations=(1, 1), pads=((4, 0), (1, 1)), groups=1)
     unpadded = dataclasses.replace(geometry, pads=((0, 0), (0, 0)))
