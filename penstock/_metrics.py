@@ -237,7 +237,6 @@ class LaunchValues:
       values: of each objective, on the device.
       counts: the examples of each step.
       rates: the learning rates of the optimizers that have one in their state.
-      on_read: called once, when the values have been fetched and before any is returned.
 
     Attributes:
       num_steps: of the launch.
@@ -248,7 +247,6 @@ class LaunchValues:
     __slots__ = (
         "_counts",
         "_host",
-        "_on_read",
         "_rates",
         "_structures",
         "_values",
@@ -263,9 +261,7 @@ class LaunchValues:
         structures: Mapping[str, Structure],
         counts: Sequence[int],
         rates: Mapping[str, jax.Array],
-        on_read: Callable[[LaunchValues], object] = lambda values: None,
     ) -> None:
-        self._on_read = on_read
         self._values: Any = values
         self._rates = rates
         self._structures = structures
@@ -279,8 +275,6 @@ class LaunchValues:
         if self._host is None:
             self._host, self.is_read = _fetch(self._values), True
             self._values = None  # lets go of the device's buffers
-            # Now, not after the launch: a handler that reads a launch late would print its nan.
-            self._on_read(self)
         single, many = len(self._structures) == 1, len(self._counts) > 1
         metrics = {
             name: self._structures[name].build(

@@ -8,11 +8,11 @@ from tests.source_tree import PACKAGE, find_imports, lines_for_types, module_nam
 # row covers what lies below it, unless a longer one does.
 CORE = {
     *("events", "inferencer", "trainer", "program_builder", "layers", "optimizers", "handlers"),
-    *("_program", "_tracing", "_batches", "_feeding", "_metrics", "_mesh", "_in_flight"),
+    *("_program", "_tracing", "_batches", "_device_batches", "_metrics", "_mesh", "_in_flight"),
     *("_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
     *("_errors", "_folder_lock", "_interrupts", "_paths", "_version"),
     *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
-    *("readers._foreign", "readers._order", "readers._padding", "readers._parallel_map"),
+    *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),
     *("readers._parent_watch", "readers._random_access_reader", "readers._read_options"),
     *("readers._tree", "readers._workers", "readers.decorators", "readers.in_memory"),
     *("readers.random_access", "readers.sharding"),

@@ -52,10 +52,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "optimizers": {"_errors"},
     "_batches": {"_errors", "_program"},
-    "_feeding": {"_errors", "_mesh", "_program"},
+    "_device_batches": {"_errors", "_mesh", "_program"},
     "program_builder": {
         "_errors",
-        "_feeding",
+        "_device_batches",
         "_mesh",
         "_metrics",
         "_parameters",
@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "layers",
         "optimizers",
     },
-    "inferencer": {"_errors", "_feeding", "_mesh", "_parameters", "program_builder"},
+    "inferencer": {"_errors", "_device_batches", "_mesh", "_parameters", "program_builder"},
 }
 ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
 ALLOWED["fluid"] = {

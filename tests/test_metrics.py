@@ -217,14 +217,3 @@ def test_metrics_of_the_one_objective_that_is_scheduled_are_by_name_too():
     trainer.train([{"x": linear_data(4)["x"]}], recorder)
     assert list(recorder.of(ps.EndStep)[0].metrics) == ["a"]
     assert list(recorder.of(ps.EndEpoch)[0].metrics) == ["a"]
-
-
-def test_values_are_shown_to_the_check_when_they_are_first_read_and_once():
-    seen = []
-    values = _metrics.LaunchValues(
-        {"main": [jnp.array([1.0, np.nan])]}, {"main": structure(SCALAR)}, [1, 1], {}, seen.append
-    )
-    assert not seen
-    values.at(0), values.at(1)
-    assert seen == [values]
-    assert np.isnan(values.losses(1)["main"])

@@ -17,7 +17,7 @@ TREES = (PACKAGE, "examples", "benchmarks", "tests")
 MAX_FILE_LINES = 400
 # One idea in one longer room: a file that passes the limit is thought about, not cut in two.
 LONGER_ROOMS = {
-    "penstock/program_builder/_rule.py": 410,
+    "penstock/program_builder/_optimizer_rule.py": 410,
     "penstock/program_builder/_step.py": 420,
     "penstock/trainer/_trainer.py": 430,
 }

@@ -20,7 +20,7 @@ from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import Path, flatten
 from penstock._program.requests import FeedSpec, Mode, ParameterSpec
 from penstock._tracing import name_checks, untrained
-from penstock._tracing.dependence import DivergedError, Traces, check_split
+from penstock._tracing.batch_dependence import DivergedError, Traces, check_split
 from penstock._tracing.evaluation import Evaluated, evaluate, name_program
 from penstock._tracing.kinds import SAME, Kind, Reason, classify_constant
 from penstock._tracing.operation import get_aval

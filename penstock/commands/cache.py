@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 
+from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError
 from penstock.commands._failures import run_command
-from penstock.commands._parser import parse, positional
 from penstock.commands._tables import print_table
 
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from penstock import Trainer
+from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
-from penstock.commands._parser import parse, positional
 from penstock.commands._run.announce import format_metrics
 from penstock.commands._run.confusion import count_confusions, draw_confusion, print_classes
 from penstock.commands._run.data import Data, open_for_evaluation

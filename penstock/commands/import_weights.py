@@ -6,8 +6,8 @@ import dataclasses
 
 from penstock import _parameters, models, preprocessing
 from penstock._errors import UnknownNameError
+from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import run_command
-from penstock.commands._parser import parse, positional
 from penstock.commands._plugins import import_plugins
 from penstock.commands._run.preparation import describe_weights, format_preprocessing
 from penstock.models.weights import ForeignWeights, build_forward

@@ -7,9 +7,9 @@ import json
 
 from penstock import models
 from penstock._errors import UnknownNameError, nearest
+from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import check_at_least
 from penstock.commands._failures import run_command
-from penstock.commands._parser import parse, positional
 from penstock.commands._plugins import import_plugins
 from penstock.commands._tables import print_table
 from penstock.models.report import LayerRow, Report, describe, get_report

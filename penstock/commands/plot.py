@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from penstock._errors import UnknownNameError, check_installed
+from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import run_command
-from penstock.commands._parser import parse, positional
 from penstock.commands._run_log import LogError, Row, RunLog, read_log
 from penstock.handlers.figures import Line, Panel, check_path, draw
 

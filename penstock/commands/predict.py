@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from penstock import models
+from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
-from penstock.commands._parser import parse, positional
 from penstock.commands._run.folder import Facts, read_facts
 from penstock.commands._run.network import Shape
 from penstock.commands._run.preparation import choose_preparation

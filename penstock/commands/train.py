@@ -7,9 +7,9 @@ import sys
 
 import jax
 
+from penstock.commands._argument_parser import describe, read_words
 from penstock.commands._failures import run_command
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
-from penstock.commands._parser import describe, read_words
 from penstock.commands._run.alarm import leave_out_alarm
 from penstock.commands._run.announce import (
     announce,

@@ -25,6 +25,7 @@ from penstock.layers.activations import (
     swish,
     tanh,
 )
+from penstock.layers.averages import accuracy, mean
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.dense import embedding, fc
@@ -76,7 +77,6 @@ from penstock.layers.reduce import (
     reduce_sum,
     reduce_var,
 )
-from penstock.layers.reductions import accuracy, mean
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.sowing import sown
 from penstock.layers.squeeze_excite import squeeze_excite

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from penstock import _mesh
+from penstock._device_batches import DeviceBatch
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
-from penstock._feeding import DeviceBatch
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
 from penstock._program.requests import FeedSpec

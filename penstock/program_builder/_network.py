@@ -28,7 +28,7 @@ from penstock._tracing.probe import Path, Probe, compare, probe
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
-from penstock.program_builder._rule import Rule, check_rule, make_rule
+from penstock.program_builder._optimizer_rule import Rule, check_rule, make_rule
 from penstock.program_builder._step import Update
 
 _LOGGER = logging.getLogger("penstock")

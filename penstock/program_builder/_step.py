@@ -31,7 +31,7 @@ from penstock.program_builder._accumulation import (
 )
 from penstock.program_builder._gradients import Gradients, Share, with_gradient
 from penstock.program_builder._objective import Objective, State
-from penstock.program_builder._rule import PENALTIES, Rule
+from penstock.program_builder._optimizer_rule import PENALTIES, Rule
 
 WHOLE = PartitionSpec()
 SPLIT = PartitionSpec(_mesh.AXIS)

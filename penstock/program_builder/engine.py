@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock import _mesh
-from penstock._feeding import DeviceBatch
+from penstock._device_batches import DeviceBatch
 from penstock.program_builder._compilation import compile_function, copy_to
 from penstock.program_builder._objective import State
 from penstock.program_builder._step import Launched

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from penstock import _feeding, _mesh, _metrics
+from penstock import _device_batches, _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
 from penstock._tracing.probe import Probe
@@ -45,16 +45,16 @@ class Programs:
         self.structures = {name: each.structure for name, each in network.train.items()}
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
-            mode: _feeding.Feeder(
+            mode: _device_batches.Feeder(
                 self.mesh, network.inputs(mode), network.feed_specs, num_micro_batches
             )
             for mode, num_micro_batches in (("train", self.options.num_micro_batches), ("test", 1))
         }
-        self._infer_feeders: dict[int, _feeding.Feeder] = {}
+        self._infer_feeders: dict[int, _device_batches.Feeder] = {}
 
     # Batches.
 
-    def place(self, mode: str, batches: Sequence[Mapping[str, Any]]) -> _feeding.DeviceBatch:
+    def place(self, mode: str, batches: Sequence[Mapping[str, Any]]) -> _device_batches.DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
 
         Raises:
@@ -90,7 +90,7 @@ class Programs:
     # Training.
 
     def launch(
-        self, leaves: Leaves, batch: _feeding.DeviceBatch, update_order: tuple[str, ...]
+        self, leaves: Leaves, batch: _device_batches.DeviceBatch, update_order: tuple[str, ...]
     ) -> Update:
         """Run one update of each named objective on each placed batch, in one launch.
 
@@ -108,7 +108,7 @@ class Programs:
     def run_eagerly(
         self,
         leaves: Leaves,
-        batch: _feeding.DeviceBatch,
+        batch: _device_batches.DeviceBatch,
         update_order: tuple[str, ...],
         watch: Callable[[], contextlib.AbstractContextManager[Any]],
     ) -> None:
@@ -184,7 +184,7 @@ class Programs:
         self,
         state: State,
         sums: _metrics.Accumulator,
-        batch: _feeding.DeviceBatch,
+        batch: _device_batches.DeviceBatch,
         objective: str,
     ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
@@ -217,11 +217,11 @@ class Programs:
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
                 "or Trainer, or use an Inferencer."
             )
-        _, size = _feeding.check_feed(feed, probe.feed_specs, probe.feed_specs)
+        _, size = _device_batches.check_feed(feed, probe.feed_specs, probe.feed_specs)
         bucket = 1 << (size - 1).bit_length()
         feeder = self._infer_feeders.get(bucket)
         if feeder is None:
-            feeder = _feeding.Feeder(self.mesh, probe.feed_specs, probe.feed_specs)
+            feeder = _device_batches.Feeder(self.mesh, probe.feed_specs, probe.feed_specs)
             self._infer_feeders[bucket] = feeder
             feeder.fit(bucket)
         batch = feeder.place([feed])

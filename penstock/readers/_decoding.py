@@ -11,7 +11,7 @@ import numpy as np
 from penstock.readers._batching import BatchMemory
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
-from penstock.readers._padding import Padding, add_lengths
+from penstock.readers._ragged import Padding, add_lengths
 from penstock.readers._read_options import Augment, Decode
 from penstock.readers._workers import make_portable
 

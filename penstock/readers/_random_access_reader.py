@@ -19,8 +19,8 @@ from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._decoding import Decoder, Outcome, Piece, PieceDecoder, Records, pieces
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, describe_rows
-from penstock.readers._padding import pad_to_longest
 from penstock.readers._parallel_map import ParallelMap
+from penstock.readers._ragged import pad_to_longest
 from penstock.readers._read_options import ReadOptions
 from penstock.readers._workers import WorkerProcesses
 

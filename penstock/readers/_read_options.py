@@ -11,7 +11,7 @@ import numpy as np
 from penstock._errors import message
 from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
-from penstock.readers._padding import Padding
+from penstock.readers._ragged import Padding
 from penstock.readers._workers import Workers as Workers
 from penstock.readers._workers import check_workers, num_usable_cores
 from penstock.readers.in_memory import Transform as Transform

@@ -11,7 +11,7 @@ import numpy as np
 from penstock._errors import message
 from penstock.readers._errors import RecordError, check_int, note
 from penstock.readers._order import RecordOrder
-from penstock.readers._padding import Padding
+from penstock.readers._ragged import Padding
 from penstock.readers._random_access_reader import RandomAccessReader
 from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
 from penstock.readers._workers import check_workers

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock._errors import message, nearest
 from penstock.readers._errors import DatasetNotFoundError
-from penstock.readers._padding import Padding
+from penstock.readers._ragged import Padding
 from penstock.readers._read_options import Augment, Decode, ReadOptions, Transform, Workers
 from penstock.readers.random_access import IndexedReader, Source
 from penstock.readers.sharding import BatchSize, Shard

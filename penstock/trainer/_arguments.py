@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.program_builder import Objective
-from penstock.trainer._guard import OnNonFinite
+from penstock.trainer._non_finite import OnNonFinite
 
 
 def check_action(on_non_finite: Any, checkpoint: Any) -> None:

@@ -17,8 +17,8 @@ import optax
 
 from penstock import _batches
 from penstock._checkpoint import Contents, Position
+from penstock._device_batches import DeviceBatch
 from penstock._errors import ReaderError, listed
-from penstock._feeding import DeviceBatch
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs

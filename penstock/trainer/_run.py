@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from penstock import _batches, _metrics
+from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError
-from penstock._feeding import DeviceBatch
 from penstock._in_flight import InFlight, look_ahead
 from penstock._interrupts import Interrupts
 from penstock.events import (
@@ -29,7 +29,7 @@ from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
 from penstock.trainer._agreement import Agreement
 from penstock.trainer._data_wait import DataWait
-from penstock.trainer._guard import Guard
+from penstock.trainer._non_finite import Guard
 from penstock.trainer._saver import Saver
 from penstock.trainer._status import Status
 
@@ -65,6 +65,7 @@ class Run:
         self.emit, self.guard, self.saver = emit, guard, saver
         self.interrupts, self.agreement = interrupts, Agreement()
         self.begin_handlers = begin_handlers
+        self._unread: tuple[_metrics.LaunchValues, int] | None = None
         self.in_flight = InFlight(
             engine.programs.mesh, guard.check_flag, status.global_step, guard.deepen
         )
@@ -133,7 +134,7 @@ class Run:
                     read = functools.partial(values.at, k) if is_fetched[k] else None
                     rate = functools.partial(values.rate_at, k) if values.has_rates else None
                     emit(EndStep(epoch, step + k, first + k, count, read, rate))
-                self._finish_launch(values, first)
+                self._finish_launch(values, first, any(is_fetched))
                 if status.is_stopping:
                     return
         self._end_epoch(epoch)
@@ -154,10 +155,19 @@ class Run:
         self.in_flight.push(flag, status.global_step)
         return _metrics.LaunchValues(values, structures, counts, rates)
 
-    def _finish_launch(self, values: _metrics.LaunchValues, first_step: int) -> None:
+    def _finish_launch(
+        self, values: _metrics.LaunchValues, first_step: int, is_fetched: bool
+    ) -> None:
         """Look at losses that were read, save where it is time, and end on a signal."""
-        if values.is_read:
+        unread, self._unread = self._unread, (values, first_step) if is_fetched else None
+        leaves = self.engine.leaves
+        # Stock handlers read a step one launch late, so that nothing waits for the device.
+        if unread is not None and unread[0].is_read:
+            self.guard.check_read(*unread)
+        if values.is_read and self.engine.leaves is leaves:
             self.guard.check_read(values, first_step)
+        if values.is_read or self.engine.leaves is not leaves:  # looked at, or given up
+            self._unread = None
         self.saver.after_launch(self.status)
         interrupts = self.interrupts
         if interrupts.is_alone:

@@ -33,8 +33,8 @@ from penstock.trainer._arguments import (
     read_scale,
 )
 from penstock.trainer._describe import describe_run, list_versions
-from penstock.trainer._guard import Guard, OnNonFinite
 from penstock.trainer._handler_states import HandlerStates
+from penstock.trainer._non_finite import Guard, OnNonFinite
 from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run

@@ -40,7 +40,7 @@ def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):
         "--loss_scale=128",
     )
     options = made.trainer.builder.programs.options
-    assert (options.freeze, options.num_parts) == (("hidden",), 4)
+    assert (options.freeze, options.num_micro_batches) == (("hidden",), 4)
     assert str(options.precision) == "float16, loss scale 128.0"
     before = {name: np.array(value) for name, value in made.trainer.parameters.items()}
     made.trainer.train(made.data.train, made.handlers.all, num_epochs=1)

@@ -10,9 +10,9 @@ import pytest
 
 from penstock import readers
 from penstock.commands import train
+from penstock.commands._argument_parser import parse
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, write_config
-from penstock.commands._parser import parse
 from penstock.commands._run.folder import RunFolder, find_differences
 from penstock.commands._run.plan import make_plan
 from penstock.commands.predict import PredictFlags

@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
-from penstock.trainer._guard import MAX_ROLL_BACKS
+from penstock.trainer._non_finite import MAX_ROLL_BACKS
 from tests.networks import (
     PLACES,
     PLACES_AND_CALLS,
@@ -179,4 +179,32 @@ def test_launches_in_flight_when_a_bad_step_is_found_are_given_up(tmp_path, capl
     trainer.train(lambda: iter(batches(num_steps, {0: bent})), recorder)
     assert len(roll_backs(caplog)) == 1
     assert len(recorder.of(ps.EndStep)) == num_steps
+    assert is_finite(trainer)
+
+
+class LateReader:
+    """Reads each step's metrics at the next one, as the stock handlers do."""
+
+    def __init__(self):
+        self.losses, self._last = [], None
+
+    def __call__(self, event):
+        if isinstance(event, ps.EndStep):
+            if self._last is not None:
+                self.losses.append(float(self._last.metrics["loss"]))
+            self._last = event
+
+
+def test_bad_step_that_is_read_a_step_late_stops_at_once():
+    late = LateReader()
+    trainer = ps.Trainer(program, optax.sgd(0.1))
+    with pytest.raises(ps.NonFiniteError, match="at global step 5"):
+        trainer.train(batches(40, {5: bent}), late)
+    assert sum(not np.isfinite(loss) for loss in late.losses) == 1
+
+
+def test_bad_step_that_is_read_a_step_late_is_rolled_back_once(tmp_path, caplog):
+    trainer = rolling(tmp_path, save_interval_steps=4)
+    trainer.train(batches(40, {5: bent}), LateReader())
+    assert len(roll_backs(caplog)) == 1
     assert is_finite(trainer)

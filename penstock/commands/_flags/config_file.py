@@ -11,8 +11,8 @@ from pathlib import Path
 from types import NoneType
 
 from penstock._errors import nearest
+from penstock.commands._argument_parser import Dataclass, Flag, FlagValue
 from penstock.commands._checks import UsageError
-from penstock.commands._parser import Dataclass, Flag, FlagValue
 
 
 def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict[str, FlagValue]:

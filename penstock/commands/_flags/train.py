@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.commands._argument_parser import Flag, FlagValue, list_flags, raise_usage_errors
 from penstock.commands._flags.config_file import read_config
 from penstock.commands._flags.data import DatasetFlags, PreprocessingFlags
 from penstock.commands._flags.model import ModelFlags
 from penstock.commands._flags.optimizer import OptimizerFlags
 from penstock.commands._flags.run import LoggingFlags, PerformanceFlags
-from penstock.commands._parser import Flag, FlagValue, list_flags, raise_usage_errors
 from penstock.commands._plugins import import_plugins
 from penstock.optimizers import ScheduleOptions
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock._checkpoint import CheckpointConfig, Store
 from penstock._parameters import DATA_FILE
+from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
 from penstock.commands._flags.config_file import flatten, read_value, to_json
-from penstock.commands._parser import FlagValue
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that may change when a run goes on, and are not worth a line.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from penstock import Trainer
 from penstock._parameters import DATA_FILE
+from penstock.commands._argument_parser import FlagValue
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import ModelFlags, TrainFlags, make_train_flags
-from penstock.commands._parser import FlagValue
 from penstock.commands._run.folder import RunFolder, find_run_folder
 from penstock.commands._run.network import (
     Shape,

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import _feeding, layers, readers
+from penstock import _device_batches, layers, readers
 from penstock._program.requests import FeedSpec
 from tests.networks import eight_devices, linear_data, linear_program, one_device
 
@@ -22,7 +22,7 @@ BOTH = {**IMAGE, **LABEL}
 
 
 def checked(feed, specs=BOTH, known=BOTH):
-    return _feeding.check_feed(feed, specs, known)
+    return _device_batches.check_feed(feed, specs, known)
 
 
 def error_of(feed, specs=BOTH, known=BOTH):

@@ -16,7 +16,7 @@ from penstock._program import parameter_tree
 from penstock._program.requests import ParameterSpec
 from penstock.layers import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
-from penstock.program_builder._origin import culprit_of, maker_of
+from penstock.program_builder._optimizer_names import culprit_of, maker_of
 
 OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
 """What a step offers beside gradients and parameters, under the names optax has for it."""
