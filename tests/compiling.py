@@ -11,6 +11,11 @@ from tests.source_tree import ROOT
 MOST_BYTES = 2 * 2**30
 
 
+def is_optimized() -> bool:
+    """Return whether the tests compile as users do."""
+    return bool(os.environ.get("PENSTOCK_TEST_OPTIMIZED"))
+
+
 def xla_flags(num_devices: int = 1) -> str:
     """Return XLA's flags for so many devices, with which programs compile in a third of the time.
 
@@ -19,7 +24,7 @@ def xla_flags(num_devices: int = 1) -> str:
     the tests take half the processor time. `PENSTOCK_TEST_OPTIMIZED=1` compiles as users do.
     """
     found = [f"--xla_force_host_platform_device_count={num_devices}"]
-    if not os.environ.get("PENSTOCK_TEST_OPTIMIZED"):
+    if not is_optimized():
         found.append("--xla_backend_optimization_level=0")
         # A flag that XLA does not know ends the process, and these two come and go.
         if importlib.metadata.version("jaxlib").startswith("0.10."):

@@ -7,7 +7,9 @@ or on the batch's examples, find them in the program that is being built, and ra
 """
 
 from penstock.layers.activations import (
-    Activation,
+    Activation as Activation,
+)
+from penstock.layers.activations import (
     elu,
     gelu,
     hard_sigmoid,
@@ -129,7 +131,6 @@ __all__ = [
     "lrn",
     "pool2d",
     # Activations
-    "Activation",
     "elu",
     "gelu",
     "hard_sigmoid",

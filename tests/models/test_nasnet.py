@@ -162,7 +162,7 @@ def test_keras_pools_over_borders_of_zeros_and_slim_leaves_them_out(size, pool, 
     def pooled(has_zero_borders, stride):
         cells = Cells(SETTINGS, 1, has_zero_borders)
         return run_in_program(
-            lambda x: cells._term("left", [x], ((pool, 3), 0), 1, stride, 0), image
+            lambda x: cells._apply_term("left", [x], ((pool, 3), 0), 1, stride, 0), image
         )
 
     slim, keras = pooled(False, 2), pooled(True, 2)
