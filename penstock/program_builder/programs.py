@@ -15,7 +15,6 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _device_batches, _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
-from penstock._tracing.probe import Probe
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import (
     Program,
@@ -131,6 +130,8 @@ class Programs:
             for name, probe in self.network.train.items()
             if name in update_order
         }
+        updates = self.network.choose_updates(update_order)
+        is_unrolled = num_steps > 1 and any(update.is_unrolled for update in updates)
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         return Program(
             label if num_steps == 1 else f"{label} x{num_steps}",
@@ -139,7 +140,7 @@ class Programs:
             in_specs=(WHOLE, WHOLE, split, split),
             out_specs=(WHOLE, Launched(values, WHOLE, WHOLE)),  # pyright: ignore
             donated=(0,),
-            saves_memory=self._saves_memory([self.network.train[name] for name in update_order]),
+            saves_memory=is_unrolled,
         )
 
     def _train_function(
@@ -201,7 +202,6 @@ class Programs:
             self.mesh,
             in_specs=(WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
             out_specs=(WHOLE, value_specs(probe)),
-            saves_memory=self._saves_memory([probe]),
         )
 
     def infer(self, variables: Mapping[str, Any], feed: Mapping[str, Any]) -> Any:
@@ -241,7 +241,6 @@ class Programs:
             in_specs=(WHOLE, SPLIT, SPLIT),
             out_specs=value_specs(probe),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
-            saves_memory=self._saves_memory([probe]),
         )
 
     # Metrics of an epoch.
@@ -301,14 +300,6 @@ class Programs:
         }
         weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=split)
         return Inspection(program.jitted.trace(*args, feed, weights))
-
-    def _saves_memory(self, probes: Sequence[Probe]) -> bool:
-        """Return whether operations are ordered for memory: of convolutions on CPU.
-
-        Networks without any are as fast either way.
-        """
-        is_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        return is_cpu and any(probe.has_convolution for probe in probes)
 
     def _keep(self, key: Hashable, program: Program) -> Program:
         self._compiled[key] = program
