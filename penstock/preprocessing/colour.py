@@ -78,10 +78,13 @@ def adjust_hue(image: jax.Array, delta: jax.Array) -> jax.Array:
     high, low = jnp.max(image, axis=-1), jnp.min(image, axis=-1)
     spread = high - low
     scale = 1 / jnp.where(spread > 0, spread, 1)
+    # Not `high == red`: XLA may compute an image once for `high` and once more for `red`, rounded
+    # otherwise, and where no channel is the largest, colours change places.
+    is_red, is_green = (red >= green) & (red >= blue), green >= blue
     sector = jnp.where(
-        high == red,
+        is_red,
         (green - blue) * scale,
-        jnp.where(high == green, (blue - red) * scale + 2, (red - green) * scale + 4),
+        jnp.where(is_green, (blue - red) * scale + 2, (red - green) * scale + 4),
     )
     # From 0 to 6: red, yellow, green, cyan, blue, magenta.
     hue = jnp.mod(sector + 6 * delta, 6)

@@ -9,8 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import penstock as ps
 from penstock._checkpoint import Contents, Position, Store
@@ -130,15 +132,23 @@ def test_run_whose_files_may_not_grow_ends_with_an_exit_code(expected, tmp_path)
 
 @contextlib.contextmanager
 def as_others_do():
-    """Give up root's permission to write anywhere."""
+    """Give up root's permission to write anywhere, and what only root may write: kept programs."""
     is_root = os.geteuid() == 0
     if is_root:
+        keep_programs(False)
         os.seteuid(65534)
     try:
         yield
     finally:
         if is_root:
             os.seteuid(0)
+            keep_programs(True)
+
+
+def keep_programs(is_kept):
+    """Use JAX's persistent compile cache, or do without it."""
+    jax.config.update("jax_enable_compilation_cache", is_kept)
+    compilation_cache.reset_cache()  # it remembers whether it is used
 
 
 class Lock:

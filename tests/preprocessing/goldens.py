@@ -11,7 +11,6 @@ import numpy as np
 
 from penstock import layers
 from penstock.preprocessing import Preprocessing
-from tests import compiling
 from tests.layers.programs import infer, train
 
 GOLDENS: dict[str, np.ndarray] = dict(np.load(Path(__file__).with_name("goldens.npz")))
@@ -50,16 +49,9 @@ def finished(preprocessing: Preprocessing, image: np.ndarray, draws: Any) -> np.
     return np.asarray(_compiled(preprocessing)(jnp.asarray(image, jnp.float32), draws))
 
 
-OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
-if "fusion_emitters" in compiling.xla_flags():
-    OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
-
-
 @functools.cache
 def _compiled(preprocessing: Preprocessing) -> Any:
-    # As users compile: where a hue lies on the border of two sectors, its sector and its place in
-    # there may be rounded apart by the tests' own flags, and two channels change places.
-    return jax.jit(preprocessing.finish, compiler_options=OPTIMIZED)
+    return jax.jit(preprocessing.finish)
 
 
 def declared(images: np.ndarray) -> jax.Array:
