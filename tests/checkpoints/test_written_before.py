@@ -166,4 +166,5 @@ def test_run_of_the_command_goes_on(copied, capsys, caplog, monkeypatch):
     assert (status, err) == (0, "")
     assert "global step 90" in caplog.text
     rows = list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
-    assert rows[-1]["global_step"] == "96"  # a batch of 32 for each of the eight devices of the tests
+    # 45 steps of two epochs on one device, then on the eight of the tests: a batch is for each.
+    assert rows[-1]["global_step"] == "96"
