@@ -229,7 +229,7 @@ class Feeder:
         if steps > 1:
             feed = {name: _stack([each[name] for each in padded]) for name in feed}
         if not (self.is_single_cpu or self._rides_along(feed)):
-            feed = self._put(feed, _mesh.split(self.mesh, int(steps > 1)))
+            feed = self._put(feed, _mesh.batch_sharding(self.mesh, int(steps > 1)))
         return DeviceBatch(feed, weights, counts)
 
     def _are_ready(self, batches: Sequence[Mapping[str, Any]]) -> bool:
@@ -271,7 +271,7 @@ class Feeder:
         if is_full and steps in self._full_weights:
             return self._full_weights[steps]
         weights = (np.arange(size)[None, :] < np.asarray(counts)[:, None]).astype(np.float32)
-        sharding = _mesh.split(self.mesh, int(steps > 1))
+        sharding = _mesh.batch_sharding(self.mesh, int(steps > 1))
         placed = self._put(weights if steps > 1 else weights[0], sharding)
         if is_full:
             self._full_weights[steps] = placed

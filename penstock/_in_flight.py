@@ -47,8 +47,8 @@ class InFlight:
     Arguments:
       check: called with a flag on the host and the range of global steps, first and last, that it
         stands for.
-      deepen: called after a launch with its flag, if that will be read; returns what to read in its
-        place, an array on the devices that says more.
+      add_health: called after a launch with its flag, if that will be read; returns what to read in
+        its place, an array on the devices that says more.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class InFlight:
         mesh: Mesh,
         check: Callable[[np.ndarray, int, int], Any],
         first_step: int,
-        deepen: Callable[[jax.Array], jax.Array] = lambda flag: flag,
+        add_health: Callable[[jax.Array], jax.Array] = lambda flag: flag,
     ) -> None:
         self._limit = max_in_flight(mesh)
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self._stride = min(STRIDE if is_cpu else STRIDE_ON_ACCELERATOR, self._limit + 1)
-        self._check_flag, self._deepen = check, deepen
+        self._check_flag, self._add_health = check, add_health
         self._first_step = first_step
         self._queue: deque[tuple[Any, int, int, bool]] = deque()
         self._num_queued = 0  # launches that the flags in the queue stand for
@@ -105,7 +105,7 @@ class InFlight:
             return
         flag, end_step = self._newest
         if is_read:
-            flag = self._deepen(flag)
+            flag = self._add_health(flag)
         self._queue.append((flag, end_step, self._num_pushed, is_read))
         self._num_queued += self._num_pushed
         self._num_unread = 0 if is_read else self._num_unread + self._num_pushed

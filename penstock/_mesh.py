@@ -72,12 +72,12 @@ def _missing(place: str | None, error: BaseException) -> str:
     )
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a value that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
+def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     """Return the sharding of an array whose axis number `axis` is split over the devices."""
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), AXIS))
 

@@ -316,7 +316,7 @@ def _check_takes_an_event(handler: Handler) -> None:
         ) from None
 
 
-def emitter(event_handler: Handler | Sequence[Handler] | None) -> Handler:
+def combine_handlers(event_handler: Handler | Sequence[Handler] | None) -> Handler:
     """Return one function that calls every handler with an event, in order.
 
     Raises:

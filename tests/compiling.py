@@ -3,7 +3,11 @@
 import contextlib
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.source_tree import ROOT
 
@@ -31,6 +35,26 @@ def xla_flags(num_devices: int = 1) -> str:
             found.append("--xla_cpu_use_fusion_emitters=false")
             found.append("--xla_cpu_parallel_codegen_split_count=1")
     return " ".join(found)
+
+
+@contextlib.contextmanager
+def as_users_do() -> Iterator[None]:
+    """Have `jax.jit` compile with XLA's own settings, for bits that are compared.
+
+    Without LLVM's optimisation two programs of the same operations may round apart.
+    """
+    import jax  # not at the top: it reads the settings of conftest.py when it is imported
+
+    plain, options = jax.jit, dict[str, Any](xla_backend_optimization_level=3)
+    if "fusion_emitters" in xla_flags():
+        options["xla_cpu_use_fusion_emitters"] = True
+
+    def jit(*args: Any, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Any:
+        return plain(*args, compiler_options={**options, **(compiler_options or {})}, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", jit)
+        yield
 
 
 def folder() -> Path:

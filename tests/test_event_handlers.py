@@ -5,7 +5,7 @@ import functools
 import pytest
 
 import penstock as ps
-from penstock.events import emitter
+from penstock.events import combine_handlers
 
 
 class Pair:
@@ -32,7 +32,7 @@ def takes_two(trainer, event):
 )
 def test_handler_that_does_not_take_one_event_is_refused(handler, got):
     with pytest.raises(TypeError) as caught:
-        emitter([print, handler])
+        combine_handlers([print, handler])
     assert str(caught.value).startswith(f"event_handler got {got}")
     assert "expected a function of one argument. It is called with one event at a time" in str(
         caught.value
@@ -41,13 +41,15 @@ def test_handler_that_does_not_take_one_event_is_refused(handler, got):
 
 def test_handler_that_is_a_class_is_refused():
     with pytest.raises(TypeError, match=r"got the class Pair, .* Make one: Pair\(\.\.\.\)"):
-        emitter(Pair)
+        combine_handlers(Pair)
 
 
 def test_handlers_of_every_form_are_taken():
     events = []
     bound = functools.partial(takes_two, None)
-    emit = emitter([events.append, bound, lambda event, times=1: None, lambda *events: None, print])
+    emit = combine_handlers(
+        [events.append, bound, lambda event, times=1: None, lambda *events: None, print]
+    )
     emit(ps.BeginEpoch(epoch=0, global_step=0))
     assert len(events) == 1
 
@@ -58,13 +60,13 @@ def test_error_that_ended_training_is_the_one_that_is_raised():
     def fail_at_the_end(event):
         raise ValueError("second")
 
-    emitter(fail_at_the_end)(ps.EndTraining("failed", failed, 3))
+    combine_handlers(fail_at_the_end)(ps.EndTraining("failed", failed, 3))
     assert failed.__notes__ == [
         "The event handler test_error_that_ended_training_is_the_one_that_is_raised.<locals>."
         "fail_at_the_end failed at the end too: ValueError: second"
     ]
     with pytest.raises(ValueError, match="second"):
-        emitter(fail_at_the_end)(ps.EndTraining("completed", None, 3))
+        combine_handlers(fail_at_the_end)(ps.EndTraining("completed", None, 3))
 
 
 def test_annotation_may_say_the_type_of_the_metrics():

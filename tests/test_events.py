@@ -394,6 +394,6 @@ def test_note_on_a_handlers_exception_names_handler_and_event():
         raise LookupError
 
     with pytest.raises(LookupError) as caught:
-        events.emitter(broken)(ps.BeginEpoch(epoch=2, global_step=7))
+        events.combine_handlers(broken)(ps.BeginEpoch(epoch=2, global_step=7))
     [note] = caught.value.__notes__
     assert "broken at BeginEpoch(epoch=2, global_step=7, num_steps=None, first_step=0)." in note

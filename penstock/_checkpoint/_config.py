@@ -85,7 +85,7 @@ class CheckpointConfig:
         return {**fields, "directory": os.fspath(self.directory), "monitor": monitor}
 
 
-def config_of(
+def as_config(
     checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
 ) -> CheckpointConfig | None:
     """Return the configuration of a `Trainer`'s checkpoints; a folder stands for the defaults.

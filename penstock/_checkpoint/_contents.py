@@ -103,7 +103,7 @@ class Contents:
         return {"body": body, "crc32c": checksum(np.frombuffer(body.encode(), np.uint8))}
 
 
-def host_leaves(names: Sequence[str], leaves: Sequence[jax.Array]) -> dict[str, np.ndarray]:
+def fetch_leaves(names: Sequence[str], leaves: Sequence[jax.Array]) -> dict[str, np.ndarray]:
     """Return arrays on the host by name; waits for the device."""
     fetched = [np.asarray(leaf) for leaf in jax.device_get(list(leaves))]
     return dict(zip(names, fetched, strict=True))

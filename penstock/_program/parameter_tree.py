@@ -42,7 +42,7 @@ def merge(tree: Params, others: Entries) -> dict[str, Any]:
     return nest({**flatten(tree), **others})
 
 
-def initial(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict[Path, jax.Array]]:
+def initialize(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict[Path, jax.Array]]:
     """Return initial values by collection and path; each depends on the key and its path alone.
 
     Parameters of one initialiser and shape are drawn together: the program is as long as there are
@@ -51,7 +51,9 @@ def initial(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict[Pa
     alike: dict[Any, list[ParameterSpec]] = {}
     for spec in specs:
         alike.setdefault((spec.initializer, spec.shape, spec.dtype), []).append(spec)
-    drawn = {spec.path: value for group in alike.values() for spec, value in _drawn(group, key)}
+    drawn = {
+        spec.path: value for group in alike.values() for spec, value in _draw_group(group, key)
+    }
     values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
     for group in alike.values():
         for spec in group:
@@ -59,7 +61,9 @@ def initial(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict[Pa
     return values
 
 
-def _drawn(group: Sequence[ParameterSpec], key: jax.Array) -> list[tuple[ParameterSpec, jax.Array]]:
+def _draw_group(
+    group: Sequence[ParameterSpec], key: jax.Array
+) -> list[tuple[ParameterSpec, jax.Array]]:
     """Return initial values of parameters that have the initialiser, shape and dtype in common."""
     spec = group[0]
 
@@ -84,6 +88,6 @@ def list_top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
     return sorted({path[0] for path in paths})
 
 
-def prefixes(paths: Iterable[Path]) -> list[str]:
+def list_prefixes(paths: Iterable[Path]) -> list[str]:
     """Return every name that stands for a part of a tree: scopes, layers and parameters."""
     return sorted({"/".join(path[:length]) for path in paths for length in range(1, len(path) + 1)})

@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from penstock._program import draws
 from penstock._program.frame import Frame
-from penstock.layers.batch_norm import counts_examples, sync_statistics
+from penstock.layers.batch_norm import has_example_axis, sync_statistics
 
 
 def follow_examples(frame: Frame) -> Any:
@@ -64,7 +64,7 @@ def _normalize(
     path = tuple(module.path)
     if is_running is not False or mask is not None:
         return call(x, use_running_average, mask=mask)
-    if not counts_examples(frame, x, module.axis, path):
+    if not has_example_axis(frame, x, module.axis, path):
         return call(x, use_running_average)
     with _use_running_statistics(module):
         if module.is_initializing():  # on a probe: what it makes is asked for, not its values

@@ -23,13 +23,13 @@ def gather(operation: Operation) -> list[Kind]:
         )
     blocks = indices.blocks if len(values.blocks) == 1 else values.blocks
     is_in_place = len(values.blocks) == 1 or indices.blocks == (indices.span,)
-    if values.form == "rows" and _numbers_rows_of(operation) and is_in_place:
+    if values.form == "rows" and _names_rows_by_number(operation) and is_in_place:
         flags = {**merge_flags(operation.kinds), "blocks": blocks}
         return [Kind("rows", values.degree, **flags)]
     return mix(operation)
 
 
-def _numbers_rows_of(operation: Operation) -> bool:
+def _names_rows_by_number(operation: Operation) -> bool:
     """Return whether the indices of an operation name rows of its own array by their number."""
     axes, index = batch_axes(operation.operands[0]), operation.kinds[1]
     if index.form != "index" or index.span is None or len(axes) != 1:
@@ -48,7 +48,7 @@ def scatter(operation: Operation) -> list[Kind]:
     axes = batch_axes(operation.operands[0])
     numbers = operation.params["dimension_numbers"]
     forms = {k.form for k in (values, updates)}
-    if axes and forms <= {"rows", "same"} and _numbers_rows_of(operation):
+    if axes and forms <= {"rows", "same"} and _names_rows_by_number(operation):
         is_in_place = updates.form == "same" or updates.blocks == indices.blocks
         is_one_block = len(values.blocks) == len(indices.blocks) == 1
         if is_in_place and is_one_block and not any(k.degree for k in operation.kinds):

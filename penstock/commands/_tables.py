@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from penstock._text_tables import align_rows
+
 
 def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int]
@@ -20,7 +22,7 @@ def print_table(
 
     console = Console()
     if not console.is_terminal:
-        print("\n".join(aligned([head, *rows], right=right)))
+        print("\n".join(align_rows([head, *rows], right=right)))
         return
     table = Table(box=None, pad_edge=False, header_style="bold", row_styles=("", "dim"))
     for number, name in enumerate(head):
@@ -34,15 +36,3 @@ def print_table(
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
-
-
-def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list[str]:
-    """Return lines of columns with two spaces between."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if number in right else f"{cell:<{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

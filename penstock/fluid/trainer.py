@@ -18,7 +18,7 @@ from penstock.events import BeginEpochEvent as BeginEpochEvent
 from penstock.events import BeginStepEvent as BeginStepEvent
 from penstock.events import EndEpochEvent as EndEpochEvent
 from penstock.events import EndStepEvent as EndStepEvent
-from penstock.events import Handler, emitter
+from penstock.events import Handler, combine_handlers
 from penstock.fluid._fetched import as_fetched, with_metrics
 from penstock.fluid._places import choose_devices
 from penstock.program_builder import Objective, Optimizer, Precision, PrecisionName
@@ -265,10 +265,10 @@ class Trainer(trainer.Trainer):
                 )
         self.save_params(param_path)
 
-    def _emitter(  # pyright: ignore[reportIncompatibleMethodOverride]: a method of the trainer's own
+    def _combine_handlers(  # pyright: ignore[reportIncompatibleMethodOverride]: a method of the trainer's own
         self, event_handler: Handler | Sequence[Handler] | None
     ) -> Handler:
-        emit = emitter(event_handler)
+        emit = combine_handlers(event_handler)
         return lambda event: emit(with_metrics(event, self._convert))
 
     def _convert(self, metrics: Any) -> Any:

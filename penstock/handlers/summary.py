@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from penstock._text_tables import align_rows
 from penstock.events import BeginTraining, Event
 from penstock.handlers._monitor import get_trainer
 
@@ -62,7 +63,7 @@ def _table(rows: Sequence[Any]) -> list[str]:
         (r.name, str(list(r.shape)), f"{r.size:,}", r.dtype, "yes" if r.is_trainable else "no")
         for r in rows
     ]
-    lines = _aligned([_HEAD, *cells], right=2)
+    lines = align_rows([_HEAD, *cells], right=[2])
     rule = "-" * max(map(len, lines))
     totals = []
     for name, kinds in (
@@ -73,7 +74,7 @@ def _table(rows: Sequence[Any]) -> list[str]:
         parts = [row for row in rows if row.is_trainable in kinds]
         num_bytes = sum(row.size * dtype(row.dtype).itemsize for row in parts)
         totals.append((name, f"{sum(row.size for row in parts):,}", _bytes(num_bytes)))
-    return [lines[0], rule, *lines[1:], rule, *_aligned(totals, right=1)]
+    return [lines[0], rule, *lines[1:], rule, *align_rows(totals, right=[1])]
 
 
 def _costs(builder: Any, batch_size: int) -> list[str]:
@@ -83,22 +84,10 @@ def _costs(builder: Any, batch_size: int) -> list[str]:
         cost = builder.inspect("train", batch_size=batch_size, objective=name)
         of = f" of {name!r}" if len(builder.objectives) > 1 else ""
         lines.append(
-            f"a step{of} on {batch_size} examples takes {_scaled(cost.flops)}FLOP and moves "
+            f"a step{of} on {batch_size} examples takes {_scale_count(cost.flops)}FLOP and moves "
             f"{_bytes(cost.bytes_accessed)}, on each device"
         )
     return lines
-
-
-def _aligned(cells: Sequence[Sequence[str]], *, right: int) -> list[str]:
-    """Return lines of columns with two spaces between; column number `right` stands right."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if number == right else f"{cell:<{width}}"
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
 
 
 def _bytes(count: float) -> str:
@@ -109,7 +98,7 @@ def _bytes(count: float) -> str:
     return f"{count:.4g} TiB"
 
 
-def _scaled(count: float) -> str:
+def _scale_count(count: float) -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if count < 1000:
             return f"{count:.4g} {prefix}"

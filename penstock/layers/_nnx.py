@@ -14,7 +14,7 @@ from penstock._errors import ProgramError
 from penstock._program import draws
 from penstock._program.frame import Frame, current_frame
 from penstock._program.requests import ParameterSpec
-from penstock.layers.batch_norm import counts_examples, sync_statistics
+from penstock.layers.batch_norm import has_example_axis, sync_statistics
 from penstock.layers.parameter_trees import weight_spec
 
 Path = tuple[str, ...]
@@ -163,7 +163,7 @@ class _BatchNorm(nnx.BatchNorm):
         if (
             is_running
             or mask is not None
-            or not counts_examples(frame, x, self.axis, self._penstock_path)
+            or not has_example_axis(frame, x, self.axis, self._penstock_path)
         ):
             return frame.cast(super().__call__(x, is_running, mask=mask))
         running = (self.mean.get_value(), self.var.get_value())

@@ -67,7 +67,7 @@ def batch_norm(
     ['mean', 'variance']
     """
     frame = current_frame("batch_norm")
-    x = _checked(jnp.asarray(input), momentum, data_format)
+    x = _check_input(jnp.asarray(input), momentum, data_format)
     axis = arguments.channel_axis(x, data_format)
     path = frame.names.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
@@ -172,7 +172,7 @@ def sync_statistics(
     return mean, variance, (new_mean, new_variance)
 
 
-def counts_examples(frame: Frame, x: jax.Array, axis: Any, path: tuple[str, ...]) -> bool:
+def has_example_axis(frame: Frame, x: jax.Array, axis: Any, path: tuple[str, ...]) -> bool:
     """Return whether a flax batch norm is over the examples: `axis` is that of its features."""
     return (
         isinstance(axis, int)
@@ -196,7 +196,7 @@ def _statistics_specs(path: tuple[str, ...], size: int) -> tuple[ParameterSpec, 
     return mean, variance
 
 
-def _checked(x: jax.Array, momentum: float, data_format: str) -> jax.Array:
+def _check_input(x: jax.Array, momentum: float, data_format: str) -> jax.Array:
     check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
     if x.ndim < 2:
         raise ProgramError(

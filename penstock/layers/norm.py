@@ -130,7 +130,7 @@ def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
     x = jnp.asarray(x)
     wide = widen(x)
     square = jnp.sum(wide * wide, axis=axis, keepdims=True)
-    return _narrowed(wide * lax.rsqrt(square + epsilon), x.dtype)
+    return _narrow(wide * lax.rsqrt(square + epsilon), x.dtype)
 
 
 def lrn(
@@ -172,7 +172,7 @@ def lrn(
     sums = lax.reduce_window(
         wide * wide, np.zeros((), wide.dtype), lax.add, window, [1] * x.ndim, pads
     )
-    return _narrowed(wide * (k + alpha * sums) ** -beta, x.dtype)
+    return _narrow(wide * (k + alpha * sums) ** -beta, x.dtype)
 
 
 def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:
@@ -180,9 +180,9 @@ def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Arr
     wide = widen(x)
     centred = wide - jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(centred * centred, axes, keepdims=True)
-    return _narrowed(centred * lax.rsqrt(variance + epsilon), x.dtype)
+    return _narrow(centred * lax.rsqrt(variance + epsilon), x.dtype)
 
 
-def _narrowed(value: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _narrow(value: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Return `value` in the input's dtype where that is a floating one."""
     return value.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else value

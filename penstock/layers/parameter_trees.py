@@ -42,7 +42,7 @@ def create_parameters(tree: T, name: str | None = None) -> T:
     frame = current_frame("create_parameters")
     path = frame.names.layer("parameters", name)
 
-    def created(keys: Any, leaf: Any) -> Any:
+    def create(keys: Any, leaf: Any) -> Any:
         if not _is_weight(leaf):
             return leaf
         # A key such as "mlp/linear_0" of Haiku's is a path by itself.
@@ -51,7 +51,7 @@ def create_parameters(tree: T, name: str | None = None) -> T:
         spec = weight_spec((*path, *(parts or ["value"])), leaf)
         return frame.cast(frame.requests.parameter(spec))
 
-    return jax.tree_util.tree_map_with_path(created, tree)
+    return jax.tree_util.tree_map_with_path(create, tree)
 
 
 def weight_spec(path: tuple[str, ...], value: Any, collection: str = "params") -> ParameterSpec:

@@ -42,7 +42,7 @@ def reduce_sum(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}).tolist()
     [9.0, 12.0]
     """
-    frame, x, axes = _checked("reduce_sum", input, dim)
+    frame, x, axes = _check_array("reduce_sum", input, dim)
     return frame.examples.sum(x, axes, keep_dim)
 
 
@@ -62,7 +62,7 @@ def reduce_mean(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}).tolist()
     [3.0, 4.0]
     """
-    frame, x, axes = _checked("reduce_mean", input, dim)
+    frame, x, axes = _check_array("reduce_mean", input, dim)
     return _mean(frame, x, axes, keep_dim)
 
 
@@ -150,7 +150,7 @@ def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     >>> builder.infer(builder.init(), {"x": [[2.0], [3.0], [4.0]]})
     24.0
     """
-    frame, x, axes = _checked("reduce_prod", input, dim)
+    frame, x, axes = _check_array("reduce_prod", input, dim)
     if not _is_over_batch(frame, x, axes, "reduce_prod"):
         return jnp.prod(x, axes, keepdims=keep_dim)
     with frame.examples.note(REDUCED_SCOPE):
@@ -208,7 +208,7 @@ def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) ->
     >>> builder.infer(builder.init(), {"x": [[1.0], [9.0], [2.0]]})
     2.0
     """
-    frame, x, axes = _checked("reduce_median", input, dim)
+    frame, x, axes = _check_array("reduce_median", input, dim)
     if not _is_over_batch(frame, x, axes, "reduce_median"):
         return jnp.median(x, axes, keepdims=keep_dim)
     with frame.examples.note(REDUCED_SCOPE):
@@ -226,7 +226,7 @@ def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) ->
         return found.reshape(shape) if keep_dim else found
 
 
-def _checked(
+def _check_array(
     layer: str, input: jax.Array, dim: Axes
 ) -> tuple[Frame, jax.Array, tuple[int, ...] | None]:
     """Return the frame, the array and the axes, none of them negative; None is all."""
@@ -282,7 +282,7 @@ def _mean(frame: Frame, x: jax.Array, axes: tuple[int, ...] | None, keep_dim: bo
 
 
 def _variance(layer: str, input: jax.Array, dim: Axes, keep_dim: bool) -> jax.Array:
-    frame, x, axes = _checked(layer, input, dim)
+    frame, x, axes = _check_array(layer, input, dim)
     if not _is_over_batch(frame, x, axes, layer):
         return jnp.var(x, axes, keepdims=keep_dim)
     x = x.astype(jnp.result_type(x, jnp.float32))
@@ -300,7 +300,7 @@ def _extremum(
     reduce: Callable[..., jax.Array],
     reduce_devices: Callable[..., jax.Array],
 ) -> jax.Array:
-    frame, x, axes = _checked(layer, input, dim)
+    frame, x, axes = _check_array(layer, input, dim)
     if not _is_over_batch(frame, x, axes, layer):
         return reduce(x, axes, keepdims=keep_dim)
     with frame.examples.note(REDUCED_SCOPE):

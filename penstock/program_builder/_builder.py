@@ -21,7 +21,7 @@ from penstock.program_builder._objective import (
     Optimizer,
     State,
     check_program_func,
-    objectives_of,
+    read_objectives,
 )
 from penstock.program_builder.programs import Programs
 
@@ -76,7 +76,7 @@ class ProgramBuilder:
         freeze: str | Sequence[str] = (),
     ) -> None:
         self.mesh = _mesh.make_mesh(place)
-        self.objectives = objectives_of(program_func, optimizer)
+        self.objectives = read_objectives(program_func, optimizer)
         if infer_func is not None:
             check_program_func("infer_func", infer_func)
         if not self.objectives and infer_func is None:

@@ -156,7 +156,7 @@ def compile_function(
     options: Any = {"xla_backend_optimization_level": 1} if is_cpu else None
     return jax.jit(
         function,
-        out_shardings=_mesh.replicated(mesh),
+        out_shardings=_mesh.replicated_sharding(mesh),
         donate_argnums=donated,
         keep_unused=bool(donated),
         compiler_options=options,
@@ -173,7 +173,7 @@ def copy_to(tree: Any, mesh: Mesh) -> Any:
 
     Arrays that came from the host can share its memory, and then their donation silently fails.
     """
-    placed = jax.device_put(tree, _mesh.replicated(mesh))
+    placed = jax.device_put(tree, _mesh.replicated_sharding(mesh))
     return call_compiled(_copy, mesh, placed)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -124,7 +122,7 @@ class Network:
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
                         f"layer or parameter: {listed(known)}."
-                        + nearest(str(wanted), parameter_tree.prefixes(paths))
+                        + nearest(str(wanted), parameter_tree.list_prefixes(paths))
                     )
             if objective.optimizer is not None and not self._list_trained(objective):
                 raise ProgramError(
@@ -146,7 +144,6 @@ class Network:
             probe=self.train[name],
             specs=self.specs,
             trained=trained,
-            options=self.options,
             mesh=self.mesh,
             is_unrolled=is_unrolled and self.train[name].has_convolution,
         )
@@ -184,11 +181,7 @@ class Network:
             )
         return rule
 
-    def choose_updates(
-        self,
-        update_order: Sequence[str],
-        watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> list[Update]:
+    def choose_updates(self, update_order: Sequence[str]) -> list[Update]:
         """Return the updates of the named objectives, in their order.
 
         Raises:
@@ -200,7 +193,7 @@ class Network:
                     f"the train program of {name!r} got no optimizer, expected one such as "
                     "optax.adam(1e-3)."
                 )
-        return [dataclasses.replace(self.updates[name], watch=watch) for name in update_order]
+        return [self.updates[name] for name in update_order]
 
     def _is_trainable(self, path: Path) -> bool:
         spec = self.specs.get(path)
@@ -224,7 +217,7 @@ class Network:
     def initial_state(self, root: jax.Array) -> State:
         """Return the state before the first step, `root` being the raw random key."""
         key = jax.random.wrap_key_data(root)
-        values = parameter_tree.initial(self.specs.values(), key)
+        values = parameter_tree.initialize(self.specs.values(), key)
         for each in self.owners:
             for collection, entries in self._initial_modules(each, values, key).items():
                 values[collection].update(entries)

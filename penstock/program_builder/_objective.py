@@ -46,7 +46,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_program_func("Objective", self.program_func)
-        object.__setattr__(self, "optimizer", _resolved(self.optimizer))
+        object.__setattr__(self, "optimizer", _resolve_optimizer(self.optimizer))
         if isinstance(self.updates, str):
             object.__setattr__(self, "updates", (self.updates,))
         elif self.updates is not None:
@@ -75,7 +75,7 @@ def check_program_func(owner: str, function: Any) -> None:
     check_without_arguments(function)
 
 
-def _resolved(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:
+def _resolve_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:
     if optimizer is None:
         return None
     if not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
@@ -96,7 +96,7 @@ def _resolved(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:
     return optax.with_extra_args_support(optimizer)
 
 
-def objectives_of(program_func: Any, optimizer: Optimizer | None) -> dict[str, Objective]:
+def read_objectives(program_func: Any, optimizer: Optimizer | None) -> dict[str, Objective]:
     """Return the objectives by name that a builder's first two arguments stand for.
 
     Raises:

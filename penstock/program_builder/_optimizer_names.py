@@ -9,20 +9,20 @@ from types import FunctionType
 from typing import Any
 
 
-def maker_of(update: Callable[..., Any]) -> str:
+def name_maker(update: Callable[..., Any]) -> str:
     """Return what made an optimizer, such as `optax.chain(optax.clip, optax.sgd)`."""
     if not isinstance(update, FunctionType):
         return getattr(update, "__qualname__", type(update).__name__)
     inside = inspect.getclosurevars(update).nonlocals
     if "with_extra_args_support" in update.__qualname__ and "tx" in inside:
-        return maker_of(inside["tx"].update)
+        return name_maker(inside["tx"].update)
     name = _public(update.__module__, update.__qualname__)
     if name == "optax.chain" and "update_fns" in inside:
-        return f"{name}({', '.join(maker_of(each) for each in inside['update_fns'])})"
+        return f"{name}({', '.join(name_maker(each) for each in inside['update_fns'])})"
     return name
 
 
-def culprit_of(error: Exception) -> str:
+def name_culprit(error: Exception) -> str:
     """Return the optimizer whose function an exception came out of, the innermost one."""
     found = "it"
     for frame, _ in traceback.walk_tb(error.__traceback__):

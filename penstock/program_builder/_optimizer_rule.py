@@ -16,7 +16,7 @@ from penstock._program import parameter_tree
 from penstock._program.requests import ParameterSpec
 from penstock.layers import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
-from penstock.program_builder._optimizer_names import culprit_of, maker_of
+from penstock.program_builder._optimizer_names import name_culprit, name_maker
 
 OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
 """What a step offers beside gradients and parameters, under the names optax has for it."""
@@ -78,7 +78,7 @@ class Rule:
     @property
     def name(self) -> str:
         """What errors call the optimizer, such as `optax.lookahead`."""
-        return maker_of(self.transformation.update)
+        return name_maker(self.transformation.update)
 
     @property
     def compares_losses(self) -> bool:
@@ -120,7 +120,7 @@ class Rule:
           gradients: of the loss, or where `takes_examples` of the loss of each example.
           offers: everything in `OFFERS`; functions take parameters in the structure of `trained`.
         """
-        chosen = {name: _masked(offers[name], trained, name) for name in self.offered}
+        chosen = {name: _mask_offer(offers[name], trained, name) for name in self.offered}
         params: Any = trained
         inner = state
         if self.is_slow:
@@ -138,13 +138,13 @@ class Rule:
         jaxpr = jax.make_jaxpr(self.init)(self.params).jaxpr
         known = {variable: frozenset([number]) for number, variable in enumerate(jaxpr.invars)}
 
-        def sources_of(variables: Sequence[Any]) -> frozenset[int]:
+        def find_sources(variables: Sequence[Any]) -> frozenset[int]:
             found = [known.get(x, frozenset()) for x in variables if not hasattr(x, "val")]
             return frozenset[int]().union(*found)
 
         for equation in jaxpr.eqns:
-            known |= dict.fromkeys(equation.outvars, sources_of(equation.invars))
-        return [sources_of([variable]) for variable in jaxpr.outvars]
+            known |= dict.fromkeys(equation.outvars, find_sources(equation.invars))
+        return [find_sources([variable]) for variable in jaxpr.outvars]
 
     def follow(self, state: Any, before: Any, after: Any) -> Any:
         """Return the state for parameters that something else than an update replaced.
@@ -155,14 +155,14 @@ class Rule:
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
         is_new = [jnp.any(old != new) for old, new in pairs]
 
-        def chosen(old: Any, new: Any, found: frozenset[int]) -> Any:
+        def choose(old: Any, new: Any, found: frozenset[int]) -> Any:
             if not found:
                 return old
             return jnp.where(jnp.any(jnp.stack([is_new[number] for number in found])), new, old)
 
         leaves, tree = jax.tree.flatten(state)
         fresh = jax.tree.leaves(self.init(after))
-        return jax.tree.unflatten(tree, map(chosen, leaves, fresh, self.sources))
+        return jax.tree.unflatten(tree, map(choose, leaves, fresh, self.sources))
 
 
 def make_rule(
@@ -176,24 +176,20 @@ def make_rule(
     # Adam of 1,400 parameters is traced for seconds. Some of each kind tell, but for masks that
     # are trees, which fit all of them alone.
     few = _some_of_each(trained)
-    trees = (
-        [few, trained]
-        if len(parameter_tree.flatten(few)) < len(parameter_tree.flatten(trained))
-        else [trained]
-    )
+    has_more = len(parameter_tree.flatten(few)) < len(parameter_tree.flatten(trained))
     errors: list[Exception] = []
-    for tree in trees:
+    for tree in (few, trained) if has_more else (trained,):
         errors = []
         for takes_examples in (False, True):
             for offered in _OFFERED:
                 try:
-                    rule = _tried(transformation, offered, takes_examples, tree)
+                    rule = _try_rule(transformation, offered, takes_examples, tree)
                 except Exception as error:
                     errors.append(error)
                 else:
                     return dataclasses.replace(rule, params=trained)
     refusals = [error for error in errors if not _is_of_arguments(error)] or errors
-    raise _refused(owner, transformation, trained, refusals[0]) from refusals[0]
+    raise _explain_refusal(owner, transformation, trained, refusals[0]) from refusals[0]
 
 
 def _some_of_each(trained: Any) -> Any:
@@ -252,7 +248,7 @@ class _Misfit(Exception):
     """What an optimizer returned does not fit the parameters or its state."""
 
 
-def _tried(
+def _try_rule(
     transformation: Any, offered: tuple[str, ...], takes_examples: bool, trained: Any
 ) -> Rule:
     """Return the rule with what a run of it, without values, tells."""
@@ -303,12 +299,12 @@ def _check_fits(what: str, tree: Any, like: str, wanted: Any, *, has_dtypes: boo
         if leaf.shape != other.shape or (has_dtypes and leaf.dtype != other.dtype):
             where = jax.tree_util.keystr(path, simple=True, separator="/") or "its top"
             raise _Misfit(
-                f"its update returns {what} with {_described(leaf)} at {where}, where {like} "
-                f"has {_described(other)}"
+                f"its update returns {what} with {_describe_array(leaf)} at {where}, where {like} "
+                f"has {_describe_array(other)}"
             )
 
 
-def _described(array: Any) -> str:
+def _describe_array(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
@@ -322,7 +318,9 @@ def _keeps_slow_params(transformation: Any, trained: Any) -> bool:
     return any(is_state(node) for node in jax.tree.leaves(state, is_leaf=is_state))
 
 
-def _refused(owner: str, transformation: Any, trained: Any, error: Exception) -> ProgramError:
+def _explain_refusal(
+    owner: str, transformation: Any, trained: Any, error: Exception
+) -> ProgramError:
     names = ["/".join(path) for path in parameter_tree.flatten(trained)]
     shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     if isinstance(error, _Misfit):
@@ -330,9 +328,9 @@ def _refused(owner: str, transformation: Any, trained: Any, error: Exception) ->
     else:
         # The first line: JAX explains at length, and the whole is the exception's cause.
         told = next(iter(str(error).splitlines()), "")
-        problem = f"{culprit_of(error)} raised {type(error).__name__}: {told}"
+        problem = f"{name_culprit(error)} raised {type(error).__name__}: {told}"
     return ProgramError(
-        f"the optimizer of {owner} got {maker_of(transformation.update)}, expected one that a "
+        f"the optimizer of {owner} got {name_maker(transformation.update)}, expected one that a "
         f"train program can run. Tried without data, {problem.rstrip('.')}. It is given gradients, "
         f"the parameters that are trained ({shown}) and, where it takes them, {', '.join(OFFERS)}. "
         "Choose another optimizer, or make masks and labels functions of the parameters; "
@@ -352,13 +350,13 @@ def _is_key(leaf: Any) -> bool:
 def _as_kept(state: Any) -> Any:
     """Return an optimizer's state as a program keeps it: arrays of strong types alone."""
 
-    def kept(leaf: Any) -> Any:
+    def keep(leaf: Any) -> Any:
         leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
         if _is_key(leaf):
             return RandomKey(jax.random.key_data(leaf), jax.random.key_impl(leaf))
         return jnp.asarray(leaf, leaf.dtype)
 
-    return jax.tree.map(kept, state)
+    return jax.tree.map(keep, state)
 
 
 def _as_used(state: Any) -> Any:
@@ -379,7 +377,7 @@ def _like(state: Any, before: Any) -> Any:
     return jax.tree.map(cast, state, before)
 
 
-def _masked(offer: Any, trained: Any, name: str) -> Any:
+def _mask_offer(offer: Any, trained: Any, name: str) -> Any:
     """Return what is offered so that a masked optimizer may ask for it, or have it.
 
     `optax.masked` leaves `MaskedNode`s in place of what its optimizer is not to see: a loss is
@@ -389,15 +387,15 @@ def _masked(offer: Any, trained: Any, name: str) -> Any:
         return offer
     is_gap = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
 
-    def filled(params: Any) -> Any:
+    def fill_gaps(params: Any) -> Any:
         choose = lambda given, own: own if is_gap(given) else given  # noqa: E731
         return jax.tree.map(choose, params, trained, is_leaf=is_gap)
 
-    def masked(params: Any, *args: Any) -> Any:
-        result = offer(filled(params), *args)
+    def call_offer(params: Any, *args: Any) -> Any:
+        result = offer(fill_gaps(params), *args)
         if name != "grad_fn":
             return result
         keep = lambda given, gradient: given if is_gap(given) else gradient  # noqa: E731
         return jax.tree.map(keep, params, result, is_leaf=is_gap)
 
-    return masked
+    return call_offer

@@ -45,7 +45,7 @@ class Update:
       specs: the entries of penstock's layers; flax modules' parameters have none.
       trained: the paths of the parameters that it updates.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
-      watch: makes the context in which JAX looks for a nan, see `Program.run_eagerly`.
+      watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
     """
 
     name: str
@@ -54,10 +54,14 @@ class Update:
     probe: Probe
     specs: Mapping[Path, ParameterSpec]
     trained: frozenset[Path]
-    options: ProgramOptions
     mesh: Mesh
     is_unrolled: bool
     watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    @property
+    def options(self) -> ProgramOptions:
+        """What the builder was asked for."""
+        return self.probe.options
 
     def __call__(
         self, state: State, feed: Mapping[str, jax.Array], weights: jax.Array
@@ -110,7 +114,7 @@ class Update:
     def _offers(
         self, batch: _Batch, params: Any, gradients: Any, loss: jax.Array, scale: jax.Array
     ) -> dict[str, Any]:
-        """Return what an optimizer may ask for: see `_rule.OFFERS`.
+        """Return what an optimizer may ask for: see `_optimizer_rule.OFFERS`.
 
         `obj_fn` and `grad_fn` are the loss, with its regularizers, and its gradient at other
         parameters. `value_fn` is the loss where an update really leads: a line search tries what
@@ -312,13 +316,16 @@ def train_step(
     return state, Launched(values, flag, known)
 
 
+def is_unrolled(updates: Sequence[Update]) -> bool:
+    """Return whether several steps of these updates are written out, as `train_steps` says."""
+    return any(update.is_unrolled for update in updates)
+
+
 def train_steps(
     updates: Sequence[Update],
     state: State,
     feeds: Mapping[str, jax.Array],
     weights: jax.Array,
-    *,
-    is_unrolled: bool,
 ) -> tuple[State, Launched]:
     """Run `train_step` over batches stacked on a leading axis, in one launch.
 
@@ -332,7 +339,7 @@ def train_steps(
 
     num_steps = weights.shape[0]
     state, launched = jax.lax.scan(
-        body, state, (dict(feeds), weights), unroll=num_steps if is_unrolled else 1
+        body, state, (dict(feeds), weights), unroll=num_steps if is_unrolled(updates) else 1
     )
     return state, launched._replace(flag=launched.flag[-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,17 +17,14 @@ from penstock import _device_batches, _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
 from penstock.program_builder import _step
-from penstock.program_builder._compilation import (
-    Program,
-    call_compiled,
-)
+from penstock.program_builder._compilation import Program, call_compiled
 from penstock.program_builder._inspect import Inspection, abstract
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
 from penstock.program_builder._step import SPLIT, WHOLE, Launched, value_specs
 from penstock.program_builder.states import Leaves, States
 
-Update = tuple[Leaves, Launched]
+LaunchResult = tuple[Leaves, Launched]
 
 
 class Programs:
@@ -90,7 +88,7 @@ class Programs:
 
     def launch(
         self, leaves: Leaves, batch: _device_batches.DeviceBatch, update_order: tuple[str, ...]
-    ) -> Update:
+    ) -> LaunchResult:
         """Run one update of each named objective on each placed batch, in one launch.
 
         Arguments:
@@ -119,7 +117,11 @@ class Programs:
         Arguments:
           watch: makes the context that raises it.
         """
-        step = self._train_function(update_order, len(batch.counts), watch)
+        updates = [
+            dataclasses.replace(update, watch=watch)
+            for update in self.network.choose_updates(update_order)
+        ]
+        step = self._train_function(updates, len(batch.counts))
         number = self.states.num_changed
         step(leaves[:number], leaves[number:], batch.feed, batch.weights)
 
@@ -131,40 +133,28 @@ class Programs:
             if name in update_order
         }
         updates = self.network.choose_updates(update_order)
-        is_unrolled = num_steps > 1 and any(update.is_unrolled for update in updates)
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         return Program(
             label if num_steps == 1 else f"{label} x{num_steps}",
-            self._train_function(update_order, num_steps),
+            self._train_function(updates, num_steps),
             self.mesh,
             in_specs=(WHOLE, WHOLE, split, split),
             out_specs=(WHOLE, Launched(values, WHOLE, WHOLE)),  # pyright: ignore
             donated=(0,),
-            saves_memory=is_unrolled,
+            saves_memory=num_steps > 1 and _step.is_unrolled(updates),
         )
 
     def _train_function(
-        self,
-        update_order: tuple[str, ...],
-        num_steps: int,
-        watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> Callable[..., Update]:
-        """Return `(changed, kept, feed, weights) -> (changed, launched)`.
+        self, updates: Sequence[_step.Update], num_steps: int
+    ) -> Callable[..., LaunchResult]:
+        """Return `(changed, kept, feed, weights) -> (changed, launched)`."""
 
-        Raises:
-          ProgramError: an objective has no optimizer.
-        """
-        updates = self.network.choose_updates(update_order, watch)
-        is_unrolled = any(update.is_unrolled for update in updates)
-
-        def train(changed: Leaves, kept: Leaves, feed: Any, weights: Any) -> Update:
+        def train(changed: Leaves, kept: Leaves, feed: Any, weights: Any) -> LaunchResult:
             state = self.states.unpack(changed + kept)
             if num_steps == 1:
                 state, launched = _step.train_step(updates, state, feed, weights)
             else:
-                state, launched = _step.train_steps(
-                    updates, state, feed, weights, is_unrolled=is_unrolled
-                )
+                state, launched = _step.train_steps(updates, state, feed, weights)
             return jax.tree.leaves(state)[: len(changed)], launched
 
         return train
@@ -275,14 +265,14 @@ class Programs:
           UnknownNameError: there is no such mode, or no infer function.
         """
         network = self.network
-        state = abstract(self.states.abstract_state, _mesh.replicated(self.mesh))
+        state = abstract(self.states.abstract_state, _mesh.replicated_sharding(self.mesh))
         if mode == "infer" and network.infer is not None:
             specs = network.infer.feed_specs
             program, args = self._infer_program(), [state.variables]
         elif mode == "test":
             specs, program = network.inputs(mode), self._test_program(objective)
             zeros = jax.eval_shape(lambda: network.zeros(network.test[objective]))
-            sums = abstract(zeros, _mesh.replicated(self.mesh))
+            sums = abstract(zeros, _mesh.replicated_sharding(self.mesh))
             args = [state.variables, state.key, sums]
         elif mode == "train":
             specs, program = network.inputs(mode), self._train_program((objective,), 1)
@@ -293,7 +283,7 @@ class Programs:
                 f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
                 "'infer'." + nearest(mode, ["train", "test", "infer"])
             )
-        split = _mesh.split(self.mesh)
+        split = _mesh.batch_sharding(self.mesh)
         feed = {
             name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype, sharding=split)
             for name, spec in specs.items()

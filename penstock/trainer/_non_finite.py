@@ -60,6 +60,7 @@ class Guard:
         self._updates_per_step = updates_per_step
         self._num_roll_backs = self._num_skipped = 0
         self._lost_since: int | None = None
+        self._first_kept_step = 0
 
     def begin(self, forget: Callable[[int], None]) -> None:
         """Start counting for a call of `train`."""
@@ -67,7 +68,7 @@ class Guard:
         if self._action == "skip":
             self._num_skipped = int(jax.device_get(self._engine.state.num_skipped))
 
-    def deepen(self, flag: jax.Array) -> jax.Array:
+    def add_health(self, flag: jax.Array) -> jax.Array:
         """Return what `check_flag` takes, of the flag of the last launch; does not wait."""
         if self._action == "skip":
             return flag
@@ -90,6 +91,8 @@ class Guard:
         are looked at by all of them after the same launch.
         """
         if self._action == "skip" or jax.process_count() > 1:
+            return
+        if first_step < self._first_kept_step:  # its state was given up since
             return
         for k in range(launched.num_steps):
             for name, loss in launched.losses(k).items():
@@ -130,7 +133,8 @@ class Guard:
         step = self._roll_back(last)
         if step is None:
             self._raise(f"{what}, with no checkpoint to roll back to")
-        self.forget(self._status.global_step)
+        self._first_kept_step = self._status.global_step
+        self.forget(self._first_kept_step)
         _LOGGER.warning(
             "%s: rolled back to the state of global step %d; training goes on with the next batch "
             "(roll-back %d of at most %d)",

@@ -67,7 +67,7 @@ class Run:
         self.begin_handlers = begin_handlers
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
         self.in_flight = InFlight(
-            engine.programs.mesh, guard.check_flag, status.global_step, guard.deepen
+            engine.programs.mesh, guard.check_flag, status.global_step, guard.add_health
         )
         self.data_wait = DataWait(self.in_flight.is_idle, interrupts)
 
@@ -159,15 +159,14 @@ class Run:
         self, values: _metrics.LaunchValues, first_step: int, is_fetched: bool
     ) -> None:
         """Look at losses that were read, save where it is time, and end on a signal."""
-        unread, self._unread = self._unread, (values, first_step) if is_fetched else None
-        leaves = self.engine.leaves
         # Stock handlers read a step one launch late, so that nothing waits for the device.
+        unread, self._unread = self._unread, None
         if unread is not None and unread[0].is_read:
             self.guard.check_read(*unread)
-        if values.is_read and self.engine.leaves is leaves:
+        if values.is_read:
             self.guard.check_read(values, first_step)
-        if values.is_read or self.engine.leaves is not leaves:  # looked at, or given up
-            self._unread = None
+        elif is_fetched:
+            self._unread = values, first_step
         self.saver.after_launch(self.status)
         interrupts = self.interrupts
         if interrupts.is_alone:

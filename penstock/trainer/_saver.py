@@ -20,7 +20,7 @@ from penstock._checkpoint import (
     Position,
     Store,
     Writer,
-    host_leaves,
+    fetch_leaves,
 )
 from penstock._errors import CheckpointError, FolderInUseError, UnknownNameError, listed
 from penstock._folder_lock import FolderLock
@@ -257,7 +257,7 @@ class CheckpointSaver(Saver):
 
         def make() -> Contents | None:
             self._lock.check()
-            leaves = host_leaves(programs.states.leaf_names, copied)
+            leaves = fetch_leaves(programs.states.leaf_names, copied)
             copied.clear()  # on an accelerator the memory is free while the disk is waited for
             bad = _not_finite(leaves, programs)
             if bad:
@@ -314,10 +314,10 @@ class CheckpointSaver(Saver):
             means = programs.states.mean_metrics(programs.states.unpack(leaves))
         except ValueError:  # no example since the epoch began
             return None
-        return monitored(means, monitor, programs.structures)
+        return find_monitored(means, monitor, programs.structures)
 
 
-def monitored(
+def find_monitored(
     metrics: Any, monitor: str, structures: Mapping[str, _metrics.Structure]
 ) -> float | None:
     """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`.
@@ -355,7 +355,7 @@ def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.S
         return
     means = {name: each.build([0.0] * len(each.keys or [0])) for name, each in structures.items()}
     single = next(iter(means.values()))
-    monitored(single if len(means) == 1 else means, config.monitor, structures)
+    find_monitored(single if len(means) == 1 else means, config.monitor, structures)
 
 
 def _is_finite(array: np.ndarray) -> bool:

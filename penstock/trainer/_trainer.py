@@ -12,12 +12,12 @@ import jax
 
 from penstock import _batches, _parameters
 from penstock._batches import FeedOrder
-from penstock._checkpoint import CheckpointConfig, Store, config_of
+from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import CheckpointError
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock._selection import Patterns, Rename, Selection
-from penstock.events import Handler, emitter
+from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
     Objective,
     Optimizer,
@@ -96,7 +96,7 @@ class Trainer:
     about: Mapping[str, Any] = MappingProxyType({})
     """What `save_params` writes beside the parameters, as JSON: their preprocessing for one."""
 
-    _emitter = staticmethod(emitter)  # `penstock.fluid` changes what handlers see
+    _combine_handlers = staticmethod(combine_handlers)  # `penstock.fluid` changes what handlers see
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Trainer:
             freeze=freeze,
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
-        self._on_non_finite, self._config = on_non_finite, config_of(checkpoint)
+        self._on_non_finite, self._config = on_non_finite, as_config(checkpoint)
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
@@ -190,7 +190,7 @@ class Trainer:
           CheckpointError: checkpoints could not be written; said when training has ended.
         """
         check_count("num_epochs", num_epochs, 0)
-        emit = self._emitter(event_handler)
+        emit = self._combine_handlers(event_handler)
         _batches.check_reader(reader, num_epochs)
         programs = self.builder.programs
         programs.network.choose_updates(self._update_order)

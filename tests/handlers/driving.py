@@ -15,7 +15,7 @@ from penstock.events import (
     EndEpoch,
     EndStep,
     EndTraining,
-    emitter,
+    combine_handlers,
 )
 from tests.networks import linear_program
 
@@ -86,7 +86,7 @@ def drive(
       end: how it ends.
     """
     source = source or Source()
-    emit = emitter(handlers)
+    emit = combine_handlers(handlers)
     emit(BeginTraining(first // num_steps, num_epochs, first, trainer))
     on_begin()
     for epoch in range(first // num_steps, num_epochs):

@@ -68,7 +68,7 @@ def test_operations_of_a_step_are_xlas_own_on_request():
     cost = trainer.builder.inspect("train", batch_size=64)
     assert cost.flops > 100
     assert line == (
-        f"a step on 64 examples takes {summary._scaled(cost.flops)}FLOP and moves "
+        f"a step on 64 examples takes {summary._scale_count(cost.flops)}FLOP and moves "
         f"{summary._bytes(cost.bytes_accessed)}, on each device"
     )
 
@@ -103,4 +103,4 @@ def test_bytes_are_readable(count, text):
     ("count", "text"), [(0, "0 "), (1500, "1.5 k"), (2.5e9, "2.5 G"), (3e16, "30 P")]
 )
 def test_operations_are_readable(count, text):
-    assert summary._scaled(count) == text
+    assert summary._scale_count(count) == text

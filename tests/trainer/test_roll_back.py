@@ -183,13 +183,13 @@ def test_launches_in_flight_when_a_bad_step_is_found_are_given_up(tmp_path, capl
 
 
 class LateReader:
-    """Reads each step's metrics at the next one, as the stock handlers do."""
+    """Reads each step's metrics at the next one, as the stock handlers do, from a step on."""
 
-    def __init__(self):
-        self.losses, self._last = [], None
+    def __init__(self, first_step=0):
+        self.losses, self._last, self._first_step = [], None, first_step
 
     def __call__(self, event):
-        if isinstance(event, ps.EndStep):
+        if isinstance(event, ps.EndStep) and event.global_step >= self._first_step:
             if self._last is not None:
                 self.losses.append(float(self._last.metrics["loss"]))
             self._last = event
@@ -206,5 +206,16 @@ def test_bad_step_that_is_read_a_step_late_stops_at_once():
 def test_bad_step_that_is_read_a_step_late_is_rolled_back_once(tmp_path, caplog):
     trainer = rolling(tmp_path, save_interval_steps=4)
     trainer.train(batches(40, {5: bent}), LateReader())
+    assert len(roll_backs(caplog)) == 1
+    assert is_finite(trainer)
+
+
+def test_loss_of_a_state_that_was_given_up_is_read_late_and_not_rolled_back_again(tmp_path, caplog):
+    trainer = rolling(tmp_path)
+    # The flag of the steps before 120 is read after step 131 is launched, from the state of step
+    # 130; the loss of that step, nan as well, is read in the next.
+    late = LateReader(first_step=CHECK_EVERY + MAX_STEPS_IN_FLIGHT - 2)
+    trainer.train(lambda: iter(batches(CHECK_EVERY + 40, {100: bent})), late)
+    assert not np.isfinite(late.losses[0])
     assert len(roll_backs(caplog)) == 1
     assert is_finite(trainer)
