@@ -6,7 +6,7 @@ own.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock._version import __version__ as __version__
 
@@ -75,7 +75,7 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import what is used for the first time (PEP 562)."""
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")

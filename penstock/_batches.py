@@ -8,14 +8,18 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from penstock._errors import FeedError, ReaderError, listed
-from penstock._program.requests import FeedSpec
+from penstock._program.requests import Feed, FeedSpec
 
 _LOGGER = logging.getLogger("penstock")
 
 FeedOrder = Sequence[str] | Mapping[str, int]
 """Input names in the order of a sample's fields, or a dict of name to index (Fluid's two forms)."""
+
+ReaderLike = Callable[[], Iterable[object]] | Iterable[object]
+"""What yields batches or samples, more than once; see `penstock.readers`."""
 
 
 class Fields:
@@ -49,7 +53,7 @@ class Fields:
                     f"{listed(missing)})."
                 )
 
-    def as_batch(self, item: Any) -> Mapping[str, Any]:
+    def as_batch(self, item: Any) -> Feed:
         """Return what a reader yielded as a dict of arrays.
 
         Accepts a dict of arrays (of which a given `feed_order` picks its names), a tuple of arrays,
@@ -83,7 +87,7 @@ class Fields:
             )
         return self._names
 
-    def _stack(self, samples: list[Any]) -> dict[str, Any]:
+    def _stack(self, samples: list[Any]) -> dict[str, np.ndarray]:
         if not samples and jax.process_count() > 1:  # this process's part of a short batch
             return {n: np.zeros((0, *s.shape), s.dtype) for n, s in self._specs.items()}
         if not samples:
@@ -112,7 +116,7 @@ def _order_names(feed_order: FeedOrder) -> list[str]:
     return list(feed_order)
 
 
-def _stack_column(name: str, rows: list[Mapping[str, Any]]) -> np.ndarray:
+def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
     values = [_as_array(row[name]) for row in rows if name in row]
     shapes = {value.shape for value in values}
     if len(values) < len(rows) or len(shapes) > 1:
@@ -125,12 +129,12 @@ def _stack_column(name: str, rows: list[Mapping[str, Any]]) -> np.ndarray:
     return np.ma.stack(values) if is_masked else np.stack(values)
 
 
-def _as_array(value: Any) -> np.ndarray:
+def _as_array(value: npt.ArrayLike) -> np.ndarray:
     """Return a field as an array, with its mask: the check of feeds refuses one."""
     return value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
-def check_reader(reader: Any, num_passes: int) -> None:
+def check_reader(reader: object, num_passes: int) -> None:
     """Raise unless `reader` can be read `num_passes` times.
 
     Raises:
@@ -173,7 +177,7 @@ class Pass:
         self._get_state = getattr(self._iterator, "get_state", None)
         self._number = 0
 
-    def __iter__(self) -> Generator[Mapping[str, Any], None, None]:
+    def __iter__(self) -> Generator[Feed, None, None]:
         """Yield the batches; closes the reader's iterator at the end."""
         try:
             for item in self._iterator:
@@ -187,11 +191,11 @@ class Pass:
         finally:
             self.close()
 
-    def state(self) -> Any:
+    def state(self) -> object:
         """Return what the reader's iterator says of its position, None where it says nothing."""
         return self._get_state() if self._get_state is not None else None
 
-    def go_to(self, state: Any, num_batches: int) -> bool:
+    def go_to(self, state: object, num_batches: int) -> bool:
         """Move to a position; return whether the reader could, else batches are read over.
 
         Raises:
@@ -213,12 +217,12 @@ class Pass:
 
     def close(self) -> None:
         """End the pass early."""
-        close: Callable[[], Any] | None = getattr(self._iterator, "close", None)
+        close: Callable[[], object] | None = getattr(self._iterator, "close", None)
         if close is not None:
             close()
 
 
-def resume_pass(reader: Any, fields: Fields, state: Any, num_batches: int) -> Pass:
+def resume_pass(reader: ReaderLike, fields: Fields, state: object, num_batches: int) -> Pass:
     """Return a pass that begins where a checkpoint was written.
 
     Arguments:
@@ -244,7 +248,7 @@ def resume_pass(reader: Any, fields: Fields, state: Any, num_batches: int) -> Pa
     return pass_
 
 
-def read_once(reader: Any, fields: Fields) -> Iterator[Mapping[str, Any]]:
+def read_once(reader: ReaderLike, fields: Fields) -> Iterator[Feed]:
     """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
     return iter(Pass(reader, fields))
 

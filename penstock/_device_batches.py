@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding
 
 from penstock import _mesh
 from penstock._errors import FeedError, listed, nearest
-from penstock._program.requests import FeedSpec
+from penstock._program.requests import Feed, FeedSpec
+
+Array: TypeAlias = np.ndarray | jax.Array
+"""An array of a batch, on the host or on the devices."""
 
 HOST_FEED_LIMIT_BYTES = 1 << 16
 """Below this, on one device, a batch rides along with the launch: 11 us an array against 30 us for
@@ -32,15 +36,15 @@ class DeviceBatch(NamedTuple):
     valid examples of each step, `reader_state` the reader's position after them.
     """
 
-    feed: Mapping[str, Any]
-    weights: Any
+    feed: Mapping[str, Array]
+    weights: jax.Array
     counts: tuple[int, ...]
-    reader_state: Any = None
+    reader_state: object = None
 
 
 def check_feed(
-    feed: Mapping[str, Any], specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec]
-) -> tuple[dict[str, Any], int]:
+    feed: Feed, specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec]
+) -> tuple[dict[str, Array], int]:
     """Return the arrays that `specs` name, in their declared shapes and dtypes, and their length.
 
     Arguments:
@@ -86,14 +90,14 @@ def check_feed(
     return columns, size
 
 
-def _is_masked(value: Any) -> bool:
+def _is_masked(value: object) -> bool:
     """Say whether an array, or one in a list, has masked values: numpy drops the mask silently."""
     if isinstance(value, list | tuple):
         return any(isinstance(row, np.ma.MaskedArray) and np.ma.is_masked(row) for row in value)
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _convert(value: Any, spec: FeedSpec) -> Any:
+def _convert(value: npt.ArrayLike, spec: FeedSpec) -> Array | str:
     """Return the input as a batch of `spec`, or what is wrong with it as a string."""
     if _is_masked(value):
         return (
@@ -114,7 +118,7 @@ def _convert(value: Any, spec: FeedSpec) -> Any:
     return _cast(shaped, spec)
 
 
-def _reshape(value: Any, spec: FeedSpec) -> Any:
+def _reshape(value: Array, spec: FeedSpec) -> Array | str:
     expected = f"expected [batch, {', '.join(map(str, spec.shape))}]"
     size = math.prod(spec.shape)
     one_example = [spec.shape, (size,)] if size > 1 else [()]
@@ -139,7 +143,7 @@ def _reshape(value: Any, spec: FeedSpec) -> Any:
     return value.reshape(value.shape[0], *spec.shape)
 
 
-def _cast(value: Any, spec: FeedSpec) -> Any:
+def _cast(value: Array, spec: FeedSpec) -> Array | str:
     """Return `value` in the declared dtype when that loses nothing but precision.
 
     Bytes for a floating dtype are cast inside the program, by `layers.data`.
@@ -167,7 +171,7 @@ def _is_floating(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def _stack(arrays: list[Any]) -> np.ndarray:
+def _stack(arrays: list[Array]) -> np.ndarray:
     """Return arrays of one shape on a new leading axis; a third of the time of `np.stack`."""
     return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
@@ -195,7 +199,7 @@ class Feeder:
         self.is_single_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
         self._specs, self._known = specs, known
         self._multiple = mesh.local_mesh.size * num_micro_batches
-        self._full_weights: dict[int, Any] = {}
+        self._full_weights: dict[int, jax.Array] = {}
         self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
 
     def fit(self, size: int) -> None:
@@ -208,7 +212,7 @@ class Feeder:
                 for spec in self._specs.values()
             ]
 
-    def place(self, batches: Sequence[Mapping[str, Any]]) -> DeviceBatch:
+    def place(self, batches: Sequence[Feed]) -> DeviceBatch:
         """Return batches checked, padded, stacked if they are several, and on the devices.
 
         Raises:
@@ -232,7 +236,7 @@ class Feeder:
             feed = self._put(feed, _mesh.batch_sharding(self.mesh, int(steps > 1)))
         return DeviceBatch(feed, weights, counts)
 
-    def _are_ready(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+    def _are_ready(self, batches: Sequence[Feed]) -> TypeGuard[Sequence[Mapping[str, np.ndarray]]]:
         """Return whether batches need nothing done; a tenth of the time of finding out slowly.
 
         It is the common case, and on the smallest networks its price shows: Python is several times
@@ -251,7 +255,7 @@ class Feeder:
                     return False
         return True
 
-    def _pad(self, columns: dict[str, Any], size: int) -> dict[str, Any]:
+    def _pad(self, columns: dict[str, Array], size: int) -> dict[str, Array]:
         missing = self.batch_size - size
         if not missing:
             return columns
@@ -265,7 +269,7 @@ class Feeder:
             for name, column in columns.items()
         }
 
-    def _make_weights(self, counts: tuple[int, ...]) -> Any:
+    def _make_weights(self, counts: tuple[int, ...]) -> jax.Array:
         steps, size = len(counts), self.batch_size
         is_full = min(counts) == size
         if is_full and steps in self._full_weights:
@@ -277,12 +281,12 @@ class Feeder:
             self._full_weights[steps] = placed
         return placed
 
-    def _rides_along(self, feed: Mapping[str, Any]) -> bool:
+    def _rides_along(self, feed: Mapping[str, Array]) -> bool:
         if self.mesh.size > 1 or not all(isinstance(x, np.ndarray) for x in feed.values()):
             return False
         return sum(value.nbytes for value in feed.values()) <= HOST_FEED_LIMIT_BYTES
 
-    def _put(self, tree: Any, sharding: Any) -> Any:
+    def _put(self, tree: object, sharding: NamedSharding) -> Any:
         if jax.process_count() == 1:
             return jax.device_put(tree, sharding)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)

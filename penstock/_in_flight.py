@@ -54,7 +54,7 @@ class InFlight:
     def __init__(
         self,
         mesh: Mesh,
-        check: Callable[[np.ndarray, int, int], Any],
+        check: Callable[[np.ndarray, int, int], object],
         first_step: int,
         add_health: Callable[[jax.Array], jax.Array] = lambda flag: flag,
     ) -> None:

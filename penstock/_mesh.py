@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+T = TypeVar("T")
 
 AXIS = "data"
 """The mesh axis that batches are split over. User code may use collectives over it."""
 
 Place = str | jax.Device | Sequence[jax.Device] | Mesh | None
 """Where programs run: `None`, `"cpu"`, `"gpu"`, `"tpu"`, a device, devices or a `Mesh`."""
+
+Specs: TypeAlias = "PartitionSpec | Iterable[Specs] | Mapping[str, Specs]"
+"""How the arrays of a pytree lie on the mesh, one spec for a part of it or for each."""
 
 
 def make_mesh(place: Place) -> Mesh:
@@ -36,7 +41,7 @@ def make_mesh(place: Place) -> Mesh:
     return Mesh(np.asarray(find_devices(place)), (AXIS,))
 
 
-def find_devices(place: Any) -> list[Any]:
+def find_devices(place: object) -> list[Any]:
     """Return the devices that a place other than a `Mesh` stands for, see `make_mesh`."""
     if place is None or isinstance(place, str):
         try:
@@ -82,7 +87,7 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), AXIS))
 
 
-def psum(value: Any, num_devices: int) -> Any:
+def psum(value: T, num_devices: int) -> T:
     """Sum a pytree over the devices.
 
     On one device nothing is emitted: XLA on CPU keeps an all-reduce over a single participant,
@@ -91,16 +96,16 @@ def psum(value: Any, num_devices: int) -> Any:
     return value if num_devices == 1 else jax.lax.psum(value, AXIS)
 
 
-def pmean(value: Any, num_devices: int) -> Any:
+def pmean(value: T, num_devices: int) -> T:
     """Average a pytree over the devices; nothing is emitted on one device."""
     return value if num_devices == 1 else jax.lax.pmean(value, AXIS)
 
 
-def all_gather(value: Any, num_devices: int) -> Any:
+def all_gather(value: T, num_devices: int) -> T:
     """Join a pytree's arrays along their first axes, in the devices' order, on every device."""
     return value if num_devices == 1 else jax.lax.all_gather(value, AXIS, tiled=True)
 
 
-def device_index(num_devices: int) -> Any:
+def device_index(num_devices: int) -> jax.Array | int:
     """Return the index of this device on the mesh axis, from inside a program."""
     return 0 if num_devices == 1 else jax.lax.axis_index(AXIS)

@@ -8,14 +8,19 @@ the pair is exact to float64 there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import ProgramError
+
+T = TypeVar("T")
+
+Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | None"
+"""What a program returned, with None in place of each value."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,7 @@ class Structure:
     that a train program minimises.
     """
 
-    keys: tuple[Any, ...] | None
+    keys: tuple[Hashable, ...] | None
     build: Callable[[Sequence[Any]], Any]
     rows: tuple[int, ...] = ()
     is_scalar: tuple[bool, ...] = ()
@@ -42,7 +47,7 @@ class Structure:
         return f"returned value {self.keys[number]!r}"
 
 
-def flatten_returned(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
+def flatten_returned(returned: object, owner: str) -> tuple[Structure, list[jax.Array]]:
     """Return the structure of what a program function returned, and its values in order.
 
     Raises:
@@ -72,12 +77,14 @@ def flatten_returned(returned: Any, owner: str) -> tuple[Structure, list[Any]]:
     return structure, [jnp.asarray(value) for value in values]
 
 
-def list_values(returned: Any) -> list[Any]:
+def list_values(returned: object) -> list[Any]:
     """Return the values of a nested structure in the order of its `Structure`."""
     return [value for _, value in _iterate(returned, ())]
 
 
-def _iterate(returned: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _iterate(
+    returned: object, path: tuple[Hashable, ...]
+) -> Iterator[tuple[tuple[Hashable, ...], object]]:
     """Yield path and value of each leaf. Not JAX's order, which sorts the keys of dicts."""
     if isinstance(returned, (Mapping, tuple, list)):
         inner = returned.items() if isinstance(returned, Mapping) else enumerate(returned)
@@ -87,11 +94,11 @@ def _iterate(returned: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, 
         yield path, returned
 
 
-def _name_value(path: tuple[Any, ...]) -> Any:
+def _name_value(path: tuple[Hashable, ...]) -> Hashable:
     return path[0] if len(path) == 1 else "/".join(map(str, path))
 
 
-def _remove_values(returned: Any) -> Any:
+def _remove_values(returned: object) -> Outline:
     """Return the structure with no values, which are tracers that nothing may keep."""
     if isinstance(returned, Mapping):
         return {key: _remove_values(value) for key, value in returned.items()}
@@ -100,7 +107,7 @@ def _remove_values(returned: Any) -> Any:
     return None
 
 
-def _fill(outline: Any, items: Iterator[Any]) -> Any:
+def _fill(outline: Outline, items: Iterator[object]) -> object:
     if isinstance(outline, dict):
         return {key: _fill(part, items) for key, part in outline.items()}
     if isinstance(outline, (tuple, list)):
@@ -108,7 +115,7 @@ def _fill(outline: Any, items: Iterator[Any]) -> Any:
     return next(items)
 
 
-def _rebuild(sequence: Any, items: Iterable[Any]) -> Any:
+def _rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
     """Return a tuple, named tuple or list of the kind of `sequence`."""
     return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 
@@ -196,7 +203,7 @@ def compute_means(accumulator: Accumulator, structure: Structure) -> Any:
     )
 
 
-def read(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
+def read(values: Sequence[jax.Array], structure: Structure, num_examples: int) -> Any:
     """Return values on the host in the program's structure; rows of padding are cut off.
 
     Waits for the device. Values without axes become Python numbers.
@@ -207,7 +214,7 @@ def read(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
     )
 
 
-def _fetch(values: Any) -> Any:
+def _fetch(values: object) -> Any:
     """Return arrays on the host; of one split over processes, this process's part."""
     if jax.process_count() == 1:
         return jax.device_get(values)
@@ -222,11 +229,11 @@ def _local_part(value: jax.Array) -> np.ndarray:
     return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
 
 
-def _cut(value: np.ndarray, rows: int, num_examples: int) -> Any:
+def _cut(value: np.ndarray, rows: int, num_examples: int) -> np.ndarray | float:
     return np.array(value[: num_examples * rows]) if rows else _to_plain(value)
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: np.ndarray) -> np.ndarray | float:
     return value.item() if np.ndim(value) == 0 else np.array(value)
 
 
@@ -287,7 +294,7 @@ class LaunchValues:
         }
         return next(iter(metrics.values())) if single else metrics
 
-    def rate_at(self, number: int) -> Any:
+    def rate_at(self, number: int) -> float | dict[str, float]:
         """Return the learning rate of step `number`; waits for the device."""
         many = len(self._counts) > 1
         rates = {

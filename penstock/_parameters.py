@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from flax import traverse_util
+from jax.typing import ArrayLike
 
 from penstock._errors import ParameterError, UnknownNameError, find_os_error, nearest
 from penstock._paths import expand_path
@@ -22,8 +24,13 @@ DESCRIPTION_FILE = "description.json"
 Key = tuple[str, tuple[str, ...]]
 """The collection of an entry, and its path in it."""
 
-Table = Mapping[Key, tuple[tuple[int, ...], Any]]
+Table = Mapping[Key, tuple[tuple[int, ...], np.dtype]]
 """Shape and dtype of every entry, by collection and path."""
+
+T = TypeVar("T")
+
+Nested: TypeAlias = "Mapping[str, T | Nested[T]]"
+"""Dicts nested by scope, layer and leaf."""
 
 
 class Parameters(MutableMapping[str, np.ndarray]):
@@ -34,7 +41,9 @@ class Parameters(MutableMapping[str, np.ndarray]):
     """
 
     def __init__(
-        self, get: Callable[[], Mapping[str, Any]], put: Callable[[dict[str, Any]], None]
+        self,
+        get: Callable[[], Mapping[str, Nested[jax.Array]]],
+        put: Callable[[Mapping[str, Nested[ArrayLike]]], None],
     ) -> None:
         self._get, self._put = get, put
 
@@ -43,7 +52,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         entries = flatten(self._get())
         return np.array(jax.device_get(entries[_find_key(name, _index_by_name(entries))]))
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""
         self.update({name: value})
 
@@ -82,7 +91,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return f"Parameters({shapes})"
 
 
-def _index_by_name(entries: Mapping[Key, Any]) -> dict[str, Key]:
+def _index_by_name(entries: Iterable[Key]) -> dict[str, Key]:
     return {"/".join(path): (collection, path) for collection, path in entries}
 
 
@@ -95,7 +104,7 @@ def _find_key(name: str, keys: Mapping[str, Key]) -> Key:
     return keys[name]
 
 
-def flatten(variables: Mapping[str, Any]) -> dict[Key, Any]:
+def flatten(variables: Mapping[str, Nested[object]]) -> dict[Key, Any]:
     """Return variables as a flat dict by collection and path."""
     return {
         (collection, path): value
@@ -104,9 +113,9 @@ def flatten(variables: Mapping[str, Any]) -> dict[Key, Any]:
     }
 
 
-def nest(entries: Mapping[Key, Any]) -> dict[str, Any]:
+def nest(entries: Mapping[Key, T]) -> dict[str, Nested[T]]:
     """Return what `flatten` was given."""
-    trees: dict[str, dict[tuple[str, ...], Any]] = {"params": {}, "batch_stats": {}}
+    trees: dict[str, dict[tuple[str, ...], T]] = {"params": {}, "batch_stats": {}}
     for (collection, path), value in entries.items():
         trees[collection][path] = value
     return {name: traverse_util.unflatten_dict(tree) for name, tree in trees.items()}
@@ -114,9 +123,9 @@ def nest(entries: Mapping[Key, Any]) -> dict[str, Any]:
 
 def save(
     path: str | os.PathLike[str],
-    variables: Mapping[str, Any],
+    variables: Mapping[str, Nested[ArrayLike]],
     *,
-    about: Mapping[str, Any] = MappingProxyType({}),
+    about: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Write variables to the folder `path`, made or overwritten; one process writes.
 
@@ -225,7 +234,7 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     return entries
 
 
-def list_differences(entries: Mapping[Any, np.ndarray], table: Table) -> dict[str, list[str]]:
+def list_differences(entries: Mapping[Key, np.ndarray], table: Table) -> dict[str, list[str]]:
     """Return what is missing, extra and mismatched in `entries`, each as a list of lines."""
     return {
         "missing": [
@@ -245,7 +254,12 @@ def list_differences(entries: Mapping[Any, np.ndarray], table: Table) -> dict[st
 
 
 def check(
-    path: Any, entries: Mapping[Any, np.ndarray], table: Table, *, may_have_extra: bool, hint: str
+    path: str | os.PathLike[str],
+    entries: Mapping[Key, np.ndarray],
+    table: Table,
+    *,
+    may_have_extra: bool,
+    hint: str,
 ) -> None:
     """Raise unless the entries of a file are those of `table`.
 
@@ -262,7 +276,7 @@ def check(
         )
 
 
-def select_fitting(entries: Mapping[Any, np.ndarray], table: Table) -> dict[Any, np.ndarray]:
+def select_fitting(entries: Mapping[Key, np.ndarray], table: Table) -> dict[Key, np.ndarray]:
     """Return the entries that `table` has with the same shape and dtype."""
     return {
         key: value
@@ -271,9 +285,9 @@ def select_fitting(entries: Mapping[Any, np.ndarray], table: Table) -> dict[Any,
     }
 
 
-def _plain(entry: tuple[tuple[int, ...], Any]) -> tuple[tuple[int, ...], np.dtype]:
+def _plain(entry: tuple[tuple[int, ...], np.dtype]) -> tuple[tuple[int, ...], np.dtype]:
     return tuple(entry[0]), np.dtype(entry[1])
 
 
-def _show(entry: tuple[Any, Any]) -> str:
+def _show(entry: tuple[tuple[int, ...], np.dtype]) -> str:
     return f"{np.dtype(entry[1])}{list(entry[0])}"

@@ -33,7 +33,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from os import PathLike
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 import numpy as np
 
@@ -41,14 +41,21 @@ Metrics = float | np.ndarray | Sequence["Metrics"] | Mapping[str, "Metrics"] | N
 """What a program function returned, in its structure: a Python number for a scalar, an array for a
 value with a batch axis; by objective, where there are several."""
 
-M = TypeVar("M")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    M = TypeVar("M", default=Metrics)
+else:  # Python 3.11 has no defaults yet
+    from typing import TypeVar
+
+    M = TypeVar("M")
 """The type of the metrics: `EndStep[tuple[float, float]]` is an event of a program that returns two
-scalars. Without it a type checker takes metrics for anything."""
+scalars. `EndStep` alone has `Metrics`, and in a handler without annotations they are anything."""
 
 Rate = float | dict[str, float] | None
 """The learning rate of a step; by objective, where there are several."""
 
-ReaderLike = Callable[[], Iterable[Any]] | Iterable[Any]
+ReaderLike = Callable[[], Iterable[object]] | Iterable[object]
 """What yields batches or samples more than once; see `penstock.readers`."""
 
 FeedOrder = Sequence[str] | Mapping[str, int]
@@ -284,7 +291,7 @@ class EndTraining:
     global_step: int = 0
 
 
-Event = BeginTraining | BeginEpoch | BeginStep | EndStep[Any] | EndEpoch[Any] | EndTraining
+Event = BeginTraining | BeginEpoch | BeginStep | EndStep | EndEpoch | EndTraining
 Handler = Callable[[Any], object]
 """What is called with each `Event`; declared for any argument, as `lambda event: event.step` would
 otherwise have to look at the event's class first."""

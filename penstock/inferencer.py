@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy.typing as npt
+from jax.typing import ArrayLike
+
 from penstock import _parameters
 from penstock._mesh import Place
 from penstock.program_builder import ProgramBuilder
@@ -42,7 +45,7 @@ class Inferencer:
 
     def __init__(
         self,
-        infer_func: Callable[[], Any],
+        infer_func: Callable[[], object],
         param_path: str | os.PathLike[str],
         *,
         place: Place = None,
@@ -58,7 +61,7 @@ class Inferencer:
         fitting = _parameters.select_fitting(entries, table)
         self._variables = self.builder.programs.states.copy(_parameters.nest(fitting))
 
-    def infer(self, feed: Mapping[str, Any]) -> Any:
+    def infer(self, feed: Mapping[str, npt.ArrayLike]) -> Any:
         """Return what the infer function returns, as numpy arrays in its structure.
 
         Arguments:
@@ -75,5 +78,5 @@ class Inferencer:
         """The parameters and running statistics by name."""
         return _parameters.Parameters(lambda: self._variables, self._adopt)
 
-    def _adopt(self, variables: Mapping[str, Any]) -> None:
+    def _adopt(self, variables: Mapping[str, _parameters.Nested[ArrayLike]]) -> None:
         self._variables = self.builder.programs.states.copy(variables)

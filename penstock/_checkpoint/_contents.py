@@ -60,7 +60,7 @@ class Position:
     # A script that is resumed in its second `train` passes over the first, whose epochs were done.
     call: int = 0
     first_epoch: int = 0
-    reader_state: Any = None
+    reader_state: list[object] | None = None
     # A run resumed at a short last batch would otherwise compile for its size, and differ in the
     # last bit.
     batch_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -7,7 +7,7 @@ partial sums are added up over the devices.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ class Examples:
             # One of nothing but padding counts nothing: its means must only not be nan.
             self.total_weight = jnp.where(self.total_weight > 0, self.total_weight, 1)
 
-    def note(self, scope: str) -> contextlib.AbstractContextManager[Any]:
+    def note(self, scope: str) -> contextlib.AbstractContextManager[object]:
         """Mark in a probe's trace what is computed inside; other traces stay as they are."""
         return jax.named_scope(scope) if self.is_probe else contextlib.nullcontext()
 

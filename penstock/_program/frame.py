@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +74,7 @@ class Frame:
         self.names = Names()
         self.requests = Requests(mode, self.names, variables, feed, weights.shape[0], anchor)
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
-        self.nnx_paths: dict[int, tuple[Path, Any]] = {}
+        self.nnx_paths: dict[int, tuple[Path, object]] = {}
         self.nnx_draws: dict[Path, int] = {}
 
     @property

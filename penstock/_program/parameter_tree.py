@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,33 +11,32 @@ from flax import traverse_util
 
 from penstock._program.names import Path as Path
 from penstock._program.names import hash_path
-from penstock._program.requests import ParameterSpec
+from penstock._program.requests import Nested, ParameterSpec, Params
 
-Params = Mapping[str, Any]
-"""One collection of the variables: arrays in dicts nested by scope, layer and leaf."""
+T = TypeVar("T")
 
-Entries = Mapping[Path, Any]
-"""The same, flat: arrays by path."""
+Entries = Mapping[Path, jax.Array]
+"""Parameters or statistics, flat: arrays by path."""
 
 
-def flatten(tree: Params) -> dict[Path, Any]:
+def flatten(tree: Nested[T]) -> dict[Path, T]:
     """Return a nested dict as a flat one, keyed by path."""
     return traverse_util.flatten_dict(dict(tree))  # pyright: ignore[reportReturnType]
 
 
-def nest(entries: Entries) -> dict[str, Any]:
+def nest(entries: Mapping[Path, T]) -> Nested[T]:
     """Return a flat dict keyed by path as a nested one."""
     return traverse_util.unflatten_dict(dict(entries))
 
 
-def split(tree: Params, ours: frozenset[Path]) -> tuple[dict[str, Any], dict[Path, Any]]:
+def split(tree: Params, ours: frozenset[Path]) -> tuple[Params, dict[Path, jax.Array]]:
     """Return the nested dict of the entries at some paths, and the others, flat."""
     others = flatten(tree)
     taken = {path: others.pop(path) for path in list(others) if path in ours}
     return nest(taken), others
 
 
-def merge(tree: Params, others: Entries) -> dict[str, Any]:
+def merge(tree: Params, others: Entries) -> Params:
     """Return the whole tree from the two parts that `split` made."""
     return nest({**flatten(tree), **others})
 
@@ -48,7 +47,7 @@ def initialize(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict
     Parameters of one initialiser and shape are drawn together: the program is as long as there are
     such groups, 35 for the 1,436 entries of NASNet-CIFAR.
     """
-    alike: dict[Any, list[ParameterSpec]] = {}
+    alike: dict[tuple[object, ...], list[ParameterSpec]] = {}
     for spec in specs:
         alike.setdefault((spec.initializer, spec.shape, spec.dtype), []).append(spec)
     drawn = {

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from penstock._errors import ProgramError, listed, nearest
 
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
-_DTYPES: dict[str, Any] = {"float32": None, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+_DTYPES: dict[str, DTypeLike | None] = {
+    "float32": None,
+    "bfloat16": jnp.bfloat16,
+    "float16": jnp.float16,
+}
 _FIRST_WITH_BFLOAT16 = 8.0  # the compute capability of NVIDIA's first GPUs that multiply in it
 
 
@@ -56,7 +60,7 @@ class Precision:
             )
 
     @property
-    def compute_dtype(self) -> Any:
+    def compute_dtype(self) -> DTypeLike | None:
         """The dtype of products; None leaves them in the dtype of their operands."""
         return _DTYPES[self.compute]
 
@@ -95,7 +99,7 @@ def resolve_precision(precision: PrecisionName | Precision) -> Precision:
     return precision if isinstance(precision, Precision) else Precision(precision)
 
 
-def _is_positive(scale: Any) -> bool:
+def _is_positive(scale: float) -> bool:
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     return is_number and 0 < scale < math.inf
 

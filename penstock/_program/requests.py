@@ -6,21 +6,34 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax.core import tracers
 
 from penstock._errors import FeedError, ProgramError, listed
 from penstock._program.names import Names
 
-Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+T = TypeVar("T")
 
-Variables = Mapping[str, Any]
-"""Parameters and running statistics: by collection, then nested by scope, layer and leaf."""
+Initializer = Callable[[jax.Array, tuple[int, ...], np.dtype], jax.Array]
+
+Nested: TypeAlias = "Mapping[str, T | Nested[T]]"
+"""Dicts nested by scope, layer and leaf, of arrays or of what is known of each."""
+
+Params: TypeAlias = "Nested[jax.Array]"
+"""One collection of the variables, or those entries of it that are trained."""
+
+Variables: TypeAlias = "Mapping[str, Params]"
+"""Parameters and running statistics by collection."""
+
+Feed: TypeAlias = Mapping[str, npt.ArrayLike]
+"""A batch by input name, each with a leading batch axis: arrays, or what NumPy makes one of."""
+
 Mode = Literal["train", "test", "infer"]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -103,7 +116,7 @@ def find_user_lines(depth: int = 1) -> tuple[str, ...]:
     return tuple(reversed(lines))
 
 
-def find_user_line(traceback: Any, is_wanted: Callable[[str], bool] = lambda file: True) -> str:
+def find_user_line(traceback: object, is_wanted: Callable[[str], bool] = lambda file: True) -> str:
     """Return `file:line` of the user's innermost frame in a traceback of JAX's, or nothing.
 
     Arguments:
@@ -249,7 +262,7 @@ class Requests:
         self.updates[spec.path] = value
 
 
-def find_entry(tree: Variables, path: tuple[str, ...]) -> Any:
+def find_entry(tree: Params, path: tuple[str, ...]) -> Any:
     """Return the entry of a nested dict at `path`, or None."""
     node: Any = tree
     for key in path:

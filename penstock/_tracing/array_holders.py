@@ -26,7 +26,7 @@ class Held(NamedTuple):
     library: str | None = None
 
 
-def find_holders(function: Callable[[], object], arrays: Mapping[int, Any]) -> list[Held]:
+def find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array]) -> list[Held]:
     """Return who holds the arrays, by their ids, that a function closes over.
 
     Closures, globals that the code names, defaults, and the attributes and items of what is found
@@ -34,7 +34,7 @@ def find_holders(function: Callable[[], object], arrays: Mapping[int, Any]) -> l
     """
     found: dict[int, Held] = {}
     seen: set[int] = set()
-    queue: list[tuple[str, Any, str | None]] = [("", function, None)]
+    queue: list[tuple[str, object, str | None]] = [("", function, None)]
     for path, value, library in queue:  # which grows: breadth first gives the shortest name
         if id(value) in arrays:
             found.setdefault(id(value), Held(f"{path} {_show(value)}", library))
@@ -77,7 +77,7 @@ def _find_library(kind: type) -> str | None:
     return None
 
 
-def _list_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
     """Yield what a value holds, each with its name."""
     if isinstance(value, (jax.Array, np.ndarray, str, bytes, int, float, type, types.ModuleType)):
         return
@@ -101,7 +101,7 @@ def _list_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}.{name}" if path else name, each) for name, each in attributes)
 
 
-def _list_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _list_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """Yield the names outside a user's function that its code reads, and its defaults."""
     if not is_user_file(function.__code__.co_filename):
         return

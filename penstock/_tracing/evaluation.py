@@ -14,6 +14,7 @@ from penstock import _metrics
 from penstock._errors import ProgramError
 from penstock._program.frame import Frame, open_frame
 from penstock._program.names import ScopeModule
+from penstock._program.requests import Params
 from penstock._tracing import flax_modules, name_checks
 from penstock._tracing.advice import find_advice
 from penstock.layers import sowing
@@ -31,7 +32,7 @@ class Evaluated:
     values: list[jax.Array]
     structure: _metrics.Structure
     modules: name_checks.Named
-    module_updates: dict[str, Any]
+    module_updates: dict[str, Params]
     sown: frozenset[str]
 
 

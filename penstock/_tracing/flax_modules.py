@@ -19,10 +19,15 @@ from penstock._program.frame import Frame
 from penstock.layers.batch_norm import has_example_axis, sync_statistics
 
 
-def follow_examples(frame: Frame) -> Any:
+def follow_examples(frame: Frame) -> contextlib.AbstractContextManager[None]:
     """Return the context in which modules know the examples of `frame`."""
 
-    def intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def intercept(
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: Any,
+    ) -> object:
         module = context.module
         # A subclass with a call of its own does as it says.
         is_call = context.method_name == "__call__"
@@ -38,7 +43,7 @@ def follow_examples(frame: Frame) -> Any:
 def _drop(
     frame: Frame,
     module: nn.Dropout,
-    call: Callable[..., Any],
+    call: Callable[..., jax.Array],
     inputs: jax.Array,
     deterministic: bool | None = None,
     rng: jax.Array | None = None,
@@ -54,7 +59,7 @@ def _drop(
 def _normalize(
     frame: Frame,
     module: nn.BatchNorm,
-    call: Callable[..., Any],
+    call: Callable[..., jax.Array],
     x: jax.Array,
     use_running_average: bool | None = None,
     *,

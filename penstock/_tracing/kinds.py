@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from penstock._tracing.layouts import Blocks, find_rows
 
@@ -118,7 +119,16 @@ _COMPARISONS = {"eq", "ne", "gt", "ge", "lt", "le"}
 _KEEPS_INDEX = {*_LAYOUT, *_COPIES, *_CASTS, "concatenate", "stack", "tile", "round"}
 
 
-def merge_flags(kinds: Sequence[Kind]) -> dict[str, Any]:
+class Flags(TypedDict):
+    """What an array takes over from those it is computed from; see `Kind`."""
+
+    is_weighted: bool
+    blocks: Blocks
+    is_gathered: bool
+    padding: Reason | None
+
+
+def merge_flags(kinds: Sequence[Kind]) -> Flags:
     """Return the flags of what is computed from arrays of these kinds."""
     return {
         "is_weighted": any(k.is_weighted for k in kinds),
@@ -155,7 +165,7 @@ def combine(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
     return _rows(operation, kinds, flags, reason)
 
 
-def _index(operation: str, kinds: Sequence[Kind], flags: dict[str, Any]) -> Kind:
+def _index(operation: str, kinds: Sequence[Kind], flags: Flags) -> Kind:
     """Follow the numbers of a device's rows: jnp.arange(len(x)), of which only indices are made."""
     if flags["is_gathered"]:
         return Kind("same", **flags)
@@ -178,7 +188,7 @@ def _same(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
     return Kind("same", degree, is_zero=is_zero, **merge_flags(kinds))
 
 
-def _rows(operation: str, kinds: Sequence[Kind], flags: dict[str, Any], reason: Reason) -> Kind:
+def _rows(operation: str, kinds: Sequence[Kind], flags: Flags, reason: Reason) -> Kind:
     degree = _degree(operation, kinds)
     rows = [k for k in kinds if k.form == "rows"]
     if len({k.blocks for k in rows}) > 1:
@@ -194,7 +204,7 @@ def _rows(operation: str, kinds: Sequence[Kind], flags: dict[str, Any], reason: 
     return Kind("rows", degree, is_weights=len(rows) == 1 and rows[0].is_weights, **flags)
 
 
-def _part(operation: str, kinds: Sequence[Kind], flags: dict[str, Any], reason: Reason) -> Kind:
+def _part(operation: str, kinds: Sequence[Kind], flags: Flags, reason: Reason) -> Kind:
     parts = [k for k in kinds if k.form == "part"]
     others = [k for k in kinds if k.form != "part" and not k.is_zero]
     if any(k.form != "same" for k in others):
@@ -232,7 +242,7 @@ def _degree(operation: str, kinds: Sequence[Kind]) -> int | None:
     return degrees.pop() if is_kept and len(degrees) == 1 else None
 
 
-def classify_constant(first: Any, second: Any, sizes: tuple[int, int]) -> Kind:
+def classify_constant(first: ArrayLike, second: ArrayLike, sizes: tuple[int, int]) -> Kind:
     """Return the kind of a number or a constant that traces of these batch sizes hold."""
     a, b = np.asarray(first), np.asarray(second)
     if a.shape != b.shape:

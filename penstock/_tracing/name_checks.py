@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
 from flax import linen as nn
 
@@ -23,10 +22,15 @@ Named = list[tuple[Stack, Path]]
 """The user's lines from the program function down, and the path of what they made."""
 
 
-def note_modules(named: Named) -> AbstractContextManager[Any]:
+def note_modules(named: Named) -> AbstractContextManager[None]:
     """Return a context that adds flax modules with automatic names to `named`."""
 
-    def note(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def note(
+        call: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        context: nn.module.InterceptorContext,
+    ) -> object:
         module, path = context.module, tuple(context.module.path)
         is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
         if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):

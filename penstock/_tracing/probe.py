@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
@@ -18,13 +19,16 @@ from penstock._program.examples import MicroBatch
 from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import Path, flatten
-from penstock._program.requests import FeedSpec, Mode, ParameterSpec
+from penstock._program.requests import FeedSpec, Mode, ParameterSpec, Variables
 from penstock._tracing import name_checks, untrained
 from penstock._tracing.batch_dependence import DivergedError, Traces, check_split
 from penstock._tracing.evaluation import Evaluated, evaluate, name_program
 from penstock._tracing.kinds import SAME, Kind, Reason, classify_constant
 from penstock._tracing.operation import get_aval
 from penstock._tracing.traces import Trace, trace_twice
+
+ShapeTable: TypeAlias = dict[tuple[str, Path], tuple[tuple[int, ...], np.dtype]]
+"""Shape and dtype of every entry of the parameter tree, by collection and path."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,9 +91,9 @@ class Probe:
                 "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
             )
 
-    def shape_table(self) -> dict[tuple[str, Path], tuple[tuple[int, ...], Any]]:
+    def shape_table(self) -> ShapeTable:
         """Return shape and dtype of every entry of the tree by collection and path."""
-        table: dict[tuple[str, Path], Any] = {
+        table: ShapeTable = {
             (spec.collection, spec.path): (spec.shape, spec.dtype) for spec in self.specs.values()
         }
         ours = {spec.path for spec in self.specs.values()}
@@ -188,7 +192,7 @@ def _follow(first: Trace, second: Trace, has_micro_batches: bool) -> list[Kind]:
 
 
 def _read_module_shapes(
-    variables: Mapping[str, Any],
+    variables: Variables,
 ) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
     unknown = sorted(set(variables) - {"params", "batch_stats"})
     if unknown:
@@ -238,7 +242,7 @@ def compare(train: Probe, other: Probe) -> None:
 
 def run_program(
     probe: Probe,
-    variables: Mapping[str, Any],
+    variables: Variables,
     feed: Mapping[str, jax.Array],
     weights: jax.Array,
     key: jax.Array,

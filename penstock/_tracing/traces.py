@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import Mesh, PartitionSpec
+from jax.typing import ArrayLike
 
 from penstock import _mesh
 from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers, name_batch
@@ -32,7 +33,7 @@ class Trace(NamedTuple):
     jaxpr: Jaxpr
 
     @property
-    def constants(self) -> list[Any]:
+    def constants(self) -> list[ArrayLike | None]:
         """The values of the constants that `jaxpr` takes in front, None where not known."""
         known = dict(zip(self.whole.jaxpr.constvars, self.whole.consts, strict=True))
         call = self.whole.jaxpr.eqns[-1]

@@ -91,7 +91,7 @@ def _list_some(held: Iterable[array_holders.Held]) -> str:
     return ", ".join(shown[:5]) + more
 
 
-def _is_weight(value: Any) -> bool:
+def _is_weight(value: Any) -> TypeGuard[jax.Array]:
     """Return whether a constant may be a weight; numpy arrays and single numbers are data."""
     is_array = isinstance(value, jax.Array) and value.size > 1
     return is_array and jnp.issubdtype(value.dtype, jnp.inexact)
@@ -102,10 +102,10 @@ def _is_weight(value: Any) -> bool:
 
 def _find_differentiable(
     jaxpr: Jaxpr, outputs: Sequence[Var | Literal]
-) -> tuple[set[Var], list[Any]]:
+) -> tuple[set[Var], list[object]]:
     """Return what `outputs` have a gradient by: variables, and constants of nested traces."""
     needed = {var for var in outputs if _is_differentiable(var)}
-    constants: list[Any] = []
+    constants: list[object] = []
     for equation in reversed(jaxpr.eqns):
         results = [number for number, var in enumerate(equation.outvars) if var in needed]
         if not results or equation.primitive.name == "stop_gradient":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy.typing as npt
 
 from penstock import inferencer
 from penstock._mesh import Place
@@ -57,7 +58,7 @@ class Inferencer(inferencer.Inferencer):
         super().__init__(infer_func, param_path, place=place, ignore_extra=ignore_extra)
 
     def infer(  # pyright: ignore[reportIncompatibleMethodOverride]: the name is Fluid's
-        self, inputs: Mapping[str, object], return_numpy: bool = True
+        self, inputs: Mapping[str, npt.ArrayLike], return_numpy: bool = True
     ) -> Any:
         """Return what the infer function returns as a list of arrays, even of one value.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock import trainer
 from penstock._batches import FeedOrder
@@ -222,7 +223,7 @@ class Trainer(trainer.Trainer):
         """
         return self._convert(super().test(reader, feed_order, averaged=averaged))
 
-    def infer(self, feed: Mapping[str, object]) -> Any:
+    def infer(self, feed: Mapping[str, npt.ArrayLike]) -> Any:
         """Return what `infer_func` returns for a feed, with the live parameters: a list of arrays.
 
         Raises:

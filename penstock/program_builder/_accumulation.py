@@ -7,7 +7,7 @@ Nothing is reduced over the devices before the last is done.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,18 @@ from penstock import _mesh
 from penstock._program import parameter_tree
 from penstock._program.examples import MicroBatch, align
 from penstock._program.names import Path
+from penstock._program.requests import Params
 from penstock.program_builder._gradients import Gradients, Share
+
+Cut: TypeAlias = tuple[jax.Array, dict[str, jax.Array], jax.Array]
+"""Number, feed and weights of a micro-batch, or of all of them on a leading axis."""
+
+Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
+"""The gradients added up so far, and the running statistics now."""
 
 
 def accumulate_gradients(
-    share: Share, params: Any, num_micro_batches: int, *, is_unrolled: bool
+    share: Share, params: Params, num_micro_batches: int, *, is_unrolled: bool
 ) -> Gradients:
     """Return the gradients of the batch, added up in a scan over micro-batches.
 
@@ -33,7 +40,7 @@ def accumulate_gradients(
     first_row, total_weight = _place_in_batch(share)
     flat_stats = parameter_tree.flatten(share.batch_stats)
 
-    def add(carry: Any, operands: Any) -> tuple[Any, Any]:
+    def add(carry: Sums, operands: Cut) -> tuple[Sums, list[jax.Array]]:
         sums, statistics = carry
         number, feed, weights = operands
         micro_batch = MicroBatch(first_row + number * size, total_weight)
@@ -63,14 +70,16 @@ def accumulate_gradients(
     return _average(share, sums, statistics, values, operands[-1])
 
 
-def example_gradients(share: Share, params: Any, num_micro_batches: int) -> Any:
+def example_gradients(share: Share, params: Params, num_micro_batches: int) -> Params:
     """Return the gradient of each example's loss, on a leading axis over this share.
 
     Each example is a micro-batch of its own and meets no other.
     """
     first_row, total_weight = _place_in_batch(share)
 
-    def differentiate(number: jax.Array, feed: Mapping[str, jax.Array], weight: jax.Array) -> Any:
+    def differentiate(
+        number: jax.Array, feed: Mapping[str, jax.Array], weight: jax.Array
+    ) -> Params:
         feed = {name: value[None] for name, value in feed.items()}
         micro_batch = MicroBatch(first_row + number, total_weight)
         return share.differentiate(params, feed, weight[None], share.batch_stats, micro_batch)[1]
@@ -84,7 +93,7 @@ def example_gradients(share: Share, params: Any, num_micro_batches: int) -> Any:
     return share.unscale(jax.lax.map(lambda each: differentiate(*each), operands, batch_size=size))
 
 
-def accumulate_loss(share: Share, params: Any, num_micro_batches: int) -> jax.Array:
+def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax.Array:
     """Return the mean loss over the global batch, one micro-batch's activations at a time.
 
     It has the randomness of the gradients and leaves nothing behind. It may be differentiated in
@@ -97,7 +106,7 @@ def accumulate_loss(share: Share, params: Any, num_micro_batches: int) -> jax.Ar
     first_row, total_weight = _place_in_batch(share)
 
     @jax.checkpoint
-    def add(total: jax.Array, operands: Any) -> tuple[jax.Array, None]:
+    def add(total: jax.Array, operands: Cut) -> tuple[jax.Array, None]:
         number, feed, weights = operands
         count = jnp.sum(weights)
         # Of padding alone nothing counts, but 0 times nan is nan.
@@ -110,13 +119,13 @@ def accumulate_loss(share: Share, params: Any, num_micro_batches: int) -> jax.Ar
     return _mesh.psum(total, share.num_devices) / total_weight
 
 
-def _place_in_batch(share: Share) -> tuple[Any, jax.Array]:
+def _place_in_batch(share: Share) -> tuple[jax.Array | int, jax.Array]:
     """Return the position of the share's first row, and the global number of valid examples."""
     first_row = _mesh.device_index(share.num_devices) * share.weights.shape[0]
     return first_row, _mesh.psum(jnp.sum(share.weights), share.num_devices)
 
 
-def _cut(share: Share, number: int) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
+def _cut(share: Share, number: int) -> Cut:
     """Return numbers, feed and weights of the micro-batches, each stacked on a leading axis."""
 
     def cut(x: jax.Array) -> jax.Array:
@@ -128,8 +137,8 @@ def _cut(share: Share, number: int) -> tuple[jax.Array, dict[str, jax.Array], ja
 
 def _average(
     share: Share,
-    sums: Any,
-    statistics: Mapping[Path, Any],
+    sums: Params,
+    statistics: Mapping[Path, jax.Array],
     values: list[jax.Array],
     weights: jax.Array,
 ) -> Gradients:

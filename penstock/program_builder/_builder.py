@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
+from jax.typing import ArrayLike
 
 from penstock import _mesh
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
-from penstock._program.requests import FeedSpec
+from penstock._program.requests import Feed, FeedSpec, Nested, Variables
 from penstock._tracing.probe import Probe
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network
@@ -25,8 +26,11 @@ from penstock.program_builder._objective import (
 )
 from penstock.program_builder.programs import Programs
 
+R = TypeVar("R")
+"""What a program function returns, which `train` and `test` return of a batch."""
 
-class ProgramBuilder:
+
+class ProgramBuilder(Generic[R]):
     """Derive the train, test and infer programs from program functions.
 
     Program functions are traced once, without data, when the builder is made: whatever is wrong
@@ -65,10 +69,10 @@ class ProgramBuilder:
 
     def __init__(
         self,
-        program_func: Callable[[], Any] | Mapping[str, Objective] | None = None,
+        program_func: Callable[[], R] | Mapping[str, Objective] | None = None,
         optimizer: Optimizer | None = None,
         *,
-        infer_func: Callable[[], Any] | None = None,
+        infer_func: Callable[[], object] | None = None,
         place: _mesh.Place = None,
         skips_non_finite: bool = False,
         precision: PrecisionName | Precision = "float32",
@@ -113,9 +117,7 @@ class ProgramBuilder:
         """
         return self.programs.states.mean_metrics(state)
 
-    def train(
-        self, state: State, batch: Mapping[str, Any], objective: str | None = None
-    ) -> tuple[State, Any]:
+    def train(self, state: State, batch: Feed, objective: str | None = None) -> tuple[State, R]:
         """Update the state by one batch; returns as soon as the step is enqueued.
 
         The state that goes in is donated: what a step changes of it is gone afterwards. A batch
@@ -137,14 +139,14 @@ class ProgramBuilder:
         probe = programs.network.train[name]
         return programs.states.unpack(leaves), _arrange(launched.values[name], probe, placed)
 
-    def test(self, state: State, batch: Mapping[str, Any], objective: str | None = None) -> Any:
+    def test(self, state: State, batch: Feed, objective: str | None = None) -> R:
         """Return the metrics of one batch in test mode, as arrays on the device."""
         name, programs = self._choose_objective(objective), self.programs
         placed = programs.place("test", [batch])
         _, values = programs.test(state, programs.test_zeros(name), placed, name)
         return _arrange(values, programs.network.test[name], placed)
 
-    def infer(self, state: State | Mapping[str, Any], feed: Mapping[str, Any]) -> Any:
+    def infer(self, state: State | Variables, feed: Feed) -> Any:
         """Return what `infer_func` returns for a feed of any length, as numpy arrays.
 
         The feed is padded to the next power of two (and to a multiple of the device count): one
@@ -161,7 +163,7 @@ class ProgramBuilder:
         variables = state.variables if isinstance(state, State) else state
         return self.programs.infer(variables, feed)
 
-    def adopt(self, variables: Mapping[str, Any], state: State) -> State:
+    def adopt(self, variables: Mapping[str, Nested[ArrayLike]], state: State) -> State:
         """Return the state with other variables, copied into buffers that may be donated.
 
         Where an optimizer's state holds parameters, it holds the new ones then.

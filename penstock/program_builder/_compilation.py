@@ -7,13 +7,16 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from penstock import _mesh
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -44,8 +47,8 @@ class Program:
         function: Callable[..., Any],
         mesh: Mesh,
         *,
-        in_specs: Any,
-        out_specs: Any,
+        in_specs: _mesh.Specs,
+        out_specs: _mesh.Specs,
         donated: tuple[int, ...] = (),
         recompile_level: int = logging.WARNING,
         is_quick: bool = False,
@@ -53,7 +56,7 @@ class Program:
     ) -> None:
         self.name = name
         self.num_compiles = 0
-        self._shapes: dict[str, Any] = {}
+        self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self._function = function
         self._recompile_level, self._is_quick = recompile_level, is_quick
         # Spelled out, so that what arrives on the host is split as what was placed already.
@@ -85,7 +88,7 @@ class Program:
                 contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
             return self.jitted(*args)
 
-    def _trace(self, *args: Any) -> Any:
+    def _trace(self, *args: object) -> object:
         leaves = jax.tree_util.tree_leaves_with_path(args)
         shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
         if self.num_compiles:
@@ -135,15 +138,15 @@ def _find_memory_options() -> dict[str, str] | None:
     return options
 
 
-def _shardings(mesh: Mesh, specs: Any) -> Any:
+def _shardings(mesh: Mesh, specs: _mesh.Specs) -> Any:
     make = functools.partial(NamedSharding, mesh)
     # A PartitionSpec is a leaf to JAX: it is no tuple.
     return jax.tree.map(make, specs)
 
 
 def compile_function(
-    function: Callable[..., Any], mesh: Mesh, *, donated: tuple[int, ...] = ()
-) -> Callable[..., Any]:
+    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = ()
+) -> Callable[P, T]:
     """Return `function` compiled at its first call; what it returns is replicated over the mesh.
 
     On CPU it is compiled with few optimisations: threefry, which initialisers draw from, takes
@@ -163,12 +166,12 @@ def compile_function(
     )
 
 
-def call_compiled(function: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
+def call_compiled(function: Callable[..., T], mesh: Mesh, *args: object) -> T:
     """Compile and run `function` once, see `compile_function`."""
     return compile_function(function, mesh)(*args)
 
 
-def copy_to(tree: Any, mesh: Mesh) -> Any:
+def copy_to(tree: object, mesh: Mesh) -> Any:
     """Return a copy of a pytree on the mesh, in buffers of its own that may be donated.
 
     Arrays that came from the host can share its memory, and then their donation silently fails.
@@ -177,5 +180,5 @@ def copy_to(tree: Any, mesh: Mesh) -> Any:
     return call_compiled(_copy, mesh, placed)
 
 
-def _copy(tree: Any) -> Any:
+def _copy(tree: object) -> Any:
     return jax.tree.map(jnp.copy, tree)

@@ -6,8 +6,8 @@ All of it runs inside `jax.shard_map`; what it returns is reduced over the devic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from penstock._program import parameter_tree
 from penstock._program.examples import MicroBatch
 from penstock._program.frame import Frame
 from penstock._program.names import Path
+from penstock._program.requests import Params
 from penstock._tracing.evaluation import Evaluated
 from penstock._tracing.probe import Probe, run_program
 
@@ -33,7 +34,7 @@ class Gradients(NamedTuple):
     """
 
     values: list[jax.Array]
-    gradients: Any
+    gradients: Params
     statistics: dict[Path, jax.Array]
     total_weight: jax.Array
 
@@ -52,16 +53,16 @@ class Share:
 
     probe: Probe
     num_devices: int
-    known: Mapping[Path, Any]
-    others: Mapping[Path, Any]
-    batch_stats: Mapping[str, Any]
+    known: Collection[Path]
+    others: Mapping[Path, jax.Array]
+    batch_stats: Params
     root_key: jax.Array
     step: jax.Array
     scale: jax.Array | None
     feed: Mapping[str, jax.Array]
     weights: jax.Array
 
-    def gradients(self, params: Any) -> Gradients:
+    def gradients(self, params: Params) -> Gradients:
         """Return the gradients of the batch as a whole, by the parameters that are trained."""
         values, gradients, updates, total_weight = self.differentiate(
             params, self.feed, self.weights, self.batch_stats
@@ -81,15 +82,17 @@ class Share:
 
     def differentiate(
         self,
-        params: Any,
+        params: Params,
         feed: Mapping[str, jax.Array],
         weights: jax.Array,
-        batch_stats: Mapping[str, Any],
+        batch_stats: Params,
         micro_batch: MicroBatch | None = None,
-    ) -> tuple[list[jax.Array], Any, dict[Path, jax.Array], jax.Array]:
+    ) -> tuple[list[jax.Array], Params, dict[Path, jax.Array], jax.Array]:
         """Return values, scaled gradients, new statistics, and the number of valid examples."""
 
-        def scaled_loss(params: Any) -> tuple[jax.Array, Any]:
+        def scaled_loss(
+            params: Params,
+        ) -> tuple[jax.Array, tuple[list[jax.Array], dict[Path, jax.Array], jax.Array]]:
             result, frame = self.run(params, feed, weights, batch_stats, micro_batch)
             loss = self.loss(result)
             scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
@@ -101,10 +104,10 @@ class Share:
 
     def run(
         self,
-        params: Any,
+        params: Params,
         feed: Mapping[str, jax.Array],
         weights: jax.Array,
-        batch_stats: Mapping[str, Any],
+        batch_stats: Params,
         micro_batch: MicroBatch | None = None,
     ) -> tuple[Evaluated, Frame]:
         """Run the program function in training mode."""
@@ -120,7 +123,7 @@ class Share:
         """Return the value that is minimised."""
         return result.values[self.probe.structure.loss_index]
 
-    def unscale(self, gradients: Any) -> Any:
+    def unscale(self, gradients: Params) -> Params:
         """Return gradients without the loss scale."""
         scale = self.scale
         if scale is None:

@@ -6,9 +6,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+from jax.sharding import NamedSharding
+from jax.stages import Traced
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class Inspection:
       traced: the stage that `jax.jit(...).trace(...)` returns.
     """
 
-    traced: Any
+    traced: Traced
 
     @functools.cached_property
     def _compiled(self) -> Any:
@@ -102,7 +106,7 @@ class Inspection:
             "code": analysis.generated_code_size_in_bytes,
         }
 
-    def _cost(self) -> dict[str, Any]:
+    def _cost(self) -> dict[str, float]:
         cost = self._compiled.cost_analysis()
         return cost[0] if isinstance(cost, (list, tuple)) else cost or {}
 
@@ -116,6 +120,6 @@ class Inspection:
         )
 
 
-def abstract(tree: Any, sharding: Any) -> Any:
+def abstract(tree: T, sharding: NamedSharding) -> T:
     """Return a pytree's shapes and dtypes with a sharding, in place of its values."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -6,10 +6,10 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
@@ -18,11 +18,11 @@ from penstock._program import parameter_tree
 from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers
 from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
-from penstock._program.requests import FeedSpec
+from penstock._program.requests import FeedSpec, Params, Variables
 from penstock._selection import check_patterns
 from penstock._tracing import name_checks
 from penstock._tracing.evaluation import evaluate, name_program
-from penstock._tracing.probe import Path, Probe, compare, probe
+from penstock._tracing.probe import Path, Probe, ShapeTable, compare, probe
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
@@ -46,7 +46,7 @@ class Network:
     def __init__(
         self,
         objectives: Mapping[str, Objective],
-        infer_func: Callable[[], Any] | None,
+        infer_func: Callable[[], object] | None,
         mesh: Mesh,
         options: ProgramOptions,
     ) -> None:
@@ -279,7 +279,9 @@ class Network:
         """Whether an optimizer's state holds values of parameters."""
         return any(any(update.rule.sources) for update in self.updates.values())
 
-    def follow(self, opt_state: Any, before: Any, after: Any) -> dict[str, Any]:
+    def follow(
+        self, opt_state: Mapping[str, optax.OptState], before: Params, after: Params
+    ) -> dict[str, optax.OptState]:
         """Return the optimizers' states for parameters that no update has made."""
         return {
             name: update.rule.follow(
@@ -288,13 +290,15 @@ class Network:
             for name, update in self.updates.items()
         }
 
-    def _initial_modules(self, each: Probe, values: Any, key: jax.Array) -> dict[str, Any]:
+    def _initial_modules(
+        self, each: Probe, values: Mapping[str, Mapping[Path, jax.Array]], key: jax.Array
+    ) -> dict[str, dict[Path, jax.Array]]:
         """Return the initial variables of flax modules, which only running the function makes."""
         if not any(each.module_shapes.values()):
             return {}
         variables = {name: parameter_tree.nest(entries) for name, entries in values.items()}
 
-        def body(weights: jax.Array) -> dict[str, Any]:
+        def body(weights: jax.Array) -> Variables:
             frame = Frame(
                 mode=each.mode,
                 variables=variables,
@@ -343,13 +347,13 @@ def _check_objectives(first: Probe | None, second: Probe) -> None:
             )
 
 
-def _join_tables(probes: Sequence[Probe]) -> dict[tuple[str, Path], tuple[Any, Any]]:
+def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
     """Return the union of the probes' parameter tables.
 
     Raises:
       ProgramError: two programs ask for one name with different shapes.
     """
-    table: dict[tuple[str, Path], tuple[Any, Any]] = {}
+    table: ShapeTable = {}
     for each in probes:
         for key, entry in each.shape_table().items():
             if table.setdefault(key, entry) != entry:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import optax
 
+from penstock._metrics import Accumulator
+from penstock._program.requests import Params
 from penstock._tracing.advice import check_without_arguments
+from penstock.program_builder._loss_scale import LossScale
 
 SINGLE = "train"
 """The name of the objective of a builder that was given one program function."""
@@ -40,7 +43,7 @@ class Objective:
     ('head',)
     """
 
-    program_func: Callable[[], Any]
+    program_func: Callable[[], object]
     optimizer: Optimizer | None = None
     updates: str | Sequence[str] | None = None
 
@@ -65,7 +68,7 @@ class Objective:
         return any(tuple(path[: len(prefix)]) == prefix for prefix in wanted)
 
 
-def check_program_func(owner: str, function: Any) -> None:
+def check_program_func(owner: str, function: object) -> None:
     """Raise unless `function` can be called."""
     if not callable(function):
         raise TypeError(
@@ -75,7 +78,9 @@ def check_program_func(owner: str, function: Any) -> None:
     check_without_arguments(function)
 
 
-def _resolve_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs | None:
+def _resolve_optimizer(
+    optimizer: object,
+) -> optax.GradientTransformationExtraArgs | None:
     if optimizer is None:
         return None
     if not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
@@ -96,7 +101,9 @@ def _resolve_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs 
     return optax.with_extra_args_support(optimizer)
 
 
-def read_objectives(program_func: Any, optimizer: Optimizer | None) -> dict[str, Objective]:
+def read_objectives(
+    program_func: Callable[[], object] | Mapping[str, Objective] | None, optimizer: Optimizer | None
+) -> dict[str, Objective]:
     """Return the objectives by name that a builder's first two arguments stand for.
 
     Raises:
@@ -139,10 +146,10 @@ class State(NamedTuple):
     """
 
     step: jax.Array
-    variables: dict[str, Any]
-    opt_state: dict[str, Any]
-    metrics: dict[str, Any]
-    loss_scale: dict[str, Any]
+    variables: dict[str, Params]
+    opt_state: dict[str, optax.OptState]
+    metrics: dict[str, Accumulator]
+    loss_scale: dict[str, LossScale]
     num_skipped: jax.Array
     update_scale: jax.Array
     key: jax.Array

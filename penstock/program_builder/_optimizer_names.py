@@ -6,10 +6,9 @@ import inspect
 import traceback
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
 
 
-def name_maker(update: Callable[..., Any]) -> str:
+def name_maker(update: Callable[..., object]) -> str:
     """Return what made an optimizer, such as `optax.chain(optax.clip, optax.sgd)`."""
     if not isinstance(update, FunctionType):
         return getattr(update, "__qualname__", type(update).__name__)

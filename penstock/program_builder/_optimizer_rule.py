@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import Literal, Var
 
 from penstock._errors import ProgramError, listed
 from penstock._program import parameter_tree
-from penstock._program.requests import ParameterSpec
+from penstock._program.requests import Nested, ParameterSpec, Params
 from penstock.layers import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
 from penstock.program_builder._optimizer_names import name_culprit, name_maker
+from penstock.program_builder._optimizer_state import as_kept, as_used, cast_like
 
 OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
 """What a step offers beside gradients and parameters, under the names optax has for it."""
@@ -40,20 +42,6 @@ _HOLDS_POSITIONS = (
 """States of optimizers whose update leads to a place they chose: a part of it leads elsewhere."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RandomKey:
-    """A random key of an optimizer's state as plain numbers, which files and copies take."""
-
-    data: jax.Array
-    implementation: Any = dataclasses.field(metadata={"static": True})
-
-    @property
-    def key(self) -> jax.Array:
-        """The key, as `jax.random` takes it."""
-        return jax.random.wrap_key_data(self.data, impl=self.implementation)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
     """An optimizer, and how a step has to run it.
@@ -72,8 +60,8 @@ class Rule:
     is_slow: bool
     takes_examples: bool
     called: frozenset[str] = frozenset()
-    params: Any = None
-    state: Any = None
+    params: Nested[jax.ShapeDtypeStruct] | None = None
+    state: optax.OptState | None = None
 
     @property
     def name(self) -> str:
@@ -102,18 +90,18 @@ class Rule:
         nodes = jax.tree.leaves(self.state, is_leaf=is_free)
         return self.is_slow or any(is_free(node) for node in nodes)
 
-    def init(self, trained: Any) -> Any:
+    def init(self, trained: Params) -> optax.OptState:
         """Return the state before the first update."""
         params = optax.LookaheadParams(trained, trained) if self.is_slow else trained
         state = self.transformation.init(params)
         # Copied: two donated arrays cannot share memory.
-        return _as_kept(
+        return as_kept(
             jax.tree.map(jnp.copy, SlowParamsState(trained, state) if self.is_slow else state)
         )
 
     def update(
-        self, gradients: Any, state: Any, trained: Any, offers: Mapping[str, Any]
-    ) -> tuple[Any, Any]:
+        self, gradients: Params, state: Any, trained: Params, offers: Mapping[str, object]
+    ) -> tuple[Params, optax.OptState]:
         """Return what to add to the parameters, and the new state.
 
         Arguments:
@@ -126,8 +114,8 @@ class Rule:
         if self.is_slow:
             params, inner = optax.LookaheadParams(trained, state.slow), state.inner
         steps: Any
-        steps, after = self.transformation.update(gradients, _as_used(inner), params, **chosen)
-        after = _like(_as_kept(after), inner)
+        steps, after = self.transformation.update(gradients, as_used(inner), params, **chosen)
+        after = cast_like(as_kept(after), inner)
         if not self.is_slow:
             return steps, after
         return steps.fast, SlowParamsState(optax.apply_updates(state.slow, steps.slow), after)
@@ -138,7 +126,7 @@ class Rule:
         jaxpr = jax.make_jaxpr(self.init)(self.params).jaxpr
         known = {variable: frozenset([number]) for number, variable in enumerate(jaxpr.invars)}
 
-        def find_sources(variables: Sequence[Any]) -> frozenset[int]:
+        def find_sources(variables: Sequence[Var | Literal]) -> frozenset[int]:
             found = [known.get(x, frozenset()) for x in variables if not hasattr(x, "val")]
             return frozenset[int]().union(*found)
 
@@ -146,7 +134,7 @@ class Rule:
             known |= dict.fromkeys(equation.outvars, find_sources(equation.invars))
         return [find_sources([variable]) for variable in jaxpr.outvars]
 
-    def follow(self, state: Any, before: Any, after: Any) -> Any:
+    def follow(self, state: optax.OptState, before: Params, after: Params) -> optax.OptState:
         """Return the state for parameters that something else than an update replaced.
 
         What it holds of their values begins again at the new ones; the rest, momentum for one, is
@@ -155,7 +143,7 @@ class Rule:
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
         is_new = [jnp.any(old != new) for old, new in pairs]
 
-        def choose(old: Any, new: Any, found: frozenset[int]) -> Any:
+        def choose(old: jax.Array, new: jax.Array, found: frozenset[int]) -> jax.Array:
             if not found:
                 return old
             return jnp.where(jnp.any(jnp.stack([is_new[number] for number in found])), new, old)
@@ -166,7 +154,9 @@ class Rule:
 
 
 def make_rule(
-    owner: str, transformation: optax.GradientTransformationExtraArgs, trained: Any
+    owner: str,
+    transformation: optax.GradientTransformationExtraArgs,
+    trained: Nested[jax.ShapeDtypeStruct],
 ) -> Rule:
     """Return how to run an optimizer; it is run without values, for parameters without values.
 
@@ -192,7 +182,7 @@ def make_rule(
     raise _explain_refusal(owner, transformation, trained, refusals[0]) from refusals[0]
 
 
-def _some_of_each(trained: Any) -> Any:
+def _some_of_each(trained: Nested[jax.ShapeDtypeStruct]) -> Nested[jax.ShapeDtypeStruct]:
     """Return one parameter of each name, number of axes and dtype."""
     entries = parameter_tree.flatten(trained)
     kinds = {(path[-1], x.ndim, str(x.dtype)): path for path, x in reversed(entries.items())}
@@ -249,7 +239,10 @@ class _Misfit(Exception):
 
 
 def _try_rule(
-    transformation: Any, offered: tuple[str, ...], takes_examples: bool, trained: Any
+    transformation: optax.GradientTransformationExtraArgs,
+    offered: tuple[str, ...],
+    takes_examples: bool,
+    trained: Nested[jax.ShapeDtypeStruct],
 ) -> Rule:
     """Return the rule with what a run of it, without values, tells."""
     rule = Rule(
@@ -260,16 +253,16 @@ def _try_rule(
     )
     called: set[str] = set()
 
-    def value_fn(name: str, params: Any) -> jax.Array:
+    def value_fn(name: str, params: Params) -> jax.Array:
         called.add(name)
         leaves = jax.tree.leaves(params)
         return sum((jnp.sum(jnp.real(x)).astype(jnp.float32) for x in leaves), jnp.zeros(()))
 
-    def grad_fn(params: Any, *_: Any) -> Any:
+    def grad_fn(params: Params, *_: object) -> Params:
         called.add("grad_fn")
         return params
 
-    def step(trained: Any) -> Any:
+    def step(trained: Params) -> tuple[optax.OptState, Params, optax.OptState]:
         gradients = trained
         if rule.takes_examples:
             stacked = lambda x: jnp.broadcast_to(x, (_EXAMPLES, *x.shape))  # noqa: E731
@@ -290,7 +283,7 @@ def _try_rule(
     return dataclasses.replace(rule, called=frozenset(called), state=state)
 
 
-def _check_fits(what: str, tree: Any, like: str, wanted: Any, *, has_dtypes: bool) -> None:
+def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtypes: bool) -> None:
     found, expected = jax.tree.structure(tree), jax.tree.structure(wanted)
     if found != expected:
         raise _Misfit(f"its update returns {what} with the structure {found}, not that of {like}")
@@ -304,11 +297,11 @@ def _check_fits(what: str, tree: Any, like: str, wanted: Any, *, has_dtypes: boo
             )
 
 
-def _describe_array(array: Any) -> str:
+def _describe_array(array: jax.ShapeDtypeStruct) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _keeps_slow_params(transformation: Any, trained: Any) -> bool:
+def _keeps_slow_params(transformation: optax.GradientTransformation, trained: Any) -> bool:
     # Optimizers that are no lookahead take any tree, but for masks, which fit another.
     try:
         state = jax.eval_shape(transformation.init, optax.LookaheadParams(trained, trained))
@@ -319,7 +312,10 @@ def _keeps_slow_params(transformation: Any, trained: Any) -> bool:
 
 
 def _explain_refusal(
-    owner: str, transformation: Any, trained: Any, error: Exception
+    owner: str,
+    transformation: optax.GradientTransformation,
+    trained: Nested[jax.ShapeDtypeStruct],
+    error: Exception,
 ) -> ProgramError:
     names = ["/".join(path) for path in parameter_tree.flatten(trained)]
     shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
@@ -343,41 +339,7 @@ def _is_of_arguments(error: Exception) -> bool:
     return isinstance(error, TypeError) and "unexpected keyword argument" in str(error).lower()
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _as_kept(state: Any) -> Any:
-    """Return an optimizer's state as a program keeps it: arrays of strong types alone."""
-
-    def keep(leaf: Any) -> Any:
-        leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-        if _is_key(leaf):
-            return RandomKey(jax.random.key_data(leaf), jax.random.key_impl(leaf))
-        return jnp.asarray(leaf, leaf.dtype)
-
-    return jax.tree.map(keep, state)
-
-
-def _as_used(state: Any) -> Any:
-    """Return a kept state as the optimizer made it."""
-    is_kept = lambda node: isinstance(node, RandomKey)  # noqa: E731
-    return jax.tree.map(lambda x: x.key if is_kept(x) else x, state, is_leaf=is_kept)
-
-
-def _like(state: Any, before: Any) -> Any:
-    """Return a state whose floating arrays have the dtypes they had: another would recompile."""
-    if jax.tree.structure(state) != jax.tree.structure(before):
-        return state
-
-    def cast(new: jax.Array, old: jax.Array) -> jax.Array:
-        is_floating = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (new, old))
-        return new.astype(old.dtype) if is_floating else new
-
-    return jax.tree.map(cast, state, before)
-
-
-def _mask_offer(offer: Any, trained: Any, name: str) -> Any:
+def _mask_offer(offer: object, trained: Params, name: str) -> object:
     """Return what is offered so that a masked optimizer may ask for it, or have it.
 
     `optax.masked` leaves `MaskedNode`s in place of what its optimizer is not to see: a loss is
@@ -387,11 +349,11 @@ def _mask_offer(offer: Any, trained: Any, name: str) -> Any:
         return offer
     is_gap = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
 
-    def fill_gaps(params: Any) -> Any:
+    def fill_gaps(params: Params) -> Params:
         choose = lambda given, own: own if is_gap(given) else given  # noqa: E731
         return jax.tree.map(choose, params, trained, is_leaf=is_gap)
 
-    def call_offer(params: Any, *args: Any) -> Any:
+    def call_offer(params: Params, *args: object) -> Any:
         result = offer(fill_gaps(params), *args)
         if name != "grad_fn":
             return result

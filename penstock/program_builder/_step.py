@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from penstock import _mesh, _metrics, optimizers
 from penstock._program import parameter_tree
 from penstock._program.names import Path
 from penstock._program.options import ProgramOptions
-from penstock._program.requests import ParameterSpec
+from penstock._program.requests import ParameterSpec, Params, Variables
 from penstock._tracing.probe import Probe, run_program
 from penstock.program_builder._accumulation import (
     accumulate_gradients,
@@ -32,6 +32,11 @@ from penstock.program_builder._accumulation import (
 from penstock.program_builder._gradients import Gradients, Share, with_gradient
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
+
+T = TypeVar("T")
+
+Inputs: TypeAlias = Mapping[str, jax.Array]
+"""The arrays of a batch by input name, padded."""
 
 WHOLE = PartitionSpec()
 SPLIT = PartitionSpec(_mesh.AXIS)
@@ -56,7 +61,7 @@ class Update:
     trained: frozenset[Path]
     mesh: Mesh
     is_unrolled: bool
-    watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
     @property
     def options(self) -> ProgramOptions:
@@ -64,7 +69,7 @@ class Update:
         return self.probe.options
 
     def __call__(
-        self, state: State, feed: Mapping[str, jax.Array], weights: jax.Array
+        self, state: State, feed: Inputs, weights: jax.Array
     ) -> tuple[State, tuple[jax.Array, ...]]:
         """Return the state after the update and the values of the program function."""
         params, others = self.split(state.variables["params"])
@@ -99,11 +104,11 @@ class Update:
         )
         return self._keep_or_skip(state, after, loss, gradients), tuple(found.values)
 
-    def split(self, params: Mapping[str, Any]) -> tuple[Any, dict[Path, Any]]:
+    def split(self, params: Params) -> tuple[Params, dict[Path, jax.Array]]:
         """Return the parameters this objective updates, nested, and the others, flat."""
         return parameter_tree.split(params, self.trained)
 
-    def _regularize(self, gradients: Any, params: Any) -> Any:
+    def _regularize(self, gradients: Params, params: Params) -> Params:
         flat, values = parameter_tree.flatten(gradients), parameter_tree.flatten(params)
         for path in flat:
             spec = self.specs.get(path)
@@ -112,8 +117,8 @@ class Update:
         return parameter_tree.nest(flat)
 
     def _offers(
-        self, batch: _Batch, params: Any, gradients: Any, loss: jax.Array, scale: jax.Array
-    ) -> dict[str, Any]:
+        self, batch: _Batch, params: Params, gradients: Params, loss: jax.Array, scale: jax.Array
+    ) -> dict[str, object]:
         """Return what an optimizer may ask for: see `_optimizer_rule.OFFERS`.
 
         `obj_fn` and `grad_fn` are the loss, with its regularizers, and its gradient at other
@@ -121,15 +126,15 @@ class Update:
         `update_scale` and the parameters' own learning rates make of its steps.
         """
 
-        def objective(others: Any) -> jax.Array:
+        def objective(others: Params) -> jax.Array:
             return batch.loss(others) + self._penalty(others)
 
-        def loss_after(others: Any) -> jax.Array:
+        def loss_after(others: Params) -> jax.Array:
             moved = jax.tree.map(lambda new, old: new - old, others, params)
             moved = self._scale(moved, scale)
             return objective(jax.tree.map(lambda old, step: old + step, params, moved))
 
-        def gradient(others: Any, *_: Any) -> Any:
+        def gradient(others: Params, *_: object) -> Params:
             return self._regularize(batch.gradients(others).gradients, others)
 
         return {
@@ -141,7 +146,7 @@ class Update:
             "obj_fn": objective,
         }
 
-    def _penalty(self, params: Any) -> jax.Array | float:
+    def _penalty(self, params: Params) -> jax.Array | float:
         """Return what the regularizers add to the loss, as far as they tell."""
         total: jax.Array | float = 0.0
         for path, value in parameter_tree.flatten(params).items():
@@ -150,7 +155,7 @@ class Update:
                 total = total + spec.regularizer.penalty(value)
         return total
 
-    def _scale(self, steps: Any, scale: jax.Array) -> Any:
+    def _scale(self, steps: Params, scale: jax.Array) -> Params:
         """Return an optimizer's steps times the parameters' own rates and the scale of all."""
         flat = parameter_tree.flatten(steps)
         for path in flat:
@@ -160,14 +165,16 @@ class Update:
             flat[path] = flat[path] * scale.astype(flat[path].dtype)
         return parameter_tree.nest(flat)
 
-    def _new_statistics(self, state: State, statistics: Mapping[Path, jax.Array]) -> dict[str, Any]:
+    def _new_statistics(self, state: State, statistics: Mapping[Path, jax.Array]) -> Params:
         flat = parameter_tree.flatten(state.variables["batch_stats"])
         for path, value in statistics.items():
             if self.objective.covers(path) and not self.options.is_frozen(path):
                 flat[path] = value
         return parameter_tree.nest(flat)
 
-    def _keep_or_skip(self, before: State, after: State, loss: jax.Array, gradients: Any) -> State:
+    def _keep_or_skip(
+        self, before: State, after: State, loss: jax.Array, gradients: Params
+    ) -> State:
         """Return the state after an update, or the one before where it is to be left out."""
         if self.options.skips_non_finite:
             is_finite = _are_finite((loss, gradients))
@@ -201,8 +208,8 @@ class _Batch:
         self,
         update: Update,
         state: State,
-        others: Mapping[Path, Any],
-        feed: Mapping[str, jax.Array],
+        others: Mapping[Path, jax.Array],
+        feed: Inputs,
         weights: jax.Array,
     ) -> None:
         self._update = update
@@ -216,11 +223,11 @@ class _Batch:
         }
         self._split = {"feed": feed, "weights": weights}
 
-    def gradients(self, params: Any) -> Gradients:
+    def gradients(self, params: Params) -> Gradients:
         """Return the gradients of the mean loss, and what the forward pass gave beside it."""
         update, number = self._update, self._update.options.num_micro_batches
 
-        def compute(share: Share, params: Any) -> Gradients:
+        def compute(share: Share, params: Params) -> Gradients:
             if number == 1:
                 return share.gradients(params)
             return accumulate_gradients(share, params, number, is_unrolled=update.is_unrolled)
@@ -228,14 +235,14 @@ class _Batch:
         values: Any = list(value_specs(update.probe))
         return self._on_devices(compute, Gradients(values, WHOLE, WHOLE, WHOLE))(params)  # pyright: ignore
 
-    def example_gradients(self, params: Any) -> Any:
+    def example_gradients(self, params: Params) -> Params:
         """Return the gradient of each example's loss, on a leading axis over the batch."""
         number = self._update.options.num_micro_batches
         return self._on_devices(
             lambda share, params: example_gradients(share, params, number), SPLIT
         )(params)
 
-    def loss(self, params: Any) -> jax.Array:
+    def loss(self, params: Params) -> jax.Array:
         """Return the mean loss over the global batch at other parameters, not to be split."""
         number, scale = self._update.options.num_micro_batches, self._scale
         if scale is not None:
@@ -246,12 +253,12 @@ class _Batch:
         )(params)
 
     def _on_devices(
-        self, compute: Callable[[Share, Any], Any], out_specs: Any
-    ) -> Callable[[Any], Any]:
+        self, compute: Callable[[Share, Params], T], out_specs: _mesh.Specs
+    ) -> Callable[[Params], T]:
         """Return a function of parameters that each device runs on its share of the batch."""
         update = self._update
 
-        def run(params: Any, shared: Any, split: Any) -> Any:
+        def run(params: Params, shared: Mapping[str, Any], split: Mapping[str, Any]) -> T:
             share = Share(
                 probe=update.probe,
                 num_devices=update.mesh.size,
@@ -274,7 +281,7 @@ class _Batch:
         return lambda params: sharded(params, self._shared, self._split)
 
 
-def _are_finite(watched: Any) -> jax.Array:
+def _are_finite(watched: object) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(watched)]))
 
 
@@ -300,7 +307,7 @@ class Launched(NamedTuple):
 
 
 def train_step(
-    updates: Sequence[Update], state: State, feed: Mapping[str, jax.Array], weights: jax.Array
+    updates: Sequence[Update], state: State, feed: Inputs, weights: jax.Array
 ) -> tuple[State, Launched]:
     """Apply updates to one batch, in their order."""
     values: dict[str, tuple[jax.Array, ...]] = {}
@@ -322,22 +329,17 @@ def is_unrolled(updates: Sequence[Update]) -> bool:
 
 
 def train_steps(
-    updates: Sequence[Update],
-    state: State,
-    feeds: Mapping[str, jax.Array],
-    weights: jax.Array,
+    updates: Sequence[Update], state: State, feeds: Inputs, weights: jax.Array
 ) -> tuple[State, Launched]:
-    """Run `train_step` over batches stacked on a leading axis, in one launch.
+    """Run `train_step` over batches stacked on a leading axis, in one launch."""
 
-    On CPU the steps of a network with convolutions are unrolled, because XLA runs a convolution
-    inside a loop 9 times slower there. Without any the loop is faster (12 us a step against 18 for
-    a 13->1 regression) and compiles in a third of the time.
-    """
-
-    def body(state: State, batch: tuple[Any, jax.Array]) -> tuple[State, Launched]:
+    def body(state: State, batch: tuple[dict[str, jax.Array], jax.Array]) -> tuple[State, Launched]:
         return train_step(updates, state, *batch)
 
     num_steps = weights.shape[0]
+    # Unrolled around convolutions on CPU: XLA runs one inside a loop 9 times slower there. Without
+    # any the loop is faster (12 us a step against 18 for a 13->1 regression) and compiles in a
+    # third of the time.
     state, launched = jax.lax.scan(
         body, state, (dict(feeds), weights), unroll=num_steps if is_unrolled(updates) else 1
     )
@@ -347,10 +349,10 @@ def train_steps(
 def test_step(
     probe: Probe,
     mesh: Mesh,
-    variables: Mapping[str, Any],
+    variables: Variables,
     key: jax.Array,
     sums: _metrics.Accumulator,
-    feed: Mapping[str, jax.Array],
+    feed: Inputs,
     weights: jax.Array,
 ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
     """Return the sums with this batch's values added, and the values."""
@@ -359,11 +361,7 @@ def test_step(
 
 
 def infer_step(
-    probe: Probe,
-    mesh: Mesh,
-    variables: Mapping[str, Any],
-    feed: Mapping[str, jax.Array],
-    weights: jax.Array,
+    probe: Probe, mesh: Mesh, variables: Variables, feed: Inputs, weights: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Return the values of an infer program."""
     key = jax.random.key_data(jax.random.key(0))
@@ -371,16 +369,13 @@ def infer_step(
 
 
 def _forward(
-    probe: Probe,
-    mesh: Mesh,
-    variables: Mapping[str, Any],
-    key: jax.Array,
-    feed: Mapping[str, jax.Array],
-    weights: jax.Array,
+    probe: Probe, mesh: Mesh, variables: Variables, key: jax.Array, feed: Inputs, weights: jax.Array
 ) -> tuple[list[jax.Array], jax.Array]:
     """Return the values of a program function, and the number of valid examples."""
 
-    def run(variables: Any, key: jax.Array, feed: Any, weights: jax.Array) -> Any:
+    def run(
+        variables: Variables, key: jax.Array, feed: Inputs, weights: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
         key = jax.random.wrap_key_data(key)
         result, frame = run_program(probe, variables, feed, weights, key, mesh.size)
         return result.values, frame.examples.total_weight

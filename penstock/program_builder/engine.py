@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from penstock import _mesh
 from penstock._device_batches import DeviceBatch
+from penstock._program.requests import Nested, Variables
 from penstock.program_builder._compilation import compile_function, copy_to
 from penstock.program_builder._objective import State
 from penstock.program_builder._step import Launched
@@ -52,7 +53,7 @@ class Engine:
         self.leaves, launched = self.programs.launch(self.leaves, batch, update_order)
         return launched
 
-    def adopt(self, variables: Mapping[str, Any]) -> None:
+    def adopt(self, variables: Mapping[str, Nested[ArrayLike]]) -> None:
         """Take other variables; an optimizer that holds parameters holds the new ones then."""
         self.state = self.programs.states.adopt(variables, self.state)
 
@@ -68,12 +69,12 @@ class Engine:
         """Return an engine of its own with a copy of the state; does not wait."""
         return Engine(self.programs, self.programs.states.unpack(self._copy(self.leaves)))
 
-    def copy_from(self, leaves: Sequence[Any]) -> Engine:
+    def copy_from(self, leaves: Sequence[ArrayLike]) -> Engine:
         """Return an engine with a state of these arrays, copied to the devices."""
         copied = copy_to(list(leaves), self.programs.mesh)
         return Engine(self.programs, self.programs.states.unpack(copied))
 
-    def restore(self, arrays: Mapping[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
         leaves = [arrays[name] for name in self.programs.states.leaf_names]
         self.leaves = copy_to(leaves, self.programs.mesh)
@@ -139,7 +140,7 @@ class Engine:
         return _mesh.make_mesh(self.programs.mesh.local_devices[:1])
 
     @functools.cached_property
-    def _health(self) -> Callable[..., jax.Array]:
+    def _health(self) -> Callable[[jax.Array, Variables], jax.Array]:
         return compile_function(_check_health, self.programs.mesh)
 
 
@@ -147,6 +148,6 @@ def _copy_leaves(leaves: Leaves) -> Leaves:
     return [jnp.copy(leaf) for leaf in leaves]
 
 
-def _check_health(flag: jax.Array, variables: Any) -> jax.Array:
+def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:
     is_finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)]
     return jnp.stack([flag, jnp.all(jnp.stack([jnp.bool_(True), *is_finite])).astype(flag.dtype)])

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _device_batches, _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
+from penstock._program.requests import Feed, Variables
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import Program, call_compiled
 from penstock.program_builder._inspect import Inspection, abstract
@@ -51,7 +52,7 @@ class Programs:
 
     # Batches.
 
-    def place(self, mode: str, batches: Sequence[Mapping[str, Any]]) -> _device_batches.DeviceBatch:
+    def place(self, mode: str, batches: Sequence[Feed]) -> _device_batches.DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
 
         Raises:
@@ -107,7 +108,7 @@ class Programs:
         leaves: Leaves,
         batch: _device_batches.DeviceBatch,
         update_order: tuple[str, ...],
-        watch: Callable[[], contextlib.AbstractContextManager[Any]],
+        watch: Callable[[], contextlib.AbstractContextManager[object]],
     ) -> None:
         """Run one launch operation by operation, each compiled by itself and slow.
 
@@ -149,7 +150,9 @@ class Programs:
     ) -> Callable[..., LaunchResult]:
         """Return `(changed, kept, feed, weights) -> (changed, launched)`."""
 
-        def train(changed: Leaves, kept: Leaves, feed: Any, weights: Any) -> LaunchResult:
+        def train(
+            changed: Leaves, kept: Leaves, feed: Mapping[str, jax.Array], weights: jax.Array
+        ) -> LaunchResult:
             state = self.states.unpack(changed + kept)
             if num_steps == 1:
                 state, launched = _step.train_step(updates, state, feed, weights)
@@ -194,7 +197,7 @@ class Programs:
             out_specs=(WHOLE, value_specs(probe)),
         )
 
-    def infer(self, variables: Mapping[str, Any], feed: Mapping[str, Any]) -> Any:
+    def infer(self, variables: Variables, feed: Feed) -> Any:
         """Return what the infer function returns for a feed of any length, as numpy arrays.
 
         Raises:

@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
+from jax.typing import ArrayLike
 
 from penstock import _metrics, optimizers
+from penstock._program.requests import Nested, Params
 from penstock.program_builder._compilation import (
     announce_compilation,
     call_compiled,
@@ -57,11 +60,11 @@ class States:
         }
         return next(iter(means.values())) if len(self.network.train) == 1 else means
 
-    def copy(self, tree: Any) -> Any:
+    def copy(self, tree: Mapping[str, Nested[ArrayLike]]) -> dict[str, Params]:
         """Return arrays copied to the devices, in buffers of their own that may be donated."""
         return copy_to(tree, self.mesh)
 
-    def adopt(self, variables: Mapping[str, Any], state: State) -> State:
+    def adopt(self, variables: Mapping[str, Nested[ArrayLike]], state: State) -> State:
         """Return the state with other variables, copied into buffers that may be donated.
 
         Where an optimizer's state holds parameters, it holds the new ones then.
@@ -73,7 +76,9 @@ class States:
         return after._replace(opt_state=self._follow(state.opt_state, before, params))
 
     @functools.cached_property
-    def _follow(self) -> Callable[..., Any]:
+    def _follow(
+        self,
+    ) -> Callable[[dict[str, optax.OptState], Params, Params], dict[str, optax.OptState]]:
         return compile_function(self.network.follow, self.mesh)
 
     def average(self, state: State) -> State:
@@ -86,7 +91,7 @@ class States:
         return state._replace(variables={**state.variables, "params": params})
 
     @functools.cached_property
-    def _average(self) -> Callable[..., Any]:
+    def _average(self) -> Callable[[optax.OptState, Params], Params]:
         return compile_function(optimizers.averaged_params, self.mesh)
 
     @functools.cached_property
@@ -111,7 +116,7 @@ class States:
         counts_skipped = options.skips_non_finite or options.precision.is_dynamic
         return len(jax.tree.leaves(self.abstract_state)) - (2 if counts_skipped else 3)
 
-    def unpack(self, leaves: Sequence[Any]) -> State:
+    def unpack(self, leaves: Sequence[ArrayLike]) -> State:
         """Return the state that a flat list of its arrays makes."""
         return jax.tree.unflatten(self._state_tree, leaves)
 

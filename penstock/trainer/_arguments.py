@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from penstock.program_builder import Objective
 from penstock.trainer._non_finite import OnNonFinite
 
 
-def check_action(on_non_finite: Any, checkpoint: Any) -> None:
+def check_action(on_non_finite: object, checkpoint: object) -> None:
     """Raise unless `on_non_finite` is one of its values, and can be done."""
     actions = get_args(OnNonFinite)
     if on_non_finite not in actions:
@@ -27,7 +27,7 @@ def check_action(on_non_finite: Any, checkpoint: Any) -> None:
         )
 
 
-def check_count(argument: str, value: Any, least: int) -> None:
+def check_count(argument: str, value: object, least: int) -> None:
     """Raise unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
@@ -53,7 +53,7 @@ def choose_update_order(
     return order
 
 
-def read_scale(value: Any) -> np.ndarray:
+def read_scale(value: float) -> np.ndarray:
     """Return the scale of updates that a value stands for, float32 without axes.
 
     Raises:

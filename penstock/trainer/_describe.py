@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -36,8 +36,8 @@ def _find_version(package: str) -> str:
 
 
 def describe_run(
-    builder: ProgramBuilder, configuration: dict[str, Any], directory: Path | None
-) -> dict[str, Any]:
+    builder: ProgramBuilder, configuration: Mapping[str, object], directory: Path | None
+) -> dict[str, object]:
     """Return the description of a run; process 0 writes it to `directory` too, if there is one."""
     rows = builder.parameter_table()
     trainable = sum(int(np.prod(row.shape)) for row in rows if row.is_trainable)

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypedDict
+
+from penstock.events import HandlerState
 
 _LOGGER = logging.getLogger("penstock")
+
+
+class StatefulHandler(Protocol):
+    """A handler that keeps something over a resume."""
+
+    def get_state(self) -> HandlerState:
+        """Return what a checkpoint is to hold."""
+        ...
+
+    def set_state(self, state: HandlerState, /) -> None:
+        """Go on from what a checkpoint holds."""
+        ...
+
+
+class SavedState(TypedDict):
+    """A handler's state in a checkpoint: the name of its class, and what `get_state` returned."""
+
+    name: str
+    state: HandlerState
 
 
 class HandlerStates:
     """The states of those handlers that have `get_state` and `set_state`."""
 
     def __init__(self) -> None:
-        self._handlers: list[Any] = []
-        self._resumed: list[dict[str, Any]] = []
+        self._handlers: list[StatefulHandler] = []
+        self._resumed: list[SavedState] = []
 
-    def resume(self, states: Sequence[dict[str, Any]]) -> None:
+    def resume(self, states: Sequence[SavedState]) -> None:
         """Keep what a checkpoint holds until the handlers are known."""
         self._resumed = list(states)
 
@@ -41,6 +62,6 @@ class HandlerStates:
         for handler, entry in zip(self._handlers, resumed, strict=True):
             handler.set_state(entry["state"])
 
-    def as_json(self) -> list[dict[str, Any]]:
+    def as_json(self) -> list[SavedState]:
         """Return the states of this call's handlers."""
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]

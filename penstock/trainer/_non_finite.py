@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Literal, NoReturn
 
 import jax
 import numpy as np
@@ -167,7 +167,9 @@ class Guard:
         return f"{said}The parameters {followed}. "
 
 
-def _list_bad_metrics(name: str, sums: Any, structures: Any) -> list[str]:
+def _list_bad_metrics(
+    name: str, sums: _metrics.Accumulator, structures: Mapping[str, _metrics.Structure]
+) -> list[str]:
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
     structure = structures[name]
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)

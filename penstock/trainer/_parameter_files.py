@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from penstock import _parameters
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
 from penstock._errors import CheckpointError
 from penstock._paths import expand_path
+from penstock._program.requests import Nested, Variables
 from penstock._selection import Selection
 
 _LOGGER = logging.getLogger("penstock")
@@ -36,11 +37,11 @@ def load_parameters(
     param_path: str | os.PathLike[str],
     selection: Selection,
     table: _parameters.Table,
-    live: Mapping[str, Any],
+    live: Variables,
     *,
     partial: bool,
     skip_mismatched: bool,
-) -> tuple[dict[str, Any], dict[str, list[str]]]:
+) -> tuple[dict[str, Nested[ArrayLike]], dict[str, list[str]]]:
     """Read what a selection takes of the parameters at a path; prints what it left out.
 
     Arguments:
@@ -76,7 +77,7 @@ def load_parameters(
     return _parameters.nest({**_parameters.flatten(live), **fitting}), report
 
 
-def _print_report(param_path: Any, report: Mapping[str, list[str]]) -> None:
+def _print_report(param_path: str | os.PathLike[str], report: Mapping[str, list[str]]) -> None:
     print(f"{len(report['loaded'])} entries loaded from {os.fspath(param_path)}")
     reasons = {
         "excluded": "kept, not asked for",
@@ -126,7 +127,7 @@ def _read_one(folder: Path) -> Contents | None:
 
 
 def _name_entries(contents: Contents, where: str) -> dict[_parameters.Key, np.ndarray]:
-    names: Mapping[str, Any] | None = contents.extra.get(PARAMETER_NAMES)
+    names: Mapping[str, Sequence[str]] | None = contents.extra.get(PARAMETER_NAMES)
     if names is None:
         raise CheckpointError(
             f"checkpoint {where} got no names of parameters, expected those that later versions "

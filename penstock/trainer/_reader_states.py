@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from penstock._state_bytes import decode_bytes, encode_bytes
 
 
-def gather_states(state: Any) -> Any:
+def gather_states(state: object) -> list[object]:
     """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
 
     Raises:
@@ -34,7 +33,7 @@ def gather_states(state: Any) -> Any:
     return [json.loads(bytes(row)) for row in rows]
 
 
-def pick_state(states: Any) -> Any:
+def pick_state(states: list[object] | None) -> object:
     """Return this process's state out of what a checkpoint holds; None where it holds none."""
     if not states or len(states) != jax.process_count():
         # Our readers' states do not depend on the process that took them.

@@ -19,6 +19,7 @@ from penstock import _batches
 from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ReaderError, listed
+from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
@@ -40,7 +41,7 @@ def replay_step(
     programs: Programs,
     contents: Contents | None,
     seed: int,
-    reader: Any,
+    reader: _batches.ReaderLike,
     fields: _batches.Fields,
     update_order: tuple[str, ...],
     step: int | None,
@@ -89,7 +90,7 @@ def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> l
 
 def _batches_from(
     position: Position, reader: Any, fields: _batches.Fields
-) -> Generator[Mapping[str, Any] | None, None, None]:
+) -> Generator[Feed | None, None, None]:
     """Yield the batches after a position, epoch after epoch, None between two of them.
 
     The reader stands afterwards where it stood before: our readers count their epochs.
@@ -131,7 +132,7 @@ def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
 
 def _explain(
     engine: Engine,
-    batch: Mapping[str, Any],
+    batch: Feed,
     update_order: tuple[str, ...],
     number: int,
     *,
@@ -229,7 +230,7 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
     ids = {name: x for name, x in feed.items() if np.issubdtype(specs[name].dtype, np.integer)}
     none = {name: np.zeros_like(x) for name, x in ids.items()}
 
-    def is_bad(changed: Mapping[str, Any]) -> bool:
+    def is_bad(changed: Mapping[str, np.ndarray]) -> bool:
         tried = placed._replace(feed={**feed, **none, **changed})
         before = engine.copy_from(jax.device_get(engine.leaves))
         after = before.copy()

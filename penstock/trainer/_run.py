@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
@@ -22,9 +21,11 @@ from penstock.events import (
     EndStep,
     EndTraining,
     Handler,
+    Metrics,
     Reason,
     Training,
 )
+from penstock.program_builder import State
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
 from penstock.trainer._agreement import Agreement
@@ -50,7 +51,7 @@ class Run:
         *,
         engine: Engine,
         status: Status,
-        reader: Any,
+        reader: _batches.ReaderLike,
         fields: _batches.Fields,
         update_order: tuple[str, ...],
         steps_per_call: int,
@@ -139,7 +140,9 @@ class Run:
                     return
         self._end_epoch(epoch)
 
-    def _launch(self, batch: DeviceBatch, structures: Any) -> _metrics.LaunchValues:
+    def _launch(
+        self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
+    ) -> _metrics.LaunchValues:
         """Launch the steps of a batch and count them; does not wait for the device."""
         status, interrupts, counts = self.status, self.interrupts, batch.counts
         # The launch takes the old state: no interrupt until the new one is stored.
@@ -254,7 +257,7 @@ class Run:
             pass_.close()
 
 
-def _read_means(programs: Programs, state: Any, epoch: int) -> Any:
+def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
     """Return the means of an epoch's metrics; waits for the device.
 
     Raises:

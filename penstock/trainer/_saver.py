@@ -105,7 +105,7 @@ class CheckpointSaver(Saver):
         self,
         engine: Engine,
         store: Store,
-        extra: Callable[[], Mapping[str, Any]],
+        extra: Callable[[], Mapping[str, object]],
         *,
         saves_first: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -306,7 +306,7 @@ class CheckpointSaver(Saver):
             self._engine.programs.batch_sizes, gather_states(status.reader_state)
         )
 
-    def _mean(self, leaves: list[Any], monitor: str) -> float | None:
+    def _mean(self, leaves: list[np.ndarray], monitor: str) -> float | None:
         if not self._config.num_best:
             return None
         programs = self._engine.programs

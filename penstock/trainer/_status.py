@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from penstock._checkpoint import Position
 
@@ -29,7 +28,7 @@ class Status:
     global_step: int = 0
     step: int = 0
     num_examples: int = 0
-    reader_state: Any = None
+    reader_state: object = None
     call: int = 0
     first_epoch: int = 0
     is_in_epoch: bool = False
@@ -37,7 +36,7 @@ class Status:
     is_stopping: bool = False
     resumed: Position | None = None
 
-    def position(self, batch_sizes: dict[str, int], reader_state: Any) -> Position:
+    def position(self, batch_sizes: dict[str, int], reader_state: list[object]) -> Position:
         """Return where training is, for a checkpoint."""
         return Position(
             global_step=self.global_step,
@@ -50,7 +49,7 @@ class Status:
             batch_sizes=batch_sizes,
         )
 
-    def resume(self, position: Position, reader_state: Any) -> None:
+    def resume(self, position: Position, reader_state: object) -> None:
         """Stand where a checkpoint was written."""
         self.global_step, self.epoch = position.global_step, position.epoch
         self.step, self.num_examples = position.step, position.num_examples

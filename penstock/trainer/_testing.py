@@ -17,7 +17,7 @@ from penstock.program_builder.programs import Programs
 def run_test(
     programs: Programs,
     state: State,
-    reader: Any,
+    reader: _batches.ReaderLike,
     fields: _batches.Fields,
     interrupts: Interrupts,
 ) -> Any:

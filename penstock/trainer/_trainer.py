@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from penstock import _batches, _parameters
-from penstock._batches import FeedOrder
+from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import CheckpointError
 from penstock._interrupts import Interrupts
@@ -100,10 +100,10 @@ class Trainer:
 
     def __init__(
         self,
-        program_func: Callable[[], Any] | Mapping[str, Objective],
+        program_func: Callable[[], object] | Mapping[str, Objective],
         optimizer: Optimizer | None = None,
         *,
-        infer_func: Callable[[], Any] | None = None,
+        infer_func: Callable[[], object] | None = None,
         param_path: str | os.PathLike[str] | None = None,
         place: Place = None,
         schedule: Mapping[str, int] | None = None,
@@ -163,7 +163,7 @@ class Trainer:
 
     def train(
         self,
-        reader: Any,
+        reader: ReaderLike,
         event_handler: Handler | Sequence[Handler] | None = None,
         num_epochs: int = 1,
         feed_order: FeedOrder | None = None,
@@ -223,7 +223,7 @@ class Trainer:
         self._status.is_stopping = True
 
     def test(
-        self, reader: Any, feed_order: FeedOrder | None = None, *, averaged: bool = False
+        self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
     ) -> Any:
         """Return the mean of the metrics over every example of `reader`, in test mode.
 
@@ -252,7 +252,7 @@ class Trainer:
         state = programs.states.average(state) if averaged else state
         return run_test(programs, state, reader, fields, self._interrupts)
 
-    def infer(self, feed: Mapping[str, Any]) -> Any:
+    def infer(self, feed: Feed) -> Any:
         """Return what `infer_func` returns for a feed of any length, with the live parameters.
 
         Raises:
@@ -378,7 +378,7 @@ class Trainer:
             self._saver.save(self._status, is_last=True)
         self._saver.raise_failures()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return what this run is: versions, devices, configuration, number of parameters.
 
         With a checkpoint folder it is also written there, as `run.json`.
@@ -398,7 +398,7 @@ class Trainer:
         return describe_run(self.builder, configuration, self._saver.directory)
 
     def replay(
-        self, reader: Any, step: int | None = None, feed_order: FeedOrder | None = None
+        self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
     ) -> None:
         """Run again the step whose loss or gradient was not finite, with JAX's nan debugging.
 
@@ -420,6 +420,6 @@ class Trainer:
         contents = self._saver.newest(before=before)
         replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 
-    def _describe_extra(self) -> dict[str, Any]:
+    def _describe_extra(self) -> dict[str, object]:
         said = {"handlers": self._handlers.as_json(), "versions": list_versions()}
         return {**said, PARAMETER_NAMES: self.builder.programs.states.variable_paths}
