@@ -10,7 +10,7 @@ says which part a process reads; `convert` makes record files. The contract is i
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.readers._contract import Reader as Reader
 from penstock.readers._contract import ReaderIterator as ReaderIterator
@@ -102,7 +102,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a name on its first use (PEP 562)."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

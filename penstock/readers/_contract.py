@@ -30,14 +30,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from penstock._errors import message
 from penstock.readers._errors import ReaderStateError
 
+Item = TypeVar("Item")
 Item_co = TypeVar("Item_co", covariant=True)
-State = dict[str, Any]
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+State: TypeAlias = "dict[str, Json]"
 
 
 @runtime_checkable
@@ -86,10 +88,11 @@ class Reader(Protocol[Item_co]):
         ...
 
 
-ReaderLike = Reader[Any] | Iterable[Any] | Callable[[], Iterable[Any]]
+# `Reader` is an `Iterable` too: it stands here for the reader of a signature.
+ReaderLike = Reader[Item] | Iterable[Item] | Callable[[], Iterable[Item]]
 
 
-class IteratorBase(ABC):
+class IteratorBase(ABC, Generic[Item_co]):
     """The base of our iterators: state checked, closing idempotent, usable in a `with`.
 
     A subclass sets `kind` and `epoch` and implements `__next__`, `_save` and `_load`; where it
@@ -99,14 +102,16 @@ class IteratorBase(ABC):
 
     kind: str = "reader"
     epoch: int = 0
-    _reader: ReaderBase | None = None
+    # Set by `ReaderBase.__iter__` alone: whoever calls `iterate` has the epochs in its own hands.
+    _reader: ReaderBase[Item_co] | None = None
+    # On the class: `__del__` also runs where `__init__` has raised before it set anything.
     _closed: bool = False
 
     def __iter__(self) -> Self:
         return self
 
     @abstractmethod
-    def __next__(self) -> Any:
+    def __next__(self) -> Item_co:
         """Return the next item."""
 
     @abstractmethod
@@ -114,13 +119,14 @@ class IteratorBase(ABC):
         """Return the JSON-able position, without kind and epoch."""
 
     @abstractmethod
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         """Move to the position in `state`; `self.epoch` is already the state's."""
 
-    def _release(self) -> None:  # noqa: B027  (most iterators have nothing to release)
+    # Not abstract, as the next one: most iterators have no files and no threads.
+    def _release(self) -> None:
         """End threads and close files, and wait for both; called once at most."""
 
-    def _abandon(self) -> None:  # noqa: B027  (most iterators have no threads)
+    def _abandon(self) -> None:
         """Tell threads to end: wait for nothing, take no lock. Files close when they are freed.
 
         Also called of an iterator whose `__init__` has raised.
@@ -130,7 +136,7 @@ class IteratorBase(ABC):
         """Return the position after the last item returned, as a JSON-able dict."""
         return {"kind": self.kind, "epoch": self.epoch, **self._save()}
 
-    def set_state(self, state: State) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue with the item after the position in `state`.
 
         Raises:
@@ -186,7 +192,7 @@ class IteratorBase(ABC):
             self._abandon()
 
 
-class ReaderBase(ABC):
+class ReaderBase(ABC, Generic[Item_co]):
     """The base of our readers: callable and iterable, counting epochs.
 
     `next_epoch` is the epoch the next `iter(reader)` starts; it may be set.
@@ -197,21 +203,23 @@ class ReaderBase(ABC):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def iterate(self, epoch: int) -> IteratorBase:
+    def iterate(self, epoch: int) -> IteratorBase[Item_co]:
         """Return an iterator over `epoch`; the reader's own counter is left alone."""
 
-    def __iter__(self) -> IteratorBase:
-        with self._lock:  # two threads may start a pass each
+    def __iter__(self) -> IteratorBase[Item_co]:
+        # Two threads may start a pass each: they must not get the same epoch.
+        with self._lock:
             epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         iterator = self.iterate(epoch)
         iterator._reader = self
         return iterator
 
-    def __call__(self) -> IteratorBase:
+    def __call__(self) -> IteratorBase[Item_co]:
         """Start the next epoch: Fluid's way to read."""
         return iter(self)
 
-    def close(self) -> None:  # noqa: B027  (most readers keep nothing)
+    # Not abstract: most readers keep nothing from pass to pass.
+    def close(self) -> None:
         """End the worker processes kept from pass to pass. The next pass starts new ones."""
 
     def __bool__(self) -> bool:

@@ -33,7 +33,7 @@ class Records(Protocol):
         """Return the mean size of a record, at least 1."""
         ...
 
-    def read(self, records: Sequence[int]) -> Iterator[Any]:
+    def read(self, records: Sequence[int]) -> Iterator[object]:
         """Yield the payload of each record, or an exception in its place."""
         ...
 
@@ -76,7 +76,7 @@ class Decoder(Protocol):
         """Return padding by entry."""
         ...
 
-    def __call__(self, payload: Any, random: np.random.Generator | None) -> Any:
+    def __call__(self, payload: Any, random: np.random.Generator | None) -> object:
         """Return the sample; raise an error for which `Records.is_damage` is true if it is none."""
         ...
 
@@ -113,11 +113,11 @@ class Outcome(NamedTuple):
     """
 
     record: int | None
-    sample: Any
+    sample: object
     error: Exception | None
     end: int | None
     memory: BatchMemory | None = None
-    payload: Any = None
+    payload: object = None
 
 
 def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator[Piece]:
@@ -144,9 +144,12 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
                 single = Piece(epoch, [], [])
             continue
         memory = BatchMemory(len(records))
+        # Once also for no record: the end of a batch that is empty on this shard is told all the
+        # same.
         for at in range(0, max(1, len(records)), size):
             piece = records[at : at + size]
             ends: list[int | None] = [None] * max(1, len(piece))
+            # A position inside a batch is none: only the last piece has the end.
             if at + size >= len(records):
                 ends[-1] = end
             yield Piece(epoch, piece, ends, memory, at)
@@ -190,15 +193,17 @@ class PieceDecoder:
             if error is None and piece.memory is not None:
                 memory = piece.memory
                 sample = memory.place(piece.first_row + number, sample)
-            elif error is not None and piece.is_abroad:  # a traceback cannot travel
+            # A traceback cannot travel to the reader's process: its text goes along as a note.
+            elif error is not None and piece.is_abroad:
                 note(error, "".join(traceback.format_exception(error)).rstrip())
                 error = make_portable(error)
+            # The cache is the reader's, so what a worker has read goes back beside the sample.
             is_new = piece.cached is not None and record not in piece.cached
             to_cache = payload if is_new and not isinstance(payload, Exception) else None
             outcomes.append(Outcome(record, sample, error, piece.ends[number], memory, to_cache))
         return outcomes
 
-    def _read_payloads(self, piece: Piece) -> Iterator[Any]:
+    def _read_payloads(self, piece: Piece) -> Iterator[object]:
         if not piece.cached:
             yield from self._records.read(piece.records)
             return
@@ -209,7 +214,7 @@ class PieceDecoder:
 
     def _decode_record(
         self, epoch: int, record: int, payload: object
-    ) -> tuple[Any, Exception | None]:
+    ) -> tuple[object, Exception | None]:
         """Return the sample, or the error that stands in its place."""
         if isinstance(payload, Exception):
             return None, payload

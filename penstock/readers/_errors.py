@@ -69,6 +69,7 @@ class RecordError(ValueError):
 
     def __init__(self, thing: str, got: object, expected: str, why: str, remedy: str) -> None:
         super().__init__(message(thing, got, expected, why, remedy))
+        # Kept apart, so that `at` can put the place before what was read.
         self.parts = (thing, got, expected, why, remedy)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
 
 from penstock._errors import message
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.readers import _tree
-from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State
+from penstock.readers._contract import Item, IteratorBase, ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderExhaustedError, note
 from penstock.readers._parent_watch import WatchedChildren
 
 
-class ForeignReader(ReaderBase):
+class ForeignReader(ReaderBase[Item]):
     """Something that can be read, under our contract. Made by `of`, which documents it."""
 
-    def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, source: Iterable[Item] | Callable[[], Iterable[Item]]) -> None:
         super().__init__()
         self.source = source
         self.name = _describe(source)
@@ -32,7 +34,7 @@ class ForeignReader(ReaderBase):
         """
         return len(self.source)  # type: ignore[arg-type]
 
-    def iterate(self, epoch: int) -> ForeignIterator:
+    def iterate(self, epoch: int) -> ForeignIterator[Item]:
         """Return an iterator over the source; `epoch` only labels it."""
         if self._is_spent:
             raise ReaderExhaustedError(
@@ -47,7 +49,7 @@ class ForeignReader(ReaderBase):
         self._is_spent = self._is_one_shot
         return ForeignIterator(self, epoch)
 
-    def open(self) -> Iterator[Any]:
+    def open(self) -> Iterator[Item]:
         """Start a pass of the source in its own way."""
         source: Any = self.source
         # Of `tf.data`: its tensors would each be copied to numpy afterwards.
@@ -56,12 +58,12 @@ class ForeignReader(ReaderBase):
         return iter(source if hasattr(source, "__iter__") else source())
 
 
-class ForeignIterator(IteratorBase):
+class ForeignIterator(IteratorBase[Item]):
     """One pass over a foreign source; counts items where the source cannot tell its position."""
 
     kind = "foreign"
 
-    def __init__(self, reader: ForeignReader, epoch: int) -> None:
+    def __init__(self, reader: ForeignReader[Item], epoch: int) -> None:
         self.epoch = epoch
         self._owner = reader
         self._position = 0
@@ -69,19 +71,20 @@ class ForeignIterator(IteratorBase):
         self._children = WatchedChildren()
         self._iterator = self._open()
 
-    def _open(self) -> Iterator[Any]:
+    def _open(self) -> Iterator[Item]:
         try:
             return self._owner.open()
         except Exception as error:
             note(error, f"while opening reader {self._owner.name}, epoch {self.epoch}")
             raise
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         """Return the source's next item, tensors of torch and TensorFlow as numpy arrays."""
         if self._closed:
             raise StopIteration
         try:
             item = next(self._iterator)
+        # The end of a pass is no failure, and gets no note.
         except StopIteration:
             raise
         except Exception as error:
@@ -110,8 +113,9 @@ class ForeignIterator(IteratorBase):
         state = self._iterator.get_state()  # type: ignore[attr-defined]
         return {"position": self._position, "source": encode_bytes(state)}
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         if "source" in state and self._is_stateful:
+            # The key of an earlier release, whose checkpoints can still be resumed.
             source = decode_bytes(state["source"], older_key="base64")
             self._iterator.set_state(source)  # type: ignore[attr-defined]
         else:
@@ -131,6 +135,7 @@ class ForeignIterator(IteratorBase):
             self._close_source()
             self._iterator = self._open()
         for self._position in range(1, count + 1):
+            # A marker that no source yields: `None` may be an item.
             if next(self._iterator, self) is self:
                 raise ValueError(
                     message(
@@ -153,7 +158,7 @@ class ForeignIterator(IteratorBase):
         self._iterator = iter(())
 
 
-def of(source: ReaderLike) -> ReaderBase:
+def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     """Return anything that can be read as a reader of ours.
 
     A reader of ours is returned as it is. Accepted are: a zero-argument callable that returns
@@ -194,9 +199,16 @@ def _describe(source: object) -> str:
     return name if isinstance(name, str) else f"of type {type(source).__name__}"
 
 
-def _is_tensor(leaf: object) -> bool:
+class _Tensor(Protocol):
+    """A tensor of torch or TensorFlow."""
+
+    def numpy(self) -> np.ndarray: ...
+
+
+def _is_tensor(leaf: object) -> TypeGuard[_Tensor]:
+    # Told by what they can do: torch and TensorFlow are not imported for it.
     return hasattr(leaf, "numpy") and hasattr(leaf, "shape")
 
 
-def _to_numpy(leaf: Any) -> Any:
+def _to_numpy(leaf: object) -> object:
     return leaf.numpy() if _is_tensor(leaf) else leaf

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from penstock._errors import message
+from penstock.readers._contract import State
 from penstock.readers._errors import ReaderStateError, check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
@@ -60,7 +63,8 @@ class RecordOrder:
                 )
             )
         if self.file_sizes:
-            self.file_ranges(self.shard)  # raises if there are too few files
+            # Raises where there are fewer files than processes: now, not in the first epoch.
+            self.file_ranges(self.shard)
             self.shard.warn_if_uneven(len(self.file_names))
 
     @property
@@ -80,6 +84,8 @@ class RecordOrder:
                 self._count_own(Shard(i, self.shard.count, self.shard.rule))
                 for i in range(self.shard.count)
             ]
+            # Every process takes the steps of the longest share, and has empty batches where its
+            # own is over; without remainders all end with the shortest.
             total = self.shard.count * (min(shares) if self.drop_remainder else max(shares))
         return total - total % self.step if self.drop_remainder else total
 
@@ -113,7 +119,7 @@ class RecordOrder:
             own = shuffled if own is None else own[shuffled]
         return EpochOrder(self, own)
 
-    def check_position(self, state: dict, reader: str) -> int:
+    def check_position(self, state: Mapping[str, Any], reader: str) -> int:
         """Return the position in `state`, checked against this order.
 
         Raises:
@@ -145,7 +151,7 @@ class RecordOrder:
             )
         return position
 
-    def _check_division(self, state: dict, reader: str) -> None:
+    def _check_division(self, state: Mapping[str, Any], reader: str) -> None:
         """Check that a position means the same records here: by file only on as many shards."""
         got, expected = (state.get("rule"), state.get("count")), self._division
         if got == expected:
@@ -168,10 +174,10 @@ class RecordOrder:
         """Return the rule, and the number of shards where a position depends on it."""
         return self.shard.rule, None if self.shard.rule == "records" else self.shard.count
 
-    def save_position(self, position: int) -> dict:
+    def save_position(self, position: int) -> State:
         """Return the JSON-able state of `position`."""
         rule, count = self._division
-        state = {
+        state: State = {
             "position": position,
             "num_records": self.num_records,
             "seed": self.seed,
@@ -199,15 +205,18 @@ class EpochOrder:
         number of steps.
         """
         stop = position + self.step
-        if stop > self.total:  # `min` costs more than a full batch's check
+        # Not by `min`, which costs more than this check of a full batch.
+        if stop > self.total:
             stop = self.total
         count = self._shard.count
         if self._by_record:
             if count > 1:
                 position, stop = self._shard.rows(position, stop)
         else:
+            # A position counts the records of all shards, `own` those of this one.
             position, stop = position // count, stop // count
         own = self._own
+        # A slice where nothing is shuffled: numpy gives a view, where indices would copy.
         return slice(position, stop) if own is None else own[position:stop]
 
 

@@ -49,6 +49,8 @@ class ParallelMap(Generic[Item, Result]):
         self._function, self._items = function, items
         self._num_ahead, self._in_order, self._origin = max(1, num_ahead), in_order, origin
         self._computes_here = num_workers == 0 and processes is None
+        # Also where processes work: threads start with their first task, so that unused ones cost
+        # nothing.
         self._threads = WorkerThreads(function, num_workers)
         self._workers = processes or self._threads
         self._num_taken = 0
@@ -109,12 +111,15 @@ class ParallelMap(Generic[Item, Result]):
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame: a cycle would keep the threads alive
+                # Its traceback holds this frame: a cycle would keep the threads alive.
+                del error
         while (number := self._find_finished()) is None:
             self._finished.get()
-            if not self._tasks:  # closed by another thread
+            # Another thread has closed the map.
+            if not self._tasks:
                 raise StopIteration
-        if not self._finished.empty():  # else one would stay for each result that was ready
+        # Else a note would stay for each result that was ready when it was asked for.
+        if not self._finished.empty():
             self._finished.get()
         return number
 
@@ -139,7 +144,8 @@ class ParallelMap(Generic[Item, Result]):
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()
-        self._finished.put(None)  # for a thread that waits for a result
+        # Wakes a thread that waits for a result.
+        self._finished.put(None)
         return self._threads.close(wait_secs)
 
     def abandon(self) -> None:

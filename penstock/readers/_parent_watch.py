@@ -114,7 +114,8 @@ class Guardian:
         import multiprocessing
 
         with self._lock:
-            if self._owner != os.getpid():  # a fork has its parent's, which watches the parent
+            # A fork has its parent's guardian, which watches the parent.
+            if self._owner != os.getpid():
                 self._process, self._watched = None, frozenset()
             children = multiprocessing.active_children()
             running = {child.pid for child in children if child.pid is not None}
@@ -138,7 +139,8 @@ class Guardian:
     def _send(self, line: str) -> None:
         if self._process is None:
             self._process = self._start()
-        with contextlib.suppress(OSError):  # it was killed itself: no worker depends on it
+        # The guardian may have been killed itself: no worker depends on it.
+        with contextlib.suppress(OSError):
             _write(self._process, line)
 
     def _start(self) -> subprocess.Popen[bytes]:

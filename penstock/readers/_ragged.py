@@ -43,7 +43,7 @@ class Padding:
             check_int("Padding(max_length)", self.max_length, 1, "It counts rows of an entry")
 
 
-def add_lengths(sample: Any, padding: Mapping[str, Padding]) -> Any:
+def add_lengths(sample: object, padding: Mapping[str, Padding]) -> object:
     """Return a sample with the lengths of its entries, those padded that have a `max_length`.
 
     >>> add_lengths({"x": {"y": [1, 2]}}, {"x/y": Padding()})
@@ -55,7 +55,9 @@ def add_lengths(sample: Any, padding: Mapping[str, Padding]) -> Any:
     """
     for name, how in padding.items():
         # The loop's variables are bound as defaults: a closure would see their last values.
-        def change(key: str, leaf: object, name: str = name, how: Padding = how) -> dict[str, Any]:
+        def change(
+            key: str, leaf: object, name: str = name, how: Padding = how
+        ) -> dict[str, np.ndarray]:
             array = _as_row(leaf, name, how)
             count = len(array)
             if how.max_length is not None:
@@ -68,22 +70,27 @@ def add_lengths(sample: Any, padding: Mapping[str, Padding]) -> Any:
     return sample
 
 
-def pad_to_longest(samples: Sequence[Any], padding: Mapping[str, Padding]) -> Sequence[Any]:
+def pad_to_longest(samples: Sequence[object], padding: Mapping[str, Padding]) -> Sequence[object]:
     """Return samples with each entry named in `padding` as long as its longest."""
     for name, how in padding.items():
         if how.max_length is not None:
             continue
         lengths: list[int] = []
 
-        def measure(key: str, leaf: Any, lengths: list[int] = lengths) -> dict[str, Any]:
+        def measure(
+            key: str, leaf: np.ndarray, lengths: list[int] = lengths
+        ) -> dict[str, np.ndarray]:
             lengths.append(len(leaf))
+            # Nothing changes: `_change` is only used to find the entry.
             return {}
 
         for sample in samples:
             _change(sample, name, name, measure)
         longest = max(lengths)
 
-        def lengthen(key: str, leaf: Any, longest: int = longest, how: Padding = how) -> Any:
+        def lengthen(
+            key: str, leaf: np.ndarray, longest: int = longest, how: Padding = how
+        ) -> dict[str, np.ndarray]:
             return {key: pad(leaf, longest, how.value)}
 
         samples = [_change(sample, name, name, lengthen) for sample in samples]
@@ -91,10 +98,14 @@ def pad_to_longest(samples: Sequence[Any], padding: Mapping[str, Padding]) -> Se
 
 
 def _change(
-    sample: Any, name: str, whole_name: str, change: Callable[[str, Any], dict[str, Any]]
-) -> Any:
+    sample: object,
+    name: str,
+    whole_name: str,
+    change: Callable[[str, Any], Mapping[str, np.ndarray]],
+) -> dict[str, object]:
     """Return the sample with the entry of a name, `outer/inner` in nested dicts, changed."""
     if isinstance(sample, dict):
+        # The whole name first: an entry may itself be called "a/b".
         if name in sample:
             return {**sample, **change(name, sample[name])}
         outer, _, inner = name.partition("/")

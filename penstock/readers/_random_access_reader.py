@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.readers import _tree
@@ -33,7 +33,7 @@ _MAX_PIECE = 32
 _PIECE_BYTES = 1 << 18
 
 
-class RandomAccessReader(ReaderBase, abc.ABC):
+class RandomAccessReader(ReaderBase[Any], abc.ABC):
     """A reader over records reached by number, the base of our random-access readers.
 
     Args:
@@ -46,7 +46,7 @@ class RandomAccessReader(ReaderBase, abc.ABC):
     def __init__(self, decoder: Decoder, options: ReadOptions) -> None:
         super().__init__()
         self.name, self.decoder, self.options = options.name, decoder, options
-        self.cache: dict[int, Any] | None = {} if options.cache_records else None
+        self.cache: dict[int, object] | None = {} if options.cache_records else None
         self._processes: WorkerProcesses | None = None
 
     @property
@@ -99,7 +99,7 @@ class RandomAccessReader(ReaderBase, abc.ABC):
             self._processes.close()
 
 
-class RandomAccessIterator(IteratorBase):
+class RandomAccessIterator(IteratorBase[Any]):
     """One pass over a `RandomAccessReader`.
 
     Attributes:
@@ -119,7 +119,7 @@ class RandomAccessIterator(IteratorBase):
         self._skipped = [_find_origin(error) for error in damages[:_MOST_NAMED]]
         self._position, self._num_read = 0, 0
         self._failure: BaseException | None = None
-        self._template: Any = None
+        self._template: _tree.ArrayTree | None = None
         self._start()
 
     def __next__(self) -> Any:
@@ -142,7 +142,7 @@ class RandomAccessIterator(IteratorBase):
             self._release()
             raise
 
-    def _next(self) -> Any:
+    def _next(self) -> object:
         is_single = self._order.batch_size is None
         while True:
             samples, records, end, memory = [], [], None, None
@@ -161,17 +161,22 @@ class RandomAccessIterator(IteratorBase):
                 return self._apply_transform(samples[0], records)
             if samples:
                 batch = self._stack(samples, records, memory)
+                # Only among several shards may one have no record of a batch.
                 if self._order.shard.count > 1 and self._template is None:
                     self._template = _tree.tree_map(lambda leaf: leaf[:0].copy(), batch)
                 return self._apply_transform(batch, records)
             if not is_single and self._order.shard.count > 1:
                 return self._empty_batch()
 
-    def _stack(self, samples: Sequence[Any], records: list[int], memory: BatchMemory | None) -> Any:
+    def _stack(
+        self, samples: Sequence[object], records: list[int], memory: BatchMemory | None
+    ) -> _tree.ArrayTree:
         try:
             samples = pad_to_longest(samples, self._source.options.pad)
+            # After entries of the user's choice, those that the features declare without a length.
             return stack_samples(samples, self._source.decoder.pad_values, memory)
         except ValueError as error:
+            # Only of an unlike sample is it known which record is at fault.
             if isinstance(error, UnlikeError):
                 raise self._source.records.blame(error, records[error.number]) from error.__cause__
             raise
@@ -198,7 +203,7 @@ class RandomAccessIterator(IteratorBase):
         if len(self._skipped) < _MOST_NAMED:
             self._skipped.append(_find_origin(error))
 
-    def _empty_batch(self) -> Any:
+    def _empty_batch(self) -> object:
         """Return a batch of no samples: all processes must take the same number of steps."""
         # Its structure is that of any record, wherever it belongs: here there may be none to read.
         for record in range(self._order.num_records):
@@ -214,7 +219,7 @@ class RandomAccessIterator(IteratorBase):
             _tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), []
         )
 
-    def _apply_transform(self, item: Any, records: list[int]) -> Any:
+    def _apply_transform(self, item: object, records: list[int]) -> object:
         transform = self._source.options.transform
         if transform is None:
             return item
@@ -255,6 +260,7 @@ class RandomAccessIterator(IteratorBase):
     def _start(self) -> None:
         """Start decoding at the position."""
         source, options = self._source, self._source.options
+        # Each pass has open files of its own: to close one leaves the others alone.
         records, processes = source.records.reopen(), source.get_processes()
         num_workers = options.worker_count
         # This shard's records of a batch are cut into a piece for each worker at least.
@@ -287,15 +293,17 @@ class RandomAccessIterator(IteratorBase):
             "num_read": self._num_read,
         }
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._position = self._order.check_position(state, self.kind)
+        # What was read ahead belongs to the old position, and an old failure too.
         self.num_skipped, self._num_read = state["num_skipped"], state["num_read"]
         self._failure = None
         self._release()
         self._start()
 
     def _release(self) -> None:
-        self._outcomes.clear()  # decoded but not asked for: a closed pass has ended
+        # Decoded but not asked for: a closed pass has ended.
+        self._outcomes.clear()
         if self._results is not None:
             self._results.close()
             self._results = None

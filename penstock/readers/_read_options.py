@@ -18,8 +18,9 @@ from penstock.readers.in_memory import Transform as Transform
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 OnError = Literal["raise", "skip"]
-Decode = Callable[[Any], Any]
-Augment = Callable[[Any, np.random.Generator], Any]
+# Of the user's own samples, whose type no reader knows; what they return is passed on as it is.
+Decode = Callable[[Any], object]
+Augment = Callable[[Any, np.random.Generator], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class ReadOptions:
             resolve_batch_size(self.batch_size, self.shard)
 
     @classmethod
-    def from_arguments(cls, name: str, arguments: Mapping[str, Any]) -> Self:
+    def from_arguments(cls, name: str, arguments: Mapping[str, object]) -> Self:
         """Return the options among a reader function's arguments, which are its first `locals()`.
 
         The functions spell the options out, for editors and `help`. What an option is called, takes
@@ -121,7 +122,8 @@ class ReadOptions:
         known = [each.name for each in fields(cls)]
         options: dict[str, Any] = {key: arguments[key] for key in known if key in arguments}
         options["name"] = name
-        for left_out in ("shard", "pad"):  # a signature has `None` for them
+        # A signature has `None` for them: a default that is made anew each time.
+        for left_out in ("shard", "pad"):
             if options.get(left_out) is None:
                 options.pop(left_out, None)
         return cls(**options)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock._errors import message
 from penstock.readers._order import RowIndices
 
+# A batch, or a sample: arrays in nested dicts, tuples and lists.
+ArrayTree: TypeAlias = "np.ndarray | Mapping[str, ArrayTree] | Sequence[ArrayTree]"
 
-def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+
+def tree_map(function: Callable[..., object], tree: object, *others: Any) -> Any:
     """Apply `function` to the leaves of trees of one structure.
 
     >>> tree_map(lambda a, b: a + b, {"x": 1, "y": (2,)}, {"x": 10, "y": (20,)})
@@ -21,6 +24,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         return {key: tree_map(function, tree[key], *(o[key] for o in others)) for key in tree}
     if isinstance(tree, (tuple, list)):
         children = [tree_map(function, *column) for column in zip(tree, *others, strict=True)]
+        # A named tuple takes its fields one by one, other sequences take one iterable.
         return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
     return function(tree, *others)
 
@@ -41,13 +45,14 @@ def leaves_with_path(tree: object, path: str) -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def tree_map_with_path(function: Callable[[Any, str], Any], tree: Any, path: str) -> Any:
+def tree_map_with_path(function: Callable[[Any, str], object], tree: object, path: str) -> Any:
     """Apply `function(leaf, path)` to the leaves."""
+    # Both walk in one order, so that the paths come as the leaves do.
     paths = (name for name, _ in leaves_with_path(tree, path))
     return tree_map(lambda leaf: function(leaf, next(paths)), tree)
 
 
-def stack(samples: list[Any]) -> Any:
+def stack(samples: Sequence[object]) -> ArrayTree:
     """Stack samples of one structure into a batch with leaves `[b, ...]`.
 
     >>> stack([{"x": 1, "y": [2.0]}, {"x": 3, "y": [4.0]}])["x"].tolist()
@@ -92,7 +97,7 @@ def check_mask(array: np.ma.MaskedArray, thing: str) -> None:
         )
 
 
-def make_taker(data: Any) -> Callable[[RowIndices], Any]:
+def make_taker(data: object) -> Callable[[RowIndices], ArrayTree]:
     """Return the fastest function that cuts rows out of every leaf of `data`."""
     # A flat dict is the common case and gets a loop of its own: at batch 64 of 28x28 images a call
     # of a generic tree function costs as much as a tenth of the copy.

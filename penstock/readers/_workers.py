@@ -127,7 +127,8 @@ class Task(Generic[Item, Result]):
         try:
             raise error
         finally:
-            del error  # its traceback holds this frame: a cycle would keep the threads alive
+            # Its traceback holds this frame: a cycle would keep the threads alive.
+            del error
 
 
 class WorkerThreads(Generic[Item, Result]):
@@ -201,13 +202,15 @@ def _work(inbox: _Inbox[Item, Result], function: Callable[[Item], Result]) -> No
     """Run tasks until the inbox is closed."""
     while (task := inbox.tasks.get()) is not None:
         if inbox.is_closed:
-            task.finish(None, CancelledError())  # for a thread that still waits for it
+            # For a thread that still waits for it.
+            task.finish(None, CancelledError())
             continue
         try:
             task.finish(function(cast(Item, task.item)), None)
         except BaseException as error:
             task.finish(None, error)
-        del task  # with its result, which is the reader's now, while this thread waits
+        # While this thread waits for the next one, it must not hold a result that is the reader's.
+        del task
 
 
 # Threads that may be running. They are ended before the interpreter takes its modules apart, which
@@ -236,7 +239,7 @@ class WorkerProcesses:
     A script that uses them needs `if __name__ == "__main__":`.
     """
 
-    def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
+    def __init__(self, function: Callable[..., object], num_workers: int) -> None:
         self._function, self._num_workers = function, num_workers
         self._lock = threading.Lock()
         # No finalizer shuts it down: the collector may run one in a thread that is just starting,
@@ -248,7 +251,8 @@ class WorkerProcesses:
         with self._lock:
             try:
                 task.future = self._get_executor().submit(_call_in_process, task.item)
-            except BrokenExecutor:  # one died in an earlier pass, which said so
+            # A process died in an earlier pass, which has said so.
+            except BrokenExecutor:
                 self._stop()
                 task.future = self._get_executor().submit(_call_in_process, task.item)
         task.future.add_done_callback(task.finish_by)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from penstock.readers.sharding import BatchSize, Shard
 SUFFIXES = (".jpg", ".jpeg", ".png")
 Fit = Literal["crop", "stretch"]
 Choice = TypeVar("Choice")
+
+
+class ImageSample(TypedDict):
+    """An image `[H, W, C]` uint8, and its class, an int32."""
+
+    image: np.ndarray
+    label: np.int32
 
 
 class ImageFolder:
@@ -82,7 +89,7 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> ImageSample:
         """Return `{"image": [H, W, channels] uint8, "label": int32}`."""
         return self.decoded(index, self.encoded(index))
 
@@ -97,7 +104,7 @@ class ImageFolder:
 
         return read_image(self._files[index])
 
-    def decoded(self, index: int, encoded: bytes) -> dict[str, Any]:
+    def decoded(self, index: int, encoded: bytes) -> ImageSample:
         """Return the sample of a file's bytes.
 
         Raises:
@@ -202,7 +209,8 @@ def _is_hidden(name: str) -> bool:
 def _find_images(folder: Path) -> list[str]:
     found = []
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not _is_hidden(name)]  # what is walked next
+        # In place: `os.walk` goes into the folders that are left in its list.
+        folders[:] = [name for name in folders if not _is_hidden(name)]
         images = (name for name in names if name.lower().endswith(SUFFIXES))
         found += [os.path.join(parent, name) for name in images if not _is_hidden(name)]
     # By the parts of the path: "a-b/1.png" would come before "a/1.png", as "-" does before "/".

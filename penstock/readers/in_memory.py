@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -14,16 +14,36 @@ from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, RowIndices, describe_rows
 from penstock.readers.sharding import BatchSize, Shard
 
-Transform = Callable[[Any], Any]
+Batch = TypeVar("Batch")
+# Of batches, or of samples without a batch size, whose structure is that of the user's data.
+Transform = Callable[[Any], object]
 
 
-class ArrayReader(ReaderBase):
+class Rows(Protocol):
+    """An array `[N, ...]` that rows can be read from: numpy's, JAX's, one of HDF5, a memory map."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape."""
+        ...
+
+    @property
+    def dtype(self) -> object:
+        """Return the dtype."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> object:
+        """Return some of the rows."""
+        ...
+
+
+class ArrayReader(ReaderBase[Batch]):
     """A reader over arrays in memory. Made by `arrays`, which documents it.
 
     `data` holds the arrays, as given but for what had to be converted to numpy.
     """
 
-    def __init__(self, data: Any, order: RecordOrder, transform: Transform | None) -> None:
+    def __init__(self, data: object, order: RecordOrder, transform: Transform | None) -> None:
         super().__init__()
         self.data = data
         self.order = order
@@ -32,17 +52,17 @@ class ArrayReader(ReaderBase):
     def __len__(self) -> int:
         return len(self.order)
 
-    def iterate(self, epoch: int) -> ArrayIterator:
+    def iterate(self, epoch: int) -> ArrayIterator[Batch]:
         """Return an iterator over `epoch`."""
         return ArrayIterator(self, epoch)
 
 
-class ArrayIterator(IteratorBase):
+class ArrayIterator(IteratorBase[Batch]):
     """One pass over arrays."""
 
     kind = "arrays"
 
-    def __init__(self, reader: ArrayReader, epoch: int) -> None:
+    def __init__(self, reader: ArrayReader[Batch], epoch: int) -> None:
         self.epoch = epoch
         self._source = reader
         self._position = 0
@@ -66,7 +86,7 @@ class ArrayIterator(IteratorBase):
             batch = _tree.tree_map(lambda leaf: leaf[0], batch)
         return batch if self._transform is None else self._apply(batch, rows)
 
-    def _apply(self, batch: Any, rows: RowIndices) -> Any:
+    def _apply(self, batch: object, rows: RowIndices) -> object:
         try:
             return self._transform(batch)  # type: ignore[misc]
         except Exception as error:
@@ -76,7 +96,7 @@ class ArrayIterator(IteratorBase):
     def _save(self) -> State:
         return self._source.order.save_position(self._position)
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._position = self._source.order.check_position(state, "arrays")
         self._order = self._source.order.epoch(self.epoch)
 
@@ -85,8 +105,35 @@ def _num_rows(rows: RowIndices) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
+@overload
 def arrays(
-    data: Any,
+    data: Mapping[str, Rows],
+    batch_size: BatchSize | None,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    transform: None = None,
+    shard: Shard | None = None,
+) -> ArrayReader[dict[str, np.ndarray]]: ...
+
+
+@overload
+def arrays(
+    data: object,
+    batch_size: BatchSize | None,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    transform: Callable[[Any], Batch],
+    shard: Shard | None = None,
+) -> ArrayReader[Batch]: ...
+
+
+@overload
+def arrays(
+    data: object,
     batch_size: BatchSize | None,
     *,
     shuffle: bool = False,
@@ -94,7 +141,19 @@ def arrays(
     drop_remainder: bool = False,
     transform: Transform | None = None,
     shard: Shard | None = None,
-) -> ArrayReader:
+) -> ArrayReader[Any]: ...
+
+
+def arrays(
+    data: object,
+    batch_size: BatchSize | None,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    transform: Transform | None = None,
+    shard: Shard | None = None,
+) -> ArrayReader[Any]:
     """Read batches from arrays in memory.
 
     Whole batches are cut at once: a plain slice (a view) in the given order, one fancy index when
@@ -155,7 +214,7 @@ def _length(data: object) -> int:
     return next(iter(lengths.values()))
 
 
-def _as_array(leaf: Any, path: str) -> Any:
+def _as_array(leaf: Any, path: str) -> Rows:
     """Return `leaf` if rows can be read from it, as numpy if it is an array of another library."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise TypeError(

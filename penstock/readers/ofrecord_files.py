@@ -109,6 +109,7 @@ def ofrecord(
     """
     options = ReadOptions.from_arguments("ofrecord", locals())
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
+    # Without checksums a file cannot be told from a compressed one: it is taken as it is.
     form = RecordFormat(framing=OFRECORD, compression="", cache_dir=cache_dir)
     return RecordReader(files, form, BlobDecoder.from_blobs(blobs), options)
 

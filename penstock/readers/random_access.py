@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,14 @@ class Source(Protocol[Sample_co]):
         ...
 
 
+class _EncodedSource(Protocol):
+    """A source that also gives its records encoded, which `cache_records` keeps."""
+
+    def encoded(self, index: int) -> object: ...
+
+    def decoded(self, index: int, encoded: object, /) -> object: ...
+
+
 class SourceRecords:
     """A user's source as `Records`."""
 
@@ -44,16 +52,17 @@ class SourceRecords:
     # Unknown. This size makes tasks of 32 records.
     mean_record_bytes = 1 << 13
 
-    def __init__(self, source: Any, name: str) -> None:
+    def __init__(self, source: Source[object], name: str) -> None:
         self.source, self.name = source, name
 
-    def read(self, records: Sequence[int]) -> Iterator[Any]:
+    def read(self, records: Sequence[int]) -> Iterator[tuple[int, object] | Exception]:
         """Yield number and content of each record, or what the source raised."""
         read_one = self.source.encoded if _is_encoded(self.source) else self.source.__getitem__
         for record in records:
             try:
                 payload = record, read_one(record)
             except Exception as error:
+                # In the record's place, not raised here: the reader decides whether it is skipped.
                 payload = self.blame(error, record)
             yield payload
 
@@ -80,18 +89,19 @@ class SourceRecords:
 class SourceDecoder:
     """Decode a record of a user's source, where the source does not give it decoded."""
 
-    source: Any
+    source: Source[object]
     kind: str = "indexed"
     is_random: bool = False
     pad_values: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, payload: tuple[int, Any], random: np.random.Generator | None) -> Any:
+    def __call__(self, payload: tuple[int, object], random: np.random.Generator | None) -> object:
         """Return the sample."""
         record, content = payload
         return self.source.decoded(record, content) if _is_encoded(self.source) else content
 
 
-def _is_encoded(source: object) -> bool:
+def _is_encoded(source: object) -> TypeGuard[_EncodedSource]:
+    # Both or none: what one method encodes, only the other can decode.
     return all(callable(getattr(source, name, None)) for name in ("encoded", "decoded"))
 
 
@@ -107,7 +117,7 @@ class IndexedReader(RandomAccessReader):
       TypeError: no source; or processes, and a source that cannot be pickled.
     """
 
-    def __init__(self, source: Source[Any], options: ReadOptions) -> None:
+    def __init__(self, source: Source[object], options: ReadOptions) -> None:
         _check_source(options.name, source)
         check_workers(options.name, options.workers, {"source": source})
         super().__init__(SourceDecoder(source=source), options)
@@ -128,7 +138,7 @@ class IndexedReader(RandomAccessReader):
 
 
 def indexed(
-    source: Source[Any],
+    source: Source[object],
     batch_size: BatchSize | None,
     *,
     shuffle: bool = False,
@@ -173,7 +183,7 @@ def indexed(
     return IndexedReader(source, options)
 
 
-def _check_source(name: str, source: Source[Any]) -> None:
+def _check_source(name: str, source: Source[object]) -> None:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
             message(

@@ -20,11 +20,12 @@ class KeptFeatures:
     """A TFDS data source with some of its features kept, in the order they are named."""
 
     def __init__(
-        self, source: Source[dict[str, Any]], features: Sequence[str] | None, name: str
+        self, source: Source[Mapping[str, object]], features: Sequence[str] | None, name: str
     ) -> None:
         self.source = source
         self.features = None if features is None else tuple(features)
         self.name = name
+        # A record is decoded only where there are names to check.
         known = list(source[0]) if self.features else []
         for feature in self.features or ():
             if feature not in known:
@@ -41,7 +42,7 @@ class KeptFeatures:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         """Return one record, decoded by TFDS to numpy arrays."""
         record = self.source[index]
         return record if self.features is None else {key: record[key] for key in self.features}
@@ -100,7 +101,7 @@ def tfds(
 
 def open_set(
     name: str, split: str, data_dir: str | os.PathLike[str] | None, *, download: bool
-) -> Source[dict[str, Any]]:
+) -> Source[Mapping[str, object]]:
     """Return TFDS's data source of a set.
 
     Raises:

@@ -25,7 +25,6 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from penstock._errors import message
 from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
 from penstock.readers.records.features import (
     Feature,
+    Sample,
     SequenceFeature,
     VarLenFeature,
     parse_example,
@@ -58,12 +58,13 @@ class ExampleDecoder:
         """Return the padding of the features without a fixed length."""
         values: dict[str, object] = {}
         for name, feature in (self.features or {}).items():
+            # Those with a `max_length` are padded when they are extracted.
             is_padded = isinstance(feature, (VarLenFeature, SequenceFeature))
             if is_padded and feature.max_length is None:
                 values[name] = b"" if feature.is_bytes else feature.pad_value
         return values
 
-    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Any:
+    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Sample | bytes:
         """Return the sample."""
         return payload if self.features is None else parse_example(payload, self.features)
 
@@ -128,6 +129,7 @@ def find_files(paths: Paths) -> list[str]:
     for pattern in map(str, patterns):
         # Asked before it is taken for a pattern: a file may be called "[1].tfrecord".
         is_file = Path(pattern).is_file()
+        # A pattern may match folders too.
         found = [pattern] if is_file else sorted(filter(_is_file, glob.glob(pattern)))
         if not found:
             raise _missing(pattern)

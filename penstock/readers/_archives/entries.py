@@ -110,6 +110,7 @@ def _iterate_zip(path: Path, limits: Limits) -> Iterator[Entry]:
                 return _read_zip_member(archive, info, path)
 
             mode = info.external_attr >> 16
+            # Archives that were made on Windows have no mode.
             is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG)
             kind = "folder" if info.is_dir() else "file" if is_plain else "other"
             yield Entry(path=path, name=info.filename, size=info.file_size, kind=kind, read=read)
@@ -157,11 +158,13 @@ def _read_header(stream: BoundedStream, path: Path) -> tarfile.TarInfo | None:
     changed: dict[str, str] = {}
     while True:
         block = stream.read(_BLOCK)
+        # Two blocks of zeros are the end of a tar archive.
         if not any(block):
             if not changed and not any(stream.read_up_to(_BLOCK)):
                 return None
             raise _build_header_error(path, "an end in the middle")
         with blame(path, _TAR):
+            # A name need not be UTF-8: surrogates keep its bytes, so that no two names become one.
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
             name = (
@@ -177,6 +180,7 @@ def _read_header(stream: BoundedStream, path: Path) -> tarfile.TarInfo | None:
 
 def _apply_changes(info: tarfile.TarInfo, changed: dict[str, str], path: Path) -> tarfile.TarInfo:
     info.name = changed.get("path", info.name).removeprefix("./")
+    # Its content is a list of holes: taken for a plain file, it would be other data.
     if any(key.startswith("GNU.sparse") for key in changed):
         info.type = tarfile.GNUTYPE_SPARSE
     size = changed.get("size", str(info.size))

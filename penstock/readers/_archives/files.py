@@ -164,6 +164,7 @@ class BoundedStream:
         """
         with blame(self._path, self._expected):
             pieces = []
+            # In steps: a header may claim any size, and memory is taken only for what there is.
             while size and (piece := self._file.read(min(size, _STEP))):
                 size -= len(piece)
                 self._left -= len(piece)
@@ -258,6 +259,7 @@ def gunzip(file: FileContent, max_bytes: int) -> FileContent:
       ArchiveError: it is damaged, or holds more than `max_bytes`.
     """
     with blame(file.path, "a whole gzip file", file.name):
+        # One more than there may be tells a larger one, which is not read to its end.
         content = gzip.GzipFile(fileobj=io.BytesIO(file.content)).read(max_bytes + 1)
     if len(content) > max_bytes:
         got = f"more than {max_bytes} bytes unpacked"

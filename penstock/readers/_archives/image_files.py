@@ -71,7 +71,8 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
             )
         values = np.empty(math.prod(found), np.uint8)
         size = stream.fill(values)
-        is_longer = bool(stream.read_up_to(1))  # a gzip file's checksum is read with its end
+        # Also makes gzip check its sum, which stands at the end.
+        is_longer = bool(stream.read_up_to(1))
     if size < values.size or is_longer:
         got = f"more than {size} bytes" if is_longer else f"{size} bytes"
         why = f"Its header says shape {list(found)}"

@@ -77,6 +77,7 @@ def read_by_name(
       FileNotFoundError: there is nothing.
       ArchiveError: a file is missing or fits twice, or `read_files` raises it.
     """
+    # As somebody may have unpacked the archive: file by file, without its folder.
     direct = {ending: Path(path, ending) for ending in endings}
     if all(file.is_file() for file in direct.values()):
         return {ending: read_file(file, limits.file_bytes) for ending, file in direct.items()}

@@ -133,6 +133,7 @@ def _get_reason(error: Exception) -> object:
 def _is_final(error: Exception) -> bool:
     """Return whether another attempt would give the same error."""
     if isinstance(error, urllib.error.HTTPError):
+        # A refusal stays a refusal; a failure of the server may pass.
         return error.code < 500
     is_local = isinstance(error, OSError) and error.errno in (
         *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
@@ -163,7 +164,8 @@ def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
         raise
     with response:
         if response.status != 206:
-            done = 0  # the server sends the whole file
+            # The server does not know ranges and sends the whole file.
+            done = 0
         total = _read_total_bytes(response, done)
         with open(part, "ab" if done else "wb") as file:
             progress(source.filename, done, total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
 from penstock.readers.records.messages import Example, OFRecord, parse_features
 from penstock.readers.records.values import list_values
 from penstock.readers.records.writers import RecordWriter
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 # A file's name holds 255 bytes.
 _MAX_SUFFIX_LENGTH = 200
@@ -162,6 +165,7 @@ def _copy(
     """Convert all records into the targets, contiguous and balanced."""
     if source.damages:
         raise source.damages[0]
+    # Balanced: OneFlow gives processes whole parts, and their shares are as equal as the parts.
     base, extra = divmod(len(source), len(targets))
     name, record_bytes = targets[0].parent.name, source.mean_record_bytes
     start = 0
@@ -199,7 +203,7 @@ def _convert_record(
 class _Renaming:
     """The values of a record under new names, and which of the old names there were."""
 
-    def __init__(self, names: Mapping[str, str], kind: Any) -> None:
+    def __init__(self, names: Mapping[str, str], kind: type[Message]) -> None:
         self._names, self._kind = names, kind
         self._found: set[str] = set()
 
@@ -209,7 +213,8 @@ class _Renaming:
         for name in features:
             value = list_values(features, name)
             if isinstance(value, np.ndarray) and value.dtype == np.int64:
-                value = value.tolist()  # Python ints: the writer picks the narrowest list that fits
+                # Python ints: the writer picks the narrowest list that fits.
+                value = value.tolist()
             values[self._names.get(name, name)] = [] if value is None else value
         if len(values) < len(features):
             raise _build_clash_error(list(features), self._names)

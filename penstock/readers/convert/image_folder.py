@@ -79,6 +79,7 @@ def convert_flowers(
         )
 
     photos = Path(dataset_dir) / "flower_photos"
+    # As somebody may have unpacked it: then nothing is downloaded.
     if photos.is_dir():
         return convert(photos)
     archive = fetch(source, dataset_dir, progress=progress)

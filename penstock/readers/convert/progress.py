@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Progress = Callable[[str, int, int | None], None]  # name, bytes so far, bytes in all
+# Called with a name, bytes so far and bytes in all.
+Progress = Callable[[str, int, int | None], None]
 
 _LINE_INTERVAL_SECS = 10.0
 
@@ -29,7 +30,8 @@ def show_progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield _Lines()
         return
-    from rich import progress as rich_progress  # costs 40 ms
+    # It costs 40 ms, which a run without a terminal saves.
+    from rich import progress as rich_progress
     from rich.console import Console
 
     columns = (

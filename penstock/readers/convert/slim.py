@@ -87,6 +87,7 @@ def write_splits(
         for path, payloads in zip(paths, splits, strict=True):
             write_records(path, payloads)
         write_labels(labels_path, label_names)
+        # Inside the block: the old labels are still there to compare with.
         warn_of_other_labels(targets[-1].parent, label_names)
 
 

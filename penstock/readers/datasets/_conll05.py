@@ -18,6 +18,7 @@ _INPUTS = (
     *("word_data", "ctx_n2_data", "ctx_n1_data", "ctx_0_data", "ctx_p1_data", "ctx_p2_data"),
     *("verb_data", "mark_data", "target"),
 )
+# By the distance from the verb, -2 to 2.
 _AROUND = dict(enumerate(_INPUTS[1:6], -2))
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_DICTIONARY_BYTES = 4 << 20
@@ -51,6 +52,7 @@ def load_conll05(request: DatasetRequest) -> Arrays:
         length, at = min(len(each.sentence), size), each.tags.index("B-V")
         for offset, name in _AROUND.items():
             is_inside = 0 <= at + offset < len(each.sentence)
+            # Fluid's words for what lies before and behind a sentence.
             word = each.sentence[at + offset] if is_inside else "bos" if offset < 0 else "eos"
             columns[name].append([words.get(word, 0)] * length)
         columns["word_data"].append([words.get(word, 0) for word in each.sentence[:length]])

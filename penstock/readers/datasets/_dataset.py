@@ -44,7 +44,7 @@ def dataset(
     workers: Workers = "thread",
     look_ahead: int = 2,
     cache_records: bool = False,
-) -> ReaderBase:
+) -> ReaderBase[Any]:
     """Read a data set by its name; `help(readers.datasets)` lists them, and says where files lie.
 
     Args:
@@ -101,7 +101,7 @@ def _load(
     return DATASETS[name].load(request)
 
 
-def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase:
+def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase[Any]:
     """Return the reader that fits what a loader returned."""
     if isinstance(loaded, RecordSet):
         return _build_record_reader(loaded, options)
@@ -120,7 +120,7 @@ def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase:
     return IndexedReader(_Columns(reader.data), options) if is_by_sample else reader
 
 
-def _build_record_reader(loaded: RecordSet, options: ReadOptions) -> ReaderBase:
+def _build_record_reader(loaded: RecordSet, options: ReadOptions) -> ReaderBase[Any]:
     # Imported here: only who reads records needs protobuf and the checksum library.
     from penstock.readers.records import RecordFormat, RecordReader
     from penstock.readers.tfrecord_files import ExampleDecoder, find_files
@@ -140,18 +140,18 @@ class _Then:
     first: Decode
     second: Decode
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: object) -> object:
         return self.second(self.first(sample))
 
 
 class _Columns:
     """Arrays of one length, `[N, ...]`, as a source of samples."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: object) -> None:
         self.data = data
 
     def __len__(self) -> int:
         return len(next(leaf for _, leaf in _tree.leaves_with_path(self.data, "")))
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> _tree.ArrayTree:
         return _tree.tree_map(lambda leaf: leaf[index], self.data)

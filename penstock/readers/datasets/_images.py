@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -79,13 +79,15 @@ def _load_cifar(
     names = train_files if request.split == "train" else [test_file]
     path = _files.find(request, [folder, archive])
     if path is None and _files.find(request, names):
-        path = request.folder  # unpacked right there
+        # Unpacked right there.
+        path = request.folder
     if path is None:
         url = f"https://www.cs.toronto.edu/~kriz/{archive}"
         return _load_converted(request, (32, 32, 3), [archive, folder], f"Get it from {url}")
     _check_shape(request, (32, 32, 3))
     num_classes, limits = (10, CIFAR10_LIMITS) if num_labels == 1 else (100, CIFAR100_LIMITS)
     files = read_by_name(path, names, limits)
+    # Popped, so that each file's bytes are freed when its records are.
     parts = [read_cifar_records(files.pop(name), num_labels, num_classes) for name in names]
     # Written straight to their places: a joined copy of the files would be a third of the memory.
     images = np.empty((sum(map(len, parts)), 32, 32, 3), np.uint8)
@@ -170,7 +172,7 @@ class _SmallLabels:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         record = self.source[index]
         return {**record, "label": np.int32(record["label"])}
 

@@ -110,6 +110,7 @@ def _read_movies(
         _check_first(file, line, f"movie {number}", row_of[number] < 0)
         row_of[number] = len(kinds)
         kinds.append(categories.split("|"))
+        # Without the year, as Fluid has titles.
         words.append(re.sub(r"\(\d{4}\)$", "", title).lower().split())
     return row_of, _number_words(kinds, 6), _number_words(words, 16)
 

@@ -51,7 +51,8 @@ def _parse_table(file: FileContent) -> np.ndarray:
     expected = f"5 or more lines of {_HOUSING_COLUMNS} numbers"
     why = "13 features and the price stand in each"
     try:
-        with warnings.catch_warnings(action="ignore"):  # that it is empty
+        # numpy warns of an empty file, which is an error below.
+        with warnings.catch_warnings(action="ignore"):
             table = np.loadtxt(io.BytesIO(file.content), ndmin=2)
     except (ValueError, OverflowError) as error:
         got = f"what is no table ({error})"
@@ -184,6 +185,7 @@ def load_imikolov(request: DatasetRequest) -> Arrays:
             if number == _PTB_LINES:
                 raise file.error(f"more than {number} lines", f"at most {number}", "It has 42,068")
             counts.update(["<s>", *line.split(), "<e>"])
+    # The text has it as a word; its id is the last, whatever its count.
     del counts["<unk>"]
     ids = number_frequent_words(counts, 50)
     words, owner = array("i"), array("i")

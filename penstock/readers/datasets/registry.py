@@ -7,13 +7,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from penstock._errors import UnknownNameError, listed, message, nearest
 from penstock.readers._errors import DatasetNotFoundError
+from penstock.readers._read_options import Decode
 from penstock.readers.random_access import Source
+
+if TYPE_CHECKING:
+    from penstock.readers.records.features import Feature
+
+# A loader, or a `parse_fn`: it is returned as it was.
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +55,11 @@ class RecordSet:
     """
 
     paths: Sequence[str | Path]
-    features: Mapping[str, Any] | None = None
-    parse_fn: Callable[[Any], Any] | None = None
+    features: Mapping[str, Feature] | None = None
+    parse_fn: Decode | None = None
 
 
-Loaded = Mapping[str, np.ndarray] | RecordSet | Source[Any]
+Loaded = Mapping[str, np.ndarray] | RecordSet | Source[object]
 Loader = Callable[[DatasetRequest], Loaded]
 
 
@@ -72,7 +79,7 @@ def register_dataset(
     *,
     splits: Sequence[str] = ("train", "test"),
     files: Mapping[str, str] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Function], Function]:
     """Register a data set under a name: decorate its loader, or its `parse_fn`.
 
     With `files` the decorated function is FastNN's `parse_fn`: it takes the bytes of one record
@@ -96,7 +103,7 @@ def register_dataset(
     [0, 1, 0]
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Function) -> Function:
         if files is None:
             DATASETS[name] = RegisteredDataset(splits=tuple(splits), load=function)
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock.readers.images import ImageFolder
+    from penstock.readers.images import ImageFolder, ImageSample
 
 
 def fixed_split(num_samples: int, split: str, test_share: int = 5) -> np.ndarray:
@@ -29,6 +29,7 @@ def standardise(features: np.ndarray, train_rows: np.ndarray, rows: np.ndarray) 
     """
     train = features[train_rows]
     deviation = train.std(axis=0)
+    # A feature that never changes is left at 0.
     scaled = (features[rows] - train.mean(axis=0)) / np.where(deviation == 0, 1, deviation)
     return scaled.astype(np.float32)
 
@@ -43,7 +44,7 @@ class Subset:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> ImageSample:
         """Return the sample of a row."""
         return self.source[int(self.rows[index])]
 
@@ -51,7 +52,7 @@ class Subset:
         """Return the bytes of a row's image."""
         return self.source.encoded(int(self.rows[index]))
 
-    def decoded(self, index: int, encoded: bytes) -> dict[str, Any]:
+    def decoded(self, index: int, encoded: bytes) -> ImageSample:
         """Return the sample of a row's bytes."""
         return self.source.decoded(int(self.rows[index]), encoded)
 

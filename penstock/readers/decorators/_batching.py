@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from penstock.readers._contract import ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, reader_length
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 
-class _BatchIterator(DecoratedIterator):
+class _BatchIterator(DecoratedIterator[Item, list[Item]]):
     kind = "batch"
 
     def __init__(
         self,
-        source: ReaderBase,
+        source: ReaderBase[Item],
         epoch: int,
         size: int,
         drop_last: bool,
@@ -30,7 +31,7 @@ class _BatchIterator(DecoratedIterator):
         self._drop_last = drop_last
         self._shard = shard
 
-    def __next__(self) -> list[Any]:
+    def __next__(self) -> list[Item]:
         source = self._inner[0]
         # A shard reads the whole batch, as all processes read the same samples.
         samples = list(islice(source, self._size))
@@ -43,12 +44,12 @@ class _BatchIterator(DecoratedIterator):
 
 
 def batch(
-    reader: ReaderLike,
+    reader: ReaderLike[Item],
     batch_size: BatchSize,
     drop_last: bool = False,
     *,
     shard: Shard | None = None,
-) -> DecoratedReader:
+) -> DecoratedReader[list[Item]]:
     """Collect samples into lists of `batch_size`: Fluid's `batch`.
 
     Without a shard the samples are this process's own. With one they are everybody's:
@@ -86,19 +87,22 @@ def batch(
     )
 
 
-class _ShuffleIterator(DecoratedIterator):
+class _ShuffleIterator(DecoratedIterator[Item, Item]):
     kind = "shuffle"
 
-    def __init__(self, source: ReaderBase, epoch: int, buf_size: int, seed: int) -> None:
+    def __init__(self, source: ReaderBase[Item], epoch: int, buf_size: int, seed: int) -> None:
         super().__init__([source], epoch)
         self._buf_size = max(buf_size, 1)
         self._seed = seed
-        self._num_fills = 0  # with the seed and the epoch the key of a buffer's order
-        self._start = self._inner[0].get_state()  # where the current buffer began
-        self._buffer: list[Any] = []  # drained from the end
+        # With the seed and the epoch the key of a buffer's order.
+        self._num_fills = 0
+        # Where the current buffer began: a restored pass reads it again.
+        self._start = self._inner[0].get_state()
+        # Drained from the end, where a list gives up items at no cost.
+        self._buffer: list[Item] = []
         self._num_drained = 0
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         if self._closed:
             raise StopIteration
         if not self._buffer:
@@ -112,6 +116,7 @@ class _ShuffleIterator(DecoratedIterator):
     def _fill(self) -> None:
         source = self._inner[0]
         samples = list(islice(source, self._buf_size))
+        # The bit generator is named: numpy may give `default_rng` another one in a release.
         generator = np.random.Generator(np.random.PCG64([self._seed, self.epoch, self._num_fills]))
         if self._buf_size > 1:
             samples = [samples[i] for i in generator.permutation(len(samples))]
@@ -133,10 +138,11 @@ class _ShuffleIterator(DecoratedIterator):
             "drained": self._num_drained,
         }
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._inner[0].set_state(state["source"])
         self._num_fills = state["fill"]
         self._buffer = []
+        # In the middle of a buffer: it is filled again, and what was returned of it is dropped.
         if state["drained"]:
             self._start = state["source"]
             self._fill()
@@ -144,7 +150,7 @@ class _ShuffleIterator(DecoratedIterator):
             self._num_drained = state["drained"]
 
 
-def shuffle(reader: ReaderLike, buf_size: int, *, seed: int = 0) -> DecoratedReader:
+def shuffle(reader: ReaderLike[Item], buf_size: int, *, seed: int = 0) -> DecoratedReader[Item]:
     """Shuffle within a buffer: Fluid's `shuffle`, with a seed.
 
     Fills a buffer of `buf_size` samples, shuffles, drains, fills again. The order depends on

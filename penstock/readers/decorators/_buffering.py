@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from itertools import repeat
-from typing import Any
+from typing import Any, Generic
 
-from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._contract import (
+    Item,
+    IteratorBase,
+    ReaderBase,
+    ReaderLike,
+    State,
+    reader_length,
+)
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers._parallel_map import ParallelMap
@@ -16,18 +24,19 @@ from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedR
 _LOGGER = logging.getLogger("penstock")
 
 
-class _ReadNext:
+class _ReadNext(Generic[Item]):
     """Read the next item of a source and the position after it; `None` at the end.
 
     Called by one thread. It knows nothing of the iterator, so that one that is dropped is freed.
     """
 
-    def __init__(self, source: IteratorBase) -> None:
+    def __init__(self, source: IteratorBase[Item]) -> None:
         self._source = source
         self._is_over = False
 
-    def __call__(self, _: None) -> tuple[Any, State] | None:
-        if self._is_over:  # asked ahead before it was known
+    def __call__(self, _: None) -> tuple[Item, State] | None:
+        # Asked for ahead, before the end was known.
+        if self._is_over:
             return None
         try:
             for item in self._source:
@@ -39,17 +48,17 @@ class _ReadNext:
         return None
 
 
-class _BufferedIterator(DecoratedIterator):
+class _BufferedIterator(DecoratedIterator[Item, Item]):
     kind = "buffered"
 
-    def __init__(self, source: ReaderBase, epoch: int, size: int) -> None:
+    def __init__(self, source: ReaderBase[Item], epoch: int, size: int) -> None:
         super().__init__([source], epoch)
         self._size = max(size, 1)
         self._state = self._inner[0].get_state()
-        self._map: ParallelMap[None, tuple[Any, State] | None] | None = None
+        self._map: ParallelMap[None, tuple[Item, State] | None] | None = None
         self._is_over = False
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         if self._is_over or self._closed:
             raise StopIteration
         if self._map is None:
@@ -79,7 +88,7 @@ class _BufferedIterator(DecoratedIterator):
     def _save(self) -> State:
         return {"source": self._state}
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._stop()
         self._is_over = False
         self._state = state["source"]
@@ -100,7 +109,7 @@ class _BufferedIterator(DecoratedIterator):
             self._map.abandon()
 
 
-def buffered(reader: ReaderLike, size: int) -> DecoratedReader:
+def buffered(reader: ReaderLike[Item], size: int) -> DecoratedReader[Item]:
     """Read up to `size` items ahead in a thread: Fluid's `buffered`.
 
     An exception of the source is raised where its item would have come. The thread starts
@@ -127,35 +136,35 @@ def buffered(reader: ReaderLike, size: int) -> DecoratedReader:
     )
 
 
-class _Cache(ReaderBase):
+class _Cache(ReaderBase[Item]):
     """Keeps the items of the first pass that was read to its end."""
 
-    def __init__(self, source: ReaderBase) -> None:
+    def __init__(self, source: ReaderBase[Item]) -> None:
         super().__init__()
         self.source = source
-        self.items: list[Any] | None = None
+        self.items: list[Item] | None = None
 
     def __len__(self) -> int:
         return len(self.source) if self.items is None else len(self.items)  # type: ignore[arg-type]
 
-    def iterate(self, epoch: int) -> _CacheIterator:
+    def iterate(self, epoch: int) -> _CacheIterator[Item]:
         return _CacheIterator(self, epoch)
 
     def close(self) -> None:
         self.source.close()
 
 
-class _CacheIterator(IteratorBase):
+class _CacheIterator(IteratorBase[Item]):
     kind = "cache"
 
-    def __init__(self, cache_reader: _Cache, epoch: int) -> None:
+    def __init__(self, cache_reader: _Cache[Item], epoch: int) -> None:
         self.epoch = epoch
         self._cache = cache_reader
         self._position = 0
-        self._read: list[Any] = []
-        self._inner: IteratorBase | None = None
+        self._read: list[Item] = []
+        self._inner: IteratorBase[Item] | None = None
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         if self._closed:
             raise StopIteration
         if self._cache.items is None and not self._read_until(self._position):
@@ -170,6 +179,7 @@ class _CacheIterator(IteratorBase):
     def _read_until(self, index: int) -> bool:
         """Read the source until item `index` is there; return False if it ends before."""
         if self._inner is None:
+            # Epoch 0 whichever pass fills the cache: all passes then have the same items.
             self._inner = self._cache.source.iterate(0)
         while len(self._read) <= index:
             for item in self._inner:
@@ -182,7 +192,7 @@ class _CacheIterator(IteratorBase):
     def _save(self) -> State:
         return {"position": self._position}
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._position = state["position"]
 
     def _release(self) -> None:
@@ -191,7 +201,7 @@ class _CacheIterator(IteratorBase):
             self._inner = None
 
 
-def cache(reader: ReaderLike) -> ReaderBase:
+def cache(reader: ReaderLike[Item]) -> ReaderBase[Item]:
     """Keep all items in memory after the first full pass: Fluid's `cache`.
 
     The source is read lazily, at its epoch 0, and never again once it was read to its end: every

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock._errors import message
 from penstock.readers._contract import (
+    Item,
     IteratorBase,
     ReaderBase,
     ReaderLike,
@@ -23,18 +24,19 @@ from penstock.readers.decorators._decorated import (
 )
 
 
-class _MapIterator(DecoratedIterator):
+class _MapIterator(DecoratedIterator[object, Item]):
     kind = "map_readers"
 
     def __init__(
-        self, function: Callable[..., Any], sources: Sequence[ReaderBase], epoch: int
+        self, function: Callable[..., Item], sources: Sequence[ReaderBase[object]], epoch: int
     ) -> None:
         super().__init__(sources, epoch)
         self._function = function
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         if self._closed:
             raise StopIteration
+        # The first source that ends lets its StopIteration through, and so ends the pass.
         items = [next(inner) for inner in self._inner]
         try:
             mapped = self._function(*items)
@@ -46,7 +48,7 @@ class _MapIterator(DecoratedIterator):
         return mapped
 
 
-def map_readers(func: Callable[..., Any], *readers: ReaderLike) -> DecoratedReader:
+def map_readers(func: Callable[..., Item], *readers: ReaderLike[object]) -> DecoratedReader[Item]:
     """Yield `func(a, b, ...)` over the items of readers side by side: Fluid's `map_readers`.
 
     Stops with the shortest reader. An exception of `func` arrives with the sample's number.
@@ -67,16 +69,16 @@ def map_readers(func: Callable[..., Any], *readers: ReaderLike) -> DecoratedRead
     )
 
 
-class _ChainIterator(IteratorBase):
+class _ChainIterator(IteratorBase[Item]):
     kind = "chain"
 
-    def __init__(self, sources: Sequence[ReaderBase], epoch: int) -> None:
+    def __init__(self, sources: Sequence[ReaderBase[Item]], epoch: int) -> None:
         self.epoch = epoch
         self._sources = sources
         self._part = 0
-        self._inner: IteratorBase | None = None
+        self._inner: IteratorBase[Item] | None = None
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         while self._part < len(self._sources) and not self._closed:
             if self._inner is None:
                 self._inner = self._sources[self._part].iterate(self.epoch)
@@ -91,7 +93,7 @@ class _ChainIterator(IteratorBase):
     def _save(self) -> State:
         return {"part": self._part, "source": self._inner and self._inner.get_state()}
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._release()
         self._inner = None
         self._part = state["part"]
@@ -104,7 +106,7 @@ class _ChainIterator(IteratorBase):
             self._inner.close()
 
 
-def chain(*readers: ReaderLike) -> DecoratedReader:
+def chain(*readers: ReaderLike[Item]) -> DecoratedReader[Item]:
     """Yield all items of the first reader, then of the second, and so on: Fluid's `chain`.
 
     A reader is opened when its turn comes.
@@ -124,14 +126,16 @@ def chain(*readers: ReaderLike) -> DecoratedReader:
 _END = object()
 
 
-class _ComposeIterator(DecoratedIterator):
+class _ComposeIterator(DecoratedIterator[object, Any]):
     kind = "compose"
 
-    def __init__(self, sources: Sequence[ReaderBase], epoch: int, check_alignment: bool) -> None:
+    def __init__(
+        self, sources: Sequence[ReaderBase[object]], epoch: int, check_alignment: bool
+    ) -> None:
         super().__init__(sources, epoch)
         self._check_alignment = check_alignment
 
-    def __next__(self) -> Any:
+    def __next__(self) -> tuple[object, ...] | dict[str, object]:
         if self._closed:
             raise StopIteration
         # A marker of its own: `None` is a sample like any other.
@@ -156,10 +160,10 @@ class _ComposeIterator(DecoratedIterator):
         return _merge(items)
 
 
-def _merge(items: list[Any]) -> Any:
+def _merge(items: Sequence[Any]) -> tuple[object, ...] | dict[str, object]:
     if not all(isinstance(item, dict) for item in items):
         return tuple(x for item in items for x in (item if isinstance(item, tuple) else (item,)))
-    merged: dict[Any, Any] = {}
+    merged: dict[str, object] = {}
     for item in items:
         if twice := merged.keys() & item.keys():
             raise ValueError(
@@ -175,7 +179,7 @@ def _merge(items: list[Any]) -> Any:
     return merged
 
 
-def compose(*readers: ReaderLike, check_alignment: bool = True) -> DecoratedReader:
+def compose(*readers: ReaderLike[object], check_alignment: bool = True) -> DecoratedReader[Any]:
     """Put samples together side by side: Fluid's `compose`.
 
     Tuples are flattened: `(1, 2)` and `3` give `(1, 2, 3)`. Samples that are all dicts are
@@ -200,14 +204,15 @@ def compose(*readers: ReaderLike, check_alignment: bool = True) -> DecoratedRead
     )
 
 
-class _FirstnIterator(DecoratedIterator):
+class _FirstnIterator(DecoratedIterator[Item, Item]):
     kind = "firstn"
 
-    def __init__(self, source: ReaderBase, epoch: int, n: int) -> None:
+    def __init__(self, source: ReaderBase[Item], epoch: int, n: int) -> None:
         super().__init__([source], epoch)
         self._n = n
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
+        # Asked before the source is: nothing is read that is not returned.
         if self.position >= self._n or self._closed:
             raise StopIteration
         item = next(self._inner[0])
@@ -215,7 +220,7 @@ class _FirstnIterator(DecoratedIterator):
         return item
 
 
-def firstn(reader: ReaderLike, n: int) -> DecoratedReader:
+def firstn(reader: ReaderLike[Item], n: int) -> DecoratedReader[Item]:
     """Yield the first `n` items of each pass: Fluid's `firstn`.
 
     Raises:
@@ -236,7 +241,7 @@ def firstn(reader: ReaderLike, n: int) -> DecoratedReader:
     )
 
 
-def _sources(decorator: str, readers: Sequence[ReaderLike]) -> list[ReaderBase]:
+def _sources(decorator: str, readers: Sequence[ReaderLike[Item]]) -> list[ReaderBase[Item]]:
     if not readers:
         raise ValueError(
             message(
@@ -250,6 +255,6 @@ def _sources(decorator: str, readers: Sequence[ReaderLike]) -> list[ReaderBase]:
     return [of(reader) for reader in readers]
 
 
-def _shortest(sources: Sequence[ReaderBase]) -> int | None:
+def _shortest(sources: Sequence[ReaderBase[object]]) -> int | None:
     lengths = [reader_length(source) for source in sources]
     return None if None in lengths else min(n for n in lengths if n is not None)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.readers._contract import IteratorBase, ReaderBase, State
+from penstock.readers._contract import Item_co, IteratorBase, ReaderBase, State
+
+# An item of a source.
+Read = TypeVar("Read")
 
 
 class Closeable(Protocol):
@@ -16,13 +19,13 @@ class Closeable(Protocol):
         ...
 
 
-class DecoratedReader(ReaderBase):
+class DecoratedReader(ReaderBase[Item_co]):
     """A reader made of other readers: opens an iterator an epoch, knows its length if they do."""
 
     def __init__(
         self,
         kind: str,
-        open_epoch: Callable[[int], IteratorBase],
+        open_epoch: Callable[[int], IteratorBase[Item_co]],
         length: Callable[[], int | None],
         kept: Sequence[Closeable],
     ) -> None:
@@ -43,7 +46,7 @@ class DecoratedReader(ReaderBase):
             raise TypeError(f"{self._kind}: the length is unknown, as a source has none")
         return length
 
-    def iterate(self, epoch: int) -> IteratorBase:
+    def iterate(self, epoch: int) -> IteratorBase[Item_co]:
         """Return an iterator over `epoch`, its sources opened at that epoch."""
         return self._open_epoch(epoch)
 
@@ -53,18 +56,18 @@ class DecoratedReader(ReaderBase):
             one.close()
 
 
-class DecoratedIterator(IteratorBase):
+class DecoratedIterator(IteratorBase[Item_co], Generic[Read, Item_co]):
     """The base of the decorators' iterators: owns source iterators and closes them.
 
     `position` counts the items returned in this pass. By default a state is the position and
     the sources' states: right for whatever keeps nothing else between two items.
     """
 
-    def __init__(self, sources: Sequence[ReaderBase], epoch: int) -> None:
+    def __init__(self, sources: Sequence[ReaderBase[Read]], epoch: int) -> None:
         self.epoch = epoch
         self.position = 0
         self._readers = list(sources)
-        self._inner: list[IteratorBase] = []
+        self._inner: list[IteratorBase[Read]] = []
         try:
             for source in self._readers:
                 self._inner.append(source.iterate(epoch))
@@ -80,7 +83,7 @@ class DecoratedIterator(IteratorBase):
             "sources": [one.get_state() for one in self._inner],
         }
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self.position = state["position"]
         for inner, saved in zip(self._inner, state["sources"], strict=True):
             inner.set_state(saved)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
-from penstock.readers._contract import IteratorBase, ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._contract import (
+    Item,
+    IteratorBase,
+    ReaderBase,
+    ReaderLike,
+    State,
+    reader_length,
+)
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers._parallel_map import ParallelMap
@@ -17,28 +24,31 @@ from penstock.readers.decorators._decorated import (
     origin,
 )
 
-_Map = ParallelMap[Any, Any]
+Mapped = TypeVar("Mapped")
 
 
-class _Samples:
+class _Samples(Generic[Item]):
     """The samples of a source, numbered, with the source's position before each.
 
     The map reads from it. It knows nothing of the iterator, so that one that is dropped is freed.
     """
 
-    def __init__(self, source: IteratorBase, first: int, done: Collection[int]) -> None:
+    def __init__(self, source: IteratorBase[Item], first: int, done: Collection[int]) -> None:
         self._source = source
         self.num_read = first
-        self.done = set(done)  # numbers returned before an older one
+        # Numbers of samples that were returned before an older one.
+        self.done = set(done)
         # By the map's number: the sample's number, and the position before it.
         self.taken: dict[int, tuple[int, State]] = {}
         self._num_taken = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         while True:
+            # Asked before each sample: a restored pass reads again from the oldest that was not
+            # returned.
             before = self._source.get_state()
             sample = next(self._source)
             self.num_read += 1
@@ -50,6 +60,7 @@ class _Samples:
     def finish(self, taken: int, oldest: int | None) -> None:
         """Note that a sample was returned; `oldest` is what the map now waits for longest."""
         number, _ = self.taken.pop(taken)
+        # An older one is still in work: a restored pass has to leave this one out.
         if any(older < number for older, _ in self.taken.values()):
             self.done.add(number)
             return
@@ -66,7 +77,7 @@ class _Samples:
         return {"source": before, "first": first, "done": done}
 
 
-class _XmapIterator(DecoratedIterator):
+class _XmapIterator(DecoratedIterator[Item, Mapped]):
     """Keeps a window of samples in work, read from the source by the thread that iterates.
 
     So there is no feeder to wait for: nothing can hang, and an exception of the source takes
@@ -77,9 +88,9 @@ class _XmapIterator(DecoratedIterator):
 
     def __init__(
         self,
-        source: ReaderBase,
+        source: ReaderBase[Item],
         epoch: int,
-        start_map: Callable[[_Samples, Callable[[int], str]], _Map],
+        start_map: Callable[[_Samples[Item], Callable[[int], str]], ParallelMap[Item, Mapped]],
         name: str,
     ) -> None:
         super().__init__([source], epoch)
@@ -88,16 +99,19 @@ class _XmapIterator(DecoratedIterator):
 
     def _begin(self, first: int, done: Collection[int]) -> None:
         samples = self._samples = _Samples(self._inner[0], first, done)
+        # Local names for the map, which must not hold the iterator: dropped, it would never be
+        # freed.
         name, epoch = self._name, self.epoch
         self._map = self._start_map(samples, lambda at: origin(name, samples.taken[at][0], epoch))
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Mapped:
         if self._closed:
             raise StopIteration
         try:
             number, mapped = self._map.take()
         except Exception:
-            if self._samples.taken:  # the mapper's; after the source's nothing is left to close
+            # The mapper's error; after one of the source nothing is left to close.
+            if self._samples.taken:
                 self.close()
             raise
         self._samples.finish(number, self._map.oldest)
@@ -106,7 +120,7 @@ class _XmapIterator(DecoratedIterator):
     def _save(self) -> State:
         return self._samples.get_state(self._map.oldest)
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._map.close()
         self._inner[0].set_state(state["source"])
         self._begin(state["first"], state["done"])
@@ -120,14 +134,14 @@ class _XmapIterator(DecoratedIterator):
 
 
 def xmap_readers(
-    mapper: Callable[[Any], Any],
-    reader: ReaderLike,
+    mapper: Callable[[Item], Mapped],
+    reader: ReaderLike[Item],
     process_num: int,
     buffer_size: int,
     order: bool = False,
     *,
     workers: Workers = "thread",
-) -> DecoratedReader:
+) -> DecoratedReader[Mapped]:
     """Map samples in `process_num` threads or processes: Fluid's `xmap_readers`.
 
     An exception of `mapper` arrives with the sample's number and ends the pass. Threads start
@@ -158,7 +172,9 @@ def xmap_readers(
     check_workers("xmap_readers", workers, {"mapper": mapper})
     processes = WorkerProcesses(mapper, process_num) if workers == "process" else None
 
-    def start_map(samples: _Samples, origin: Callable[[int], str]) -> _Map:
+    def start_map(
+        samples: _Samples[Item], origin: Callable[[int], str]
+    ) -> ParallelMap[Item, Mapped]:
         return ParallelMap(
             mapper,
             samples,

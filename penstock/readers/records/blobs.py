@@ -140,7 +140,8 @@ class RawCodec:
                 "Declare the shape the records have, or RawCodec(auto_zero_padding=True)",
             )
         array = np.zeros(size, dtype)
-        with np.errstate(invalid="ignore", over="ignore"):  # OneFlow's cast is C's
+        # OneFlow's cast is C's: a value that does not fit is no error.
+        with np.errstate(invalid="ignore", over="ignore"):
             array[: len(values)] = values.astype(dtype)
         return array.reshape(shape)
 
@@ -290,6 +291,7 @@ def build_ofrecord(values: Mapping[str, object]) -> bytes:
     record = OFRecord()
     for name in sorted(values):
         value = values[name]
+        # Python's numbers have no dtype to keep: ints take the narrowest list, floats the usual one.
         if not isinstance(value, (np.ndarray, np.generic, bytes, str)):
             array = np.asarray(value)
             if array.dtype == np.float64 and array.size:

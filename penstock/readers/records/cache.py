@@ -55,6 +55,7 @@ def path_key(path: str | Path) -> str:
     >>> len(path_key("a.tfrecord"))
     32
     """
+    # A digest: a path may be longer than a file's name can be.
     return hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
 
 
@@ -73,6 +74,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with os.fdopen(handle, "wb") as file:
             write(file)
         os.replace(temporary, path)
+    # Ctrl-C too: no half of a file stays behind.
     except BaseException:
         os.unlink(temporary)
         raise

@@ -100,7 +100,8 @@ def list_copies(cache_dir: str | Path) -> list[PlainCopy]:
     for path in _list_files(folder):
         if path.name.startswith("."):
             continue
-        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+        # Another process may have removed it since it was listed.
+        with contextlib.suppress(FileNotFoundError):
             about, source = path.stat(), _read_source(path)
             copies.append(
                 PlainCopy(
@@ -128,7 +129,9 @@ def evict(cache_dir: str | Path, max_bytes: int) -> list[PlainCopy]:
                 path.unlink()
     copies, removed = list_copies(cache_dir), []
     num_bytes = sum(copy.num_bytes for copy in copies)
+    # The sort is stable: within both groups the least recently used come first.
     for copy in sorted(copies, key=lambda copy: not copy.is_stale):
+        # A bound of 0 clears the folder, copies of no bytes included.
         if num_bytes <= max_bytes and not (max_bytes == 0 and copy.num_bytes == 0):
             break
         if not copy.is_in_use:

@@ -26,8 +26,9 @@ from penstock.readers.records.values import (
     resolve_dtype,
 )
 
-Sample = dict[str, Any]
-Dtype = np.dtype | None  # what `resolve_dtype` makes of a declared dtype; None is bytes
+Sample = dict[str, np.ndarray | bytes]
+# What `resolve_dtype` makes of a declared dtype; None is bytes.
+Dtype = np.dtype | None
 
 
 class Feature(Protocol):
@@ -83,6 +84,8 @@ class FixedLenFeature:
                 )
             )
         if self.default_value is not None and self.dtype is not None:
+            # Broadcast once, to a view that cannot be written: every record without the feature
+            # gets it.
             default = np.asarray(self.default_value).astype(self.dtype)
             object.__setattr__(self, "default_value", np.broadcast_to(default, tuple(self.shape)))
 
@@ -148,6 +151,7 @@ class VarLenFeature:
         key = self.key or name
         found = find_list(features, key)
         count = 0 if found is None else len(found[1])
+        # Before the values become an array, as the list may be huge.
         if self.max_length is not None and count > self.max_length:
             raise FeatureError(
                 f"feature {key!r}",
@@ -289,6 +293,7 @@ class SequenceFeature:
         in_record = self.step.key or key
         for number, step in enumerate(steps):
             try:
+                # A step has no name in the record: it gets the one that its feature looks for.
                 array[number] = self.step.extract(name, {in_record: step})[name]
             except FeatureError as error:
                 thing, *rest = error.parts

@@ -126,6 +126,7 @@ class RecordFiles:
         self._use = CopyUse()
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
             self._indexes = list(pool.map(self._index, self.paths))
+        # Only now, when all of this reader's copies are locked: none of them is what goes.
         if any(index.copy for index in self._indexes):
             evict(form.cache_dir or cache_folder(), max_cache_bytes())
         counts = [len(index) for index in self._indexes]
@@ -268,6 +269,7 @@ class _OpenFiles:
                 descriptor = open_plain(self._paths[number], self._form)[0]
                 entry = self._entries[number] = [descriptor, 0]
             self._entries.move_to_end(number)
+            # Counted before the lock is left: until then another thread may close it as idle.
             entry[1] += 1
             self._evict()
         try:

@@ -79,6 +79,7 @@ class Framing:
             (length,) = _LENGTH.unpack(header)
         else:
             length, crc = _LENGTH_AND_CRC.unpack(header)
+            # Before the length is believed: it says where the next record is looked for.
             if masked_crc32c(header[:8]) != crc:
                 raise FramingError(
                     f"{self.name} length",
@@ -107,6 +108,7 @@ class Framing:
             raise self._build_truncation_error(
                 f"{len(record)} of {length + self.overhead_bytes} bytes"
             )
+        # The header is checked again, as the file may have changed since it was indexed.
         found = self.payload_length(record[: self.header_bytes])
         if found != length:
             raise FramingError(

@@ -20,7 +20,9 @@ _MAX_PIXELS = 1 << 26
 _MAX_FILE_BYTES = 1 << 29
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_MAGIC = b"\xff\xd8"
+# What says that there is no such file; anything else is a failure of the disk.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EISDIR)
+# C0 to CF begin a frame, but for Huffman tables, a reserved one and arithmetic coding's.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
@@ -42,7 +44,8 @@ def image_size(encoded: bytes) -> tuple[int, int] | None:
         if marker in _JPEG_FRAMES:
             return struct.unpack_from(">HH", encoded, at + 5)
         if marker == 0xFF or 0xD0 <= marker <= 0xD7 or marker == 0x01:
-            at += 1 if marker == 0xFF else 2  # fill bytes and markers without a length
+            # Fill bytes, and markers without a length.
+            at += 1 if marker == 0xFF else 2
         else:
             at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
     return None
@@ -130,6 +133,7 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
         raise _build_image_error(
             name, f"{len(encoded)} bytes opencv cannot decode", "a JPEG or PNG"
         )
+    # opencv gives gray images without an axis of channels.
     return image if image.ndim == 3 else image[..., None]
 
 
@@ -158,7 +162,8 @@ def resize_image(
 
     interpolation = cv2.INTER_LINEAR if how == "bilinear" else cv2.INTER_AREA
     resized = cv2.resize(image, (width, height), interpolation=interpolation)
-    return resized.reshape(height, width, image.shape[2])  # opencv drops an axis of size 1
+    # opencv drops an axis of size 1.
+    return resized.reshape(height, width, image.shape[2])
 
 
 def encode_png(image: np.ndarray) -> bytes:

@@ -20,6 +20,7 @@ _MAGIC = b"PSINDEX1"
 _HEAD = struct.Struct("<8sQqQBI")
 _BLOCK_BYTES = 1 << 16
 _SMALL_RECORD_BYTES = 1 << 13
+# Records of as many lengths must not fill the memory with headers.
 _MAX_KNOWN_HEADERS = 1 << 14
 # A smaller file is indexed faster than its index is opened.
 _MIN_KEPT_BYTES = 1 << 20
@@ -131,6 +132,7 @@ def _list_places(path: Path, cache_dir: str | Path | None) -> list[Path]:
 
 
 def _pack(index: RecordIndex, stat: os.stat_result, framing: Framing) -> bytes:
+    # Little endian on every machine: the folder may be shared.
     bounds = index.bounds.astype("<i8").tobytes()
     crc = crc32c(bounds)
     head = (stat.st_size, stat.st_mtime_ns, len(index.bounds), framing.has_crc, crc)

@@ -31,6 +31,8 @@ def _declare_lists(
             name="value", number=1, type=scalar, label=_Field.LABEL_REPEATED
         )
         if scalar != _Field.TYPE_BYTES:
+            # As TensorFlow's own declaration has it: one tag for the whole list, not for each
+            # number.
             values.options.packed = True
         feature.field.add(
             name=name,
@@ -138,7 +140,7 @@ Example, SequenceExample = _build_example_classes()
 OFRecord = _build_ofrecord_class()
 
 
-def parse_features(payload: bytes, message_class: Any) -> Mapping[str, Message]:
+def parse_features(payload: bytes, message_class: type[Message]) -> Mapping[str, Message]:
     """Return the features of a payload by name.
 
     Raises:
@@ -160,7 +162,7 @@ def parse_sequence(payload: bytes) -> tuple[Mapping[str, Message], Mapping[str, 
     return parsed.context.feature, parsed.feature_lists.feature_list
 
 
-def _parse(payload: bytes, message_class: Any, name: str) -> Any:
+def _parse(payload: bytes, message_class: type[Message], name: str) -> Any:
     try:
         return message_class.FromString(payload)
     except DecodeError as error:

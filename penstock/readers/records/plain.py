@@ -22,6 +22,7 @@ from penstock.readers.records.errors import FramingError, RecordError
 from penstock.readers.records.framing import TFRECORD, Framing
 
 Compression = Literal["auto", "", "GZIP", "ZLIB"]
+# zlib's window of 32 KiB; 16 more says that the header is gzip's.
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 _PIECE_BYTES = 1 << 20
 
@@ -32,6 +33,7 @@ def detect_compression(head: bytes, framing: Framing = TFRECORD) -> Literal["", 
     >>> detect_compression(TFRECORD.frame(b"abc")), detect_compression(zlib.compress(b""))
     ('', 'ZLIB')
     """
+    # A bare length cannot be told from other bytes, so nothing is guessed.
     if not framing.has_crc:
         return ""
     try:
@@ -39,6 +41,8 @@ def detect_compression(head: bytes, framing: Framing = TFRECORD) -> Literal["", 
     except FramingError:
         if head[:3] == b"\x1f\x8b\x08":
             return "GZIP"
+        # RFC 1950: method 8, a window of 32 KiB at most, and a check that makes it a multiple of
+        # 31.
         is_deflate = len(head) >= 2 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7
         if is_deflate and int.from_bytes(head[:2], "big") % 31 == 0:
             return "ZLIB"
@@ -93,6 +97,7 @@ def open_plain_copy(
     except FramingError:
         if not damage:
             raise
+        # An index is set only where the head is no record: then nothing of it is worth a copy.
         limit = 0 if damage[0].index == 0 else max_plain_bytes
         return _open_partial_copy(path, compression, limit), str(path), damage[0]
     write_source(copy, path)

@@ -273,4 +273,5 @@ def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _get_generator(random: Random) -> np.random.Generator:
+    # Called by hand, without a reader and so without a seed.
     return np.random.default_rng() if random is None else random

@@ -57,6 +57,7 @@ class RecordReader(RandomAccessReader):
         return self._index()[1]
 
     def _index(self) -> tuple[RecordFiles, RecordOrder]:
+        # Threads may ask at the same time; files are indexed once.
         with self._indexing:
             if self._indexed is None:
                 files = RecordFiles(self.paths, self.form)

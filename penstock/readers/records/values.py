@@ -58,7 +58,8 @@ def find_list(features: FeatureMap, key: str) -> tuple[str, Any] | None:
     """
     # The length of protobuf's list costs nothing. As an array a list of 60 MB of one-byte numbers,
     # which are 480 MB in protobuf already, would take as much again before it is refused.
-    if key not in features:  # indexing a protobuf map would add the key
+    # Asked first, as indexing a map of protobuf adds the key.
+    if key not in features:
         return None
     feature = features[key]
     kind = feature.WhichOneof("kind")
@@ -164,7 +165,8 @@ def fill_feature(feature: Any, name: str, value: object, *, has_narrow_types: bo
         value = [value]
     is_sequence = isinstance(value, Sequence)
     if is_sequence and not value:
-        return  # a list of no kind: readers take it for whatever they declare
+        # A list of no kind: readers take it for whatever they declare.
+        return
     if is_sequence and all(isinstance(item, (bytes, str)) for item in value):
         items = [item.encode() if isinstance(item, str) else item for item in value]
         feature.bytes_list.value.extend(items)
@@ -182,6 +184,7 @@ def fill_feature(feature: Any, name: str, value: object, *, has_narrow_types: bo
             "Convert it first",
         )
     kind = _choose_list(array, has_narrow_types)
+    # An empty array keeps its kind; to add nothing would not set it.
     getattr(feature, kind).SetInParent()
     getattr(feature, kind).value.extend(array.astype(_LISTS[kind]).ravel())
 
