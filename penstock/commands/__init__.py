@@ -42,8 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run_words(words)
-        sys.stdout.flush()  # at exit it is too late to handle a closed pipe or a full disk
-    except BrokenPipeError:  # `penstock train | head` has seen enough
+        # Now: at exit it is too late to handle a closed pipe or a full disk.
+        sys.stdout.flush()
+    # `penstock train | head` has seen enough.
+    except BrokenPipeError:
         _discard_output()
         return 1
     except OSError as error:
@@ -74,12 +76,14 @@ def _run_words(words: list[str]) -> int:
         )
         return 2
     try:
+        # Imported only when it is called: `penstock --help` takes 0.1 s.
         module = importlib.import_module(f"penstock.commands.{name.replace('-', '_')}")
         return module.run(words[1:])
     except KeyboardInterrupt:
         print(f"\npenstock {name}: interrupted", file=sys.stderr)
         return 130
-    except SystemExit as request:  # from argparse: 0 after --help
+    # From argparse, which ends so after `--help`.
+    except SystemExit as request:
         return request.code if isinstance(request.code, int) else 1
 
 
@@ -90,6 +94,7 @@ def _discard_output() -> None:
         try:
             stream.flush()
         except OSError:
+            # The descriptor itself: what is left in the stream's buffer goes there at exit.
             os.dup2(nowhere, stream.fileno())
 
 

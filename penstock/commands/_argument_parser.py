@@ -77,8 +77,10 @@ class Flag:
         Raises:
           ArgumentTypeError: it stands for none.
         """
+        # Before the kinds: a choice may read like a number, or like None.
         if self.is_positional or text in self.choices:
             return text
+        # The way to take back, on the command line, what a file of flags gives.
         if text == "None" and NoneType in self.kinds:
             return None
         for kind in self.kinds:
@@ -105,11 +107,13 @@ class Flag:
         is_shown = default not in (None, "", {}, dataclasses.MISSING)
         text = f"{self.help} (default: {default})" if is_shown else self.help
         options: dict[str, Any] = {"type": self.read, "metavar": self.metavar, **self.options}
-        options["help"] = text.replace("%", "%%")  # argparse expands percent signs
+        # argparse expands percent signs.
+        options["help"] = text.replace("%", "%%")
         if self.is_positional:
             group.add_argument(self.name, **options)
             return
-        if self.hint is bool:  # `--json` alone is `--json=True`
+        # `--json` alone is `--json=True`.
+        if self.hint is bool:
             options |= {"nargs": "?", "const": True}
         is_required = self.default is dataclasses.MISSING
         group.add_argument(f"--{self.name}", required=is_required, **options)
@@ -150,7 +154,8 @@ def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
     """Return the flags of a dataclass and of its sections, by name."""
     flags: dict[str, Flag] = {}
     hints, helps = typing.get_type_hints(kind), _read_helps(kind)
-    own = inspect.get_annotations(kind)  # before those of a parent
+    # A class's own flags come before those of its parent.
+    own = inspect.get_annotations(kind)
     for field in sorted(dataclasses.fields(kind), key=lambda field: field.name not in own):
         hint, default = hints[field.name], field.default
         if dataclasses.is_dataclass(hint):
@@ -173,6 +178,7 @@ def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
 def _read_helps(kind: type) -> dict[str, str]:
     """Return what the docstrings of a class and its parents say of each argument."""
     helps: dict[str, str] = {}
+    # The parents first: what a class says of a flag itself replaces their words.
     for parent in reversed(kind.__mro__):
         section = inspect.cleandoc(parent.__doc__ or "").partition("\nArguments:\n")[2]
         entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", section.split("\n\n")[0], re.M)
@@ -202,7 +208,9 @@ def read_words(
         description=textwrap.fill(" ".join(text.split()), 80),
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        # Only what was given is in the result: defaults are the dataclass's own, or a file's.
         argument_default=argparse.SUPPRESS,
+        # An abbreviation would change its meaning with the next flag that is added.
         allow_abbrev=False,
     )
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
@@ -210,6 +218,7 @@ def read_words(
         if flag.section not in groups:
             groups[flag.section] = parser.add_argument_group(f"{flag.section} options")
         flag.add_to(groups[flag.section])
+    # Known ones only, so that the error is ours, with the nearest name.
     found, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
     if unknown:
         name = unknown[0].partition("=")[0]

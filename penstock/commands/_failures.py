@@ -45,12 +45,15 @@ def run_command(
     """
     try:
         command()
+    # An OSError too, but nobody is left to read a line about it: `main` ends quietly.
     except BrokenPipeError:
         raise
     except (UsageError, *usage_errors, *_KNOWN) as error:
         is_usage = isinstance(error, (UsageError, *usage_errors))
         if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
             raise
+        # The readers' remedies are arguments of Python; the command has a flag for this one, or
+        # nothing.
         text = one_line(error)
         if name in _SKIPPING:
             text = text.replace("on_error='skip'", "--skip_damaged=True")
@@ -67,6 +70,7 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("does not fit:\n  missing: a\n  missing: b"))
     'does not fit: missing: a; missing: b'
     """
+    # Its own text begins with `[Errno 28]`.
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         where = f" {error.filename!r}" if error.filename is not None else ""
         space = " Make room, or choose another --checkpointDir."

@@ -20,7 +20,8 @@ def import_plugins(plugins: str, flag: str = "plugin") -> None:
     Raises:
       UsageError: one cannot be imported.
     """
-    sys.path.insert(0, "")  # as `python -m` has it: modules of the current folder
+    # As `python -m` has it: the script's path has no modules of the current folder.
+    sys.path.insert(0, "")
     try:
         for word in split_words(plugins):
             _import_file(Path(word)) if word.endswith(".py") else importlib.import_module(word)
@@ -36,9 +37,11 @@ def import_plugins(plugins: str, flag: str = "plugin") -> None:
 def _import_file(path: Path) -> None:
     name = path.stem
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path.resolve()):
-        return  # imported before: to register twice would be an error
+        # Imported before: to register its networks twice would be an error.
+        return
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
+    # Before it runs, as Python's own import has it: what it defines is found by the module's name.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -86,6 +86,7 @@ def _find(run: str) -> Path:
     path = Path(run)
     if path.is_file():
         return path
+    # Logs that were put aside end in a number, `log.csv.1`, and so are not among them.
     found = sorted([*path.glob("*.csv"), *path.glob("*.jsonl")])
     if len(found) == 1:
         return found[0]

@@ -34,5 +34,6 @@ def print_table(
             style="bold" if number == 0 else None,
         )
     for row in rows:
+        # As text: rich would take brackets, as in a shape, for markup.
         table.add_row(*map(Text, row))
     console.print(table)

@@ -49,6 +49,7 @@ def _show_cache(argv: list[str]) -> None:
     from penstock.readers.records.copies import evict, list_copies
 
     folder = flags.cache_dir or cache_folder()
+    # Before anything is removed: a wrong variable is an error of usage.
     bound = max_cache_bytes()
     if flags.action == "clear":
         removed = evict(folder, 0)

@@ -39,7 +39,8 @@ _EXAMPLES = """examples:
   penstock convert --dataset_name=ofrecord --source='data/photos/images_train*' \\
       --dataset_dir=data/parts --rename=slim
 """
-_MAX_SHARDS = 99_999  # their names have five digits
+# Their names have five digits.
+_MAX_SHARDS = 99_999
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,7 @@ def run(argv: list[str]) -> int:
       The exit status: 0 when the files were made, or are there already and stay as they are; 1
       when something was wrong with a file or the network; 2 when an argument was.
     """
+    # Arguments whose mistake only the files show are still mistakes of usage.
     usage_errors = (convert.ArgumentError, FileNotFoundError)
     return run_command("convert", lambda: _convert(argv), usage_errors=usage_errors)
 
@@ -142,6 +144,7 @@ def _convert(argv: list[str]) -> None:
 
 
 def _check_folder(text: str) -> None:
+    # The folder may still have to be made; what is there of its path must be a folder.
     present = next(path for path in (Path(text), *Path(text).parents, ".") if os.path.exists(path))
     if not text or not os.path.isdir(present):
         raise UsageError(f"--dataset_dir got {text!r}, expected a folder or a path for one.")
@@ -151,7 +154,8 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    # A port that is no number.
+    except ValueError:
         return False
 
 
@@ -212,7 +216,8 @@ def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
     source = _required_source(flags)
     try:
         parts = find_parts(source, suffix_length=flags.part_name_suffix_length)
-    except ValueError as error:  # not enough digits for the parts there are
+    # Not enough digits for the parts that there are.
+    except ValueError as error:
         raise convert.ArgumentError(str(error)) from error
     names = (
         f"{flags.output_name}_{shard:05d}-of-{flags.num_shards:05d}.tfrecord"

@@ -100,6 +100,7 @@ def _collect(
     # Within the test: a second pass for the predictions would decode the images again.
     for batch in reader():
         probabilities = trainer.infer({"image": batch["image"]})
+        # A copy of the labels: the batch is the reader's.
         pairs.append((np.array(batch["label"]), np.asarray(probabilities).argmax(axis=-1)))
         yield batch
 
@@ -114,6 +115,7 @@ def _plot(flags: EvalFlags, folder: RunFolder | None, matrix: np.ndarray, data: 
     try:
         draw_confusion(path, matrix, data.class_names)
     except ModuleNotFoundError as error:
+        # Only a picture that was asked for is worth a failure.
         if flags.plot is not None:
             raise
         note = f"no {path}: {error}"

@@ -57,6 +57,7 @@ def run(argv: list[str]) -> int:
       The exit status: 0 when there was something to show, 2 when an argument was wrong: no such
       network or module, a size or number of classes that the network does not take.
     """
+    # Nothing but arguments can be wrong: no file is read.
     usage_errors = (ValueError, UnknownNameError)
     return run_command("models", lambda: _show(argv), usage_errors=usage_errors)
 
@@ -140,7 +141,8 @@ def _facts(model: models.Model, report: Report) -> dict[str, object]:
 
 def _layer(row: LayerRow) -> tuple[str, ...]:
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in row.shapes.items())
-    if row.num_statistics and row.num_params:  # a batch norm: its four vectors have one shape
+    # A batch norm: its four vectors have one shape.
+    if row.num_statistics and row.num_params:
         shapes = f"{', '.join(row.shapes)} {list(next(iter(row.shapes.values())))}"
     return (
         row.path,

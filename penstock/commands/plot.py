@@ -55,6 +55,7 @@ def _plot(argv: list[str]) -> None:
     path = check_path("--output", flags.output)
     runs = [read_log(name) for name in flags.runs]
     panels = [_panel(runs, metric, flags) for metric in flags.metric]
+    # After the arguments were checked, which needs no matplotlib.
     check_installed("matplotlib", "plot", "penstock plot")
     draw(path, panels)
     print(path)

@@ -81,7 +81,8 @@ def _predict(argv: list[str]) -> None:
     for start in range(0, len(files), _BATCH_SIZE):
         part = files[start : start + _BATCH_SIZE]
         images = [crop({"image": _read_image(path, facts, channels)})["image"] for path in part]
-        if not start:  # not before a failure to read them, which is to be the only line
+        # Not before a failure to read them, which is to be the only line.
+        if not start:
             print(preparation.summary, file=sys.stderr)
         probabilities = np.asarray(trainer.infer({"image": np.stack(images)}))
         for path, row in zip(part, probabilities, strict=True):
@@ -137,6 +138,7 @@ def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     decoded = decode_image(
         path.read_bytes(), channels=channels if channels in (1, 3) else 3, name=str(path)
     )
+    # The crop is for images as they were stored: a scan of a digit is first made as small as those.
     if stored is not None and decoded.shape[:2] != stored[:2]:
         print(
             f"{path}: {decoded.shape[0]} x {decoded.shape[1]} pixels, resized to {stored[0]} x "
@@ -150,8 +152,10 @@ def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
 
 
 def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: PredictFlags) -> None:
+    # Stable, so that classes of one probability keep their order.
     best = np.argsort(-row, kind="stable")[: flags.top_k]
     if flags.json:
+        # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         classes = [{"name": names[i], "probability": float(row[i])} for i in best]
         print(json.dumps({"image": str(path), "classes": classes}), flush=True)
     else:

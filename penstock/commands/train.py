@@ -73,6 +73,8 @@ def _train(flags: TrainFlags) -> None:
             raise
         run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
         if is_first:
+            # Only now that this run's parameters are there: until then the run before can come
+            # back.
             forget(run.folder)
     if is_first:
         is_digits = flags.dataset.dataset_name == "digits" and jax.process_count() == 1

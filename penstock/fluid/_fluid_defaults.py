@@ -7,7 +7,7 @@ kernels, and they never changed values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -16,10 +16,9 @@ from jax.typing import DTypeLike
 from penstock import layers
 from penstock._errors import ProgramError
 from penstock.layers.activations import Activation
+from penstock.layers.parameters import Attr
 
 Sizes = int | Sequence[int]
-Attr = layers.ParamAttr | Any
-"""What `param_attr` and `bias_attr` accept; see `penstock.layers.ParamAttr`."""
 
 
 def conv2d(

@@ -8,10 +8,11 @@ from typing import Any, Literal, TypeVar
 import jax
 
 from penstock import layers
-from penstock.fluid._fluid_defaults import Attr, Sizes, batch_norm, conv2d, dropout, pool2d
+from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
 from penstock.layers.activations import Activation
+from penstock.layers.parameters import Attr
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from penstock.events import BeginEpochEvent as BeginEpochEvent
 from penstock.events import BeginStepEvent as BeginStepEvent
 from penstock.events import EndEpochEvent as EndEpochEvent
 from penstock.events import EndStepEvent as EndStepEvent
-from penstock.events import Handler, combine_handlers
+from penstock.events import Handler, ReaderLike, combine_handlers
 from penstock.fluid._fetched import as_fetched, with_metrics
 from penstock.fluid._places import choose_devices
 from penstock.program_builder import Objective, Optimizer, Precision, PrecisionName
@@ -180,7 +180,7 @@ class Trainer(trainer.Trainer):
         self,
         num_epochs: int = 1,
         event_handler: Handler | Sequence[Handler] | None = None,
-        reader: Any = None,
+        reader: ReaderLike | None = None,
         feed_order: FeedOrder | None = None,
     ) -> None:
         """Train for `num_epochs` passes over `reader`; see `penstock.Trainer.train`.
@@ -209,7 +209,7 @@ class Trainer(trainer.Trainer):
         super().train(reader, event_handler, num_epochs, feed_order)
 
     def test(
-        self, reader: Any, feed_order: FeedOrder | None = None, *, averaged: bool = False
+        self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
     ) -> Any:
         """Return the means of the loss and the metrics over `reader`, a list of arrays.
 

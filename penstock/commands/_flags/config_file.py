@@ -65,6 +65,7 @@ def _load(path: Path) -> Mapping[str, object]:
             f"--config got {str(path)!r}, expected a file that can be read ({error.strerror})."
         ) from error
     try:
+        # JSON by its own parser: YAML reads `1e-3`, which JSON may hold, as text.
         loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
@@ -92,7 +93,8 @@ def to_json(flags: Dataclass) -> dict[str, object]:
         value = getattr(flags, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = to_json(value)
-        elif isinstance(value, Mapping):  # as text: a mapping in the file is a section
+        # As text: a mapping in the file would be read as a section.
+        elif isinstance(value, Mapping):
             value = _write_value(value) or None
         values[field.name] = value
     return values
@@ -104,4 +106,5 @@ def _write_value(value: object) -> str:
         return ",".join(map(_write_value, value))
     if isinstance(value, Mapping):
         return ",".join(f"{name}={_write_value(each)}" for name, each in value.items())
+    # `repr` of a float reads back as the same float.
     return repr(value) if isinstance(value, bool | float) else str(value)

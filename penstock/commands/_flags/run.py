@@ -115,4 +115,5 @@ class PerformanceFlags:
     @property
     def precision_name(self) -> PrecisionName:
         """The precision that the two flags ask for."""
+        # FastNN's default of 16 bits is "auto": bfloat16 where the accelerator has it.
         return self.precision or ("auto" if self.use_fp16 else "float32")

@@ -117,6 +117,7 @@ def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
         given = {**read_config(str(config), TRAIN_FLAGS), **given}
     # Before the checks of names, which plugins register.
     import_plugins(str(given.get("plugin") or ""))
+    # The defaults depend on a flag, so flags that were given are told from those that were not.
     default = fastnn_defaults() if given.get("fastnn_compat") else TrainFlags()
     with raise_usage_errors():
         return _replace(default, given)

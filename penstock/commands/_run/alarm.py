@@ -33,14 +33,17 @@ _PATIENCE_SECS = 5.0
 @contextlib.contextmanager
 def leave_out_alarm() -> Iterator[None]:
     """Leave the alarm out of standard error."""
+    # Without site-packages and variables of the environment it starts at once.
     words = [sys.executable, "-S", "-E", "-c", _FILTER]
     try:
         original = os.dup(2)
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    except OSError:  # standard error is closed, or there is no room for a process
+    # Standard error is closed, or there is no room for a process.
+    except OSError:
         yield
         return
     assert process.stdin is not None
+    # The descriptor, as XLA does not write through `sys.stderr`.
     os.dup2(process.stdin.fileno(), 2)
     process.stdin.close()
     try:

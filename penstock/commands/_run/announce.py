@@ -121,6 +121,7 @@ def announce_compilations(flags: TrainFlags) -> Iterator[None]:
     handler, before = _Printing(), (COMPILATIONS.level, COMPILATIONS.propagate)
     COMPILATIONS.addHandler(handler)
     COMPILATIONS.setLevel(logging.INFO)
+    # Else a user's own logging would print each line again.
     COMPILATIONS.propagate = False
     try:
         yield

@@ -95,6 +95,7 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     data = open_data(
         flags, batch_size=flags.model.batch_size * num_devices, shard=_choose_shard(flags)
     )
+    # FastNN's way to measure speed: what the reader takes of it is told beside.
     if flags.dataset.dataset_name == "mock":
         data = dataclasses.replace(data, train=TimedReader(data.train))
     flags = resolve_flags(flags, data)
@@ -104,11 +105,14 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     network = make_network(flags, data.shape)
     size = data.shape.image_shape[0]
     schedule = choose_schedule(flags, data, plan)
+    # Weights and trainer build the network, and so find out that images are too small for it.
     with name_smallest_size(network.model, size):
+        # Before the folder is taken: where there are no weights, no other run is moved aside.
         weights = _read_weights(flags, folder, network.model, size)
         notes = _take_folder(folder, flags, plan.num_steps, held)
         trainer = _trainer(flags, network, schedule, folder, place)
-    if data.preparation is not None:  # saved with the parameters, which may be copied elsewhere
+    # Saved with the parameters too, which may be copied elsewhere without the run's folder.
+    if data.preparation is not None:
         trainer.about = describe_weights(data.preparation.preprocessing)
     return Run(
         flags=flags,
@@ -156,6 +160,7 @@ def _take_folder(
     """
     notes: list[str] = []
     if is_writing_process():
+        # Held from here to the end of the run, so that no other run looks at a folder half moved.
         if held.enter_context(hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
         check_usable(folder, flags, num_steps)
@@ -165,7 +170,8 @@ def _take_folder(
         if folder.find_weights() is not None and not is_resumed:
             set_aside(folder)
             notes.append(f"the run before is in {folder.replaced} until this one is over")
-    if jax.process_count() > 1:  # the others read the folder only when it is in order
+    # The other processes read the folder only when it is in order.
+    if jax.process_count() > 1:
         multihost_utils.sync_global_devices("penstock run folder")
     return notes
 
@@ -194,6 +200,7 @@ def _join_processes(flags: TrainFlags) -> None:
 
 def _choose_shard(flags: TrainFlags) -> Shard:
     """Return which part of the data this process reads; whole files, as FastNN does it."""
+    # The mock has no files to divide.
     is_by_file = flags.fastnn_compat and jax.process_count() > 1
     rule = "files_round_robin" if is_by_file and flags.dataset.dataset_name != "mock" else "records"
     return Shard(jax.process_index(), jax.process_count(), rule)

@@ -93,9 +93,12 @@ class Benchmark:
     def _end_step(self, event: EndStep) -> None:
         self._num_steps += 1
         self._num_examples += event.num_examples
+        # The first steps compile.
         length = _WARM_UP_STEPS if self._start is None else self._every_steps
         if self._num_steps < length:
             return
+        # Reading waits for the device: without it the clock would measure how fast steps are
+        # queued.
         event.metrics  # noqa: B018  # reading waits for the device
         now = (time.perf_counter(), self._reader.secs)
         if self._start is not None:
@@ -113,6 +116,7 @@ class Benchmark:
                 f"benchmark: no window of {self._every_steps} steps after the first "
                 f"{_WARM_UP_STEPS}; raise --stop_at_step"
             )
+        # Medians: one window in which another program was busy does not count.
         step, data = statistics.median(self._step_secs), statistics.median(self._data_secs)
         return (
             f"benchmark: {statistics.median(self.rates):.1f} examples/s, "

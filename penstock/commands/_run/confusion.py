@@ -9,8 +9,10 @@ import numpy as np
 
 from penstock.commands._tables import print_table
 
-_MAX_NAMED = 40  # of more classes the names would cover each other
-_MAX_NUMBERS = 20  # and of more classes the counts
+# The names of more classes would cover each other.
+_MAX_NAMED = 40
+# And the counts of more than these.
+_MAX_NUMBERS = 20
 
 
 def count_confusions(
@@ -26,6 +28,7 @@ def count_confusions(
     """
     matrix = np.zeros((num_classes, num_classes), np.int64)
     for labels, predictions in pairs:
+        # Not `+=`, which counts a pair that is twice in a batch once.
         np.add.at(matrix, (labels.reshape(-1), predictions.reshape(-1)), 1)
     return matrix
 
@@ -69,6 +72,7 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
     size = min(4 + 0.35 * len(names), 18)
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.subplots()
+    # A class without images is a row of zeros.
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)

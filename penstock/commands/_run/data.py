@@ -76,7 +76,8 @@ def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Da
         return _mock(flags, batch_size, shard)
     dataset = flags.dataset
     if flags.fastnn_compat and dataset.dataset_name in _FASTNN_SIZES:
-        dataset = dataclasses.replace(dataset, train_files=None)  # FastNN has its own list
+        # FastNN has its own list.
+        dataset = dataclasses.replace(dataset, train_files=None)
     elif flags.fastnn_compat and dataset.dataset_name not in list_datasets():
         raise ValueError(
             f"--dataset_name got {dataset.dataset_name!r}, expected one that is registered: FastNN "
@@ -86,6 +87,7 @@ def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Da
     source = open_split(flags, "train")
     try:
         test = open_split(flags, "test")
+    # A run needs nothing to test on.
     except readers.DatasetNotFoundError:
         test = None
     chosen = choose_preparation(flags, find_starting_weights(flags))
@@ -133,6 +135,8 @@ def _prepare(
     decode = dataclasses.replace(augment, crop=chosen.for_evaluation(size))
     batch_size, batch_notes = _limit_batch_size(flags, batch_size, source.num_samples)
     options = make_read_options(flags, batch_size, shard)
+    # All records, whatever the size: a window is what a stream can do, and records are reached by
+    # number.
     is_shuffled = flags.preprocessing.shuffle_buffer_size > 1
     names = source.class_names or tuple(map(str, range(num_classes)))
     return Data(
@@ -193,6 +197,7 @@ def make_read_options(
       batch_size: of all devices together.
     """
     read = flags.preprocessing
+    # FastNN's flag bounds the images in work, so more workers than that would wait.
     in_flight = read.num_parallel_batches * flags.model.batch_size
     return readers.records.ReadOptions(
         batch_size=batch_size,
@@ -219,6 +224,7 @@ def _limit_batch_size(
       ValueError: a device's share has fewer images than there are micro-batches.
     """
     num_devices = batch_size // flags.model.batch_size
+    # Larger batches would be padding for the most part.
     share = min(flags.model.batch_size, -(-num_samples // num_devices))
     parts = flags.model.gradient_accumulation_steps
     if parts > share:

@@ -22,6 +22,7 @@ def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> No
       infer: gives probabilities `[B, 10]` of a feed.
       reader: yields the prepared images of the test split, in its order.
     """
+    # Read again, as the reader's images are prepared for the network; the order is the same.
     digits = next(iter(readers.dataset("digits", "test", 10_000)))
     probabilities = np.concatenate([infer({"image": batch["image"]}) for batch in reader()])
     predicted, labels = probabilities.argmax(axis=1), digits["label"]

@@ -7,7 +7,6 @@ import json
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from penstock._checkpoint import CheckpointConfig, Store
 from penstock._parameters import DATA_FILE
@@ -96,11 +95,12 @@ class Facts:
     image_shape: tuple[int, ...]
     stored_shape: tuple[int, ...] | None
     class_names: tuple[str, ...]
-    preprocessing: Mapping[str, Any] | None = None
+    preprocessing: Mapping[str, object] | None = None
 
 
 def find_run_folder(path: Path) -> RunFolder | None:
     """Return the folder of a run that a path is, or is in; None where there is none."""
+    # As far up as from a run's `checkpoints/100`.
     candidates = (path, *list(path.parents)[:2])
     return next((RunFolder(each) for each in candidates if RunFolder(each).data.exists()), None)
 
@@ -109,6 +109,7 @@ def has_weights(path: Path) -> bool:
     """Say whether a folder has parameters or checkpoints of penstock, or is a checkpoint."""
     if not path.is_dir():
         return False
+    # A folder called like a step need not be one: another's, `2024`, may be empty.
     is_checkpoint = path.name.isdigit() and any(path.iterdir())
     return (path / DATA_FILE).is_file() or is_checkpoint or bool(list_steps(path))
 
@@ -134,6 +135,7 @@ def choose_folder(flags: TrainFlags) -> RunFolder:
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
             return folder
+        # The same flags find the same folder, so the same command goes on where it was stopped.
         goes_on = flags.logging.overwrite or can_resume(folder, flags)
         if goes_on and not find_differences(folder, flags):
             return folder
@@ -193,6 +195,7 @@ def find_differences(
             # A flag that a folder does not know is newer than its run.
             if name not in (*_SILENT, *_DISPLAY) and name in before
         }
+    # A description that cannot be read tells no difference.
     except (OSError, ValueError, ArgumentTypeError):
         return {}
     return {name: (old, new) for name, (old, new) in values.items() if old != new}

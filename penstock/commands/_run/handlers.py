@@ -45,6 +45,7 @@ def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) 
     evaluate = None
     if data.test is not None and logging.eval_every_n_epochs:
         evaluate = _make_evaluate(flags, data.test, folder, is_quiet=not shows_lines)
+    # Tests come first: handlers behind them show and log their results.
     found: list[Any] = [] if evaluate is None else [evaluate, FinalTest(evaluate)]
     if shows_lines:
         found.append(handlers.Log(every))

@@ -38,6 +38,7 @@ def make_network(
     Arguments:
       counts_auxiliary: an auxiliary head adds to the loss; not where it has no weights.
     """
+    # A decay that is named, or FastNN's, holds from the first step: nothing warms up.
     is_fixed = flags.fastnn_compat or flags.model.batch_norm_decay is not None
     settings = models.Settings(
         weight_decay=0.0 if flags.fastnn_compat else flags.model.weight_decay,
@@ -97,7 +98,8 @@ def _smallest_size(model: models.Model, size: int) -> int:
     least, step = size, 1
     while not _accepts(model, least + step):
         least, step = least + step, 2 * step
-        if least > model.default_image_size:  # its size is not the reason
+        # Its size is not the reason: the network's own images would be refused too.
+        if least > model.default_image_size:
             return size
     sizes = range(least + 1, least + step + 1)
     return sizes[bisect.bisect_left(sizes, True, key=lambda each: _accepts(model, each))]
@@ -119,6 +121,7 @@ def make_precision(flags: PerformanceFlags) -> Precision:
 
 def find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
     """Return the names of the parameters whose shape depends on the number of classes."""
+    # Found by building for one class more, not by names, which differ from network to network.
     wider = dataclasses.replace(shape, num_classes=shape.num_classes + 1)
     builder = ProgramBuilder(make_network(flags, wider).train_program)
     shapes = {row.name: row.shape for row in builder.parameter_table()}
@@ -135,6 +138,8 @@ def _keep_logits(
         images: jax.Array, num_classes: int | None, *, settings: models.Settings
     ) -> tuple[jax.Array, models.EndPoints]:
         logits, points = dataclasses.replace(model, settings=settings)(images, num_classes)
+        # Past the classifier, whose metrics have no logits. Emptied in the same trace, as tracers
+        # must be.
         seen[:] = [logits]
         return logits, points
 

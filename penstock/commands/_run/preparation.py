@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from penstock import _parameters, models, preprocessing
 from penstock.commands._flags import TrainFlags
@@ -97,13 +96,15 @@ def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | No
     return None if description is None else preprocessing.restore(description)
 
 
-def describe_weights(chosen: Preprocessing, left_initial: tuple[str, ...] = ()) -> dict[str, Any]:
+def describe_weights(
+    chosen: Preprocessing, left_initial: tuple[str, ...] = ()
+) -> dict[str, object]:
     """Return the description that is saved with parameters.
 
     Arguments:
       left_initial: entries that the weights did not have.
     """
-    about: dict[str, Any] = {"preprocessing": preprocessing.describe(chosen)}
+    about: dict[str, object] = {"preprocessing": preprocessing.describe(chosen)}
     return about | ({"left_initial": list(left_initial)} if left_initial else {})
 
 
@@ -122,12 +123,13 @@ def _get_name(chosen: Preprocessing) -> str:
     return preprocessing.describe(chosen)["name"]
 
 
-def _read_from_run(weights: Path) -> Mapping[str, Any] | None:
+def _read_from_run(weights: Path) -> Mapping[str, object] | None:
     """Return the preprocessing that the folder of the weights' run describes."""
     folder = find_run_folder(weights)
     try:
         return None if folder is None else read_facts(folder).preprocessing
-    except (OSError, ValueError, KeyError):  # damaged: the network's own will do
+    # A damaged description: the network's own will do.
+    except (OSError, ValueError, KeyError):
         return None
 
 
@@ -139,7 +141,8 @@ def _choose_own_name(flags: TrainFlags) -> str:
     """Return the name of the network's own preprocessing, or of FastNN's for it."""
     model_name = flags.model.model_name
     if flags.fastnn_compat and model_name.startswith("resnet_v2_"):
-        return "vgg"  # though the published weights were trained with inception's
+        # FastNN's choice, though the published weights were trained with inception's.
+        return "vgg"
     if _follows_fastnn(flags) and model_name == "nasnet_cifar":
         raise ValueError(
             "--preprocessing_name got none for nasnet_cifar, expected cifarnet: FastNN has no "

@@ -58,6 +58,7 @@ def bring_back(folder: RunFolder) -> bool:
 def forget(folder: RunFolder) -> None:
     """Delete the run that was replaced, where there is one."""
     if folder.replaced.is_dir():
+        # Renamed first: what is half deleted must not be taken for a run to bring back.
         folder.replaced.rename(folder.path / _LEAVING)
     _remove(folder.path / _LEAVING)
 
@@ -84,7 +85,8 @@ def hold(folder: RunFolder) -> Iterator[bool]:
                 bring_back(folder)
                 raise
     finally:
-        with contextlib.suppress(OSError):  # the first that is not empty stays, with its parents
+        # The first folder that is not empty stays, and its parents with it.
+        with contextlib.suppress(OSError):
             for path in missing:
                 path.rmdir()
 
@@ -103,6 +105,7 @@ def _lock(path: Path) -> FolderLock:
 
 
 def _remove(path: Path) -> None:
+    # A link is removed, never followed: the folder behind it is the user's.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -135,6 +135,7 @@ def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
     if image.shape[-1] == num_channels:
         return image
     if image.shape[-1] == 1:
+        # Gray in three channels, as TF-Slim's decoders give it.
         return np.repeat(image, num_channels, axis=-1)
     import cv2
 

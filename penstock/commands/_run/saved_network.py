@@ -78,7 +78,8 @@ def load_network(saved: SavedNetwork, shape: Shape) -> Trainer:
     network = make_network(saved.flags, shape)
     with name_smallest_size(network.model, size):
         weights = read_weights(saved.weights, network.model, size)
-    if weights.optional:  # a head with random weights would add its loss
+    # A head without weights would add the loss of random ones, about which nobody asked.
+    if weights.optional:
         network = make_network(saved.flags, shape, counts_auxiliary=False)
     trainer = Trainer(
         network.train_program,
@@ -88,7 +89,8 @@ def load_network(saved: SavedNetwork, shape: Shape) -> Trainer:
     _, misfit = load_weights(
         trainer,
         weights,
-        ModelFlags(model_name=saved.flags.model.model_name),  # all of them, whatever was trained
+        # All of them, whatever scopes the run itself was to leave out.
+        ModelFlags(model_name=saved.flags.model.model_name),
         model=network.model,
         find_last_layers=lambda: find_last_layers(saved.flags, shape, trainer),
     )

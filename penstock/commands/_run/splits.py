@@ -21,9 +21,9 @@ from penstock.commands._run.samples import BatchReader
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
 from penstock.readers.datasets.splits import Subset, fixed_split
-from penstock.readers.records import ReadOptions
+from penstock.readers.records import ReadOptions, RecordReader
 
-Decode = Callable[[Any], Any]
+Decode = Callable[[Any], object]
 MakeReader = Callable[..., Any]
 SplitName = Literal["train", "test"]
 
@@ -60,7 +60,8 @@ class Split:
 
 def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    del values["name"], values["pad"]  # not every reader takes them
+    # Not every reader takes them.
+    del values["name"], values["pad"]
     return make(**values)
 
 
@@ -121,7 +122,7 @@ def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> MakeReader:
         }
         return functools.partial(readers.tfrecord, paths, features)
 
-    def make(decode: Decode | None = None, **options: Any) -> Any:
+    def make(decode: Decode | None = None, **options: Any) -> RecordReader:
         chain = [each for each in (own.parse_fn, decode) if each is not None]
         return readers.tfrecord(paths, own.features, decode=_Chain(tuple(chain)), **options)
 
@@ -145,7 +146,7 @@ class _Chain:
 
     functions: tuple[Decode, ...]
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: object) -> object:
         for function in self.functions:
             sample = function(sample)
         return sample
@@ -163,7 +164,8 @@ def _open_folder(
     source = readers.ImageFolder(parts[0] if has_parts else root)
     if has_parts:
         return source, source.class_names
-    rows = fixed_split(len(source), split, test_share=10)  # a tenth is held out
+    # Without folders for the splits a tenth is held out.
+    rows = fixed_split(len(source), split, test_share=10)
     if not len(rows):
         raise readers.DatasetNotFoundError(f"{str(root)!r} got too few images to hold some out.")
     return Subset(source, rows), source.class_names
@@ -197,6 +199,7 @@ def _describe(
 def _read_class_names(folder: Path) -> tuple[str, ...] | None:
     try:
         labels = read_labels(folder)
+    # There need not be one, and a file of that name may be another program's.
     except (OSError, ValueError):
         return None
     return tuple(labels.get(i, str(i)) for i in range(max(labels) + 1)) if labels else None

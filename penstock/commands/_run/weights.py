@@ -113,6 +113,7 @@ def load_weights(
     wanted = [name for name in shapes if selection.takes(name)]
     there = [name for name in wanted if name in arrays]
     misfits = [name for name in there if arrays[name].shape != shapes[name]]
+    # Asked only where something does not fit: it builds the network once more.
     dropped = sorted(set(misfits) & find_last_layers()) if misfits else []
     problems = [
         f"{name} has {list(arrays[name].shape)} there and {list(shapes[name])} here"
@@ -120,6 +121,7 @@ def load_weights(
         if name not in dropped
     ]
     if not flags.ignore_missing_vars:
+        # Weights load strictly: nothing else may be missing without a word.
         needed = [name for name in wanted if name not in weights.optional]
         problems += [f"{name} is not there" for name in needed if name not in arrays]
     if problems or not there:

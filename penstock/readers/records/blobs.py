@@ -291,7 +291,7 @@ def build_ofrecord(values: Mapping[str, object]) -> bytes:
     record = OFRecord()
     for name in sorted(values):
         value = values[name]
-        # Python's numbers have no dtype to keep: ints take the narrowest list, floats the usual one.
+        # Python's numbers have no dtype to keep: ints take the narrowest list, floats the usual.
         if not isinstance(value, (np.ndarray, np.generic, bytes, str)):
             array = np.asarray(value)
             if array.dtype == np.float64 and array.size:
