@@ -134,6 +134,7 @@ def scale(
     """
     x = jnp.asarray(x)
     total = scale * x + bias if bias_after_scale else scale * (x + bias)
+    # A scale of float does not make floats of integers.
     return activate(total.astype(x.dtype), act, "scale")
 
 
@@ -197,6 +198,7 @@ def reshape(
             "Give the sizes in shape, with -1 for the one that follows from the others."
         )
     sizes = list(shape)
+    # A 0 beyond the axes of `x` has no size to keep.
     is_known = all(size or number < x.ndim for number, size in enumerate(sizes))
     wanted = [size or x.shape[number] for number, size in enumerate(sizes)] if is_known else []
     try:
@@ -215,6 +217,7 @@ def reshape(
 
 def _divide(x: Array, y: Array) -> Array:
     if jnp.issubdtype(x.dtype, jnp.integer) and jnp.issubdtype(y.dtype, jnp.integer):
+        # `lax.div` cuts towards zero, as C does; `//` would round down.
         return jax.lax.div(x, jnp.broadcast_to(y, x.shape).astype(x.dtype))
     return jnp.divide(x, y)
 
@@ -230,6 +233,7 @@ def _apply(
     x, y = jnp.asarray(x), jnp.asarray(y)
     start = x.ndim - y.ndim if axis == -1 else axis
     sizes = list(y.shape)
+    # So that `[B, 1]` pairs with `[B]` at axis 0.
     while sizes and sizes[-1] == 1:
         sizes.pop()
     if not 0 <= start <= x.ndim or tuple(sizes) != x.shape[start : start + len(sizes)]:

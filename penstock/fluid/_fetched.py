@@ -76,6 +76,7 @@ def with_metrics(event: object, convert: Callable[[object], object]) -> object:
             event.step,
             event.global_step,
             event.num_examples,
+            # Read only when a handler asks: to fetch a value waits for the device.
             read=lambda: convert(event.metrics),
             read_rate=lambda: event.learning_rate,
         )

@@ -320,6 +320,7 @@ def dropout(
     [[0.5, 1.0]]
     """
     if is_test:
+        # What the test program does: only one of the two leaves the values as they are.
         return x if dropout_implementation == "upscale_in_train" else x * (1.0 - dropout_prob)
     return layers.dropout(x, dropout_prob, name=name, dropout_implementation=dropout_implementation)
 

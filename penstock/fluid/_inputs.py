@@ -95,6 +95,7 @@ def create_lod_tensor(
         array = data
     else:
         array = np.concatenate([np.asarray(each) for each in data]) if data else np.asarray(data)
+        # Numbers become rows of one, the shape that Fluid's tensors of ids have.
         array = array[:, np.newaxis] if array.ndim == 1 else array
     _check_lengths(recursive_seq_lens)
     if len(array) != len(recursive_seq_lens[0]):

@@ -54,6 +54,7 @@ def choose_devices(owner: str, place: Place, parallel: bool) -> Place:
     if place is None and not parallel and jax.process_count() == 1:
         return jax.devices()[0]
     if parallel and isinstance(place, jax.Device):
+        # A checker cannot follow `jax.Device`, which is no class to it.
         device: Any = place
         return jax.devices(device.platform)
     return place

@@ -18,7 +18,8 @@ def get_cuda_device_count() -> int:
     """
     try:
         return len(jax.devices("cuda"))
-    except RuntimeError:  # no such backend
+    # There is no such backend.
+    except RuntimeError:
         return 0
 
 

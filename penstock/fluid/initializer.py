@@ -62,6 +62,7 @@ def Xavier(uniform: bool = True) -> Initializer:
     >>> Xavier()(jax.random.key(0), (3, 4), "float32").shape
     (3, 4)
     """
+    # The mean of both fans is half of their sum: 1 over it is 2 over the sum.
     return initializers.variance_scaling(1.0, "fan_avg", "uniform" if uniform else "normal")
 
 

@@ -116,12 +116,14 @@ def img_conv_group(
     rates = _repeat(count, "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate)
     x = input
     for i in range(count):
+        # The activation comes last, behind the batch norm where there is one.
         act = None if norms[i] else conv_act
         x = conv2d(
             x, conv_num_filter[i], sizes[i], padding=paddings[i], param_attr=attrs[i], act=act
         )
         if norms[i]:
             x = batch_norm(x, act=conv_act)
+            # Inside, as in Fluid: without a batch norm the rate is not looked at.
             x = dropout(x, rates[i]) if rates[i] else x
     return pool2d(x, pool_size, pool_type, pool_stride)
 

@@ -73,7 +73,9 @@ def Adam(
     0.9
     """
     transformation = optax.chain(
-        scale_by_adam(beta1, beta2, epsilon), optax.scale_by_learning_rate(learning_rate)
+        # Not optax's Adam, whose epsilon is added to the corrected root.
+        scale_by_adam(beta1, beta2, epsilon),
+        optax.scale_by_learning_rate(learning_rate),
     )
     return _regularize(regularization, transformation)
 
@@ -109,7 +111,12 @@ def RMSProp(
     0.8
     """
     transformation = optax.rmsprop(
-        learning_rate, rho, epsilon, centered=centered, momentum=momentum or None
+        # optax would keep an array for each parameter for a momentum of 0 too.
+        learning_rate,
+        rho,
+        epsilon,
+        centered=centered,
+        momentum=momentum or None,
     )
     return _regularize(regularization, transformation)
 
@@ -147,6 +154,7 @@ def _regularize(
     def add(gradients: optax.Updates, parameters: optax.Params | None) -> optax.Updates:
         return jax.tree.map(lambda g, p: g + regularization(p), gradients, parameters)
 
+    # First, as in Fluid: the decay is a part of the gradient that momentum and Adam see.
     return optax.chain(optax.stateless(add), transformation)
 
 

@@ -201,6 +201,7 @@ class Trainer(trainer.Trainer):
                 "integer. Its order is train(num_epochs, event_handler, reader, feed_order), not "
                 "that of penstock.Trainer. Name the arguments to be safe."
             )
+        # None only because the arguments before it, in Fluid's order, have defaults.
         if reader is None:
             raise TypeError(
                 "fluid.Trainer.train got no reader, expected one that yields batches. "
@@ -257,6 +258,7 @@ class Trainer(trainer.Trainer):
                     f"{listed(inputs)}. They are those of train_func."
                     + nearest(str(name), list(inputs))
                 )
+        # With several objectives it is a position in any of them.
         counts = [len(each.rows) for each in self.builder.programs.structures.values()]
         for index in target_var_indexes or ():
             if not isinstance(index, int) or not 0 <= index < max(counts):
@@ -269,12 +271,14 @@ class Trainer(trainer.Trainer):
     def _combine_handlers(  # pyright: ignore[reportIncompatibleMethodOverride]: a method of the trainer's own
         self, event_handler: Handler | Sequence[Handler] | None
     ) -> Handler:
+        # The events are the trainer's own; only what handlers read of their metrics is converted.
         emit = combine_handlers(event_handler)
         return lambda event: emit(with_metrics(event, self._convert))
 
     def _convert(self, metrics: Any) -> Any:
         if len(self.builder.objectives) == 1 or metrics is None:
             return as_fetched(metrics)
+        # Of several objectives: what each of them returns, by name.
         return {name: as_fetched(each) for name, each in metrics.items()}
 
 

@@ -48,6 +48,7 @@ def plan_steps(strides: Iterable[int], output_stride: int | None = None) -> Iter
     for stride in strides:
         if reached == output_stride:
             yield Step(1, dilation)
+            # The stride that is left out spreads the kernels of all layers behind it.
             dilation *= stride
         else:
             yield Step(stride, 1)
@@ -99,6 +100,7 @@ def bottleneck(
     """
     net = x
     with scope(name):
+        # A first bottleneck as wide as its input has nothing to expand.
         if shape.width > x.shape[-1]:
             net = style.conv(net, shape.width, 1, name="expand")
             points[f"{point}/expansion_output"] = net

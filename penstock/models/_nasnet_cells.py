@@ -196,6 +196,7 @@ class Cells:
             if kind == "identity":
                 if stride == 1 and x.shape[3] == num_filters:
                     return x
+                # Returned without drop path, as in TF-Slim: only operations are dropped.
                 return self.conv(layers.relu(x), num_filters, 1, ("1x1", "bn_1"), stride=stride)
             if kind == "separable":
                 x = self._separable_twice(x, num_filters, window, stride)

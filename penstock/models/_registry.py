@@ -92,6 +92,7 @@ class Model:
                 f"model {self.name!r} got num_classes={num_classes!r}, expected a positive number, "
                 "or None for the features before the last layer."
             )
+        # A user's network need not have any.
         if "settings" in inspect.signature(self.function).parameters:
             return self.function(images, num_classes, settings=self.settings)
         return self.function(images, num_classes)
@@ -157,6 +158,8 @@ def register(
 
     def add(function: N) -> N:
         _load_families()
+        # The library's networks are there by now: a name of theirs is refused here, not when they
+        # load.
         add_model(
             Model(
                 name=name,

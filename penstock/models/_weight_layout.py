@@ -32,6 +32,7 @@ def _from_torch(array: np.ndarray, path: str, shape: tuple[int, ...]) -> np.ndar
         # Kernels are [out, in, height, width] there, depthwise ones [C, 1, height, width].
         axes = (2, 3, 0, 1) if path.endswith("/depthwise") else (2, 3, 1, 0)
         return array.transpose(axes)
+    # Dense weights are [out, in] there.
     return array.T if array.ndim == 2 else array
 
 

@@ -113,5 +113,6 @@ def _cross_entropy(logits: jax.Array, label: jax.Array, label_smoothing: float) 
         return layers.softmax_with_cross_entropy(logits, label)
     num_classes = logits.shape[-1]
     targets = layers.one_hot(label, num_classes) * (1 - label_smoothing)
+    # All classes share it, the label's own too, as in TensorFlow's `label_smoothing`.
     targets = targets + label_smoothing / num_classes
     return layers.softmax_with_cross_entropy(logits, targets, soft_label=True)

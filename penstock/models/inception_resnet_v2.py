@@ -75,6 +75,7 @@ class Stage(NamedTuple):
     scale: float
 
 
+# Residuals are scaled down, as in the paper: unscaled, networks this wide died early in training.
 STAGES = (
     Stage("Mixed_5b", MIXED_5B, ("Repeat", "block35"), BLOCK_35, 10, 0.17),
     Stage("Mixed_6a", MIXED_6A, ("Repeat_1", "block17"), BLOCK_17, 20, 0.10),

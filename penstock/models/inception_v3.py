@@ -132,6 +132,7 @@ def inception_v3(images: jax.Array, num_classes: int | None, *, settings: Settin
 
 def _auxiliary_logits(x: jax.Array, num_classes: int, style: Style) -> jax.Array:
     x = auxiliary_input(x, style)
+    # TF-Slim's deviations for this head; all other layers have those of the style.
     conv = Conv("2a", 768, cut_to_image(x, 5), padding="VALID", weights=truncated_normal(0.01))
     last = replace(style, weights=truncated_normal(0.001))
     features = global_pool(apply_conv(x, conv, style))

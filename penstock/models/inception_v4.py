@@ -110,6 +110,7 @@ def inception_v4(images: jax.Array, num_classes: int | None, *, settings: Settin
         net = points[conv.name] = apply_conv(net, conv, style)
     for name, branches in MODULES:
         net = points[name] = apply_module(net, branches, style, name=name)
+    # TF-Slim's arg scope has its initializer for convolutions alone: dense layers keep Xavier's.
     dense = replace(style, weights=initializers.glorot_uniform())
     if num_classes is not None:
         with scope("AuxLogits"):

@@ -61,6 +61,7 @@ def mobilenet_v2(
         shape = Bottleneck(width, round_to_multiple(depth * depth_multiplier), step)
         name = f"expanded_conv_{number}" if number else "expanded_conv"
         net = bottleneck(net, shape, style, points, name=name, point=f"layer_{number + 2}")
+    # As in the paper: thin networks keep their last features.
     depth = round_to_multiple(1280 * max(depth_multiplier, 1.0))
     net = points[f"layer_{len(rows) + 2}"] = style.conv(net, depth, 1, name="Conv_1")
     return classify_in_scope(net, num_classes, style, points, name="Conv2d_1c_1x1")

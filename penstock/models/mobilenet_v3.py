@@ -116,6 +116,7 @@ def mobilenet_v3(
             squeeze_width=round_to_multiple(row.width / 4) if row.has_squeeze else None,
             gate_slope=gate_slope,
         )
+        # TF-Slim gives the first no number.
         name = f"expanded_conv_{number}" if number else "expanded_conv"
         inner = replace(style, act=row.act)
         net = bottleneck(net, shape, inner, points, name=name, point=f"layer_{number + 2}")

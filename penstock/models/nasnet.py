@@ -65,6 +65,7 @@ def nasnet(
         reduction's second input, instead of its first.
       has_zero_borders: reduction cells pad with zeros, and count them, where they pool.
     """
+    # Two reduction cells, and the stem's two: drop path grows along all of them.
     cells = Cells(settings, num_cells + (4 if is_for_imagenet else 2), has_zero_borders)
     if is_for_imagenet:
         outputs = cells.imagenet_stem(images, REDUCTION, num_filters, num_stem_filters)

@@ -108,6 +108,7 @@ def describe(
     def infer_program() -> jax.Array:
         return model(layers.data("image", [size, size, model.num_channels]), classes)[0]
 
+    # On one CPU device whatever else there is: it is traced, never run.
     builder = ProgramBuilder(infer_func=infer_program, place=jax.devices("cpu")[:1])
     table = builder.parameter_table()
     products = find_products(builder.inspect("infer", batch_size=1).traced)
@@ -193,6 +194,7 @@ def _count_macs(name: str, equation: JaxprEqn) -> int:
     num_filters = right[equation.params["dimension_numbers"].rhs_spec[0]]
     # A transposed convolution meets a pixel of the input only once in so many steps.
     spread = math.prod(equation.params["lhs_dilation"])
+    # Each output sums over one filter: height, width and the channels of its group.
     return outputs * math.prod(right) // (num_filters * spread)
 
 
@@ -219,6 +221,7 @@ def _make_layer_rows(table: Sequence[ParameterRow], products: Sequence[Product])
         )
         for path, entries in grouped.items()
     ]
+    # Products without a kernel, such as those of attention.
     rest = sum(product.num_macs for product in made.get("", []))
     return [*rows, LayerRow(path="(without parameters)", num_macs=rest)] if rest else rows
 

@@ -170,6 +170,7 @@ def fit(
     for kernel in found.reversed_kernels:
         if kernel in entries:
             entries[kernel] = np.ascontiguousarray(entries[kernel][..., ::-1, :])
+    # What nobody asked for is an error too: a file of another network may have all the rest.
     left = set(file.arrays) - set(names.values()) - set(found.ones)
     ignored = tuple(sorted(name for name in left if _NO_WEIGHTS.search(name)))
     problems += [f"left over: {name}" for name in sorted(left.difference(ignored))]
@@ -281,6 +282,7 @@ def _find_num_classes(
 
 def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes for a number of classes."""
+    # Sizes grow by a fixed number with each class, so two points give the line.
     sides = ((name, zip(ten[name], eleven[name], strict=True)) for name in ten)
     return {name: tuple(a + (num_classes - 10) * (b - a) for a, b in both) for name, both in sides}
 
@@ -338,8 +340,10 @@ def _from_timm(given: Mapping[str, Any]) -> Preprocessing | None:
         return Torchvision(
             means=(float(red), float(green), float(blue)),
             deviations=(float(deviations[0]), float(deviations[1]), float(deviations[2])),
+            # timm's own default, where a description leaves it out.
             crop_fraction=float(given.get("crop_pct") or 0.875),
             interpolation=given.get("interpolation", "bilinear"),
         )
+    # timm has ways to resize that are not known here: then the family's holds.
     except (PreprocessingError, UnknownNameError):
         return None

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-# XLA logs the alarm as an error, between two lines of asterisks, and asks to file a bug. Its level
-# of logging would hide real errors too. A process of its own passes everything else on at once, and
-# so also the last words of one that crashes.
+# XLA logs the alarm as an error, between two lines of asterisks, and asks to file a bug. JAX 0.10.2
+# has no flag for it, and `TF_CPP_MIN_LOG_LEVEL=3` would hide real errors too. A process of its own
+# passes everything else on at once, and so also the last words of one that crashes: a thread would
+# lose them.
 _FILTER = r"""
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)

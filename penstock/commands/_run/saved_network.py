@@ -78,7 +78,7 @@ def load_network(saved: SavedNetwork, shape: Shape) -> Trainer:
     network = make_network(saved.flags, shape)
     with name_smallest_size(network.model, size):
         weights = read_weights(saved.weights, network.model, size)
-    # A head without weights would add the loss of random ones, about which nobody asked.
+    # Else four tenths of a random head's cross entropy would be in the loss, and say nothing.
     if weights.optional:
         network = make_network(saved.flags, shape, counts_auxiliary=False)
     trainer = Trainer(

@@ -93,7 +93,6 @@ def load_weights(
     Last layers for another number of classes are left initial.
 
     Arguments:
-      model: the network.
       find_last_layers: returns the parameters whose shape depends on the number of classes.
 
     Returns:
@@ -121,7 +120,6 @@ def load_weights(
         if name not in dropped
     ]
     if not flags.ignore_missing_vars:
-        # Weights load strictly: nothing else may be missing without a word.
         needed = [name for name in wanted if name not in weights.optional]
         problems += [f"{name} is not there" for name in needed if name not in arrays]
     if problems or not there:

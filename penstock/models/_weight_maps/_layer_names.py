@@ -43,6 +43,7 @@ def keras_layer(path: str, layer: str) -> dict[str, str]:
 
 def keras_norm(path: str, layer: str, *, has_scale: bool = True) -> dict[str, str]:
     """Return Keras's names of a batch norm."""
+    # The scale is the first of them.
     leaves = list(KERAS_NORM)[not has_scale :]
     return {f"{path}/{leaf}": f"{layer}/{KERAS_NORM[leaf]}" for leaf in leaves}
 

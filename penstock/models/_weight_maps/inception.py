@@ -56,6 +56,7 @@ def _number_keras_convs(paths: list[str]) -> dict[str, str]:
     """Return Keras's names of convolutions without a name, which it numbers as they are made."""
     names: dict[str, str] = {}
     for number, path in enumerate(paths):
+        # Keras gives the first of a kind no number.
         suffix = f"_{number}" if number else ""
         names |= keras_conv(path, f"conv2d{suffix}", f"batch_normalization{suffix}")
     return names

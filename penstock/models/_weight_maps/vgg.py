@@ -53,6 +53,7 @@ def _torch(model_name: str, dense: Mapping[str, str]) -> dict[str, str]:
     # The index in torch's sequence of convolutions, ReLUs, norms and poolings.
     index, last_stage = 0, 1
     for path, stage, _ in _convolutions(model_name):
+        # One pooling between two stages.
         index += stage - last_stage
         names |= torch_layer(f"{path}/conv", f"features.{index}")
         if has_norm:
