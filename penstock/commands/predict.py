@@ -155,8 +155,8 @@ def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: PredictFlags
     # Stable, so that classes of one probability keep their order.
     best = np.argsort(-row, kind="stable")[: flags.top_k]
     if flags.json:
-        # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         classes = [{"name": names[i], "probability": float(row[i])} for i in best]
+        # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         print(json.dumps({"image": str(path), "classes": classes}), flush=True)
     else:
         print(f"{path}  " + "  ".join(f"{names[i]} {row[i]:.1%}" for i in best), flush=True)

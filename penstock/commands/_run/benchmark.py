@@ -99,7 +99,7 @@ class Benchmark:
             return
         # Reading waits for the device: without it the clock would measure how fast steps are
         # queued.
-        event.metrics  # noqa: B018  # reading waits for the device
+        event.metrics  # noqa: B018
         now = (time.perf_counter(), self._reader.secs)
         if self._start is not None:
             secs, data_secs = now[0] - self._start[0], now[1] - self._start[1]

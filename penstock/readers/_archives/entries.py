@@ -180,7 +180,7 @@ def _read_header(stream: BoundedStream, path: Path) -> tarfile.TarInfo | None:
 
 def _apply_changes(info: tarfile.TarInfo, changed: dict[str, str], path: Path) -> tarfile.TarInfo:
     info.name = changed.get("path", info.name).removeprefix("./")
-    # Its content is a list of holes: taken for a plain file, it would be other data.
+    # Its content may begin with a map of holes: taken for a plain file, it would be other data.
     if any(key.startswith("GNU.sparse") for key in changed):
         info.type = tarfile.GNUTYPE_SPARSE
     size = changed.get("size", str(info.size))
