@@ -20,16 +20,18 @@ def is_optimized() -> bool:
     return bool(os.environ.get("PENSTOCK_TEST_OPTIMIZED"))
 
 
-def xla_flags(num_devices: int = 1) -> str:
+def xla_flags(num_devices: int = 1, level: int = 0) -> str:
     """Return XLA's flags for so many devices, with which programs compile in a third of the time.
 
     Nearly all programs of the tests run for less time than they compile: without LLVM's
     optimisation, fusions that are written through MLIR, and a thread for each part of a program,
-    the tests take half the processor time. `PENSTOCK_TEST_OPTIMIZED=1` compiles as users do.
+    the tests take half the processor time. Where networks are trained for hundreds of steps, the
+    first `level` of optimisation is back in a moment. `PENSTOCK_TEST_OPTIMIZED=1` compiles as users
+    do.
     """
     found = [f"--xla_force_host_platform_device_count={num_devices}"]
     if not is_optimized():
-        found.append("--xla_backend_optimization_level=0")
+        found.append(f"--xla_backend_optimization_level={level}")
         # A flag that XLA does not know ends the process, and these two come and go.
         if importlib.metadata.version("jaxlib").startswith("0.10."):
             found.append("--xla_cpu_use_fusion_emitters=false")

@@ -59,6 +59,23 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what `quick` does not name of a test's variants."""
+    variants: dict[str, list[bool]] = {}
+    for item in items:
+        quick = item.get_closest_marker("quick")
+        if quick is not None:
+            test, _, variant = item.nodeid.partition("[")
+            is_quick = any(word in variant for word in quick.args)
+            variants.setdefault(test, []).append(is_quick)
+            if not is_quick:
+                item.add_marker(pytest.mark.slow)
+    for test, are_quick in variants.items():
+        if len(are_quick) > 1 and not any(are_quick):
+            raise pytest.UsageError(f"{test}: no variant has a word of its mark quick.")
+
+
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """Let a test register what no other sees: a page of docs, a plugin, a network of its own."""

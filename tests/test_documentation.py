@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import compiling
 from tests.source_tree import PACKAGE, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,7 +37,8 @@ def test_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
             continue
         # Blank lines before the block, so that a traceback shows the page's line number.
         source = "\n" * text[: block.start(1)].count("\n") + block.group(1)
-        exec(compile(source, str(page), "exec"), namespace)
+        with compiling.as_users_do():  # pages train for hundreds of steps
+            exec(compile(source, str(page), "exec"), namespace)
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "docs").glob("*.py")), ids=lambda path: path.name)

@@ -33,7 +33,7 @@ def run(name: str, folder: Path, *flags: str) -> str:
     done = subprocess.run(
         [*command_of(name), *flags],
         cwd=folder,
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags()},
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(level=1)},
         capture_output=True,
         text=True,
     )
@@ -98,7 +98,7 @@ def test_oneflows_alexnet_runs_on_two_machines(tmp_path):
     with subprocess.Popen(
         [*command_of("alexnet"), *flags, "1"],
         cwd=tmp_path,
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags()},
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(level=1)},
         stdout=subprocess.DEVNULL,
     ) as other:
         text = run("alexnet", tmp_path, *flags, "0")
@@ -118,7 +118,7 @@ def test_oneflows_alexnet_says_what_is_wrong_with_its_flags(tmp_path, flags, mes
     done = subprocess.run(
         [*command_of("alexnet"), *flags, "-e", "none", "-t", "none"],
         cwd=tmp_path,
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags()},
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(level=1)},
         capture_output=True,
         text=True,
     )

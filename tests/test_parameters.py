@@ -206,6 +206,7 @@ def test_save_overwrites_what_was_there(trainer, tmp_path):
     assert_same_bits(dict(other.parameters), dict(trainer.parameters))
 
 
+@pytest.mark.quick("params.safetensors")
 @pytest.mark.parametrize("file", ["params.safetensors", "description.json"])
 def test_crash_in_the_middle_of_a_save_leaves_loadable_parameters(
     saved, trainer, tmp_path, monkeypatch, file

@@ -55,6 +55,7 @@ def tested():
     return results, dict(trained.parameters)
 
 
+@pytest.mark.slow
 def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
     results, p = tested
     loss, accuracy, mean_probabilities = results[one_device, 75]

@@ -141,6 +141,7 @@ def test_damaged_checkpoint_is_replaced_when_the_run_comes_by_again(run, left):
     assert_same_bits(dict(store.read(NEWEST).leaves), dict(contents[NEWEST].leaves))
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("max_to_keep", [1, 2])
 def test_damaged_checkpoint_does_not_take_the_place_of_a_good_one(left, max_to_keep):
     for step in range(2, NEWEST + 1):
@@ -194,6 +195,7 @@ def test_what_is_no_checkpoint_is_left_alone(run, left):
     assert {"\u00b2", "\u0667", "07"} < set(os.listdir(left))
 
 
+@pytest.mark.quick("description")
 @pytest.mark.parametrize("rest", ["nothing", "state", "description"])
 def test_what_is_left_of_a_deleted_checkpoint_is_left_aside(run, left, rest):
     _, _, state = run

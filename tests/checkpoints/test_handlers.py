@@ -53,6 +53,7 @@ def whole():
     return made
 
 
+@pytest.mark.quick("EndStep 0 5", "EndEpoch")
 @pytest.mark.parametrize(
     ("name", "at", "step"),
     [
@@ -148,6 +149,7 @@ class Other(Counter):
     """Another one."""
 
 
+@pytest.mark.quick("2-list", "3-one")
 @pytest.mark.parametrize("form", [lambda *h: h[0], lambda *h: list(h)], ids=["one", "list"])
 @pytest.mark.parametrize("until", [2, 3, 5])
 def test_states_of_handlers_go_through_a_checkpoint(form, until, tmp_path):
@@ -186,6 +188,7 @@ def test_states_come_back_in_the_call_they_are_of(tmp_path):
     assert len(second.losses) == 3
 
 
+@pytest.mark.quick("handlers0", "handlers2")
 @pytest.mark.parametrize("handlers", [[Other()], [], [Counter(), Counter()]])
 def test_states_of_other_handlers_are_left_aside_with_a_warning(handlers, tmp_path, caplog):
     train_line(tmp_path).train(linear_reader(), Counter())

@@ -110,6 +110,7 @@ def assert_goes_on(resumed, whole, step, case):
         assert not case.is_complete or sorted(numbers) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.quick("arrays-shuffled", "image_folder", "xmap_readers-in-order", "indexed-in-threads")
 @pytest.mark.parametrize(
     "case",
     [
@@ -152,6 +153,7 @@ def yields(num_batches=5):
 PLAIN = {"function": yields, "list": list(yields()), "tuple": tuple(yields())}
 
 
+@pytest.mark.quick("function")
 @pytest.mark.parametrize("reader", PLAIN.values(), ids=PLAIN)
 def test_reader_without_a_state_is_read_over_with_a_warning(reader, tmp_path, caplog):
     config = ps.CheckpointConfig(directory=tmp_path / "all", save_interval_steps=7)
@@ -199,6 +201,7 @@ def test_reader_of_another_kind_is_refused(tmp_path):
         trained(readers.buffered(first, 2), ps.CheckpointConfig(directory=left))
 
 
+@pytest.mark.quick("iter_dataset")
 @pytest.mark.parametrize("make", ["map_dataset", "iter_dataset"])
 def test_grains_own_iterators_go_on_at_their_own_state(make, tmp_path, caplog):
     import grain

@@ -74,6 +74,7 @@ def assert_goes_on_like(resumed, whole, *, step):
     assert {k: resumed.epochs[k] for k in ended} == ended
 
 
+@pytest.mark.quick("in the second epoch")
 @every_run
 @at_every_moment
 def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(
@@ -87,6 +88,7 @@ def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(
     assert (trainer.epoch, trainer.global_step) == (2, 2 * EPOCH)
 
 
+@pytest.mark.quick("classifier-1")
 @pytest.mark.parametrize(
     ("name", "step"),
     [
@@ -116,6 +118,7 @@ def test_checkpoints_change_nothing_in_a_run(uninterrupted):
     assert (seen.steps, seen.epochs) == (whole.steps, whole.epochs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_runs_interrupted_again_and_again_end_with_the_bits_of_the_whole_run(
     uninterrupted, is_asynchronous, tmp_path
@@ -200,6 +203,7 @@ def two_calls(request, tmp_path_factory):
     return request.param, directory, script(every_step(directory), is_same_reader=request.param)
 
 
+@pytest.mark.quick("one-reader")
 @pytest.mark.parametrize(
     "step",
     [*(pytest.param(step, marks=pytest.mark.slow) for step in (4, EPOCH, 2 * EPOCH)), EPOCH + 4],
@@ -210,6 +214,7 @@ def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, ste
     assert_same_bits(script(every_step(left), is_same_reader=is_same_reader), state)
 
 
+@pytest.mark.quick("two-readers")
 def test_calls_that_are_done_run_no_step_again(two_calls, tmp_path):
     is_same_reader, directory, _ = two_calls
     left = as_killed_at(directory, EPOCH + 4, tmp_path / "left")
@@ -221,6 +226,7 @@ def test_calls_that_are_done_run_no_step_again(two_calls, tmp_path):
     assert begun == [ps.BeginEpoch(1, EPOCH + 4, EPOCH, first_step=4)]
 
 
+@pytest.mark.slow
 def test_longer_run_goes_on_from_the_end_of_the_shorter_one(uninterrupted, tmp_path):
     _, state, whole = uninterrupted("classifier-1")
     run = RUNS["classifier-1"]

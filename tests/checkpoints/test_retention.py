@@ -130,6 +130,7 @@ def kept(directory, program, *, max_to_keep=1, num_epochs=1, reader=numbers, **o
     return steps(directory)
 
 
+@pytest.mark.quick("min-best0-dict_program", "max-best1-loss_program")
 @pytest.mark.parametrize("program", [metrics_program, dict_program, loss_program])
 @pytest.mark.parametrize(("mode", "best"), [("min", [1, 2]), ("max", [])])
 def test_best_by_the_loss_are_kept_beside_the_newest(program, mode, best, tmp_path):
@@ -141,6 +142,7 @@ def test_best_by_the_loss_are_kept_beside_the_newest(program, mode, best, tmp_pa
 # The mean over the steps so far of (step - 4)² is 9, 6.5, 4.7, 3.5, 3, 3.2, 4 and 5.5.
 
 
+@pytest.mark.quick("min-best0-dict_program")
 @pytest.mark.parametrize(
     ("program", "monitor"), [(metrics_program, "1"), (dict_program, "distance")]
 )
@@ -161,6 +163,7 @@ def test_function_that_returns_nan_is_never_the_best(tmp_path):
     assert kept(tmp_path, loss_program, num_best=3, monitor=lambda: next(values)) == [2, 4, 8]
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("is_best_first", [True, False])
 def test_best_stay_the_best_in_a_resumed_run(is_best_first, tmp_path):
     values = [1.0, 5.0, 6.0, 7.0, 8.0, 9.0, 9.0, 9.0, 9.0]
@@ -173,6 +176,7 @@ def test_best_stay_the_best_in_a_resumed_run(is_best_first, tmp_path):
         assert steps(tmp_path) == ([1, newest] if is_best_first else [newest])
 
 
+@pytest.mark.slow
 def test_best_of_several_objectives_is_named_with_its_objective(tmp_path):
     config = every_step(tmp_path, max_to_keep=1, num_best=1, monitor="generator/loss")
     trainer, recorder = train_gan(config), Recorder()

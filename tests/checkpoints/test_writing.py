@@ -53,6 +53,7 @@ def test_snapshot_leaves_memory_alone_that_is_still_read(place):
     assert_same_bits(read, expected)
 
 
+@pytest.mark.slow
 def test_snapshots_compile_once_each_way(tmp_path):
     trainer = train_classifier(every_step(tmp_path))
     for _ in range(2):

@@ -59,6 +59,7 @@ def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
     assert losses[0] != pytest.approx(losses[1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *TINY)[0] == 0

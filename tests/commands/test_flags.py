@@ -102,6 +102,7 @@ def value_of(effect):
     return effect.__name__ if isinstance(effect, type) else effect
 
 
+@pytest.mark.quick("max_gradient_norm", "seed", "polynomial", "adadelta", "warmup", "weight_decay")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.flag[2:])
 def test_flag_changes_what_it_says(case: Case, folder):
     asked = Asked(folder, *case.beside, case.flag)

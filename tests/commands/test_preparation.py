@@ -80,6 +80,7 @@ def test_evaluation_and_prediction_use_it_and_say_it(folder, weights, capsys, mo
     assert CARRIED in err
 
 
+@pytest.mark.slow
 def test_head_without_weights_is_said_and_out_of_the_loss(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     network = ("--model_name=tiny_with_head", "--dataset_name=digits", PLUGIN)

@@ -136,6 +136,7 @@ def wait_for(process, text):
 
 
 # A process of its own and four runs in this one: 10 s.
+@pytest.mark.slow
 def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     capsys, monkeypatch, tmp_path
 ):
@@ -161,6 +162,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
 
 
 # A process of its own and five runs in this one: 9 s.
+@pytest.mark.slow
 def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *FAST, "--stop_at_step=3")[0] == 0

@@ -42,6 +42,7 @@ def trained(tmp_path_factory):
     return folder, done.stdout
 
 
+@pytest.mark.slow
 def test_log_lines_are_fastnns_with_the_learning_rate(trained):
     lines = re.findall(
         r"^\[[\d.e-]+ secs/step, [\d.]+ samples/sec\] loss = [\d.]+, accuracy = [\d.]+, "

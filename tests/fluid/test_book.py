@@ -24,6 +24,7 @@ def test_fit_a_line_learns_saves_and_infers(tmp_path, capsys):
     assert len(numbers(r"(?m)^\d: (-?\d+\.\d\d)$", text)) == 10
 
 
+@pytest.mark.quick("multilayer_perceptron", "softmax")
 @pytest.mark.parametrize(
     "network",
     [
@@ -46,6 +47,7 @@ NETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["resnet8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet32", "vgg"))],

@@ -263,6 +263,7 @@ def test_save_inference_model_checks_its_names_and_saves_parameters(tmp_path):
         trainer.save_inference_model(tmp_path, ["x"], [2])
 
 
+@pytest.mark.slow
 def test_one_device_is_used_unless_parallel(tmp_path):
     make = functools.partial(fluid.Trainer, train_program, optimizer_func)
     count = len(jax.devices("cpu"))

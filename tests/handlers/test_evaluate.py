@@ -42,6 +42,7 @@ class Reader:
         return iter(linear_reader())
 
 
+@pytest.mark.quick("interval3", "interval1")
 @pytest.mark.parametrize(
     ("interval", "steps"),
     [

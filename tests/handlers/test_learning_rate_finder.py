@@ -88,6 +88,7 @@ def test_loss_that_is_not_finite_ends_it_and_everything_is_put_back(tmp_path, on
         np.testing.assert_array_equal(value, before[name])
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_suggestion_is_a_rate_that_trains(tmp_path, steps_per_call):
     trainer = linear_trainer(on_non_finite="skip", steps_per_call=steps_per_call)

@@ -43,6 +43,7 @@ def test_batch_norm_trains_by_the_batch_and_tests_by_the_running_statistics():
     np.testing.assert_allclose(statistics["variance"], 0.9 + 0.1 * variance, rtol=1e-5)
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("num_devices", [1, 3])
 def test_batch_norm_warmed_up_has_statistics_of_the_data_after_a_few_steps(num_devices):
     def statistics(**arguments):
@@ -274,6 +275,7 @@ def test_batch_norm_of_a_vector_asks_for_channels():
         initial(lambda: layers.batch_norm(layers.data("x", [1])[:, 0]))
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_batch_norm_moves_the_running_variance_towards_the_unbiased_one_when_asked(num_devices):
     step = train(program(unbiased_running_variance=True, sync=True), FEED, num_devices=num_devices)

@@ -102,6 +102,7 @@ def test_scan_over_a_function_of_a_module_is_traced_anew_for_each_program():
     assert not np.any(np.asarray(tested) == 0)
 
 
+@pytest.mark.quick("checkpoint")
 @pytest.mark.parametrize("transform", [jax.checkpoint, jax.jit], ids=["checkpoint", "jit"])
 def test_layers_inside_jax_transformations_train_the_same(transform):
     def program(wrap):

@@ -52,6 +52,7 @@ def check_close(found, expected, tolerance=1e-6):
         np.testing.assert_allclose(ours / scale, theirs / scale, rtol=0, atol=tolerance)
 
 
+@pytest.mark.quick("padded unevenly")
 @pytest.mark.parametrize("data_format", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",

@@ -110,6 +110,7 @@ def test_network_without_noise_gives_what_the_module_gives_in_training_and_in_te
     assert len(np.unique(step.values[2] == 0, axis=0)) > 4
 
 
+@pytest.mark.slow
 def test_saved_weights_serve_an_inferencer_that_was_given_shapes_alone(tmp_path):
     trainer = ps.Trainer(program, optax.sgd(0.1), place=jax.devices()[:2])
     trainer.train(lambda: iter([FEED]), num_epochs=1)

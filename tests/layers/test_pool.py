@@ -56,6 +56,7 @@ def test_pool2d_equals_the_windows_written_out(kind, ceil_mode, window, stride, 
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
+@pytest.mark.quick("max")
 @pytest.mark.parametrize("kind", ["max", "avg"])
 def test_pool2d_channels_first_gives_the_same(kind):
     image = normal(2, 7, 6, 3)

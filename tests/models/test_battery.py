@@ -125,6 +125,7 @@ def check_class_counts(name, counts):
     assert features < set(base)
 
 
+@pytest.mark.quick("alexnet_v2", "cifarnet", "mobilenet_v1_025", "lenet", "overfeat")
 @pytest.mark.parametrize("name", QUICK)
 def test_class_count_changes_the_last_layers_alone_in_each_family(name):
     check_class_counts(name, [1001])
@@ -234,6 +235,7 @@ def check_training(name, **changes):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))
 
 
+@pytest.mark.quick("alexnet_v2", "cifarnet", "mobilenet_v1_025", "lenet", "overfeat")
 @pytest.mark.parametrize("name", QUICK)
 def test_training_is_traced_in_each_family(name):
     model = models.get(name)
@@ -243,6 +245,7 @@ def test_training_is_traced_in_each_family(name):
 
 
 # Seven seconds each: they compile a whole step, the residual network at its smallest depth.
+@pytest.mark.quick("lenet")
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -128,6 +128,7 @@ def with_batch_norm(images, num_classes, *, settings):
     return style.logits(hidden.reshape(hidden.shape[0], -1), num_classes, name="logits"), {}
 
 
+@pytest.mark.quick("False-False")
 @pytest.mark.parametrize(("warmup", "is_right"), [(None, True), (False, False)])
 def test_short_run_with_a_published_batch_norm_decay_tests_as_it_trains(warmup, is_right):
     images = 100 + 20 * np.random.default_rng(0).standard_normal((64, 4, 4, 3))

@@ -100,6 +100,7 @@ def check(name):
         assert get_report(model).gmacs == pytest.approx(counted, rel=1e-6)
 
 
+@pytest.mark.quick("mobilenet_v1_025", "alexnet_v2", "cifarnet", "lenet")
 @pytest.mark.parametrize("name", QUICK)
 def test_xla_counts_the_published_multiply_adds_in_each_family(name):
     check(name)

@@ -72,6 +72,7 @@ POINTS = {
 }
 
 
+@pytest.mark.quick("inception_v1")
 @pytest.mark.parametrize("name", slow_if_large(NAMES))
 def test_inception_end_points_have_tf_slims_names_and_shapes(name):
     points = shapes_of(name, models.get(name).default_image_size).points
@@ -84,6 +85,7 @@ def test_inception_v1_and_v2_have_no_auxiliary_head():
         assert "AuxLogits" not in shapes_of(name, 32).points
 
 
+@pytest.mark.quick("inception_v3")
 @pytest.mark.parametrize(
     ("name", "image_size", "layer", "extent"),
     [
@@ -142,6 +144,7 @@ def test_weight_decay_leaves_out_the_separable_stem_of_v2():
     assert kept == stem | {path for path in trained if path.endswith(("/bias", "/b"))}
 
 
+@pytest.mark.slow
 def test_weight_decay_of_inception_resnet_takes_biases_and_leaves_batch_norm():
     trained = shapes_of("inception_resnet_v2", 75).trained
     decays = models.get("inception_resnet_v2").decays

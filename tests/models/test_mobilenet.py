@@ -74,6 +74,7 @@ def test_mobilenet_v2_follows_the_table_of_the_paper():
     assert points["global_pool"] == (1280,)
 
 
+@pytest.mark.quick("mobilenet_v2_035")
 @pytest.mark.parametrize(
     ("name", "first", "second", "last"),
     [("mobilenet_v2_140", 48, 24, 1792), ("mobilenet_v2_035", 16, 8, 1280)],
@@ -83,6 +84,7 @@ def test_mobilenet_v2_keeps_its_last_layer_where_the_others_are_thinner(name, fi
     assert [points[f"layer_{number}"][2] for number in (1, 2, 19)] == [first, second, last]
 
 
+@pytest.mark.quick("mobilenet_v1")
 @pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
 def test_output_stride_dilates_the_last_layers_and_keeps_the_parameters(name):
     network = {"mobilenet_v1": mobilenet_v1, "mobilenet_v2": mobilenet_v2}[name]
@@ -94,6 +96,7 @@ def test_output_stride_dilates_the_last_layers_and_keeps_the_parameters(name):
     assert usual.parameters == dense.parameters
 
 
+@pytest.mark.slow
 def test_networks_take_odd_sizes():
     for name in NAMES:
         assert shapes_of(name, 75).points["Logits"] == (10,)
@@ -120,6 +123,7 @@ def test_mobilenet_v3_large_follows_the_table_of_the_paper():
     assert "Conv_2/norm/scale" not in shapes.trained
 
 
+@pytest.mark.quick("small")
 @pytest.mark.parametrize("size", ["large", "small"])
 def test_minimalistic_networks_have_the_same_widths_of_plainer_layers(size):
     full = shapes_of(f"mobilenet_v3_{size}", 32)
@@ -134,6 +138,7 @@ def relu6(x):
     return np.clip(x, 0, 6)
 
 
+@pytest.mark.quick("8-None")
 @pytest.mark.parametrize(("depth", "slope", "is_residual"), [(8, None, True), (4, 0.2, False)])
 def test_bottleneck_equals_the_sum_written_out(depth, slope, is_residual):
     settings = models.get("mobilenet_v3_small").settings
@@ -180,6 +185,7 @@ def test_strided_bottleneck_of_one_width_has_no_residual():
     assert not infer(program, {"x": np.ones([1, 1, 1, 8], np.float32)}, variables).any()
 
 
+@pytest.mark.quick("_minimalistic")
 @pytest.mark.parametrize(("suffix", "has_negatives"), [("", True), ("_minimalistic", False)])
 def test_minimalistic_networks_end_in_relu_and_the_others_in_hard_swish(suffix, has_negatives):
     variant = VARIANTS[f"mobilenet_v3_small{suffix}"]
@@ -243,6 +249,7 @@ def test_names_of_slim(name, path, expected):
     assert names_of(name).tf_slim(name, path) == expected
 
 
+@pytest.mark.quick("mobilenet_v1_025", "mobilenet_v3_small_minimalistic")
 @pytest.mark.parametrize("name", NAMES)
 def test_each_parameter_has_a_name_of_its_own_everywhere(name):
     paths = set(shapes_of(name, 32).parameters)

@@ -42,6 +42,7 @@ def test_imagenet_networks_divide_the_image_by_32_and_double_their_filters():
     assert points["AuxLogits"] == points["Logits"] == points["Predictions"] == (10,)
 
 
+@pytest.mark.slow
 def test_cifar_network_keeps_the_image_and_brings_its_first_input_to_width():
     of_cifar = shapes("nasnet_cifar")
     assert of_cifar.points["Stem"] == (32, 32, 96)
@@ -73,12 +74,14 @@ def test_features_come_without_an_auxiliary_head():
     assert not any(path.startswith("aux") for path in features.parameters)
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize(("skips", "channels"), [(False, 48), (True, 16)])
 def test_second_input_after_a_reduction_is_its_input_or_the_one_before(skips, channels):
     parameters = shapes_of(small(reduction_skips_a_cell=skips), 64).parameters
     assert parameters["cell_1/path1_conv/w"] == (1, 1, channels, 8)
 
 
+@pytest.mark.slow
 def test_pnasnet_halves_an_odd_number_of_filters_with_one_more_in_the_second_path():
     parameters = shapes_of(small(pnasnet, num_filters=54, num_stem_filters=32), 64).parameters
     assert parameters["cell_stem_1/path1_conv/w"] == (1, 1, 32, 13)
@@ -94,6 +97,7 @@ def test_pnasnet_strides_with_its_one_kind_of_cell():
     ]
 
 
+@pytest.mark.slow
 def test_image_too_small_for_the_auxiliary_heads_window_is_pooled_whole():
     points = shapes_of(small(), 17).points
     assert points["Cell_2"] == (1, 1, 192)
@@ -122,6 +126,7 @@ def run_in_program(function, x, mode="infer", step=0):
     return np.asarray(builder.train(state, {"x": x})[1][1])
 
 
+@pytest.mark.quick("0-3-0.0", "50-3-0.25")
 @pytest.mark.parametrize(
     ("step", "number", "share"),
     [(0, 3, 0.0), (50, 3, 0.25), (100, 3, 0.5), (1000, 3, 0.5), (100, 0, 0.125), (50, 1, 0.125)],
@@ -154,6 +159,7 @@ def test_no_path_is_dropped_in_test_mode():
     np.testing.assert_array_equal(y, ones)
 
 
+@pytest.mark.quick("max_pool-0.0-4", "4444-5")
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize(("pool", "corner"), [("max_pool", 0.0), ("avg_pool", -4 / 9)])
 def test_keras_pools_over_borders_of_zeros_and_slim_leaves_them_out(size, pool, corner):
@@ -185,6 +191,7 @@ def test_kernels_begin_with_the_deviation_of_their_fan_out(shape, fan_out):
     np.testing.assert_allclose(drawn.std(), 0.8796 * deviation, rtol=0.03)
 
 
+@pytest.mark.slow
 def test_weight_decay_touches_depthwise_kernels_too():
     decayed = {path for path in shapes_of(small(), 64).trained if decays_all_kernels(path)}
     assert "cell_0/comb_iter_0/left/separable_5x5_1/depthwise" in decayed

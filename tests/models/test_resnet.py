@@ -43,6 +43,7 @@ def test_blocks_stride_in_the_unit_that_is_asked_for():
     assert [width for _, width, _ in plan_blocks((1, 1, 1, 1), "last")] == [64, 128, 256, 512]
 
 
+@pytest.mark.quick("resnet_v1_50")
 @pytest.mark.parametrize("name", ["resnet_v1_50", "resnet_v2_50", "keras_resnet_v2_50"])
 def test_slim_resnets_stride_in_the_last_unit_of_a_block(name):
     assert sizes(name) == [28, 14, 7, 7]
@@ -169,6 +170,7 @@ def test_resnet_cifar10_of_a_depth_that_does_not_exist_is_an_error(depth, near):
         shapes_of(network, 32)
 
 
+@pytest.mark.quick("resnet_v1_50", "resnet_v2_50")
 @pytest.mark.parametrize(
     ("family", "name", "example"),
     [
@@ -190,6 +192,7 @@ def test_resnet_names_are_those_of_tf_slim(family, name, example):
     assert f"{name}/logits/biases" in slim
 
 
+@pytest.mark.quick("keras_resnet_v2_50", "resnet50")
 @pytest.mark.parametrize(
     ("source", "name", "example"),
     [

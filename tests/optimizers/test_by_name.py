@@ -41,6 +41,7 @@ def battery():
     return sorted(ours) + [pytest.param(name, marks=pytest.mark.slow) for name in others]
 
 
+@pytest.mark.quick("lamb", "momentum", "ftrl")
 @pytest.mark.parametrize("name", battery())
 def test_optimizer_steps_and_keeps_the_arrays_of_its_state(name):
     optimizer = optimizers.get(name, 0.01, max_gradient_norm=1.0, moving_average_decay=0.9)

@@ -61,6 +61,7 @@ def runs(request):
     return request.param, images, [trained(seen, images, devices) for devices in (1, 8)]
 
 
+@pytest.mark.quick("Cifarnet")
 def test_rows_of_equal_images_draw_apart(runs):
     each, _, (one, _) = runs
     rows = {row.tobytes() for row in one["image"][:3]}

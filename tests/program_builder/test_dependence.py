@@ -350,6 +350,7 @@ def test_errors_name_the_batch_and_not_the_size_of_a_probe():
 # Gradients of reductions.
 
 
+@pytest.mark.quick("3-reduce_max", "3-reduce_std", "3-reduce_mean")
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_reduction_has_the_values_and_gradients_of_jax_numpy(name, num_devices):

@@ -308,6 +308,7 @@ def test_moving_average_around_a_lookahead_is_of_the_fast_parameters():
     assert_close(params_of(builder.averaged(state)), params_of(state))
 
 
+@pytest.mark.slow
 def test_random_key_of_an_optimizer_goes_through_a_checkpoint(tmp_path):
     def train(folder, num_epochs):
         trainer = ps.Trainer(

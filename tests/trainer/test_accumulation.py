@@ -42,6 +42,7 @@ def run(parts, *, place=ONE, batch=32, num=96, function=program, **options):
     return seen, dict(trainer.parameters)
 
 
+@pytest.mark.quick("full-4")
 @pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     "num",

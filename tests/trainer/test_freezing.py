@@ -40,6 +40,7 @@ def test_frozen_scope_stays_with_its_statistics():
     assert rows["head/w"]
 
 
+@pytest.mark.slow
 def test_globs_choose_entries():
     names, _ = changed(("*/b", "*/bias"))
     assert names == {

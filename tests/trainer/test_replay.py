@@ -115,6 +115,7 @@ def test_replay_of_an_infinite_loss_names_the_line_of_the_first_infinity():
     assert f"This line made it: {poisoned.__file__}:{line_of(program, 'jnp.log')}" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "poison", [bent, *(pytest.param(each, marks=pytest.mark.slow) for each in (rooted, infinite))]
 )
@@ -246,6 +247,7 @@ def everything():
     return layers.mean(cost * (1 + jnp.log(layers.data("bend", shape=[1]))))
 
 
+@pytest.mark.slow
 def test_replay_runs_layers_of_every_kind_operation_by_operation():
     trainer = trainer_of(everything)
     drop = lambda batch: {name: batch[name] for name in ("x", "y", "bend")}  # noqa: E731
@@ -375,6 +377,7 @@ def named_trainer():
     return trainer_of(named_program)
 
 
+@pytest.mark.quick("word")
 @pytest.mark.parametrize(
     ("name", "value"),
     [("label", 5), pytest.param("label", -1, marks=pytest.mark.slow), ("word", 7)],

@@ -77,6 +77,7 @@ def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next
     assert_same_bits(variables(trainer), variables(expected))
 
 
+@pytest.mark.quick("gradient")
 @pytest.mark.parametrize("poison", POISONS)
 @PLACES_AND_CALLS
 def test_bad_step_that_nobody_reads_is_rolled_back_too(
@@ -92,6 +93,7 @@ def test_bad_step_that_nobody_reads_is_rolled_back_too(
     assert is_finite(trainer)
 
 
+@pytest.mark.slow
 def test_newest_checkpoint_before_the_bad_step_is_used_however_late_it_is_found(tmp_path, caplog):
     trainer = rolling(tmp_path, save_interval_steps=10, max_to_keep=3)
     trainer.train(lambda: iter(batches(CHECK_EVERY + 60, {55: bent})))
@@ -152,6 +154,7 @@ def test_roll_backs_are_counted_anew_in_each_call_of_train(tmp_path, caplog):
     assert is_finite(trainer)
 
 
+@pytest.mark.slow
 def test_run_that_rolled_back_resumes(tmp_path):
     whole = rolling(tmp_path / "whole", save_interval_steps=2)
     whole.train(batches(8, {3: bent}), read_losses, num_epochs=2)

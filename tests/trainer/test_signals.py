@@ -187,6 +187,7 @@ def test_handlers_are_there_in_training_and_gone_after_it(outcome):
 # What is kept.
 
 
+@pytest.mark.quick("SIGINT")
 @SIGNALS
 def test_signal_at_the_beginning_of_a_resumed_second_call_keeps_its_number_of_epochs(
     number, tmp_path
@@ -207,6 +208,7 @@ def test_signal_at_the_beginning_of_a_resumed_second_call_keeps_its_number_of_ep
     assert_same_bits(host(parts._engine.state), host(whole._engine.state))
 
 
+@pytest.mark.quick("SIGINT")
 @SIGNALS
 def test_signal_in_the_last_save_after_a_reader_failed_lets_it_end(number, tmp_path, monkeypatch):
     write = Store.write

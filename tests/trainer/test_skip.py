@@ -105,6 +105,7 @@ def test_metrics_of_a_skipped_step_are_read_as_they_were(runs, place, steps_per_
     assert finite == [n for n in range(NUM_STEPS) if BAD.get(n, sound) in (sound, rooted)]
 
 
+@pytest.mark.quick("gradient")
 @pytest.mark.parametrize("poison", POISONS)
 @PLACES_AND_CALLS
 def test_skipped_update_leaves_every_bit_but_the_counts(place, poison, steps_per_call):

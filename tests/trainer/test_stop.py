@@ -204,6 +204,7 @@ def test_guard_waits_for_nothing_before_the_end(action, pending_x):
     assert all(still_pending[:-1])
 
 
+@pytest.mark.quick("stop")
 @PLACES_AND_CALLS
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_guard_makes_no_implicit_transfer(place, action, steps_per_call):
