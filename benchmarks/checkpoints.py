@@ -116,7 +116,7 @@ def _measured(folder: Path, num_saves: int) -> tuple[int, _Windows]:
     trainer.train([batch] * (4 * WINDOW), lambda event: None)  # compiles, and takes the memory
     windows = _Windows()
     trainer.train([batch] * (2 * WINDOW * (num_saves + 1)), windows)
-    leaves = jax.tree.leaves(trainer.builder.programs.abstract_state)
+    leaves = jax.tree.leaves(trainer.builder.programs.states.abstract_state)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), windows
 
 

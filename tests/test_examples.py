@@ -55,6 +55,7 @@ def test_recognize_digits_with_a_perceptron(tmp_path):
     assert (tmp_path / "runs/recognize_digits.params").is_dir()
 
 
+@pytest.mark.slow
 def test_recognize_digits_with_convolutions(tmp_path):
     text = run("recognize_digits", tmp_path, "--num_epochs", "5", "--param_path", "here.params")
     assert percent(r"([\d.]+)% of 359 held-out digits read right", text) > 93
@@ -66,6 +67,7 @@ def test_fit_a_line_explains_a_third_of_the_variance(tmp_path):
     assert percent(r"explains (\d+)% of the variance of 88 held-out", text) >= 30
 
 
+@pytest.mark.slow
 def test_custom_loop_learns_and_compiles_once(tmp_path):
     text = run("custom_loop", tmp_path, "--num_epochs", "12")
     assert percent(r"the best parameters read ([\d.]+)% of 359", text) > 95
@@ -106,6 +108,7 @@ def test_oneflows_alexnet_runs_on_two_machines(tmp_path):
     assert percent(r"0 +train loss: +([\d.]+)", text) > 0
 
 
+@pytest.mark.quick("99")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -88,6 +88,7 @@ def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(t
     assert first == second
 
 
+@pytest.mark.slow
 def test_two_processes_both_refuse_a_folder_with_nothing_but_damaged_checkpoints(tmp_path):
     (tmp_path / "3").mkdir()
     first, second = finished(2, 1, "checkpoints", str(tmp_path), "-1")

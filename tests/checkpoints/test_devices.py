@@ -60,6 +60,7 @@ def test_epochs_means_agree_with_those_of_the_whole_run_on_one_device(moved):
         assert_close(seen.epochs[epoch][1], metrics, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_there_and_back_again_changes_no_bit(tmp_path):
     RUNS["classifier-1"].trained(every_step(tmp_path / "all"), num_epochs=1)
     left = as_killed_at(tmp_path / "all", 5, tmp_path / "left")

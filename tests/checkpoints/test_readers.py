@@ -23,11 +23,7 @@ QUICK = {
     "arrays-shuffled",
     "indexed-in-threads",
     "tfrecord-samples",
-    "image_folder",
     "xmap_readers-in-order",
-    "all-together",
-    "of-callable",
-    "of-grain-dataset",
 }
 
 
@@ -110,7 +106,6 @@ def assert_goes_on(resumed, whole, step, case):
         assert not case.is_complete or sorted(numbers) == list(range(NUM_SAMPLES))
 
 
-@pytest.mark.quick("arrays-shuffled", "image_folder", "xmap_readers-in-order", "indexed-in-threads")
 @pytest.mark.parametrize(
     "case",
     [
@@ -172,6 +167,7 @@ def test_reader_without_a_state_is_read_over_with_a_warning(reader, tmp_path, ca
     assert_same_bits(resumed_state, state)
 
 
+@pytest.mark.slow
 def test_reader_without_a_state_is_not_read_over_between_epochs(tmp_path, caplog):
     state, _ = trained(yields, tmp_path / "all")
     left = as_killed_at(tmp_path / "all", 5, tmp_path / "left")
@@ -181,6 +177,7 @@ def test_reader_without_a_state_is_not_read_over_between_epochs(tmp_path, caplog
     assert_same_bits(resumed_state, state)
 
 
+@pytest.mark.slow
 def test_reader_that_became_shorter_is_refused(tmp_path):
     trained(yields, every_step(tmp_path / "all"))
     left = as_killed_at(tmp_path / "all", 4, tmp_path / "left")

@@ -42,7 +42,7 @@ every_run = pytest.mark.parametrize(
     ],
 )
 # The two objectives of the GAN compile for 10 s, each resumed run is traced for 2.
-QUICK = ("before the short last batch", "in the second epoch")
+QUICK = ("in the second epoch",)
 at_every_moment = pytest.mark.parametrize(
     "step",
     [
@@ -74,7 +74,6 @@ def assert_goes_on_like(resumed, whole, *, step):
     assert {k: resumed.epochs[k] for k in ended} == ended
 
 
-@pytest.mark.quick("in the second epoch")
 @every_run
 @at_every_moment
 def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(
@@ -162,6 +161,7 @@ def new_process(uninterrupted, tmp_path_factory, request):
     return names, folder, done.stderr
 
 
+@pytest.mark.slow
 def test_new_process_ends_with_the_bits_of_the_whole_run(uninterrupted, new_process):
     names, folder, _ = new_process
     for name in names:

@@ -77,6 +77,7 @@ def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp
         assembled(tmp_path / "other", *tuned, "--checkpoint_exclude_scopes=lgoits")
 
 
+@pytest.mark.slow
 def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *TINY)[0] == 0

@@ -89,6 +89,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.quick("back")
 @pytest.mark.parametrize("action", ["aside", "back", "forget"])
 def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
     from penstock.commands._run.folder import RunFolder

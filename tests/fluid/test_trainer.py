@@ -278,6 +278,7 @@ def test_one_device_is_used_unless_parallel(tmp_path):
     assert inferencer.builder.mesh.size == len(jax.devices())
 
 
+@pytest.mark.slow
 def test_numbers_are_the_same_in_parallel():
     costs = []
     for parallel in (False, True):

@@ -247,6 +247,7 @@ def test_layer_of_one_name_shares_its_parameters(name):
     assert len(parameter_shapes(program("same", "other"))) == 2 * len(once) > 0
 
 
+@pytest.mark.slow
 def test_layers_of_one_name_give_the_same_of_one_input():
     def program():
         pairs = {}

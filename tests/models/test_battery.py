@@ -89,6 +89,17 @@ def test_every_network_of_fastnn_is_there_and_in_the_table():
     assert set(PUBLISHED) <= set(NAMES)
 
 
+@pytest.mark.quick(
+    "lenet",
+    "cifar",
+    "mobilenet_v1_025",
+    "mobilenet_v2_035",
+    "mobilenet_v3_small",
+    "inception_v1",
+    "resnet_v1_50",
+    "alexnet",
+    "vgg_16",
+)
 @pytest.mark.parametrize("name", slow_if_large(PUBLISHED))
 def test_network_has_the_published_parameters_and_tensors(name):
     published: Published = PUBLISHED[name]

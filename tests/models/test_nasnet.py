@@ -74,6 +74,7 @@ def test_features_come_without_an_auxiliary_head():
     assert not any(path.startswith("aux") for path in features.parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.quick("True")
 @pytest.mark.parametrize(("skips", "channels"), [(False, 48), (True, 16)])
 def test_second_input_after_a_reduction_is_its_input_or_the_one_before(skips, channels):
@@ -88,6 +89,7 @@ def test_pnasnet_halves_an_odd_number_of_filters_with_one_more_in_the_second_pat
     assert parameters["cell_stem_1/path2_conv/w"] == (1, 1, 32, 14)
 
 
+@pytest.mark.slow
 def test_pnasnet_strides_with_its_one_kind_of_cell():
     points = shapes_of(small(pnasnet), 64).points
     assert [points[f"Cell_{index}"] for index in range(3)] == [
@@ -258,6 +260,7 @@ def test_names_are_those_of_tf_slim(name, examples):
     assert set(examples) <= set(slim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "name", "example"),
     [

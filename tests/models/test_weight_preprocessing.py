@@ -114,6 +114,7 @@ def test_checkpoint_of_an_evaluation_graph_has_no_auxiliary_head(name, tmp_path)
     check_missing_head(name, tmp_path)
 
 
+@pytest.mark.slow
 def test_checkpoint_without_an_auxiliary_head_is_taken(tmp_path):
     check_missing_head("inception_v3", tmp_path)
 

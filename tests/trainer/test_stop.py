@@ -75,6 +75,7 @@ def test_nan_of_the_last_batch_names_only_the_metrics_it_is_in(place, steps_per_
     assert "Metrics of this epoch that are not finite: 'loss'. The parameters followed" in text
 
 
+@pytest.mark.slow
 @PLACES_AND_CALLS
 def test_nan_is_found_within_one_interval_of_launches(place, steps_per_call):
     trainer = ps.Trainer(program, optax.sgd(0.1), place=place(), steps_per_call=steps_per_call)
