@@ -76,7 +76,7 @@ def test_no_snapshot_is_kept_where_saves_are_waited_for(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
-@pytest.mark.parametrize(("is_last", "lowered_by"), [(False, 19), (True, 0)])
+@pytest.mark.parametrize(("is_last", "lowered_by"), [(False, 5), (True, 0)])
 def test_thread_that_nobody_waits_for_lets_the_steps_go_first(tmp_path, is_last, lowered_by):
     found = []
 

@@ -352,12 +352,12 @@ def test_errors_name_the_batch_and_not_the_size_of_a_probe():
 
 @pytest.mark.quick("3-reduce_max", "3-reduce_std", "3-reduce_mean")
 @pytest.mark.parametrize("name", REDUCTIONS)
-@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_devices", [1, 3])
 def test_reduction_has_the_values_and_gradients_of_jax_numpy(name, num_devices):
     reduce = getattr(layers, name)
     reference = getattr(jnp, {"reduce_all": "all", "reduce_any": "any"}.get(name, name[7:]))
-    x = np.round(DATA["x"][:11], 1)  # with ties
-    x[4] = x[2]
+    x = np.round(DATA["x"][:11], 1)
+    x[4] = x[2]  # with ties
 
     def program():
         h = layers.data("x", [3]) * layers.create_parameter([1, 3], name="w")
