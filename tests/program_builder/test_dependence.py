@@ -385,9 +385,8 @@ def test_reduction_has_the_values_and_gradients_of_jax_numpy(name, num_devices):
             parts = (*parts[:2], reference(h).reshape(1, 1))
         return parts[0] + parts[1].sum() + parts[2].sum().astype(jnp.float32), parts
 
-    (_, parts), gradient = jax.value_and_grad(lambda w: expected(w), has_aux=True)(jnp.asarray(w))
-    found = [values["all"], values["columns"], values["kept"]]
-    for got, wanted in zip(found, parts, strict=True):
+    (_, parts), gradient = jax.value_and_grad(expected, has_aux=True)(jnp.asarray(w))
+    for got, wanted in zip((values[k] for k in ("all", "columns", "kept")), parts, strict=True):
         np.testing.assert_allclose(got, np.asarray(wanted, np.float32), rtol=1e-5, atol=1e-6)
     moved = w - np.asarray(after.variables["params"]["w"])
     np.testing.assert_allclose(moved, gradient, rtol=1e-4, atol=1e-5)
