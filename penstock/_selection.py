@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from penstock._errors import ParameterError, UnknownNameError, listed, nearest
 
@@ -14,6 +14,8 @@ Patterns = str | Sequence[str] | None
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
 """Beginnings of names and what stands in their place, or a function of a name."""
+
+T = TypeVar("T")
 
 Key = tuple[str, tuple[str, ...]]
 
@@ -42,7 +44,7 @@ class Selection:
         is_included = self.include is None or any(_matches(name, p) for p in _list(self.include))
         return is_included and not any(_matches(name, p) for p in _list(self.exclude))
 
-    def rename_entries(self, entries: Mapping[Key, Any]) -> dict[Key, Any]:
+    def rename_entries(self, entries: Mapping[Key, T]) -> dict[Key, T]:
         """Return a file's entries under the program's names.
 
         Raises:
@@ -57,7 +59,7 @@ class Selection:
                         f"rename got {old!r}, expected the beginning of a name in the file, such "
                         f"as {listed(names[:5])}." + nearest(old, names)
                     )
-        renamed: dict[Key, Any] = {}
+        renamed: dict[Key, T] = {}
         for (collection, path), value in entries.items():
             key = collection, tuple(self._name("/".join(path)).split("/"))
             if key in renamed:
@@ -77,11 +79,11 @@ class Selection:
                 return (self.rename[old] + name[len(old) :]).strip("/")
         return name
 
-    def select(self, entries: Mapping[Key, Any]) -> dict[Key, Any]:
+    def select(self, entries: Mapping[Key, T]) -> dict[Key, T]:
         """Return the entries that are to be loaded."""
         return {key: value for key, value in entries.items() if self.takes("/".join(key[1]))}
 
-    def check(self, table: Mapping[Key, Any]) -> None:
+    def check(self, table: Mapping[Key, object]) -> None:
         """Raise unless each pattern matches an entry of the program: a typing error is no choice.
 
         Raises:
@@ -91,7 +93,7 @@ class Selection:
         check_patterns("exclude", self.exclude, table)
 
 
-def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, Any]) -> None:
+def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, object]) -> None:
     """Raise unless each pattern of an argument matches an entry of the program.
 
     Raises:

@@ -32,7 +32,7 @@ class Leaf(Protocol):
         ...
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype, as NumPy knows it."""
         ...
 

@@ -7,9 +7,9 @@ import contextlib
 import logging
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -63,7 +63,11 @@ def _make_array_handler() -> ocp.type_handlers.NumpyHandler:
     import orbax.checkpoint as ocp
 
     class _Handler(ocp.type_handlers.NumpyHandler):
-        async def deserialize(self, infos: Any, args: Any = None) -> Any:
+        async def deserialize(
+            self,
+            infos: Sequence[ocp.type_handlers.ParamInfo],
+            args: Sequence[ocp.RestoreArgs] | None = None,
+        ) -> Sequence[np.ndarray]:
             one_by_one = zip(infos, args or [None] * len(infos), strict=True)
             reads = [
                 super(_Handler, self).deserialize([info], None if arg is None else [arg])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,17 @@ from penstock._program.requests import ParameterSpec
 from penstock.layers.batch_norm import has_example_axis, sync_statistics
 from penstock.layers.parameter_trees import weight_spec
 
+T = TypeVar("T")
+
 Path = tuple[str, ...]
 
+Keys = tuple[Hashable, ...]
+"""The attributes and items that lead to a variable of a module."""
 
-def bind(frame: Frame, path: Path, module: Any) -> Callable[..., Any]:
+
+def bind(
+    frame: Frame, path: Path, module: nnx.Module | Callable[..., object]
+) -> Callable[..., Any]:
     """Return a function that calls `module`, or a method of one, with the frame's variables."""
     owner, method = getattr(module, "__self__", module), getattr(module, "__name__", "__call__")
     if not isinstance(owner, nnx.Module):
@@ -46,7 +53,7 @@ class _Bound:
 
     def __init__(self, frame: Frame, path: Path, module: nnx.Module) -> None:
         self.frame = frame
-        self.specs: dict[Any, ParameterSpec] = {}
+        self.specs: dict[Keys, ParameterSpec] = {}
         graph, state = nnx.split(module)
         own = dict(nnx.to_flat_state(state))
         self.before = {
@@ -61,7 +68,7 @@ class _Bound:
         for keys, each in list(nnx.iter_modules(self.copy)):
             _follow_examples(each, (*path, *map(str, keys)), self._is_frozen(keys))
 
-    def in_precision(self, value: Any) -> Any:
+    def in_precision(self, value: T) -> T | jax.Array:
         return self.frame.cast(value) if isinstance(value, jax.Array) else value
 
     def keep(self) -> None:
@@ -88,7 +95,7 @@ class _Bound:
                     "what it notes, e.g. by sow, and pass what it should know."
                 )
 
-    def _value(self, variable: Any, path: Path, keys: Any) -> Any:
+    def _value(self, variable: Any, path: Path, keys: Keys) -> jax.Array:
         """Return what a variable of the module is in this program."""
         frame = self.frame
         value = variable.get_value()
@@ -108,7 +115,7 @@ class _Bound:
             return frame.cast(found) if collection == "params" else found
         return value
 
-    def _is_frozen(self, keys: Any) -> bool:
+    def _is_frozen(self, keys: Keys) -> bool:
         spec = self.specs.get((*keys, "mean"))
         return spec is not None and self.frame.is_frozen(spec.path)
 
@@ -120,7 +127,7 @@ class _Bound:
         return _mesh.psum(value * (count / self.frame.examples.total_weight), num_devices)
 
 
-def _at(module: Any, keys: Any) -> Any:
+def _at(module: Any, keys: Keys) -> Any:
     """Return the variable of a module at a path."""
     for key in keys:
         is_item = isinstance(key, int) or isinstance(module, dict)
@@ -155,7 +162,11 @@ class _BatchNorm(nnx.BatchNorm):
     _penstock_is_frozen: bool
 
     def __call__(
-        self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
     ) -> jax.Array:
         frame = current_frame("nnx_module")
         given = self.use_running_average if use_running_average is None else use_running_average

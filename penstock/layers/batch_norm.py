@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,9 @@ def sync_statistics(
     return mean, variance, (new_mean, new_variance)
 
 
-def has_example_axis(frame: Frame, x: jax.Array, axis: Any, path: tuple[str, ...]) -> bool:
+def has_example_axis(
+    frame: Frame, x: jax.Array, axis: int | Sequence[int], path: tuple[str, ...]
+) -> bool:
     """Return whether a flax batch norm is over the examples: `axis` is that of its features."""
     return (
         isinstance(axis, int)

@@ -73,7 +73,7 @@ def fc(
 
 def _inputs_and_attrs(
     input: jax.Array | Sequence[jax.Array], param_attr: Attr | Sequence[Attr]
-) -> tuple[list[jax.Array], list[Any]]:
+) -> tuple[list[jax.Array], list[Attr]]:
     is_list = isinstance(input, (list, tuple))
     inputs: list[jax.Array] = [jnp.asarray(x) for x in input] if is_list else [jnp.asarray(input)]
     is_attrs = isinstance(param_attr, (list, tuple))

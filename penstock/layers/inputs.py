@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jax import dtypes
+from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program.frame import current_frame
@@ -19,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def data(name: str, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
+def data(name: str, shape: Sequence[int], dtype: DTypeLike = "float32") -> jax.Array:
     """Declare an input and return the array fed under its name.
 
     Feeds are checked against the declaration on the host, before anything runs. A flat sample is

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import core
+from jax.tree_util import KeyPath
 
 from penstock._errors import ProgramError
 from penstock._program.frame import current_frame
@@ -42,7 +43,7 @@ def create_parameters(tree: T, name: str | None = None) -> T:
     frame = current_frame("create_parameters")
     path = frame.names.layer("parameters", name)
 
-    def create(keys: Any, leaf: Any) -> Any:
+    def create(keys: KeyPath, leaf: Any) -> Any:
         if not _is_weight(leaf):
             return leaf
         # A key such as "mlp/linear_0" of Haiku's is a path by itself.
@@ -67,7 +68,7 @@ def weight_spec(path: tuple[str, ...], value: Any, collection: str = "params") -
             "module, or the tree, before the programs."
         )
 
-    def initial(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def initial(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
         if isinstance(value, jax.ShapeDtypeStruct):
             raise ProgramError(
                 f"parameter {'/'.join(path)!r} got a shape without values, expected an array. "

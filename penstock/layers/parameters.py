@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import dtypes
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program.examples import align
@@ -121,7 +122,7 @@ Attr = ParamAttr | Initializer | str | bool | None
 
 def create_parameter(
     shape: Sequence[int],
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     name: str | None = None,
     attr: Attr = None,
     is_bias: bool = False,
@@ -183,7 +184,7 @@ def parameter(
     attr: Attr,
     *,
     layer: str,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
 ) -> jax.Array:
     """Return the parameter `leaf` of the layer at `layer_path`; for the layers' own use."""
     argument = "bias_attr" if leaf in ("b", "bias") else "param_attr"
@@ -198,7 +199,7 @@ def _request(
     frame: Frame,
     path: Path,
     shape: Sequence[int],
-    dtype: Any,
+    dtype: DTypeLike,
     attr: ParamAttr,
     default: Initializer,
 ) -> jax.Array:

@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from flax import linen as nn
 
 from penstock._program.frame import current_frame
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -26,7 +28,7 @@ class Sown:
     collections: set[str]
     module: nn.Module | None = None
 
-    def run(self, module: nn.Module, function: Callable[[], Any]) -> Any:
+    def run(self, module: nn.Module, function: Callable[[], T]) -> T:
         """Call a module with a function, knowing where its submodules sow."""
         self.module = module
         return module(function)

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import optax
@@ -174,12 +174,12 @@ def _spell(name: str) -> str:
 
 
 @functools.cache
-def _find_in_optax() -> dict[str, Callable[..., Any]]:
+def _find_in_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Return the optimizers of the optax that is installed, by name.
 
     They are its functions whose first argument is a learning rate.
     """
-    found: dict[str, Callable[..., Any]] = {}
+    found: dict[str, Callable[..., optax.GradientTransformation]] = {}
     for module in (optax, optax.contrib):
         for name, value in sorted(vars(module).items()):
             is_function = isinstance(value, FunctionType | functools.partial)

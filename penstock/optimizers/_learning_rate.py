@@ -15,7 +15,7 @@ LearningRate = float | optax.Schedule
 
 
 def with_learning_rate(
-    make: Callable[[Any], optax.GradientTransformation], learning_rate: LearningRate
+    make: Callable[[float | jax.Array], optax.GradientTransformation], learning_rate: LearningRate
 ) -> optax.GradientTransformationExtraArgs:
     """Return `make(learning_rate)`, its state holding the rate of the last update.
 

@@ -23,8 +23,8 @@ class MovingAverageState(NamedTuple):
 
     num_updates: jax.Array
     weight: jax.Array
-    average: Any
-    inner: Any
+    average: optax.Params
+    inner: optax.OptState
 
 
 class SlowParamsState(NamedTuple):
@@ -37,8 +37,8 @@ class SlowParamsState(NamedTuple):
       inner: the state of the optimizer.
     """
 
-    slow: Any
-    inner: Any
+    slow: optax.Params
+    inner: optax.OptState
 
 
 def with_moving_average(
@@ -85,7 +85,10 @@ def with_moving_average(
         return MovingAverageState(jnp.zeros((), jnp.int32), weight, average, inner.init(params))
 
     def update(
-        updates: optax.Updates, state: Any, params: Any = None, **extra_args: Any
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, MovingAverageState]:
         if params is None:
             raise ValueError(
@@ -147,7 +150,7 @@ def find_averaging_states(opt_state: optax.OptState) -> list[Any]:
     return []
 
 
-def _get_average(state: Any, params: optax.Params) -> Any:
+def _get_average(state: Any, params: optax.Params) -> optax.Params:
     """Return the average that one state holds, of the parameters that it has."""
     if isinstance(state, SlowParamsState):
         return state.slow
