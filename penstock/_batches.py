@@ -44,6 +44,7 @@ class Fields:
         self._names = list(specs) if len(specs) == 1 else None
         if feed_order is not None:
             self._names = _order_names(feed_order)
+            # A name of another program is no mistake: train and test may be fed the same samples.
             unknown = [name for name in self._names if name not in (known or specs)]
             missing = [name for name in specs if name not in self._names]
             if unknown or missing:
@@ -63,6 +64,7 @@ class Fields:
         Raises:
           FeedError: a sample has the wrong number of fields, or nothing names the fields.
         """
+        # The exact type first: an abstract class is slower to ask.
         if type(item) is dict or isinstance(item, Mapping):
             if not self._is_explicit:
                 return item
@@ -125,6 +127,7 @@ def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
             "samples of one batch, expected one shape in all of them. Pad sequences to one length "
             "in the reader."
         )
+    # numpy's own stack drops the mask without a word.
     is_masked = any(isinstance(value, np.ma.MaskedArray) for value in values)
     return np.ma.stack(values) if is_masked else np.stack(values)
 
@@ -150,11 +153,13 @@ def check_reader(reader: object, num_passes: int) -> None:
             f"reader got {type(reader).__name__}, expected a function without arguments that "
             "returns an iterator, or an iterable such as readers.arrays(...)."
         )
+    # They can be iterated over, by keys, rows or letters, and none of it is a batch.
     if isinstance(reader, (Mapping, np.ndarray, jax.Array, str)):
         raise TypeError(
             f"reader got {type(reader).__name__}, expected what yields batches. Data in memory "
             "becomes a reader with readers.arrays(data, batch_size=...)."
         )
+    # One pass it can do.
     if isinstance(reader, Iterator) and not callable(reader) and num_passes > 1:
         raise ReaderError(
             f"reader got a {type(reader).__name__} for {num_passes} epochs, expected what can be "
@@ -170,10 +175,12 @@ class Pass:
     """
 
     def __init__(self, reader: Any, fields: Fields) -> None:
+        # Our readers can be called too, as Fluid's are: iterated over, they keep their position.
         is_function = callable(reader) and not hasattr(type(reader), "__iter__")
         source: Any = reader() if is_function else reader
         self._iterator: Any = iter(source)
         self._fields = fields
+        # Looked up once: it is asked for after every batch.
         self._get_state = getattr(self._iterator, "get_state", None)
         self._number = 0
 
@@ -202,6 +209,7 @@ class Pass:
           ReaderError: it has fewer batches than that.
         """
         if state is not None and hasattr(self._iterator, "set_state"):
+            # The state counts batches itself; nothing is read over.
             self._iterator.set_state(state)
             self._number = num_batches
             return True
@@ -256,6 +264,7 @@ def read_once(reader: ReaderLike, fields: Fields) -> Iterator[Feed]:
 def count_batches(reader: Any) -> int | None:
     """Return how many batches a reader yields in a pass, where it says so."""
     try:
+        # Some have a length that raises, as that of a stream does.
         return len(reader)
     except (TypeError, NotImplementedError, ValueError):
         return None

@@ -61,6 +61,7 @@ def check_feed(
             "named by feed_order, which trainer.train and trainer.test take."
         )
     problems, columns = [], {}
+    # All problems at once: a reader is most often wrong in several inputs.
     for name in feed:
         if name not in known:
             problems.append(
@@ -84,7 +85,9 @@ def check_feed(
             f"feed got batches of different lengths {sizes}, expected one length for all inputs. "
             "The first axis counts examples. See which input the reader cuts otherwise."
         )
+    # A program without inputs computes as if for one example.
     size = next(iter(sizes.values()), 1)
+    # Of several processes one may have no part of a short last batch.
     if not size and jax.process_count() == 1:
         raise FeedError("feed got a batch of 0 examples, expected at least 1.")
     return columns, size
@@ -121,6 +124,7 @@ def _convert(value: npt.ArrayLike, spec: FeedSpec) -> Array | str:
 def _reshape(value: Array, spec: FeedSpec) -> Array | str:
     expected = f"expected [batch, {', '.join(map(str, spec.shape))}]"
     size = math.prod(spec.shape)
+    # A scalar input's batch `[1]` has the shape of its example: it is taken for a batch.
     one_example = [spec.shape, (size,)] if size > 1 else [()]
     if value.shape in one_example:
         return (
@@ -133,6 +137,7 @@ def _reshape(value: Array, spec: FeedSpec) -> Array | str:
             "axis that is what layers.data declares. Change the shape there, or what the reader "
             "yields."
         )
+    # Only these can be reshaped without moving one axis into another.
     is_flat = value.ndim <= 2 or spec.shape == (1,)
     if value.shape[1:] != spec.shape and not is_flat:
         return (
@@ -155,6 +160,7 @@ def _cast(value: Array, spec: FeedSpec) -> Array | str:
             f"feed {spec.name!r} got dtype {value.dtype}, expected {spec.dtype}. It is not "
             "converted, since that would lose information. Convert it in the reader."
         )
+    # int64 from numpy for int32 is usual: fine, as long as the values fit.
     is_narrowed = spec.dtype.kind in "iu" and not np.can_cast(value.dtype, spec.dtype, "safe")
     if is_narrowed and value.size and isinstance(value, np.ndarray):
         limits = np.iinfo(spec.dtype)
@@ -206,6 +212,7 @@ class Feeder:
         """Make the batch size at least `size`, rounded up to whole micro-batches."""
         if size > self.batch_size:
             self.batch_size = -(-size // self._multiple) * self._multiple
+            # They have the old length.
             self._full_weights = {}
             self._full = [
                 (spec.name, spec.dtype, (self.batch_size, *spec.shape))
@@ -219,6 +226,7 @@ class Feeder:
           FeedError: a batch does not fit the specs.
         """
         steps = len(batches)
+        # Full batches share one array of ones on the devices: a transfer less a step.
         weights = self._full_weights.get(steps)
         if weights is not None and self._are_ready(batches):
             counts, padded = (self.batch_size,) * steps, batches
@@ -249,6 +257,8 @@ class Feeder:
                 value: Any = batch.get(name)
                 if value.__class__ is not np.ndarray:
                     return False
+                # By identity, as numpy keeps one object of each plain dtype: a comparison takes
+                # longer.
                 if value.dtype is not dtype and not (value.dtype is BYTES and _is_floating(dtype)):
                     return False
                 if value.shape != shape:
@@ -289,4 +299,5 @@ class Feeder:
     def _put(self, tree: object, sharding: NamedSharding) -> Any:
         if jax.process_count() == 1:
             return jax.device_put(tree, sharding)
+        # Each process brings its own rows of the global batch.
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)

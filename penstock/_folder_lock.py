@@ -66,6 +66,7 @@ class Holder:
             token=token,
             pid=os.getpid(),
             host=socket.gethostname(),
+            # A process number means something only within one boot and one namespace.
             boot=_read_boot(),
             namespace=_read_namespace(),
             started=_read_start(os.getpid()) or "",
@@ -78,6 +79,7 @@ class Holder:
             return None
         if not self.boot and (self.host != socket.gethostname() or sys.platform == "win32"):
             return None
+        # Numbers are used again: the time of its start tells one process from the next.
         started = _read_start(self.pid)
         if started is not None:
             return started == self.started
@@ -168,6 +170,7 @@ class FolderLock:
         if self.is_held:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Again after a file was cleared: another process may have been quicker.
         while not self._create():
             found = _read(self.path)
             if found is not None:
@@ -206,6 +209,7 @@ class FolderLock:
     def _create(self) -> bool:
         """Make the file; return whether it is ours."""
         try:
+            # Made or refused in one step by the file system, network ones too.
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             return self._is_ours()
@@ -223,6 +227,7 @@ class FolderLock:
         return (
             found is not None
             and found.holder is not None
+            # The number too: a fork has the token of its parent.
             and (found.holder.token, found.holder.pid) == (self._token, os.getpid())
         )
 
@@ -233,6 +238,7 @@ class FolderLock:
           FolderInUseError: it is there.
         """
         is_alive = found.holder.is_alive() if found.holder is not None else None
+        # On another machine, or in another container: only time tells.
         if is_alive is None:
             is_alive = self._is_renewed(found)
         if is_alive:
@@ -261,6 +267,7 @@ class FolderLock:
             now = _read(self.path)
             if now is None or not found.is_same(now):
                 return False  # released, or taken by another: `acquire` looks again
+            # Its thread renews it: the holder lives.
             if now.mtime != found.mtime:
                 return True
         return False

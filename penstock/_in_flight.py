@@ -60,6 +60,7 @@ class InFlight:
     ) -> None:
         self._limit = max_in_flight(mesh)
         is_cpu = mesh.devices.flat[0].platform == "cpu"
+        # Where every launch is waited for, each has a flag.
         self._stride = min(STRIDE if is_cpu else STRIDE_ON_ACCELERATOR, self._limit + 1)
         self._check_flag, self._add_health = check, add_health
         self._first_step = first_step
@@ -107,6 +108,7 @@ class InFlight:
         if is_read:
             flag = self._add_health(flag)
         self._queue.append((flag, end_step, self._num_pushed, is_read))
+        # A flag stands for those before it, so the bound is on launches and not on flags.
         self._num_queued += self._num_pushed
         self._num_unread = 0 if is_read else self._num_unread + self._num_pushed
         self._num_pushed = 0
@@ -138,6 +140,7 @@ def look_ahead(items: Iterable[T], depth: int) -> Iterator[T]:
                 queue.append(next(iterator))
             except StopIteration:
                 is_open = False
+            # Kept: the items before it were read in good order and are yielded first.
             except Exception as raised:
                 error, is_open = raised, False
         if queue:

@@ -43,6 +43,7 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
             for number, default in defaults.items():
+                # A handler of the user's, or of a notebook, stays.
                 if signal.getsignal(number) is default:
                     self._previous[number] = signal.signal(number, self._on_signal)
         return self
@@ -57,6 +58,7 @@ class Interrupts:
         self._restore()
         self.is_held = self.is_open = False
         try:
+            # A signal that came after the last check is not lost.
             if error is None and not self._is_raised:
                 self.check()
         finally:
@@ -91,6 +93,7 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             self._is_second = True
+            # Between a launch and its result the old state is gone: raised by `release`.
             if self.is_held:
                 return
             self._restore()
@@ -99,6 +102,7 @@ class Interrupts:
                 os.kill(os.getpid(), signal.SIGTERM)
             raise KeyboardInterrupt
         self.signal = number
+        # The host only waits: nothing would be left half done.
         if self.is_open and self.is_alone and not self.is_held:
             self._raise()
 

@@ -32,6 +32,7 @@ def make_mesh(place: Place) -> Mesh:
       TypeError: the place is none of the accepted kinds.
     """
     if isinstance(place, Mesh):
+        # Batches are split over one axis; user code names it in collectives.
         if place.axis_names != (AXIS,):
             raise ValueError(
                 f"place got a Mesh with axes {place.axis_names}, expected ({AXIS!r},). Batches are "
@@ -63,6 +64,7 @@ def _missing(place: str | None, error: BaseException) -> str:
     """Say that a platform is not there, which ones are, and what would bring it."""
     asked = os.environ.get("JAX_PLATFORMS")
     name = place or (asked or "").partition(",")[0]
+    # What would bring the platform, where one of our extras does.
     extra = {"gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}.get(name.lower())
     remedy = f' Is the driver at work, and pip install "penstock[{extra}]" done?' if extra else ""
     try:

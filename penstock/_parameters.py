@@ -61,6 +61,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         replaced = {}
         entries = flatten(self._get())
         keys = _index_by_name(entries)
+        # All are checked before any is replaced.
         for name, value in dict(other).items():
             key = _find_key(name, keys)
             old, new = entries[key], np.asarray(value)
@@ -134,6 +135,7 @@ def save(
     Arguments:
       about: what belongs to them, as JSON: the preprocessing of their images for one.
     """
+    # All have the same ones, and the folder is shared.
     if jax.process_index():
         return
     folder = expand_path(path)
@@ -153,6 +155,7 @@ def save(
     }
     if about:
         description["about"] = dict(about)
+    # safetensors writes the memory as it lies.
     tensors = {"/".join((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
     temporary = folder / f".{os.getpid()}.tmp"
     try:

@@ -188,6 +188,7 @@ class _LazyMetrics(Generic[M]):
         """The metrics; the first reading waits for the device, and nothing else does."""
         if self._read is not None:
             self._metrics = self._read()
+            # Let go of: it holds the launch's arrays on the device.
             self._read = None
         return self._metrics
 
@@ -313,6 +314,8 @@ def _check_takes_an_event(handler: Handler) -> None:
     except (TypeError, ValueError):  # of some that are written in C
         return
     try:
+        # Without calling it: a handler that takes no event is said before training, not at the
+        # first one.
         signature.bind(None)
     except TypeError:
         name = getattr(handler, "__qualname__", type(handler).__qualname__)

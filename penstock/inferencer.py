@@ -58,6 +58,7 @@ class Inferencer:
         if not ignore_extra:
             hint += " Pass ignore_extra=True if it is meant to use only a part of the parameters."
         _parameters.check(param_path, entries, table, may_have_extra=ignore_extra, hint=hint)
+        # What was not refused above may still have entries that the function does not use.
         fitting = _parameters.select_fitting(entries, table)
         self._variables = self.builder.programs.states.copy(_parameters.nest(fitting))
 

@@ -81,6 +81,7 @@ class CheckpointConfig:
     def as_json(self) -> dict[str, object]:
         """Return it as a dict that JSON can hold."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # A function has no JSON; its name tells a reader of run.json which it was.
         monitor = getattr(self.monitor, "__qualname__", self.monitor)
         return {**fields, "directory": os.fspath(self.directory), "monitor": monitor}
 

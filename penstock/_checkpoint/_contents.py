@@ -100,6 +100,7 @@ class Contents:
                 },
             }
         )
+        # As text: a checksum is of bytes, and JSON may be written in many ways.
         return {"body": body, "crc32c": checksum(np.frombuffer(body.encode(), np.uint8))}
 
 
@@ -123,15 +124,18 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
       CheckpointError: something is missing or was changed since it was written.
     """
     try:
+        # Checked before it is parsed: damaged JSON may parse.
         body = description["body"]
         if checksum(np.frombuffer(body.encode(), np.uint8)) != description["crc32c"]:
             raise CheckpointError(f"{where}: its description was changed after it was written")
         said = json.loads(body)
+        # Older ones can be read: fields that came later have defaults.
         if said["format"] > FORMAT:
             raise CheckpointError(
                 f"{where}: got format {said['format']}, expected {FORMAT} or less. A newer "
                 "penstock wrote it"
             )
+        # A field of another version raises TypeError, which is caught below.
         position = Position(**said["position"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, CheckpointError):
@@ -144,6 +148,7 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
             raise CheckpointError(f"{where}: the array {name!r} is missing")
         arrays[name] = np.asarray(value)
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
+        # The shape too: bytes say nothing of it.
         if (arrays[name].shape, str(arrays[name].dtype)) != (shape, dtype) or (
             checksum(arrays[name]) != entry["crc32c"]
         ):
@@ -160,6 +165,7 @@ def read_metric(path: Path) -> float | None:
         metric = json.loads(description["body"])["metric"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    # Read without Orbax and the arrays: a folder may hold many checkpoints.
     return metric if isinstance(metric, float) else None
 
 

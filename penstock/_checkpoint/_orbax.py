@@ -34,6 +34,7 @@ def make_checkpointer() -> ocp.Checkpointer:
     """
     import orbax.checkpoint as ocp
 
+    # The state is the same on all processes, and one of them writes: Orbax is to wait for none.
     only_this = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=only_this,
@@ -73,6 +74,7 @@ def _make_array_handler() -> ocp.type_handlers.NumpyHandler:
                 super(_Handler, self).deserialize([info], None if arg is None else [arg])
                 for info, arg in one_by_one
             ]
+            # Exceptions as results: the first would otherwise end it while others still read.
             done = await asyncio.gather(*reads, return_exceptions=True)
             arrays = []
             for each in done:
@@ -102,6 +104,7 @@ def plain_name(folder: Path) -> Iterator[Path]:
                 f"cannot take, and no place for a link to it: temporary files go to {temporary!r}. "
                 "Set TMPDIR to a folder with a plain name."
             )
+        # Through the link they write into the folder itself.
         link.symlink_to(folder)
         yield link
 

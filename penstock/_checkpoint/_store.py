@@ -75,6 +75,7 @@ class Store:
         try:
             with _orbax.plain_name(self.directory):
                 (trial / ("x" * _LONG)).mkdir(parents=True)
+            # With bytes in it: an empty file fits on a full disk.
             (trial / ("x" * _LONG) / ("x" * _LONG)).write_bytes(bytes(_TRIAL_BYTES))
         except CheckpointError:
             raise
@@ -98,6 +99,8 @@ class Store:
         A checkpoint that was about to be replaced comes back, unless the new one is there.
         """
         aside = self.directory / _ASIDE
+        # What was set aside to be replaced is newer than all that is there, else it was one too
+        # many.
         newest = max(self.steps(), default=-1)
         with contextlib.suppress(OSError):  # a folder that cannot be written says so in `write`
             for path in aside.iterdir():
@@ -123,6 +126,7 @@ class Store:
             try:
                 self._replace(step, contents)
             except BaseException as error:
+                # Orbax's threads may still write into the folder that is about to be tidied.
                 _orbax.wait_for_threads()
                 self.close()
                 self.tidy()
@@ -136,6 +140,7 @@ class Store:
 
         self.directory.mkdir(parents=True, exist_ok=True)
         if step in self.steps():
+            # Not deleted before the new one is there: a kill between the two would lose both.
             self._set_aside(step)
         elif (self.directory / str(step)).exists():
             raise CheckpointError(
@@ -153,6 +158,7 @@ class Store:
             )
         self._metrics[step] = contents.metric
         steps = self.steps()
+        # After the new one is whole, so that there is always one to read.
         for other in set(steps) - self._choose_kept(steps, step):
             self._set_aside(other)
         shutil.rmtree(self.directory / _ASIDE, ignore_errors=True)
@@ -173,6 +179,7 @@ class Store:
                     self._metrics[step] = _contents.read_metric(self.directory / str(step))
             sign = 1 if config.mode == "min" else -1
             rated = [(self._metrics[step], step) for step in steps]
+            # Of equal ones the later.
             rated = [(sign * m, -step) for m, step in rated if m is not None and not math.isnan(m)]
             kept |= {-step for _, step in sorted(rated)[: config.num_best]}
         return kept

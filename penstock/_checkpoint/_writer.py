@@ -86,11 +86,13 @@ class Writer:
         is_waited_for: bool,
     ) -> None:
         if not is_waited_for:
+            # Where training waits for the write, it should be quick.
             _let_others_go_first()
         try:
             contents = make()
             if contents is not None:
                 self._store.write(contents)
+        # In a thread nobody would see it: kept for whoever asks at the end.
         except Exception as error:
             line = f"checkpoint of global step {step}: {type(error).__name__}: {error}"
             self.failures.append(line)

@@ -15,6 +15,7 @@ takes its batch apart in halves or eighths is traced too."""
 
 def count_rows(shape: tuple[int, ...], batch_size: int) -> int:
     """Return how many rows of axis 0 belong to one example, 0 when there is no batch axis."""
+    # Several rows to an example are a batch axis too: time steps, joined batches.
     if not shape or shape[0] == 0 or shape[0] % batch_size:
         return 0
     return shape[0] // batch_size
@@ -28,6 +29,7 @@ def format_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     sizes = []
     for a, b in zip(shape, other, strict=True):
         is_multiple = a % first == 0 and a * second == b * first
+        # Of the first size; that the second has as many is what `is_multiple` says.
         count = "B" if a == first else f"{a // first}*B"
         sizes.append(str(a) if a == b else count if is_multiple else "?")
     return f"[{', '.join(sizes)}]"
@@ -45,6 +47,7 @@ def name_batch(message: str, other: str) -> str:
     """
     first, second = PROBE_BATCH_SIZES
     parts, others = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
+    # Another text, and not only other numbers: nothing can be told.
     if parts[::2] != others[::2]:
         return message
     for number in range(1, len(parts), 2):
@@ -90,6 +93,7 @@ class RowAnswers:
         Raises:
           ProgramError: the batch axis is not the first.
         """
+        # By order of asking: real runs ask in the order of the probes, as the same code runs.
         number = len(self.answers)
         is_known = number < len(self._known)
         self.answers.append(self._known[number] if is_known else self._find(number, shape))
@@ -108,6 +112,7 @@ class RowAnswers:
     def _find(self, key: int | tuple[str, ...], shape: tuple[int, ...]) -> int:
         self._shapes[key] = shape
         if self._first is None or key not in self._first._shapes:
+            # The first probe: by the size alone.
             return count_rows(shape, self.batch_size)
         other = self._first._shapes[key]
         rows = compare_rows(other, shape)

@@ -39,10 +39,12 @@ def drop_elements(
       path: of the module, under which the probe's finding about its batch axis is kept.
     """
     together = {axis % x.ndim for axis in broadcast_dims}
+    # An axis of 1 is broadcast over what is dropped together.
     shape = [1 if axis in together else size for axis, size in enumerate(x.shape)]
     keep_prob = 1.0 - rate
     if frame.examples.rows.answer_module(path, x.shape) and 0 not in together:
         mask = draw_mask(frame, key, keep_prob, shape)
     else:
         mask = jax.random.bernoulli(key, keep_prob, shape)
+    # Scaled here and left alone in the other modes, as flax does.
     return jnp.where(mask, x / keep_prob, 0).astype(x.dtype)

@@ -78,6 +78,7 @@ class Examples:
         with self.note(PER_DEVICE_SCOPE):  # not of the user's own, which micro-batches refuse
             self.total_weight = _mesh.psum(jnp.sum(weights), self.num_averaged)
         if micro_batch is None:
+            # Every device has as many rows: the batch is padded to that.
             self.first_row = _mesh.device_index(num_devices) * self.batch_size
         else:
             self.first_row = micro_batch.first_row
@@ -112,11 +113,14 @@ class Examples:
         if not self.count_rows(value) or (axes is not None and 0 not in axes):
             return jnp.sum(value, axes, keepdims=keep_axes)
         with self.note(REDUCED_SCOPE):
+            # Multiplied, not chosen: padding repeats an example, and is as finite as it.
             weights = align(self.row_weights(value.shape[0]), value.ndim, 0)
             total = jnp.sum(value * weights.astype(value.dtype), axes, keepdims=keep_axes)
             total = _mesh.psum(total, self.num_averaged)
             if self.micro_batch is None:
                 return total
+            # The step weights a micro-batch by its share of the examples, of which this is the
+            # inverse.
             return total * (self.micro_batch.total_weight / self.total_weight)
 
     def mean(self, value: jax.Array) -> jax.Array:
@@ -128,6 +132,7 @@ class Examples:
         rows = self.count_rows(value)
         with self.note(REDUCED_SCOPE):
             if not rows:
+                # The same on every device, or one value of each: the mean serves both.
                 return _mesh.pmean(jnp.mean(value), self.num_averaged)
             weights = self.row_weights(value.shape[0])
             per_row = jnp.sum(value.reshape(value.shape[0], -1), axis=1)

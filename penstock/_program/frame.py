@@ -91,6 +91,7 @@ class Frame:
 
         Parameters stay float32 in the state; what a step computes with is cast here.
         """
+        # First to one dtype, as products take it: a program may have no precision of its own.
         dtype = jnp.result_type(x, w)
         return self.cast(x.astype(dtype)), self.cast(w.astype(dtype))
 
@@ -108,6 +109,7 @@ def open_frame(frame: Frame) -> Iterator[Frame]:
     """Make `frame` the current one inside the `with` block."""
     token = _CURRENT.set(frame)
     try:
+        # A body that JAX has traced in another program has that program's mode and parameters.
         with frame.names.separate_traces():
             yield frame
     finally:

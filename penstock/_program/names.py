@@ -26,6 +26,7 @@ _TRACE_KEY = jax.make_user_context(None)
 
 def hash_path(path: Path) -> int:
     """Return a number that depends on the path alone, the same in every process."""
+    # Not `hash`, which is salted by process: several processes must draw alike.
     return zlib.crc32("/".join(path).encode())
 
 
@@ -97,6 +98,7 @@ class Names:
             scope.counters[kind] = count + 1
             name = f"{kind}_{count}"
         check_name(f"layers.{kind}", name)
+        # An automatic name that an explicit one took would share parameters by accident.
         owner = scope.owners.setdefault(name, (kind, is_explicit))
         if owner != (kind, is_explicit):
             raise ProgramError(
@@ -114,6 +116,7 @@ class Names:
         """Run `function` with names below `name`; running a scope again shares its parameters."""
         with self.open_scope(name):
             path = self.scope.path
+            # One module for a path: flax refuses a second of the same name.
             if path not in self._modules:
                 self._modules[path] = ScopeModule(name=name)
             # A scope run again gives its flax children new parents: forget the old children.
@@ -130,6 +133,8 @@ class Names:
                 f"layers.scope got the name {name!r}, which a layer in the same scope has already. "
                 "Rename one of them."
             )
+        # A fresh one each time: its counters begin at 0, and so the same layers have the same
+        # names.
         self.scope = Scope((*outer.path, name))
         try:
             yield

@@ -70,8 +70,11 @@ def _draw_group(
         own_key = jax.random.fold_in(key, path_hash)
         return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
 
+    # By name, not by order: a layer that is added changes no other's initial value.
     hashes = jnp.asarray([hash_path(each.path) for each in group], jnp.uint32)
+    # The bits are the same either way.
     values = [draw(hashes[0])] if len(group) == 1 else jax.vmap(draw)(hashes)
+    # One stands for the group, whose shapes and dtypes are the same.
     value = values[0]
     if value.shape != spec.shape or value.dtype != spec.dtype:
         raise ValueError(

@@ -53,6 +53,7 @@ class Precision:
                 + nearest(str(self.compute), ["auto", *_DTYPES])
             )
         if self.loss_scale is None:
+            # In float16 alone gradients vanish: its smallest number is 6e-8.
             object.__setattr__(self, "loss_scale", "dynamic" if self.compute == "float16" else 1.0)
         elif self.loss_scale != "dynamic" and not _is_positive(self.loss_scale):
             raise ProgramError(

@@ -107,6 +107,7 @@ def find_user_lines(depth: int = 1) -> tuple[str, ...]:
     Arguments:
       depth: how many frames above this one to begin.
     """
+    # Not `traceback` or `inspect`, which read source files: this runs for every layer.
     lines, frame = [], sys._getframe(depth)
     # What the builder puts around flax modules stands between the user's lines.
     while frame is not None and frame.f_code.co_filename != _CALLER:
@@ -187,6 +188,7 @@ class Requests:
                 "the same program. One input has one shape. Use another name for another input."
             )
         if self._feed is None:
+            # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
             return jnp.full((self._batch_size, *spec.shape), anchor.astype(spec.dtype))
         if spec.name not in self._feed:
@@ -205,6 +207,7 @@ class Requests:
         is_probe = self._feed is None
         if is_probe:
             self._record(spec)
+        # A statistic that was moved in this run is read as moved.
         value: Any = self.updates.get(spec.path)
         if value is None and self.variables:
             value = find_entry(self.variables.get(spec.collection, {}), spec.path)
@@ -222,6 +225,7 @@ class Requests:
 
     def _record(self, spec: ParameterSpec) -> None:
         is_automatic = self._names.is_automatic(spec.path)
+        # On probes only: real runs need no lines.
         spec = dataclasses.replace(spec, stack=find_user_lines(), is_automatic=is_automatic)
         known = self.specs.setdefault("/".join(spec.path), spec)
         if known is not spec and not known.agrees_with(spec):
@@ -236,6 +240,7 @@ class Requests:
         if known is not spec:
             return
         shorter, longer = spec.path, self._prefixes.get(spec.path)
+        # In a nested dict a name is either a leaf or a folder.
         for length in range(1, len(spec.path)):
             prefix = spec.path[:length]
             self._prefixes.setdefault(prefix, spec.path)

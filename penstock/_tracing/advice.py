@@ -44,6 +44,7 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 
 def find_advice(error: Exception, owner: str) -> str | None:
     """Return what to do where a program function asked for values; None for another error."""
+    # The last is a base class of the first, so their order counts.
     for kind, what, remedy in _REMEDIES:
         if isinstance(error, kind):
             return _NO_VALUES.format(owner=owner[0].upper() + owner[1:], what=what, remedy=remedy)
@@ -64,6 +65,7 @@ def check_without_arguments(function: Callable[..., object]) -> None:
         signature.bind()
     except TypeError:
         name = getattr(function, "__name__", type(function).__name__)
+        # A user most often wrote the data as an argument: the remedy names it.
         first = next(
             each.name
             for each in signature.parameters.values()

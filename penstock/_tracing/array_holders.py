@@ -38,11 +38,14 @@ def find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array]
     for path, value, library in queue:  # which grows: breadth first gives the shortest name
         if id(value) in arrays:
             found.setdefault(id(value), Held(f"{path} {_show(value)}", library))
+        # Objects may hold each other in a circle.
         if id(value) in seen or len(seen) > _MAX_OBJECTS or len(found) == len(arrays):
             continue
         seen.add(id(value))
+        # What a module holds is the module's, whatever its own type.
         of_value = _find_library(type(value)) or library
         queue += [(name, each, of_value) for name, each in _list_parts(path, value)]
+    # Computed from others on the way, or held where nobody looks: its shape is all there is.
     return [found.get(number, Held(f"an array {_show(value)}")) for number, value in arrays.items()]
 
 
@@ -50,6 +53,7 @@ def describe_draw(equation: JaxprEqn) -> Held:
     """Return who draws the numbers of an equation, and where."""
     traceback = equation.source_info.traceback
     frames = getattr(traceback, "frames", ())
+    # Frames begin with the innermost.
     names = [name for each in frames if (name := _find_library_of_file(each.file_name))]
     site = (
         find_user_line(traceback, lambda file: not _find_library_of_file(file)) or "an unknown line"
@@ -60,6 +64,7 @@ def describe_draw(equation: JaxprEqn) -> Held:
 
 def _find_library_of_file(file: str) -> str | None:
     """Return the library that a file of Python belongs to."""
+    # Windows writes backslashes.
     path = file.replace("\\", "/")
     return next((n for p, n in _LIBRARIES.items() if f"/{p.replace('.', '/')}/" in path), None)
 
@@ -70,6 +75,7 @@ def _show(value: Any) -> str:
 
 def _find_library(kind: type) -> str | None:
     """Return the library whose module or variable a class is."""
+    # Of a user's subclass too: its bases tell whose module it is.
     for base in kind.__mro__:
         for package, name in _LIBRARIES.items():
             if base.__module__ == package or base.__module__.startswith(f"{package}."):
@@ -79,6 +85,7 @@ def _find_library(kind: type) -> str | None:
 
 def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
     """Yield what a value holds, each with its name."""
+    # What holds nothing, and modules of Python, which hold everything.
     if isinstance(value, (jax.Array, np.ndarray, str, bytes, int, float, type, types.ModuleType)):
         return
     if isinstance(value, types.FunctionType):
@@ -92,6 +99,7 @@ def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
         yield from ((f"{path}[{key!r}]", each) for key, each in list(value.items()))
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"{path}[{number}]", each) for number, each in enumerate(value))
+    # An nnx variable is known by the attribute that it is, not by the array inside.
     elif _find_library(type(value)) == "flax.nnx" and hasattr(value, "get_value"):
         yield path, value.get_value()
     elif hasattr(value, "__wrapped__"):
@@ -111,6 +119,7 @@ def _list_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     codes = [function.__code__]
     for code in codes:  # which grows by the functions inside
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        # Globals that the code never names cannot be in the trace.
         for name in code.co_names:
             if name in function.__globals__:
                 yield name, function.__globals__[name]

@@ -46,6 +46,7 @@ class _Place(NamedTuple):
     site: str = ""
 
     def enter(self, equation: JaxprEqn) -> _Place:
+        # `jnp.median` and its like are jitted: their names say more than the sort inside.
         called = equation.params.get("name", "")
         site = find_user_line(equation.source_info.traceback) or self.site
         return _Place(f"{self.names}/{equation.source_info.name_stack}/{called}/", site)
@@ -106,6 +107,7 @@ class Traces:
         self, a: JaxprEqn, b: JaxprEqn, kinds: list[Kind], within: _Place
     ) -> list[Kind]:
         name, place = a.primitive.name, within.enter(a)
+        # Control flow first: its bodies run more than once, or not at all.
         if name == "scan":
             return self._follow_scan(a, b, kinds, place)
         if name == "while":
@@ -114,6 +116,7 @@ class Traces:
             return self._follow_cond(a, b, kinds, place)
         for key in _CALLS:
             inner = get_body(a.params.get(key))
+            # A call, of jit, checkpoint or custom derivatives: followed as if it were written out.
             if hasattr(inner, "eqns") and len(inner.invars) == len(kinds):
                 return self.follow(inner, get_body(b.params[key]), kinds, place)
         operation = Operation(
@@ -135,6 +138,7 @@ class Traces:
             return [Kind("device")]
         if operation.name in _COLLECTIVES and REDUCED_SCOPE not in scope:
             return self._follow_collective(operation)
+        # Of ours, in a scope of its own; what it gathers is the whole batch everywhere.
         is_gathering = operation.name in _COLLECTIVES and any(map(batch_axes, operation.results))
         results = self._follow_collective(operation) if is_gathering else follow(operation)
         if PER_DEVICE_SCOPE in scope:
@@ -143,6 +147,7 @@ class Traces:
             return results
         if not all(map(_can_be_reduced, kinds)):
             return operation.make_other()
+        # A micro-batch's reductions are over itself alone: what the step averages later.
         form = MEAN if self.has_micro_batches else SAME
         return [
             k
@@ -176,9 +181,11 @@ class Traces:
         items = kinds[num_consts + num_carry :]
         reason = place.make_reason("a scan over the examples")
         is_over_examples = a.params["length"] != b.params["length"]
+        # What is carried from one example to the next depends on all before it.
         if is_over_examples and num_carry:
             return [make_other(kinds, reason).with_padding(reason)] * len(a.outvars)
         if is_over_examples:
+            # The body sees one row of each: no axis of it is the batch's.
             results = Traces((1, 1), self.has_micro_batches).follow(
                 *bodies, [*consts, *items], place
             )
@@ -189,6 +196,8 @@ class Traces:
             )
         while True:
             results = self.follow(*bodies, [*consts, *carry, *items], place)
+            # Until nothing changes: a turn of the loop may make the carry depend on more. Kinds
+            # only get worse, so it ends.
             joined = [_join(*pair, reason) for pair in zip(carry, results, strict=False)]
             if joined == carry:
                 return results
@@ -206,6 +215,7 @@ class Traces:
         while True:
             (test,) = self.follow(*tests, [*kinds[:of_condition], *carry], place)
             results = self.follow(*bodies, [*consts, *carry], place)
+            # Devices would leave the loop after different numbers of turns.
             if test.form != "same":
                 results = [make_other([test, k], reason) for k in results]
             joined = [_join(*pair, reason) for pair in zip(carry, results, strict=True)]
@@ -256,6 +266,8 @@ def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_dev
     found, remedies = [], []
     for number, (kind, rows) in enumerate(zip(kinds, structure.rows, strict=True)):
         is_right = kind.form == "same" or (rows and kind.form == "rows" and len(kind.blocks) == 1)
+        # Values without a batch axis are averaged over devices, which makes a mean of means right,
+        # and of a sum a part of it.
         is_mean = not rows and (kind.form, kind.degree) == ("part", -1)
         if is_mean or (is_right and not kind.degree) or kind.form == "feed":
             continue
@@ -293,10 +305,12 @@ def _join(first: Kind, second: Kind, reason: Reason) -> Kind:
         return first
     if "other" in (first.form, second.form):
         return make_other([first, second], reason)
+    # Zeros add to anything: an accumulator that begins with them takes the kind of what is added.
     if first.is_zero or second.is_zero:
         kept = second if first.is_zero else first
         return dataclasses.replace(kept, is_zero=False)
     joined = combine("select_n", [SAME, first, second], reason)
+    # Weighted only where both are; `combine` asks whether any is.
     weighted = first.is_weighted and second.is_weighted
     return dataclasses.replace(joined, is_weighted=weighted) if joined.why is None else joined
 

@@ -50,6 +50,7 @@ def evaluate(
     """
     owner = name_program(function, frame.mode)
     rngs = {
+        # flax's modules draw from these; ours from keys by their own paths.
         "params": jax.random.fold_in(frame.key, 0),
         "dropout": jax.random.fold_in(frame.key, 1),
     }
@@ -68,6 +69,7 @@ def evaluate(
                 # All collections: what a module sows would be left out, without a word.
                 returned, updates = module.init_with_output(mutable=True, **options)
             else:
+                # In the other modes a module that moves statistics raises, as flax has it.
                 statistics = ["batch_stats"] if frame.is_training else []
                 returned, updates = module.apply(
                     dict(frame.requests.variables), mutable=[*statistics, *sown], **options
@@ -79,6 +81,7 @@ def evaluate(
             error.add_note(advice)
         raise
     structure, values = _metrics.flatten_returned(returned, owner)
+    # An infer function returns predictions: none of them is minimised.
     if frame.mode != "infer":
         loss_index = _loss_index(structure, owner)
         structure = dataclasses.replace(structure, loss_index=loss_index)
@@ -113,6 +116,7 @@ def _scalar_loss(loss: jax.Array, frame: Frame, owner: str) -> jax.Array:
         )
     if loss.ndim == 0:
         return loss
+    # `[B]` and `[B, 1]`: a value for each example, of which the mean is meant.
     if loss.size == loss.shape[0] and frame.examples.count_rows(loss) == 1:
         return frame.examples.mean(loss)
     raise ProgramError(

@@ -49,6 +49,7 @@ def _drop(
     rng: jax.Array | None = None,
 ) -> jax.Array:
     is_off = module.deterministic if deterministic is None else deterministic
+    # Nothing is drawn here; without either argument flax's own call raises.
     if is_off is None or is_off or module.rate in (0.0, 1.0):
         return call(inputs, deterministic, rng)
     key = module.make_rng(module.rng_collection) if rng is None else rng
@@ -67,6 +68,7 @@ def _normalize(
 ) -> jax.Array:
     is_running = module.use_running_average if use_running_average is None else use_running_average
     path = tuple(module.path)
+    # A mask of the user's says which rows count, and flax follows it.
     if is_running is not False or mask is not None:
         return call(x, use_running_average, mask=mask)
     if not has_example_axis(frame, x, module.axis, path):
@@ -75,9 +77,12 @@ def _normalize(
         if module.is_initializing():  # on a probe: what it makes is asked for, not its values
             return call(x)
         running = tuple(module.get_variable("batch_stats", leaf) for leaf in ("mean", "var"))
+        # flax is given the batch's statistics as if they were the running ones: normalisation,
+        # dtypes and parameters remain its own.
         *batch, after = sync_statistics(frame, x, module.axis, running, module.momentum)
         _put(module, batch)
         y = call(x)
+    # After the call, which has read the batch's in their place.
     _put(module, after)
     return y
 

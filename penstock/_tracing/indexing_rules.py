@@ -37,6 +37,7 @@ def _names_rows_by_number(operation: Operation) -> bool:
     numbers = operation.params["dimension_numbers"]
     is_gather = operation.name == "gather"
     named = numbers.start_index_map if is_gather else numbers.scatter_dims_to_operand_dims
+    # An index array has a column for each axis that it names; this one must name the batch's.
     if index.column >= len(named) or named[index.column] != axes[0]:
         return False
     return index.span == find_rows([s[axes[0]] for s in operation.operands[0]], operation.sizes)
@@ -61,6 +62,7 @@ def scatter(operation: Operation) -> list[Kind]:
         padding = updates.padding or indices.padding
         total = Kind("part", updates.degree, is_weighted=updates.is_weighted, padding=padding)
         return [total if updates.is_weighted else total.with_padding(operation.reason)]
+    # Put along other axes than the batch's, each example keeps its own.
     named = {*numbers.inserted_window_dims, *numbers.scatter_dims_to_operand_dims}
     if axes and not set(axes) & (named - set(numbers.operand_batching_dims)):
         return operation.combine()
@@ -70,6 +72,7 @@ def scatter(operation: Operation) -> list[Kind]:
 def dynamic(operation: Operation) -> list[Kind]:
     """Follow a slice at a computed place, or its update."""
     before, part = operation.operands[0], operation.results[0]
+    # There the second operand is what is put in, and the result is as large as the first.
     if operation.name == "dynamic_update_slice":
         part = operation.operands[1]
     axes = batch_axes(before)

@@ -154,9 +154,11 @@ def combine(operation: str, kinds: Sequence[Kind], reason: Reason) -> Kind:
         return make_other(kinds, reason)
     if "part" in forms:
         return _part(operation, kinds, flags, reason)
+    # An example's row that meets its number on the device differs by how the batch is split.
     if "rows" in forms and forms & {"device", "index"}:
         return make_other(kinds, reason)
     if "device" in forms:
+        # Number on the device plus the device's offset: the place in the global batch.
         return Kind("rows" if "index" in forms else "device", **flags)
     if "index" in forms:
         return _index(operation, kinds, flags)
@@ -169,6 +171,7 @@ def _index(operation: str, kinds: Sequence[Kind], flags: Flags) -> Kind:
     """Follow the numbers of a device's rows: jnp.arange(len(x)), of which only indices are made."""
     if flags["is_gathered"]:
         return Kind("same", **flags)
+    # A choice that is always the first: jnp's wrap of negative indices, of which there are none.
     if operation == "select_n" and kinds[0].is_zero:
         return kinds[1]
     spans = {k.span for k in kinds if k.form == "index"}
@@ -206,10 +209,12 @@ def _rows(operation: str, kinds: Sequence[Kind], flags: Flags, reason: Reason) -
 
 def _part(operation: str, kinds: Sequence[Kind], flags: Flags, reason: Reason) -> Kind:
     parts = [k for k in kinds if k.form == "part"]
+    # Zeros change no sum.
     others = [k for k in kinds if k.form != "part" and not k.is_zero]
     if any(k.form != "same" for k in others):
         return make_other(kinds, reason)
     if operation in {"mul", "dot_general", "div", "conv_general_dilated"}:
+        # A product of two sums over a part each is no part of the product of the sums.
         is_product = len(parts) == 1 and (operation != "div" or kinds[0] is parts[0])
         degree = _degree(operation, kinds)
         if is_product and degree is not None:
@@ -233,6 +238,7 @@ def _degree(operation: str, kinds: Sequence[Kind]) -> int | None:
         return sum(k.degree for k in kinds)
     if operation == "div":
         return kinds[0].degree - kinds[1].degree
+    # Whether a multiple of the batch size is above 0 does not depend on the batch size.
     if operation in _COMPARISONS and any(k.is_zero for k in kinds):
         return 0
     degrees = {k.degree for k in kinds if not k.is_zero} or {0}
@@ -250,7 +256,9 @@ def classify_constant(first: ArrayLike, second: ArrayLike, sizes: tuple[int, int
     if a.dtype.kind not in "iufV" or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
         return ZERO if a.dtype.kind in "iuf" and not a.any() else SAME
     a, b = a.astype(np.float64), b.astype(np.float64)
+    # 1 / B in bfloat16 has three digits.
     tolerance = 1e-2 if np.asarray(first).dtype.itemsize < 4 else 1e-6
+    # Counts and means, and their squares.
     for degree in (1, -1, 2, -2):
         if np.allclose(b, a * (sizes[1] / sizes[0]) ** degree, rtol=tolerance, atol=0):
             return Kind("same", degree)
@@ -264,11 +272,13 @@ def _constant_rows(a: np.ndarray, b: np.ndarray, sizes: tuple[int, int]) -> Kind
     unknown = Kind("index")
     if rows is None or rows.denominator > 1 or a.dtype.kind not in "biuf":
         return unknown
+    # np.ones(len(x)): the same in every row, so it is no matter whose row it is.
     if (a == a.flat[0]).all() and (b == a.flat[0]).all():
         return SAME if a.flat[0] else ZERO
     a, b = np.moveaxis(a, axes[0], 0), np.moveaxis(b, axes[0], 0)
     if a.ndim == 1 and all(np.array_equal(each, np.arange(len(each))) for each in (a, b)):
         return Kind("index", blocks=(rows,), span=rows)
+    # As many blocks as an example has rows, each of one value: [ones, zeros] of a GAN.
     blocks = [each.reshape(int(rows), -1, *each.shape[1:]) for each in (a, b)]
     is_known = all((each == each[:, :1]).all() for each in blocks)
     if is_known and np.array_equal(blocks[0][:, 0], blocks[1][:, 0]):

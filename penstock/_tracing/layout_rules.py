@@ -21,6 +21,7 @@ def reshape(operation: Operation) -> list[Kind]:
     sizes = [
         [shape[axis] for shape in each] for each, (axis,) in zip((before, after), axes, strict=True)
     ]
+    # Equal rows may change places among themselves.
     if kind.form == "same" and (kind.is_gathered or sizes[0] == sizes[1]):
         return [kind]
     outside = [
@@ -30,6 +31,7 @@ def reshape(operation: Operation) -> list[Kind]:
     found = blocks and reshape_blocks(blocks, outside, find_rows(sizes[1], operation.sizes))
     if not found:
         return operation.make_other()
+    # With nothing but a batch axis all entries are the same number.
     is_uniform = kind.form == "same" and math.prod(before[0]) == before[0][axes[0][0]]
     return [kind if is_uniform else _as_rows(kind).with_blocks(found)]
 
@@ -52,6 +54,7 @@ def tile(operation: Operation) -> list[Kind]:
         # Of one row as many are equal, of several they take turns.
         rows = shapes[0][after[0]] if len(after) == 1 else 1
         return [kind if rows == 1 else _as_rows(kind).with_blocks((rows,))]
+    # As many copies in both traces: else the count depends on the batch.
     count = operation.params["reps"][axes[0]]
     if kind.form not in ("rows", "index") or count != operation.other_params["reps"][axes[0]]:
         return [kind] if kind.form == "same" else operation.make_other()
@@ -65,6 +68,7 @@ def concatenate(operation: Operation) -> list[Kind]:
     forms = {k.form for k in operation.kinds}
     if not any(joined):
         return [_join_indices(operation)] if "index" in forms else operation.combine()
+    # Rows of examples beside rows that are no examples.
     if not all(joined):
         return mix(operation)
     if not forms <= {"rows", "same"}:
@@ -104,6 +108,7 @@ def slice_rows(operation: Operation) -> list[Kind]:
         [operation.params[name][axis], operation.other_params[name][axis]]
         for name in ("start_indices", "limit_indices")
     ]
+    # Every second row is of another example.
     strides = operation.params["strides"]
     if strides is not None and strides[axis] != 1:
         return mix(operation)
@@ -113,6 +118,7 @@ def slice_rows(operation: Operation) -> list[Kind]:
 def _cut_rows(operation: Operation, ends: Sequence[Sequence[int]]) -> list[Kind]:
     """Follow a slice of rows; the halves of two joined batches are rows again."""
     kind = operation.kinds[0]
+    # Places are given in rows of an example, so that both traces agree on them.
     found = cut_blocks(kind.blocks, *[find_rows(each, operation.sizes) for each in ends])
     if kind.form == "same" and find_rows(
         [b - a for a, b in zip(*ends, strict=True)], operation.sizes

@@ -32,9 +32,11 @@ def reshape_blocks(
     if rows is None:
         return None
     count = outside[0] * len(blocks)
+    # Axes behind the batch axis go into it, or come out of it: every block grows alike.
     if outside[0] == outside[1]:
         ratio = rows / sum(blocks)
         found = tuple(each * ratio for each in blocks)
+    # Axes in front of it do: blocks are joined one behind the other, or taken apart.
     elif len(set(blocks)) == 1 and count % outside[1] == 0:
         count //= outside[1]
         found = (rows / count,) * count
@@ -49,6 +51,7 @@ def cut_blocks(
     blocks: Blocks, start: Fraction | None, stop: Fraction | None
 ) -> tuple[Fraction | int, ...] | None:
     """Return the blocks between two places, given in rows of an example, None if one is cut."""
+    # A slice may only begin and end between blocks.
     ends = [sum(blocks[:number]) for number in range(len(blocks) + 1)]
     if start is None or stop is None or start not in ends or stop not in ends:
         return None

@@ -32,6 +32,7 @@ def note_modules(named: Named) -> AbstractContextManager[None]:
         context: nn.module.InterceptorContext,
     ) -> object:
         module, path = context.module, tuple(context.module.path)
+        # Scopes are modules too, of ours; and a module's other methods make no new name.
         is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
         if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
             named.append((find_user_lines(2), path))
@@ -62,6 +63,7 @@ def check_modes(train: Named, other: Named, expected: str, owner: str) -> None:
             for (other_stack, other_scope), each in ours.items()
             if scope == other_scope and _is_same_place(stack, other_stack)
         ]
+        # One that agrees is enough: a function called twice has two places of the same lines.
         if candidates and not any(_agree(names, each) for each in candidates):
             _raise_shifted(names, candidates[0], stack[-1], owner, expected)
 
@@ -72,6 +74,7 @@ def check_objectives(first: Named, second: Named, expected: str, owner: str) -> 
     Raises:
       ProgramError: naming the first difference.
     """
+    # The innermost line alone: two networks may call one function from different places.
     ours = _group(first, lambda stack: stack[-1:])
     for (line, scope), names in _group(second, lambda stack: stack[-1:]).items():
         each = ours.get((line, scope), names)
@@ -87,6 +90,7 @@ def _group(named: Named, key: Callable[[Stack], Stack]) -> dict[tuple[Stack, Pat
 
 
 def _is_same_place(one: Stack, other: Stack) -> bool:
+    # The shorter stack is the end of the longer where one function calls the other.
     shorter = min(len(one), len(other))
     return bool(shorter) and one[-shorter:] == other[-shorter:]
 

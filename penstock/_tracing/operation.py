@@ -44,6 +44,7 @@ class Operation(NamedTuple):
 
     def note_padding(self, results: list[Kind]) -> list[Kind]:
         """Return results with a note of the padding, where rows met before their weights."""
+        # Once met by the weights, what padding adds is 0.
         rows = [k for k in self.kinds if k.form in ("rows", "index")]
         if all(k.is_weighted for k in rows):
             return results
@@ -52,6 +53,7 @@ class Operation(NamedTuple):
 
 def get_aval(variable: Var | Literal) -> jax.ShapeDtypeStruct:
     """Return shape and dtype of a variable of a trace, whose declared type in JAX has neither."""
+    # A cast, as JAX declares an abstract value without shape or dtype.
     return cast(jax.ShapeDtypeStruct, variable.aval)
 
 

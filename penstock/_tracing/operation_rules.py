@@ -29,6 +29,7 @@ def follow(operation: Operation) -> list[Kind]:
     if operation.name == "convert_element_type" and not jnp.issubdtype(
         operation.params["new_dtype"], jnp.inexact
     ):
+        # To integers a cast is no linear map: a part of a sum, rounded, is no part of it.
         operation = operation._replace(name="round")
     rule = _RULES.get(operation.name, _plain)
     if not any(map(batch_axes, [*operation.operands, *operation.results])) and rule not in _ALWAYS:
@@ -47,6 +48,7 @@ def _check(operation: Operation, kind: Kind, shapes: Shapes) -> Kind:
     if kind.form in ("rows", "index") and len(axes) != 1:
         return make_other([kind], operation.reason)
     size = shapes[0][axes[0]] if axes else 0
+    # `x[: len(x) // 2]` of a device is not that of the batch.
     if kind.form == "rows" and size != sum(kind.blocks) * operation.sizes[0]:
         return make_other([kind], operation.reason)  # some were left out
     return kind
@@ -62,6 +64,7 @@ def _reduce_sum(operation: Operation) -> list[Kind]:
     if not axes:
         return operation.combine()
     if kind.form == "same":
+        # A sum of equal rows counts the batch.
         return [kind.with_degree(kind.degree + len(axes))]
     if kind.form != "rows":
         return operation.make_other()
@@ -72,6 +75,7 @@ def _reduce_sum(operation: Operation) -> list[Kind]:
 def _reduce(operation: Operation) -> list[Kind]:
     """Follow a reduction that padding, which repeats an example, does not change: max, any."""
     axes = {axis for shapes in operation.operands for axis in batch_axes(shapes)}
+    # A maximum of equal rows is any of them.
     is_same = all(k.form == "same" and not k.degree for k in operation.kinds)
     if is_same or not axes & set(operation.params["axes"]):
         return operation.combine()
@@ -87,6 +91,7 @@ def _along(parameter: str) -> Callable[[Operation], list[Kind]]:
     """Return the rule of an operation that mixes what lies along the axes in a parameter."""
 
     def rule(operation: Operation) -> list[Kind]:
+        # One axis or several, as the operation has it.
         axes = operation.params[parameter]
         axes = {axes} if isinstance(axes, int) else set(axes)
         mixed = [axes & set(batch_axes(shapes)) for shapes in operation.operands]
@@ -115,11 +120,14 @@ def _dot_general(operation: Operation) -> list[Kind]:
     contracted = [bool(axes[n] & set(contracting[n])) for n in (0, 1)]
     in_batch = [bool(axes[n] & set(batched[n])) for n in (0, 1)]
     forms = {k.form for k in operation.kinds}
+    # `x @ w`: the batch axis stays, unless rows meet all other rows, as in attention between
+    # examples.
     if not any(contracted):
         is_outer = all(axes) and not all(in_batch)
         return mix(operation) if is_outer and forms != {"same"} else operation.combine()
     if forms == {"same"}:
         total = combine(operation.name, operation.kinds, operation.reason)
+        # A sum over as many equal products as there are rows.
         return [total.with_degree(total.degree + 1)] if total.form == "same" else [total]
     if not all(contracted) or not forms <= {"rows", "same"}:
         return mix(operation)
@@ -133,6 +141,7 @@ def _dot_general(operation: Operation) -> list[Kind]:
 def _convolution(operation: Operation) -> list[Kind]:
     numbers = operation.params["dimension_numbers"]
     images, kernels = map(batch_axes, operation.operands)
+    # Only along the batch's own dimension does a convolution look at one example at a time.
     if kernels or (images and images != (numbers.lhs_spec[0],)):
         return mix(operation)
     return operation.combine()
@@ -149,6 +158,7 @@ def _iota(operation: Operation) -> list[Kind]:
 def _random_bits(operation: Operation) -> list[Kind]:
     """Follow random numbers: drawn by a key for each row they are rows, by one key they are not."""
     axes = batch_axes(operation.results[0])
+    # `layers.example_keys`, or a split of one key into as many as there are rows.
     has_key_per_row = any(map(batch_axes, operation.operands))
     if axes and not has_key_per_row:
         reason = Reason("one key for all rows", operation.reason.site)

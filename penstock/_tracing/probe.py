@@ -99,6 +99,7 @@ class Probe:
         ours = {spec.path for spec in self.specs.values()}
         for collection, entries in self.module_shapes.items():
             for path, entry in entries.items():
+                # A path that is a leaf of ours cannot be a folder of a module's.
                 for prefix in ours.intersection(path[: n + 1] for n in range(len(path))):
                     raise ProgramError(
                         f"a flax module got the name of penstock's own {'/'.join(prefix)!r}. "
@@ -126,6 +127,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     )
     is_scalar = tuple([not shape for shape in first.shapes])
     structure = dataclasses.replace(result.structure, rows=rows, is_scalar=is_scalar)
+    # One walk over the trace tells whether the search for constants below can find any.
     primitives = first.trace.find_primitives()
     if mode == "train" and primitives & untrained.SOURCES:
         untrained.check_constants(function, first.trace.whole, structure.loss_index, owner)
@@ -145,6 +147,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         has_convolution="conv_general_dilated" in primitives,
         options=options,
     )
+    # On one device alone with whole batches, nothing is split and nothing need be followed.
     if mesh.size > 1 or found.has_micro_batches:
         check_split(found.kinds, structure, owner, mesh.size)
     return found
@@ -180,12 +183,14 @@ def _follow(first: Trace, second: Trace, has_micro_batches: bool) -> list[Kind]:
             strict=False,
         )
     ]
+    # The inputs of `_trace`: root key, step, anchor and example weights.
     weights = Kind("rows", is_weighted=True, is_weights=True)
     traces = Traces(PROBE_BATCH_SIZES, has_micro_batches)
     try:
         return traces.follow(
             first.jaxpr, second.jaxpr, [*consts, SAME, SAME, Kind("feed"), weights]
         )
+    # Not equation by equation the same: nothing is known of any result.
     except DivergedError:
         reason = Reason("Python code that does something else for another batch size", "")
         return [Kind("other", why=reason, padding=reason)] * len(first.jaxpr.outvars)
@@ -221,6 +226,7 @@ def compare(train: Probe, other: Probe) -> None:
         name_program(train.function, train.mode),
     )
     ours, theirs = train.shape_table(), other.shape_table()
+    # Before shapes are compared: a shift is the cause, another shape only its sign.
     name_checks.check_modes(train.named, other.named, expected, owner)
     for (collection, path), entry in theirs.items():
         name = "/".join(path)
@@ -259,6 +265,7 @@ def run_program(
     frame = Frame(
         mode=probe.mode,
         variables=variables,
+        # A batch may hold inputs of other programs of the builder.
         feed={name: feed[name] for name in probe.feed_specs},
         weights=weights,
         key=key,

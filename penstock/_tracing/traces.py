@@ -37,6 +37,7 @@ class Trace(NamedTuple):
         """The values of the constants that `jaxpr` takes in front, None where not known."""
         known = dict(zip(self.whole.jaxpr.constvars, self.whole.consts, strict=True))
         call = self.whole.jaxpr.eqns[-1]
+        # The last four are the inputs of `_trace`; what is in front was closed over.
         given = call.invars[: len(self.jaxpr.invars) - 4]
         return [v.val if isinstance(v, Literal) else known.get(v) for v in given]
 
@@ -89,6 +90,7 @@ def trace_twice(
         _name_batch(error, lambda: trace(RowAnswers(second_size)))
         raise
     second = trace(RowAnswers(second_size, first=first.rows))
+    # Guessed wrong, for a layer as wide as the first batch: traced again with what is known.
     if not second.rows.agrees_with(first.rows):
         first = trace(RowAnswers(first_size, known=second.rows))
     return first, second
@@ -131,6 +133,7 @@ def _trace(
         out_specs=PartitionSpec(),
         check_vma=False,
     )
+    # Inside shard_map, as real runs are: collectives of users find their axis.
     whole = jax.make_jaxpr(sharded)(*_inputs(rows.batch_size * mesh.size))
     body_jaxpr = whole.jaxpr.eqns[-1].params["jaxpr"]
     result = seen["result"]
@@ -150,6 +153,7 @@ def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
     try:
         rerun()
     except Exception as other:
+        # Only the same error with other numbers tells which of them is the batch size.
         text, its = (each.args[0] if each.args else None for each in (error, other))
         if type(error) is type(other) and isinstance(text, str) and isinstance(its, str):
             error.args = (name_batch(text, its), *error.args[1:])

@@ -50,6 +50,8 @@ def check_constants(
     equation = jaxpr.jaxpr.eqns[-1]
     body = equation.params["jaxpr"]
     values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    # `shard_map` hands the function's constants in as inputs: they are known by their values
+    # outside.
     closed_over = {
         inner: values[outer]
         for outer, inner in zip(equation.invars, body.invars, strict=True)
@@ -57,6 +59,7 @@ def check_constants(
     }
     needed, constants = _find_differentiable(body, [body.outvars[loss_index]])
     constants += [value for var, value in closed_over.items() if var in needed]
+    # Each once, however often the function uses it.
     arrays = {id(each): each for each in constants if _is_weight(each)}
     inputs = {var for var in body.invars if var not in closed_over}
     held = array_holders.find_holders(function, arrays) if arrays else []
@@ -67,6 +70,7 @@ def check_constants(
 
 
 def _report(held: list[array_holders.Held], owner: str) -> None:
+    # An error where a library says that it is a weight, a warning where nothing does.
     for library in sorted({each.library for each in held if each.library}):
         raise ProgramError(
             f"{owner} got weights of {library} that no optimizer sees, "
@@ -106,7 +110,9 @@ def _find_differentiable(
     """Return what `outputs` have a gradient by: variables, and constants of nested traces."""
     needed = {var for var in outputs if _is_differentiable(var)}
     constants: list[object] = []
+    # Backwards, as gradients flow.
     for equation in reversed(jaxpr.eqns):
+        # `stop_gradient` is how a user says that a constant is meant.
         results = [number for number, var in enumerate(equation.outvars) if var in needed]
         if not results or equation.primitive.name == "stop_gradient":
             continue
@@ -178,6 +184,7 @@ def _find_constant_draws(jaxpr: Jaxpr, inputs: set[Var], needed: set[Var]) -> li
             found += _find_draws_inside(equation, varying, needed)
         elif drawn.intersection(variables) or _is_draw(equation):
             drawn.update(equation.outvars)
+            # Only the draw itself is told, not what is computed from it.
             is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
             wanted = [v for v in equation.outvars if v in needed and get_aval(v).size > 1]
             found += [equation] if wanted and is_first else []

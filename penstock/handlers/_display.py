@@ -98,6 +98,7 @@ class Live:
 
     def update(self, pace: Pace, text: str) -> None:
         free = self._progress.console.width - len(f"- {pace.epoch}  ") - _BAR_CHARS[0]
+        # A line wider than the terminal would wrap, and could not be replaced in place.
         text = _fit(f"{pace.steps}{text}", pace.rates(), free)
         self._bar.bar_width = min(max(_BAR_CHARS[0] + free - len(text), 1), _BAR_CHARS[1])
         self._progress.update(
@@ -113,6 +114,7 @@ class Live:
 
     def end_epoch(self, pace: Pace, text: str) -> None:
         line = f"{pace.epoch}{text}{pace.wait}"
+        # Plain: brackets in a metric's name are no markup, and numbers get no colours.
         self._progress.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def close(self) -> None:
@@ -150,8 +152,10 @@ class Notebook:
 
 def make_display(file: TextIO) -> Display:
     """Return the display that suits a file."""
+    # A file of the user's own is no cell's output.
     if file is sys.stdout and _is_notebook():
         return Notebook(importlib.import_module("IPython.display").display)
+    # `dumb` is what editors' shells call themselves, which cannot move the cursor.
     is_terminal = file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return Live(file) if is_terminal else Lines(file)
 
@@ -165,6 +169,7 @@ def _is_notebook() -> bool:
 
 def _fit(text: str, more: list[str], num_chars: int) -> str:
     """Return `text` with as many of the parts after it as fit, cut if it does not fit itself."""
+    # The least important go first.
     for count in range(len(more), -1, -1):
         whole = text + "".join(more[:count])
         if len(whole) <= num_chars:

@@ -53,6 +53,8 @@ class EventFile:
         self._file = FileIO(folder / name, "wb")
         self._write(file_version="brain.Event:2")
         start = _proto("event").SessionLog
+        # TensorBoard then drops what earlier files hold from that step on: steps that are made
+        # again.
         self._write(step=num_steps + 1, session_log=start(status=start.START))
 
     def add(self, num_steps: int, values: Sequence[Message]) -> None:
@@ -72,10 +74,12 @@ class EventFile:
         """Append an event as a record: length, its checksum, the message, its checksum."""
         data = _proto("event").Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(data))
+        # A record of TFRecord: length and data, each with its checksum.
         record = memoryview(length + _checksum(length) + data + _checksum(data))
         size = self._file.tell()
         try:
             while record:
+                # An unbuffered write may take a part of what it is given.
                 record = record[self._file.write(record) :]
         except OSError:
             # Half a record would hide all that follow.
@@ -118,6 +122,7 @@ def text(tag: str, markdown: str) -> Message:
 def histogram(tag: str, values: np.ndarray) -> Message:
     """Return the distribution of an array's finite values in thirty buckets of equal width."""
     flat = np.asarray(values, np.float64).ravel()
+    # numpy refuses to place what is not finite.
     counts, edges = np.histogram(flat[np.isfinite(flat)], bins=_NUM_BUCKETS)
     buckets = np.stack([edges[:-1], edges[1:], counts], axis=1)
     content = buckets.astype("<f8").tobytes()
@@ -150,6 +155,7 @@ def images(tag: str, pictures: Images) -> Message:
             )
         encoded.append(cv2.imencode(".png", picture[:, :, orders[picture.shape[2]]])[1].tobytes())
     height, width = np.shape(many[0])[:2] if len(many) else (0, 0)
+    # The plugin's form: width and height in front of the pictures, all as strings.
     size = [str(width).encode(), str(height).encode()]
     return _value("image", tag, _strings([*size, *encoded]))
 

@@ -39,8 +39,10 @@ class LogFile:
             if not is_resumed:
                 _set_aside(self.path)
             self._file = FileIO(self.path, "ab")
+            # Now, and not at the first row: a run of hours should not find out then.
             self._probe(self._file)
             lines = self.lines()
+            # A killed process may have left half a line.
             if b"".join(lines) != self.path.read_bytes():
                 self.replace(lines)
         except OSError as error:
@@ -84,6 +86,7 @@ class LogFile:
 
     def replace(self, lines: list[bytes]) -> None:
         """Put other lines in the place of all; a crash leaves the old or the new ones."""
+        # In the same folder, where a rename cannot leave the file system.
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             temporary.write_bytes(b"".join(lines))

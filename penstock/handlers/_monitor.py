@@ -49,6 +49,8 @@ class Monitor:
           UnknownNameError: naming those there are.
         """
         parts = {
+            # None for arrays, which no monitor can go by: names are looked up in what scalars there
+            # are.
             name: each.build([0.0 if is_scalar else None for is_scalar in each.is_scalar])
             for name, each in trainer.builder.programs.structures.items()
         }
@@ -69,6 +71,7 @@ class Monitor:
         """Return whether a value is better than the best before; nan never is."""
         if math.isnan(value):
             return False
+        # Signs turn both modes into a minimum.
         return best is None or self._sign * value < self._sign * best - self._min_delta
 
     def _check(self, known: Iterable[str]) -> None:
@@ -127,6 +130,7 @@ class Plateau:
         trainer = get_trainer(event, self._owner)
         if self._test is None:  # its metrics may be others than the program's
             self.monitor.check(trainer)
+        # A resumed run goes on counting; another call of `train` too.
         if not event.global_step:
             self.best, self.num_bad_epochs = None, 0
         return trainer

@@ -40,10 +40,12 @@ class Pace:
 
     def begin_epoch(self, epoch: int, num_steps: int | None) -> None:
         self._epoch, self.step, self._num_examples = epoch, 0, 0
+        # A reader without a length has, after one epoch, that of the last.
         self.num_steps = num_steps or self.num_steps
         self._epoch_start = (time.monotonic(), 0) if self._start else None
 
     def begin_launch(self) -> None:
+        # From the second launch on: the first compiles.
         if self._epoch_start is None and self.step:
             now = time.monotonic()
             self._epoch_start = (now, self._num_examples)
@@ -56,6 +58,7 @@ class Pace:
 
     def end_epoch(self, data_wait: float | None = None) -> None:
         self.data_wait = data_wait
+        # Counted, where the reader did not say: the next epoch's bar has an end.
         self.num_steps = self.step
         self._last_rate = self.examples_per_sec
         self._epoch_start = None  # the test that may follow does not count
@@ -79,6 +82,7 @@ class Pace:
         """The time left, epochs' tests included; None when unknown or nothing is left."""
         if self._start is None or self.all_steps is None:
             return None
+        # Over all epochs, tests included: they take their time in those to come too.
         secs, num_steps = time.monotonic() - self._start[0], self.total_steps - self._start[1]
         steps_left = max(self.all_steps - self.total_steps, 0)
         return secs / num_steps * steps_left if num_steps > 0 and steps_left else None
@@ -114,6 +118,7 @@ class Pace:
 def _format_memory(device: Device | None) -> str:
     """Return the memory in use on a device as text, empty where the backend does not count it."""
     stats = None if device is None else device.memory_stats()
+    # CPU devices have none.
     if not stats or "bytes_in_use" not in stats:
         return ""
     limit = f"/{stats['bytes_limit'] / 2**30:.1f}" if "bytes_limit" in stats else ""

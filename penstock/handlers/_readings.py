@@ -75,6 +75,7 @@ class Readings:
             case EndStep():
                 self.num_steps += 1
                 self.num_examples += event.num_examples
+                # Read one launch late, so that the device always has something to go on with.
                 if self._is_launched:
                     ready, self._held = self._held, None
                 if self._every_steps > 0 and (event.global_step + 1) % self._every_steps == 0:
@@ -144,6 +145,7 @@ class Speed:
             case EndStep():
                 self._num_steps += 1
                 self._num_examples += event.num_examples
+            # The second launch: the first one compiled.
             case BeginStep() if self._start is None and self._num_steps:
                 self._start = self._now()
             case BeginTraining():
@@ -151,6 +153,7 @@ class Speed:
             case EndEpoch():
                 self._paused = time.monotonic()
             case BeginEpoch() if self._start is not None and self._paused is not None:
+                # Moved on by what lay between the epochs: tests, checkpoints, a reader that begins.
                 secs = self._start.secs + time.monotonic() - self._paused
                 self._start, self._paused = self._start._replace(secs=secs), None
 

@@ -84,9 +84,11 @@ class RowLog(abc.ABC):
         self._file.close()
         if jax.process_index():
             return
+        # A new run sets an old file aside; a resumed one goes on in it.
         lines = self._file.open(is_resumed=event.global_step > 0)
         try:
             rows = self._parse(lines)
+            # Rows behind the checkpoint are of steps that are made again.
             kept = [row is None or is_before(row, event) for row in rows]
         except (ValueError, KeyError) as error:
             self._file.close()
@@ -111,6 +113,7 @@ class RowLog(abc.ABC):
         had_failed = bool(self._unwritten)
         self._unwritten += rows
         error = self._flush() if rows else None
+        # Said once: the rows are kept and written when there is room.
         if error is not None and not had_failed:
             _LOGGER.warning("%s Training goes on without it.", self._file.explain(error))
 
@@ -119,6 +122,7 @@ class RowLog(abc.ABC):
         try:
             while self._unwritten:
                 self._write_row(self._unwritten[0])
+                # Not before it is written, so that a full disk loses none.
                 del self._unwritten[0]
         except OSError as error:
             return error
@@ -128,6 +132,7 @@ class RowLog(abc.ABC):
         error = self._flush()
         self._is_open = False
         self._file.close()
+        # The error that ended training is the one to see.
         if error is not None and event.error is None:
             raise self._file.explain(error) from error
 
@@ -173,9 +178,11 @@ class Rows:
         """Begin, or go on counting after the rows that were kept."""
         if not event.global_step:
             self._base = (0.0, 0)
+        # A further call of `train`, or a resume whose state this object was given.
         elif self._global_step == event.global_step:
             self._base = self._count()
         else:
+            # A resume without that state: seconds and examples go on from the file's last row.
             last = kept[-1] if kept else {"seconds": 0.0, "examples": 0}
             self._base = float(last["seconds"]), int(last["examples"])
         tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
@@ -238,5 +245,6 @@ class Rows:
         row |= {"global_step": numbers[2], "seconds": round(self._count()[0], 6)}
         row["examples"] = examples
         for name, value in self._name_metrics(metrics, self._names).items():
+            # A metric that is called like one of our columns keeps a column of its own.
             row[f"metric {name}" if name in COLUMNS else name] = value
         return row

@@ -32,6 +32,7 @@ def read_operations(folder: Path) -> list[Operation]:
     are summed over devices and threads.
     """
     sources: dict[tuple[str, str], str] = {}
+    # Read field by field: its protobuf is a part of TensorFlow, which is not needed here.
     for path in folder.glob("*.xplane.pb"):
         sources |= _sources(memoryview(path.read_bytes()))
     times: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
@@ -99,6 +100,7 @@ def _operation_events(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
             processes[event["pid"]] = event["args"]["name"]
         elif event.get("name") == "thread_name":
             threads[event["pid"], event["tid"]] = event["args"]["name"]
+    # XLA's CPU backend has no device process: its operations run on the host's threads.
     lines = {key for key in threads if processes.get(key[0], "").startswith("/device:")}
     wanted = {key for key in lines if threads[key].startswith("Stream")} or {
         key for key in lines if threads[key] == "XLA Ops"
@@ -119,6 +121,7 @@ def _self_times(
     for event in events:
         lines[event["pid"], event["tid"]].append(event)
     for line in lines.values():
+        # At one time the longer is the outer one.
         line.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
         inner = [0.0] * len(line)
         outer: list[int] = []
@@ -129,6 +132,7 @@ def _self_times(
                 inner[outer[-1]] += event.get("dur", 0)
             outer.append(number)
         for event, within in zip(line, inner, strict=True):
+            # Times are rounded: those inside may add up to a little more.
             yield event, max(event.get("dur", 0) - within, 0.0)
 
 
@@ -146,6 +150,7 @@ def _sources(space: memoryview) -> dict[tuple[str, str], str]:
     """
     sources = {}
     for plane in _parts(space, 1):
+        # The plane that holds the compiled modules; numbers are those of the messages' fields.
         if bytes(next(_parts(plane, 2), b"")) != b"/host:metadata":
             continue
         for module in _parts(plane, 4, 2, 5, 6, 1):
@@ -185,6 +190,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
             yield key >> 3, message[at : at + size]
             at += size
         else:
+            # Fixed 64 and 32 bits; groups, which the format had once, do not occur.
             at += {1: 8, 5: 4}[kind]
 
 

@@ -65,9 +65,11 @@ class CSVLog(RowLog):
     def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
         cells = [next(csv.reader([line.decode()])) for line in lines]
         self._columns = cells[0] if cells else []
+        # Whatever the metrics are called, a log of ours begins with these.
         if cells and tuple(self._columns[: len(COLUMNS)]) != COLUMNS:
             raise ValueError(f"its header is {lines[0].decode().strip()!r}")
         rows = [dict(zip(self._columns, line, strict=True)) for line in cells[1:]]
+        # None stands for the header, which a resume keeps.
         return [None, *rows] if cells else []
 
     def _write_row(self, row: Row) -> None:

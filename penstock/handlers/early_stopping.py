@@ -103,15 +103,18 @@ class EarlyStopping:
             case EndEpoch() if self._trainer is not None:
                 self._end_epoch(event, self._trainer)
             case EndTraining() if self._trainer is not None:
+                # After an error or an interrupt the parameters stay what the run has come to.
                 if event.reason in ("completed", "stopped") and not self._has_stopped:
                     self._restore_parameters(self._trainer)
                 self._trainer = None
 
     def _begin(self, event: BeginTraining) -> None:
         self._trainer = self._plateau.begin(event)
+        # A run that begins anew has no best parameters.
         self._best_parameters = self._best_parameters if event.global_step else {}
         if self._is_restored:
             self._resume(self._trainer)
+        # Trained on by a further call: it has the whole patience again.
         elif self._has_stopped:
             self._plateau.num_bad_epochs = 0
             self._has_stopped = False
@@ -142,6 +145,7 @@ class EarlyStopping:
             trainer.stop()
 
     def _restore_parameters(self, trainer: Training) -> None:
+        # Without a bad epoch since, the parameters are the best already.
         if self._best_parameters and self._plateau.num_bad_epochs:
             trainer.parameters.update(self._best_parameters)
 

@@ -124,6 +124,7 @@ class Evaluate:
             case EndEpoch():
                 if self._every_epochs and (event.epoch + 1) % self._every_epochs == 0:
                     self._get_current()
+            # What was tested is out of date with the next step.
             case BeginStep():
                 self._is_current = False
             case BeginTraining():
@@ -179,6 +180,7 @@ class Evaluate:
                 "first. It tests with the trainer that brings. Give it to Trainer.train, in one "
                 "list with the handlers that use it."
             )
+        # An interval of steps and an epoch's end may fall together: tested once.
         if not self._is_current:
             self._run_test(self._trainer)
             self._is_current = True
@@ -189,6 +191,7 @@ class Evaluate:
         metrics = name_scalars(values, self._names)
         best = self.best
         step = trainer.global_step
+        # A test of the same step, made again after a resume, takes the old one's place.
         self.results = [*(result for result in self.results if result[0] < step), (step, metrics)]
         # A network of nan guesses some classes right, and is the best of nothing.
         is_best = not math.isnan(metrics.get("loss", 0.0)) and self._monitor.is_better(
@@ -214,6 +217,7 @@ class Evaluate:
         self._holds_another_run = False
         trainer.save_params(folder, averaged=self._averaged)
         if not jax.process_index():
+            # Beside the parameters: a part that is trained again after a kill compares with it.
             record = {"step": step, "metrics": encode_json(metrics), "monitor": self._monitor.name}
             (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._recorded = None

@@ -79,6 +79,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         figure.savefig(temporary, format=path.suffix[1:].lower())
+        # A viewer never sees half a picture.
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -102,6 +103,7 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     for line in panel.lines:
         color, num_points = f"C{line.color % 10}", len(line.x)
+        # Tests are few and exact; steps are many and noisy.
         if line.has_markers or num_points < _MIN_SMOOTHED_POINTS:
             # Markers that touch each other say no more than the line does.
             marker = "o" if line.has_markers and num_points <= _MAX_MARKED_POINTS else None
@@ -109,6 +111,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             axes.plot(line.x, line.y, style, c=color, label=line.label, marker=marker, ms=3.5)
         else:
             curve = smooth(line.y, num_points / 50)
+            # The raw values stay visible behind the smooth curve.
             axes.plot(line.x, line.y, color=color, alpha=0.35, linewidth=0.9)
             axes.plot(line.x, curve, color=color, label=line.label, linewidth=1.6)
     if panel.mark is not None:
@@ -116,6 +119,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.axvline(x, color="0.35", linestyle="--", linewidth=1, label=text)
     if panel.is_x_log:
         axes.set_xscale("log")
+    # matplotlib warns of a logarithmic axis without a positive number.
     if panel.is_y_log and any(y > 0 for line in panel.lines for y in line.y):
         axes.set_yscale("log")
     axes.set_title(panel.title, fontsize="medium")
@@ -163,6 +167,8 @@ class Curve:
         if len(self.x) > self._max_points:
             # One is left over at the end; it counts as skipped where it is not kept.
             self._num_skipped = self._stride * ((len(self.x) - 1) % 2)
+            # Half as dense everywhere, so that memory and drawing stay bounded however long a run
+            # is.
             self.x, self.y = self.x[::2], self.y[::2]
             self._stride *= 2
 
@@ -205,4 +211,5 @@ def smooth(values: Sequence[float], width: float) -> np.ndarray:
     kernel = np.exp(-0.5 * (offsets / max(width, 1e-3)) ** 2)
     inside = slice(radius, radius + len(points))
     sums = np.convolve(points, kernel)[inside]
+    # At the ends fewer points count, and the weights that there are add up to one.
     return sums / np.convolve(np.ones_like(points), kernel)[inside]

@@ -63,4 +63,5 @@ class JSONLog(RowLog):
         return rows
 
     def _write_row(self, row: Row) -> None:
+        # nan and infinity are strings: JSON has no such numbers, and other readers refuse Python's.
         self._file.append(json.dumps(encode_json(row), allow_nan=False).encode() + b"\n")

@@ -101,6 +101,7 @@ class LearningRateFinder:
             case BeginTraining():
                 self._begin(event, get_trainer(event, "LearningRateFinder"))
             case BeginStep():
+                # Another handler may have said that nobody reads this step.
                 event.fetch_metrics = True
                 self._used.append(self._rate)
             case EndStep() if self._trainer is not None:
@@ -121,7 +122,9 @@ class LearningRateFinder:
 
     def _set_rate(self, trainer: Training) -> None:
         part = min(self._num_done / (self._num_steps - 1), 1.0)
+        # By a constant factor: rates of every magnitude get as many steps.
         self._rate = self._low * (self._high / self._low) ** part
+        # The scale is in the state, so a change compiles nothing, and any optimizer has it.
         trainer.update_scale = self._rate / self._base_learning_rate
 
     def _end_step(self, event: EndStep, trainer: Training) -> None:
@@ -152,6 +155,7 @@ class LearningRateFinder:
         self._trainer = None
         trainer.update_scale = self._old_scale
         if self._folder is not None:
+            # The search leaves no trace in the parameters; the scale went back above.
             trainer.load_params(self._folder.name)
             self._folder.cleanup()
         curve = smooth(self.losses, max(len(self.losses) / 40, 1.0))
@@ -201,6 +205,7 @@ def _find_steepest(rates: Sequence[float], losses: np.ndarray) -> float | None:
     """
     if len(rates) < _MIN_POINTS:
         return None
+    # By point: rates grow by a constant factor, so this is the slope over their logarithm.
     slopes = np.gradient(losses)[: int(np.argmin(losses)) + 1]
     number = int(np.argmin(slopes))
     return float(rates[number]) if slopes[number] < 0 else None

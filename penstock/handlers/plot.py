@@ -94,6 +94,7 @@ class Plot:
             self._add("test", num_steps, metrics)
         if isinstance(event, EndTraining):
             self._end(event)
+        # Only where there is something new to draw.
         elif (reading or results) and time.monotonic() >= self._next_draw:
             self._try_to_draw()
 
@@ -111,6 +112,7 @@ class Plot:
         try:
             self._draw()
         except OSError as error:  # a picture must not end a training
+            # A full disk would otherwise be warned of every few seconds.
             self._next_draw = time.monotonic() + _PAUSE_SECS
             _LOGGER.warning("Plot could not write %s (%s); training goes on", self._path, error)
 
@@ -120,6 +122,7 @@ class Plot:
         if panels and not jax.process_index():  # one process draws
             draw(self._path, panels)
         now = time.monotonic()
+        # The slower the picture, the rarer.
         self._next_draw = now + max(_INTERVAL_SECS, (now - start) / _MAX_SHARE)
 
     def _panel(self, name: str) -> Panel:
@@ -138,6 +141,7 @@ class Plot:
 
     def get_state(self) -> HandlerState:
         """Return the curves, for a checkpoint; the reading that is due next is taken now."""
+        # What is held back for a later launch is a part of the checkpoint too.
         reading = self._readings.take()
         if reading is not None:
             self._add("train", reading.global_step + 1, reading.metrics)

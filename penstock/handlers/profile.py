@@ -79,6 +79,7 @@ class Profile:
                     self._stop()
 
     def _begin_step(self, event: BeginStep) -> None:
+        # From one step before the window, whose metrics are waited for.
         if self._is_done or self._num_done + 1 < self._first_step:
             return
         event.fetch_metrics = True  # the window's edges wait for them
@@ -113,6 +114,7 @@ class Profile:
         self._is_tracing, self._is_done = False, True
         self._mark.close()
         jax.profiler.stop_trace()
+        # Folders are called by the time: the last one is this trace's.
         folder = max((self._directory / "plugins" / "profile").iterdir())
         operations = _trace.read_operations(folder)
         title = f"the operations of {self._num_traced} steps, by the time they took on all devices:"

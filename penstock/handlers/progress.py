@@ -78,6 +78,7 @@ class Progress:
                 self._end_step(event)
             case BeginStep():
                 self._pace.begin_launch()
+                # Once the next launch is on its way, reading the one before holds nothing up.
                 self._is_held_ready = self._held is not None
             case BeginTraining():
                 self._display.close()
@@ -117,6 +118,7 @@ class Progress:
         self._pace.end_epoch(event.data_wait)
         results: dict[str, float] = {}
         if self._test is not None:
+            # A test may take minutes, in which no step would show a sign of life.
             self._display.wait(self._pace, "  testing")
             results = name_scalars(self._test(), self._names)
         self._display.end_epoch(self._pace, _format_metrics(self._values, results))

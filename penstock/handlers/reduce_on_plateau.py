@@ -103,6 +103,7 @@ class ReduceOnPlateau:
     def _end_epoch(self, event: EndEpoch, trainer: Training) -> None:
         plateau = self._plateau
         plateau.update(event, trainer)
+        # A lower rate takes some epochs to show: they count for nothing.
         if self._cooldown_left:
             self._cooldown_left -= 1
             plateau.num_bad_epochs = 0

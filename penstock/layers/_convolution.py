@@ -85,6 +85,8 @@ def _pad_beyond_reach(
     convolution has it where padding is wider than the kernel reaches.
     """
     reach = measure_reach((w.shape[0], w.shape[1]), geometry.dilations)
+    # What a convolution may be given of the padding: less than the kernel reaches, and none below
+    # 0.
     (top, bottom), (left, right) = (
         (min(max(before, 0), r - 1), min(max(after, 0), r - 1))
         for (before, after), r in zip(geometry.pads, reach, strict=True)
@@ -92,6 +94,7 @@ def _pad_beyond_reach(
     inner = ((top, bottom), (left, right))
     if inner == geometry.pads:
         return x, geometry
+    # The rest, by `lax.pad`: `(before, after, between)` for each axis, negative numbers cut off.
     edges = [(0, 0, 0)] * 4
     first = data_format.index("H")
     for axis, (pad, left_to_xla) in enumerate(zip(geometry.pads, inner, strict=True)):
@@ -113,6 +116,7 @@ def _by_platform(
     def in_groups(x: jax.Array, w: jax.Array) -> jax.Array:
         return _convolve_on_xla(x, w, geometry, data_format)
 
+    # Decided when it is lowered: a program may be traced for devices that are not the default.
     return lax.platform_dependent(x, w, cpu=by_taps, default=in_groups)
 
 

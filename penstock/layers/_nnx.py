@@ -54,8 +54,11 @@ class _Bound:
     def __init__(self, frame: Frame, path: Path, module: nnx.Module) -> None:
         self.frame = frame
         self.specs: dict[Keys, ParameterSpec] = {}
+        # A copy for each call: nnx modules change in place, and a tracer must not stay in the
+        # user's.
         graph, state = nnx.split(module)
         own = dict(nnx.to_flat_state(state))
+        # Read from the module itself, so that a variable that two of its parts share has one path.
         self.before = {
             keys: self._value(_at(module, keys), (*path, *map(str, keys)), keys) for keys in own
         }
@@ -65,6 +68,7 @@ class _Bound:
             self.copy.train()
         else:
             self.copy.eval()
+        # A list, as following changes the classes of what is iterated over.
         for keys, each in list(nnx.iter_modules(self.copy)):
             _follow_examples(each, (*path, *map(str, keys)), self._is_frozen(keys))
 
@@ -81,12 +85,14 @@ class _Bound:
         changed = {
             keys: value
             for keys, value in after.items()
+            # By identity: a traced value that was set is another object, whatever it holds.
             if keys not in self.before or value is not self.before[keys]
         }
         for keys, value in changed.items():
             spec = self.specs.get(keys)
             if spec is not None and spec.collection == "batch_stats":
                 self.frame.requests.update(spec, self._over_devices(value).astype(spec.dtype))
+            # A counter of random draws is begun anew in each call, and may change.
             elif keys[-1] != "count" or keys not in self.before:
                 raise ProgramError(
                     f"layers.nnx_module got a module that changes {'.'.join(map(str, keys))!r} "
@@ -103,6 +109,7 @@ class _Bound:
             # Two calls draw differently, as two layers do.
             number = frame.nnx_draws[path] = frame.nnx_draws.get(path, -1) + 1
             key = jax.random.fold_in(frame.layer_key(path), number)
+            # Split streams hold an array of keys.
             return jax.random.split(key, value.shape) if value.shape else key
         if isinstance(variable, nnx.RngCount):
             return jnp.zeros_like(value)
@@ -147,6 +154,7 @@ class _Dropout(nnx.Dropout):
         source = self.rngs if rngs is None else rngs
         if is_off is None or is_off or self.rate in (0.0, 1.0) or source is None:
             return super().__call__(inputs, deterministic=deterministic, rngs=rngs)
+        # A module keeps a stream, a call may be given all of them, or a key.
         if isinstance(source, nnx.Rngs):
             source = source[self.rng_collection]
         key = source if isinstance(source, jax.Array) else source()
@@ -190,6 +198,7 @@ class _BatchNorm(nnx.BatchNorm):
 def _follow_examples(module: Any, path: Path, is_frozen: bool) -> None:
     """Make a module of the copy know the examples; a subclass with a call of its own stays."""
     for kind in (_Dropout, _BatchNorm):
+        # The class itself and no subclass: one with a call of its own does as it says.
         if type(module) is kind.__mro__[1]:
             module.__class__ = kind
             module._penstock_path, module._penstock_is_frozen = path, is_frozen

@@ -25,6 +25,7 @@ Pairs = tuple[Pair, Pair]
 def convolve(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs) -> jax.Array:
     """Return the convolution, `[B, H', W', C * multiplier]`."""
     dtype = x.dtype
+    # Padded once for all taps, each of which is then a slice.
     x, w = _pad(_repeat_channels(widen(x), w), pads), widen(w)
     reach = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[:2], strict=True)]
     extents = [  # from the first pixel that a tap meets to the last
@@ -35,6 +36,7 @@ def convolve(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: P
         top, left = row * dilations[0], column * dilations[1]
         ends = (x.shape[0], top + extents[0], left + extents[1], x.shape[3])
         shifted = lax.slice(x, (0, top, left, 0), ends, (1, *strides, 1))
+        # `[1, 1, 1, C]` against `[B, H', W', C]`.
         terms.append(shifted * w[row : row + 1, column : column + 1])
     return sum(terms[1:], terms[0]).astype(dtype)
 
@@ -52,9 +54,11 @@ def image_gradient(
         spread = (dy.shape[axis + 1] - 1) * strides[axis] + 1
         before = reach - 1 - pads[axis][0]
         after = x.shape[axis + 1] + reach - 1 - before - spread
+        # So that the result has the image's size: `after` takes what the strides left over.
         edges.append((before, after, strides[axis] - 1))
     spread = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
     turned = jnp.flip(w, (0, 1))
+    # Each filter's share; those of one channel are summed below.
     dx = convolve(spread, turned, (1, 1), dilations, ((0, 0), (0, 0)))
     return jnp.sum(dx.reshape(*x.shape, -1), axis=-1, dtype=x.dtype)
 
@@ -68,6 +72,7 @@ def kernel_gradient(
     """
     dy, x = widen(dy), _pad(_repeat_channels(widen(x), w), pads)
     height, width = dy.shape[1:3]
+    # What one tap sees of an example, before the strides.
     window = (1, (height - 1) * strides[0] + 1, (width - 1) * strides[1] + 1, x.shape[3])
 
     def differentiate_tap(corner: jax.Array) -> jax.Array:
@@ -79,6 +84,7 @@ def kernel_gradient(
         total = lax.fori_loop(0, dy.shape[0], add, jnp.zeros(dy.shape[1:], dy.dtype), unroll=4)
         return jnp.sum(total, (0, 1))
 
+    # A map over taps: their number would otherwise multiply the program's length.
     corners = np.array(list(np.ndindex(*w.shape[:2]))) * np.array(dilations)
     dw = lax.map(differentiate_tap, jnp.asarray(corners, jnp.int32))
     return dw.reshape(w.shape).astype(w.dtype)

@@ -175,8 +175,10 @@ def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     >>> softmax(jnp.zeros([1, 2])).tolist()
     [[0.5, 0.5]]
     """
+    # A cross entropy of what comes out finds the logits, and is finite where a probability is 0.
     logits = widen(input)
     probabilities = jax.nn.softmax(logits, axis=axis)
+    # A cross entropy is over the last axis.
     if axis in (-1, logits.ndim - 1):
         remember_logits(probabilities, logits)
     return probabilities

@@ -44,6 +44,7 @@ def as_padding(
             return ((0, 0), (0, 0))
         both = [_same(*each) for each in zip(sizes, windows, strides, strict=True)]
         return (both[0], both[1])
+    # A pair of pairs; a pair of numbers goes on below.
     if not isinstance(value, int) and all(isinstance(side, Sequence) for side in value):
         sides = [as_pair(layer, argument, side, 0) for side in value]  # pyright: ignore[reportArgumentType]
         if len(sides) == 2:
@@ -54,6 +55,7 @@ def as_padding(
 
 def _same(size: int, window: int, stride: int) -> tuple[int, int]:
     total = max((-(-size // stride) - 1) * stride + window - size, 0)
+    # The odd pixel below and to the right, as TensorFlow has it.
     return total // 2, total - total // 2
 
 
@@ -61,6 +63,7 @@ def check_image(layer: str, input: jax.Array, data_format: str) -> tuple[int, Pa
     """Return the number of channels and (height, width) of a batch of images."""
     check_choice(f"layers.{layer}", "data_format", data_format, ("NHWC", "NCHW"))
     if input.ndim != 4:
+        # Errors and docstrings call the batch axis B.
         axes = ", ".join({"N": "B"}.get(letter, letter) for letter in data_format)
         raise ProgramError(
             f"layers.{layer} got an input of shape {input.shape}, expected [{axes}]. Images have "

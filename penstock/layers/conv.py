@@ -132,6 +132,8 @@ def conv2d_transpose(
     shape = (*kernel, channels // groups, num_filters)
     w = parameter(frame, path, "w", shape, XAVIER, param_attr, layer="conv2d_transpose")
     geometry = Geometry(spread=strides, dilations=dilations, pads=edges, groups=groups)
+    # A transposed convolution is one by the turned kernel, of the input with zeros between its
+    # pixels.
     y = convolve(*frame.promote(x, jnp.flip(w, (0, 1))), geometry, data_format)
     axis = arguments.channel_axis(y, data_format)
     y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="conv2d_transpose", leaf="b")
@@ -159,6 +161,7 @@ def _fit_output(
             "layers.conv2d_transpose got neither output_size nor filter_size, expected one of them "
             "or both. One follows from the other. Give filter_size."
         )
+    # Up to a stride more maps to the same input: a convolution rounds down.
     least = [f + reach for f, reach in zip(first, measure_reach(kernel, dilations), strict=True)]
     size = least if output_size is None else output_size
     total = arguments.as_pair("conv2d_transpose", "output_size", size, 1)
@@ -170,6 +173,7 @@ def _fit_output(
             f"from {tuple(least)} to less than a stride more. A convolution maps these sizes, and "
             "no others, to the input's. Change one of them."
         )
+    # Padding of the convolution that this transposes is cut off what it makes.
     top, left = (r - 1 - p for r, p in zip(measure_reach(kernel, dilations), pads, strict=True))
     return kernel, ((top, top + extra[0]), (left, left + extra[1]))
 

@@ -53,6 +53,7 @@ def fc(
     frame = current_frame("fc")
     inputs, attrs = _inputs_and_attrs(input, param_attr)
     path = frame.names.layer("fc", name)
+    # A sum of products, not a product of joined inputs: each has its own parameter.
     total: Any = None
     for number, (x, attr) in enumerate(zip(inputs, attrs, strict=True)):
         if not 1 <= num_flatten_dims < max(x.ndim, 2):
@@ -122,6 +123,7 @@ def embedding(
             f"layers.embedding got ids of dtype {ids.dtype}, expected integers. Declare the input "
             'with layers.data(..., dtype="int32").'
         )
+    # Fluid's ids come as `[B, 1]`.
     if ids.ndim > 1 and ids.shape[-1] == 1:
         ids = ids[..., 0]
     path = frame.names.layer("embedding", name)
@@ -129,6 +131,7 @@ def embedding(
     # A negative id would count from the end; one behind the end reads as nan.
     ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
     rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
+    # The rows and not the table, which may be large.
     rows = frame.cast(rows)
     if padding_idx is not None:
         rows = jnp.where((ids == padding_idx % table.shape[0])[..., None], 0, rows)

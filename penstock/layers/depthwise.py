@@ -121,6 +121,7 @@ def separable_conv2d(
     _check_filters(num_filters)
     shape = (*kernel, geometry.groups, depth_multiplier)
     depthwise = _depthwise_kernel(frame, layer, path, "depthwise", shape, depthwise_attr)
+    # `C * depth_multiplier`: what the first part hands to the second.
     features = depthwise.shape[-1]
     default = normal(math.sqrt(2.0 / features))
     w = parameter(frame, path, "w", (1, 1, features, num_filters), default, param_attr, layer=layer)
@@ -175,4 +176,5 @@ def _depthwise_kernel(
         )
     default = normal(math.sqrt(2.0 / (height * width)))
     w = parameter(frame, path, leaf, shape, default, attr, layer=layer)
+    # Filters of channel 0 first, as TensorFlow orders them; XLA numbers groups the same way.
     return w.reshape(height, width, 1, channels * multiplier)

@@ -63,6 +63,7 @@ def dropout(
     upscale = dropout_implementation == "upscale_in_train"
     if not frame.is_training:
         return x if upscale else x * keep_prob
+    # Nothing to draw; dividing by 0 would give nan.
     if keep_prob in (0.0, 1.0):
         return x * keep_prob
     mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, x.shape)
@@ -103,6 +104,7 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
         return x
     # float32 whatever the input: draws of another precision are other draws.
     keep_prob = jnp.asarray(1.0 - drop_prob, jnp.float32)
+    # One draw an example, spread over all else.
     shape = (x.shape[0], *(1,) * (x.ndim - 1))
     mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, shape)
     return jnp.where(mask, x / keep_prob.astype(x.dtype), 0)

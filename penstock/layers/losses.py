@@ -46,9 +46,11 @@ def cross_entropy(
     >>> builder.infer(builder.init(), {"logits": [[0.0, -200.0]], "label": [[1]]}).tolist()
     [[200.0]]
     """
+    # By way of the logits where the input is a softmax of this program: finite for every label.
     logits = find_logits("cross_entropy", input)
     if logits is None:
         x = widen(input)
+        # The least normal number keeps the logarithm finite where a probability is 0.
         log_probabilities = jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
     else:
         log_probabilities = jax.nn.log_softmax(widen(logits))
@@ -99,6 +101,7 @@ def sigmoid_cross_entropy_with_logits(x: jax.Array, label: jax.Array) -> jax.Arr
     """
     x, label = widen(x), jnp.asarray(label)
     arguments.check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
+    # The same function, without the exponential of a large number.
     return jax.nn.softplus(x) - x * label
 
 
@@ -139,6 +142,7 @@ def huber_loss(input: jax.Array, label: jax.Array, delta: float) -> jax.Array:
             "difference from which on the loss grows in a straight line. 1.0 is usual."
         )
     distance = jnp.abs(_difference("huber_loss", input, label))
+    # One formula for both sides: no branch whose gradient could be nan.
     near = jnp.minimum(distance, delta)
     return near * (distance - 0.5 * near)
 
@@ -171,8 +175,10 @@ def weight_decay_loss(
     """
     frame = current_frame("weight_decay_loss")
     applies_to = applies_to or (lambda path: path.endswith("/w") or path == "w")
+    # Inside a scope only its own weights, by their paths below it.
     scope = frame.names.scope.path
     weights = [
+        # A parameter of one's own may be of less.
         value.astype(jnp.float32)
         for path, value in frame.requests.used.items()
         if path[: len(scope)] == scope and applies_to("/".join(path[len(scope) :]))

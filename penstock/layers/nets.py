@@ -125,6 +125,7 @@ def img_conv_group(
     )
     x = input
     for i, (num_filters, padding, size, attr, is_normed, rate) in enumerate(each):
+        # The activation comes after the normalisation, where there is one.
         act, own = None if is_normed else conv_act, _child(name, f"conv2d_{i}")
         x = conv2d(
             x, num_filters, size, 1, padding, 1, 1, attr, act=act, name=own, data_format=data_format
@@ -194,6 +195,7 @@ def scaled_dot_product_attention(
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))
         k = fc(k, k.shape[-1], num_flatten_dims=2, name=_child(name, "key"))
         v = fc(v, v.shape[-1], num_flatten_dims=2, name=_child(name, "value"))
+    # `[B, Q, heads, C / heads]`; the letters below are batch, query, key, head and channel.
     q, k, v = (x.reshape(*x.shape[:2], num_heads, -1) for x in (q, k, v))
     scores = jnp.einsum("bqhc,bkhc->bhqk", q * q.shape[-1] ** -0.5, k)
     weights = jax.nn.softmax(scores)

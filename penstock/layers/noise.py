@@ -257,11 +257,13 @@ def _draw_noise(
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
     sizes = _check_sizes(layer, shape) if like is None else _check_like(frame, layer, shape, like)
+    # Fluid's seed: 0 is none, any other gives the same numbers at every step.
     key = jax.random.key(seed) if seed else frame.layer_key(path)
     if like is None:
         noise = draw(key, sizes)
     else:
         keys = draws.row_keys(frame, key, jnp.shape(like.input)[like.input_dim_idx])
+        # The batch axis in front, and then where it is wanted.
         noise = jax.vmap(lambda key: draw(key, sizes))(keys)
     # Numbers that are the same at every step would be taken for weights that nothing trains.
     noise = jax.lax.stop_gradient(noise) if seed else noise

@@ -61,6 +61,7 @@ def layer_norm(
             "the whole example, -1 for the last axis."
         )
     path = frame.names.layer("layer_norm", name)
+    # Flat behind `begin`: scale and shift have a number for each element there.
     y = _standardise(x.reshape(*x.shape[:begin], -1), (begin,), epsilon)
     y = apply_scale(frame, y, path, param_attr if scale else False, axis=begin, layer="layer_norm")
     y = apply_shift(frame, y, path, bias_attr if shift else False, axis=begin, layer="layer_norm")
@@ -111,6 +112,7 @@ def group_norm(
         )
     path = frame.names.layer("group_norm", name)
     grouped = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    # `axis` now numbers the groups; the channels of each are behind it.
     others = tuple(i for i in range(1, grouped.ndim) if i != axis)
     y = _standardise(grouped, others, epsilon).reshape(x.shape)
     y = apply_scale(frame, y, path, param_attr, axis=axis, layer="group_norm")
@@ -168,6 +170,7 @@ def lrn(
     wide = widen(x)
     axis = arguments.channel_axis(x, data_format)
     window, pads = [1] * x.ndim, [(0, 0)] * x.ndim
+    # Channels beyond the ends count as 0.
     window[axis], pads[axis] = n, (n // 2, n // 2)
     sums = lax.reduce_window(
         wide * wide, np.zeros((), wide.dtype), lax.add, window, [1] * x.ndim, pads
@@ -178,6 +181,7 @@ def lrn(
 def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:
     """Return x with mean 0 and variance 1 over `axes`, computed in float32 or better."""
     wide = widen(x)
+    # Two passes: one would cancel large numbers.
     centred = wide - jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(centred * centred, axes, keepdims=True)
     return _narrow(centred * lax.rsqrt(variance + epsilon), x.dtype)

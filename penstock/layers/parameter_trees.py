@@ -52,6 +52,7 @@ def create_parameters(tree: T, name: str | None = None) -> T:
         spec = weight_spec((*path, *(parts or ["value"])), leaf)
         return frame.cast(frame.requests.parameter(spec))
 
+    # Paths of the tree are names of the parameters: another library's files keep theirs.
     return jax.tree_util.tree_map_with_path(create, tree)
 
 
@@ -84,6 +85,7 @@ def weight_spec(path: tuple[str, ...], value: Any, collection: str = "params") -
         shape=tuple(value.shape),
         dtype=value.dtype,
         initializer=initial,
+        # Running statistics of nnx modules come this way too.
         trainable=collection == "params",
     )
 

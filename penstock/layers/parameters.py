@@ -152,6 +152,7 @@ def create_parameter(
     frame = current_frame("create_parameter")
     resolved = resolve("create_parameter", "attr", attr)
     path = frame.names.layer("parameter", name or resolved.name)
+    # A vector has no fan for Xavier's.
     fallback = default_initializer or (initializers.zeros if is_bias or len(shape) < 2 else XAVIER)
     return _request(frame, path, shape, dtype, resolved, fallback)
 
@@ -191,6 +192,7 @@ def parameter(
     resolved = resolve(layer, argument, attr)
     path = (*layer_path, leaf)
     if resolved.name is not None:
+        # Not below the layer's name: two layers that give one name share the parameter.
         path = (*frame.names.scope.path, resolved.name)
     return _request(frame, path, shape, dtype, resolved, default)
 
@@ -256,5 +258,6 @@ def _align(frame: Frame, vector: jax.Array, y: jax.Array, axis: int) -> jax.Arra
     In a program of less than full precision it takes the dtype of what it meets.
     """
     if frame.compute_dtype is not None and jnp.issubdtype(y.dtype, jnp.floating):
+        # A float32 bias would widen a bfloat16 product again.
         vector = vector.astype(y.dtype)
     return align(vector, y.ndim, axis)

@@ -91,9 +91,11 @@ def _windows_along(
     """Return the padding of one axis and how many pixels of the image each window holds."""
     free = size + sum(pad) - window
     last = (-(-free // stride) if ceil_mode else free // stride) * stride
+    # With `ceil_mode` a last window may begin behind the image: it would hold nothing.
     if last >= size + pad[0]:
         last -= stride
     starts = np.arange(0, last + 1, stride) - pad[0]
+    # Of the image alone: numpy, since shapes are known when it is traced.
     pixels = np.minimum(starts + window, size) - np.maximum(starts, 0)
     return (pad[0], max(last + window - size - pad[0], 0)), pixels
 
@@ -108,5 +110,6 @@ def _check_padding(windows: Pair, pads: Pairs) -> None:
 
 def _lowest(dtype: np.dtype) -> np.ndarray:
     if jnp.issubdtype(dtype, jnp.floating):
+        # What every number is above, so that padding is no maximum.
         return np.full((), -np.inf, dtype)
     return np.full((), jnp.iinfo(dtype).min, dtype)

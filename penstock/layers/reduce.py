@@ -154,6 +154,7 @@ def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     if not _is_over_batch(frame, x, axes, "reduce_prod"):
         return jnp.prod(x, axes, keepdims=keep_dim)
     with frame.examples.note(REDUCED_SCOPE):
+        # Chosen, so that padding is a factor of 1.
         product = jnp.prod(jnp.where(_valid(frame, x), x, 1), axes, keepdims=keep_dim)
         return jnp.prod(_gather(frame, product[None]), axis=0)
 
@@ -215,12 +216,15 @@ def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) ->
         x = x.astype(jnp.result_type(x, jnp.float32))
         reduced = tuple(range(x.ndim)) if axes is None else axes
         kept = [axis for axis in range(x.ndim) if axis not in reduced]
+        # Reduced axes in front, in one: a median has no parts that devices could add up.
         rows = jnp.transpose(jnp.where(_valid(frame, x), x, jnp.inf), (*sorted(reduced), *kept))
         rows = rows.reshape(-1, *(x.shape[axis] for axis in kept))
         in_order = jnp.sort(_gather(frame, rows), axis=0)  # padding last, a nan after it
         per_example = rows.shape[0] // frame.examples.batch_size
+        # The middle of the valid ones, which infinities of the padding lie behind.
         count = (frame.examples.total_weight * per_example).astype(jnp.int32)
         middle = [jnp.take(in_order, place, axis=0) for place in ((count - 1) // 2, count // 2)]
+        # As numpy has it: a nan anywhere is a nan.
         found = jnp.where(jnp.isnan(in_order[-1]), jnp.nan, (middle[0] + middle[1]) / 2)
         shape = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]
         return found.reshape(shape) if keep_dim else found
@@ -275,6 +279,7 @@ def _mean(frame: Frame, x: jax.Array, axes: tuple[int, ...] | None, keep_dim: bo
     with frame.examples.note(REDUCED_SCOPE):
         weights = align(frame.examples.row_weights(x.shape[0]), x.ndim, 0)
         total = jnp.sum(x * weights.astype(x.dtype), axes, keepdims=keep_dim)
+        # How many numbers an example has in each sum.
         count = x.size // frame.examples.batch_size // max(total.size, 1)
         return _mesh.psum(total, frame.examples.num_averaged) / (
             frame.examples.total_weight * count
@@ -287,6 +292,7 @@ def _variance(layer: str, input: jax.Array, dim: Axes, keep_dim: bool) -> jax.Ar
         return jnp.var(x, axes, keepdims=keep_dim)
     x = x.astype(jnp.result_type(x, jnp.float32))
     every = tuple(range(x.ndim)) if axes is None else axes
+    # Two passes, the first over all devices: a variance of means would be too small.
     center = _mean(frame, x, every, keep_dim=True)
     distances = x - jnp.broadcast_to(center, x.shape)
     return _mean(frame, distances * distances, every, keep_dim)
@@ -305,6 +311,7 @@ def _extremum(
         return reduce(x, axes, keepdims=keep_dim)
     with frame.examples.note(REDUCED_SCOPE):
         # Padding repeats an example, so that it changes no maximum.
+        # JAX has no gradient of pmax: it comes from `_zero_with_gradient`.
         found = reduce(jax.lax.stop_gradient(x), axes, keepdims=True)
         if frame.examples.num_averaged > 1:
             found = reduce_devices(found, _mesh.AXIS)
@@ -323,6 +330,7 @@ def _zero_with_gradient(
     is_found = (x == jnp.broadcast_to(found, x.shape)) & _valid(frame, x)
     count = _mesh.psum(jnp.sum(is_found, axes, keepdims=True), frame.examples.num_averaged)
     offsets = jnp.where(is_found, x - jax.lax.stop_gradient(x), 0)
+    # An infinity minus itself is nan.
     offsets = jnp.where(jnp.isfinite(offsets), offsets, 0)
     total = _mesh.psum(jnp.sum(offsets, axes, keepdims=True), frame.examples.num_averaged)
     return total / jnp.maximum(count, 1).astype(x.dtype)

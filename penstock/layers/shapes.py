@@ -46,6 +46,7 @@ def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
             "arrays that agree in every other axis. Only one axis may differ. Reshape them, or "
             "choose another axis."
         )
+    # Probes that still guess take a width for the batch, and must refuse nothing.
     is_first = axis % num_axes == 0
     if is_first and frame.examples.count_rows(arrays[0]) and not frame.is_guessing:
         raise ProgramError(
@@ -91,6 +92,7 @@ def pad2d(
             "bottom, left, right."
         )
     borders = [(0, 0), (sides[0], sides[1]), (sides[2], sides[3])]
+    # No border around channels.
     borders.insert(3 if data_format == "NHWC" else 1, (0, 0))
     if mode == "constant":
         return jnp.pad(x, borders, constant_values=pad_value)
@@ -132,6 +134,7 @@ def one_hot(input: jax.Array, depth: int) -> jax.Array:
     ids = arguments.integers("one_hot", "classes", input)
     if ids.ndim > 1 and ids.shape[-1] == 1:
         ids = ids[..., 0]
+    # JAX gives zeros for an id out of range, which nobody would notice.
     is_class = ((ids >= 0) & (ids < depth))[..., None]
     return jnp.where(is_class, jax.nn.one_hot(ids, depth), jnp.nan)
 

@@ -56,6 +56,7 @@ def squeeze_excite(
         y, w = frame.promote(y, w)
         return apply_shift(frame, y @ w, own, bias_attr, axis=-1, layer=layer, leaf="b")
 
+    # `[B, C]`: others write the same sums as 1x1 convolutions.
     squeezed = activate(affine(jnp.mean(x, axis=(1, 2)), "squeeze", num_squeezed), act, layer)
     gate = affine(squeezed, "expand", channels)
     gate = gate_act(gate) if callable(gate_act) else activate(gate, gate_act, layer)

@@ -118,8 +118,10 @@ def get(
                 f"max_gradient_norm got {max_gradient_norm!r}, expected a number above 0, or None "
                 "to leave gradients as they are."
             )
+        # In front: the optimizer, and its moments, see clipped gradients.
         optimizer = optax.chain(optax.clip_by_global_norm(max_gradient_norm), optimizer)
     if moving_average_decay is not None:
+        # Around it all: it averages parameters, and needs nothing of what moved them.
         optimizer = with_moving_average(optimizer, moving_average_decay)
     return optax.with_extra_args_support(optimizer)
 
@@ -159,6 +161,7 @@ def _find_maker(
             f"optimizers.get got {name!r}, expected one of {listed(_RULES)}, or the name of an "
             "optimizer of optax; optimizers.names() has them all." + nearest(short, names())
         )
+    # Asked here, to name the nearest; Python would only refuse.
     first, *known = inspect.signature(function).parameters
     for option in options.optax_options:
         if option not in known:
@@ -180,6 +183,7 @@ def _find_in_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
     They are its functions whose first argument is a learning rate.
     """
     found: dict[str, Callable[..., optax.GradientTransformation]] = {}
+    # optax's own before contrib's of the same name.
     for module in (optax, optax.contrib):
         for name, value in sorted(vars(module).items()):
             is_function = isinstance(value, FunctionType | functools.partial)

@@ -35,6 +35,7 @@ def with_learning_rate(
             )
         learning_rate = optax.constant_schedule(float(learning_rate))
 
+    # One argument of a known name, which is the key in the state that `learning_rate` reads.
     def make_with_rate(learning_rate: float | jax.Array) -> optax.GradientTransformation:
         return make(learning_rate)
 
@@ -78,4 +79,5 @@ def learning_rate(opt_state: optax.OptState | None) -> jax.Array | None:
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
     held = [node.hyperparams for node in nodes if isinstance(node, kind)]
     rates: list[Any] = [each["learning_rate"] for each in held if "learning_rate" in each]
+    # Of several nobody knows which is meant.
     return rates[0] if len(rates) == 1 else None

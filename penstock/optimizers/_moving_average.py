@@ -85,10 +85,7 @@ def with_moving_average(
         return MovingAverageState(jnp.zeros((), jnp.int32), weight, average, inner.init(params))
 
     def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, MovingAverageState]:
         if params is None:
             raise ValueError(
@@ -142,6 +139,7 @@ def averaged_params(opt_state: optax.OptState, params: optax.Params) -> Any:
 
 def find_averaging_states(opt_state: optax.OptState) -> list[Any]:
     """Return the nodes of an optimizer's state that hold the average to evaluate."""
+    # A moving average that was asked for counts before what an optimizer keeps by itself.
     for kinds in (MovingAverageState, (SlowParamsState, optax.contrib.ScheduleFreeState)):
         nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds))  # noqa: B023
         states = [node for node in nodes if isinstance(node, kinds)]
@@ -157,9 +155,11 @@ def _get_average(state: Any, params: optax.Params) -> optax.Params:
     if isinstance(state, MovingAverageState):
         average = state.average
         if isinstance(average, optax.LookaheadParams):
+            # Under a lookahead the optimizer sees pairs: the fast ones are the program's.
             state = state._replace(average=average.fast)
         trained = _select_like(state.average, params)
         return optax.tree.cast_like(_update_average(state, trained), trained)
+    # Without what a mask left out, which has no average.
     state = state._replace(z=_drop_masked(state.z))
     trained = _select_like(state.z, params)
     average: Any = optax.contrib.schedule_free_eval_params(state, trained)

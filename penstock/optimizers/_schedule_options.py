@@ -76,6 +76,7 @@ class ScheduleOptions:
         ]
         if problems:
             raise ValueError(f"ScheduleOptions got {'; '.join(problems)}.")
+        # Only of options that are right by themselves.
         self._check_together()
 
     def _check_together(self) -> None:

@@ -123,6 +123,7 @@ def _warmup(options: ScheduleOptions, step: jax.typing.ArrayLike) -> jax.Array:
     num_steps = options.warmup_steps
     if not num_steps:
         return jnp.ones((), jnp.float32)
+    # `t2t` begins at a hundredth of the rate and grows by a constant factor.
     left = jnp.maximum(num_steps - jnp.asarray(step), 0) / num_steps
     return 0.01**left if options.warmup_scheme == "t2t" else 1 - left
 
@@ -149,6 +150,7 @@ def _window(
         return None
     if decay_type == "exponential":
         return _Window(warmup_steps, _epochs(options.num_epochs_per_decay, steps_per_epoch))
+    # The rise of a one-cycle is its warmup.
     if decay_type == "one_cycle" and not warmup_steps:
         warmup_steps = max(1, int(_ONE_CYCLE_RISE * num_steps))
     if warmup_steps >= num_steps:
@@ -163,6 +165,7 @@ def _window(
 def _luong(decay_scheme: str, num_steps: int) -> _Window:
     numerator, denominator, times = _LUONG[decay_scheme]
     start = num_steps * numerator // denominator
+    # A period of 0 steps would divide by 0.
     if num_steps - start < times:
         raise ValueError(
             f"schedule got num_steps={num_steps} with decay_scheme={decay_scheme!r}, expected at "

@@ -78,10 +78,12 @@ def adam_weight_decay(
     >>> {name: round(float(value), 4) for name, value in update.items()}
     {'bias': -0.0, 'w': -0.002}
     """
+    # Without patterns, one that matches nothing: an empty one would match all.
     pattern = re.compile("|".join(f"(?:{each})" for each in exclude) or r"(?!)")
 
     def mask_decayed(params: optax.Params) -> optax.Params:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        # Layers with a kernel: their bias is a bias, and no shift of a norm.
         of_layers = {path[:-1] for path in paths if _format_path(path[-1:]) not in _OF_NORMS}
 
         def is_decayed(path: KeyPath, _: jax.Array) -> bool:
@@ -147,6 +149,7 @@ def ftrl(
                 "ftrl got no parameters, expected them as the third argument of update. Its step "
                 "leads from them to where the sums of gradients say."
             )
+        # The rate divides below, and a schedule may begin or end at 0.
         is_moving = jnp.asarray(learning_rate) > 0
         rate = jnp.where(is_moving, learning_rate, 1.0)
 
@@ -156,6 +159,7 @@ def ftrl(
             return jnp.where(is_moving, z + g - (n**-power - n_old**-power) / rate * w, z)
 
         def step(z: jax.Array, n: jax.Array, w: jax.Array) -> jax.Array:
+            # Below it the parameter is 0: the sparsity that FTRL is for.
             is_active = jnp.abs(z) > l1
             curvature = jnp.where(is_active, n**-power / rate + 2 * l2, 1.0)
             target = jnp.where(is_active, (jnp.sign(z) * l1 - z) / curvature, 0.0)

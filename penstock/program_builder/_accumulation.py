@@ -38,6 +38,8 @@ def accumulate_gradients(
     """
     size = share.weights.shape[0] // num_micro_batches
     first_row, total_weight = _place_in_batch(share)
+    # Flat, by path: a micro-batch returns only the statistics that it moves, and what a scan
+    # carries keeps one structure.
     flat_stats = parameter_tree.flatten(share.batch_stats)
 
     def add(carry: Sums, operands: Cut) -> tuple[Sums, list[jax.Array]]:
@@ -54,6 +56,7 @@ def accumulate_gradients(
             sums,
             gradients,
         )
+        # Padding alone moves no statistics either: they would go towards copies of one example.
         statistics = {
             path: jnp.where(count > 0, updates[path], old) if path in updates else old
             for path, old in statistics.items()
@@ -63,6 +66,7 @@ def accumulate_gradients(
     operands = _cut(share, num_micro_batches)
     (sums, statistics), values = jax.lax.scan(
         add,
+        # One set of sums, whatever the number of micro-batches: the memory that this is for.
         (jax.tree.map(jnp.zeros_like, params), flat_stats),
         operands,
         unroll=num_micro_batches if is_unrolled else 1,
@@ -80,6 +84,7 @@ def example_gradients(share: Share, params: Params, num_micro_batches: int) -> P
     def differentiate(
         number: jax.Array, feed: Mapping[str, jax.Array], weight: jax.Array
     ) -> Params:
+        # A batch axis of one row: the program function is written for batches.
         feed = {name: value[None] for name, value in feed.items()}
         micro_batch = MicroBatch(first_row + number, total_weight)
         return share.differentiate(params, feed, weight[None], share.batch_stats, micro_batch)[1]
@@ -105,6 +110,8 @@ def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax
     size = share.weights.shape[0] // num_micro_batches
     first_row, total_weight = _place_in_batch(share)
 
+    # Without it a line search that differentiates the loss would keep the activations of all
+    # micro-batches.
     @jax.checkpoint
     def add(total: jax.Array, operands: Cut) -> tuple[jax.Array, None]:
         number, feed, weights = operands
@@ -143,20 +150,25 @@ def _average(
     weights: jax.Array,
 ) -> Gradients:
     """Return means over the micro-batches and the devices: the one reduction of the step."""
+    # `weights` is `[micro-batches, rows]`, so `counts` has the examples of each.
     counts = jnp.sum(weights, axis=1)
     count = jnp.sum(counts)
     rows = share.probe.structure.rows
     scalars = [
+        # A micro-batch without examples may have nan for a value, and 0 times nan is nan.
         jnp.tensordot(counts, jnp.where(align(counts, v.ndim, 0) > 0, v, 0), axes=(0, 0))
         for v, r in zip(values, rows, strict=True)
         if not r
     ]
+    # On one device they are what the scan left; each other device has seen other examples.
     changed = statistics if share.num_devices > 1 else {}
     weighted = {path: value * count for path, value in changed.items()}
+    # All in one call: an all-reduce costs its latency more than its bytes.
     total, sums, scalars, weighted = _mesh.psum((count, sums, scalars, weighted), share.num_devices)
     means = iter([scalar / total for scalar in scalars])
     return Gradients(
         values=[
+            # `[micro-batches, rows, ...]` to the rows of the share, in their order.
             v.reshape(-1, *v.shape[2:]) if r else next(means)
             for v, r in zip(values, rows, strict=True)
         ],

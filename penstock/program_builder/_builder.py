@@ -79,6 +79,7 @@ class ProgramBuilder(Generic[R]):
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
     ) -> None:
+        # First: a place that is not there is said before any function is traced.
         self.mesh = _mesh.make_mesh(place)
         self.objectives = read_objectives(program_func, optimizer)
         if infer_func is not None:
@@ -90,6 +91,7 @@ class ProgramBuilder(Generic[R]):
         options = ProgramOptions(
             precision=resolve_precision(precision),
             skips_non_finite=skips_non_finite,
+            # A string is one name, and would be taken for its letters.
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
         ).on(self.mesh)
@@ -135,6 +137,8 @@ class ProgramBuilder(Generic[R]):
         """
         name, programs = self._choose_objective(objective), self.programs
         placed = programs.place("train", [batch])
+        # A state of the user's own travels nested: only the trainer's engine saves the 5 us of
+        # taking it apart.
         leaves, launched = programs.launch(jax.tree.leaves(state), placed, (name,))
         probe = programs.network.train[name]
         return programs.states.unpack(leaves), _arrange(launched.values[name], probe, placed)
@@ -143,6 +147,7 @@ class ProgramBuilder(Generic[R]):
         """Return the metrics of one batch in test mode, as arrays on the device."""
         name, programs = self._choose_objective(objective), self.programs
         placed = programs.place("test", [batch])
+        # The sums of this one batch are dropped: `Trainer.test` adds up over many.
         _, values = programs.test(state, programs.test_zeros(name), placed, name)
         return _arrange(values, programs.network.test[name], placed)
 

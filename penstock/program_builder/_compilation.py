@@ -65,6 +65,7 @@ class Program:
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
+            # None where XLA does not take the option.
             compiler_options=_find_memory_options() if saves_memory else None,
         )
 
@@ -79,6 +80,7 @@ class Program:
             _CONFIG.jax_transfer_guard_host_to_device in _ALLOWING
             and _CONFIG.jax_transfer_guard in _ALLOWING
         )
+        # A transfer guard of the user's is respected everywhere but in the launch itself.
         if self.num_compiles and is_allowed:
             return self.jitted(*args)
         with contextlib.ExitStack() as contexts:
@@ -90,6 +92,7 @@ class Program:
 
     def _trace(self, *args: object) -> object:
         leaves = jax.tree_util.tree_leaves_with_path(args)
+        # Runs only when JAX has no trace for these shapes, so a count of calls is one of compiles.
         shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
         if self.num_compiles:
             changed = [
@@ -114,6 +117,7 @@ class Program:
 @contextlib.contextmanager
 def announce_compilation(what: str) -> Iterator[None]:
     """Log that something is compiled, which may take minutes, and how many seconds it took."""
+    # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
     COMPILATIONS.info("compiling %s ...", what)
     start = time.perf_counter()
     yield
@@ -132,6 +136,7 @@ def _find_memory_options() -> dict[str, str] | None:
     """
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     try:
+        # An option that XLA does not know raises at the compile, and at nothing before it.
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except Exception:  # a JAX that does not know it any more, or not yet
         return None
@@ -161,6 +166,8 @@ def compile_function(
         function,
         out_shardings=_mesh.replicated_sharding(mesh),
         donate_argnums=donated,
+        # JAX drops arguments that are not read, and with them the memory that the outputs are to
+        # take.
         keep_unused=bool(donated),
         compiler_options=options,
     )
@@ -176,6 +183,7 @@ def copy_to(tree: object, mesh: Mesh) -> Any:
 
     Arrays that came from the host can share its memory, and then their donation silently fails.
     """
+    # Placed first, so that the copy is one program whatever the arrays came from.
     placed = jax.device_put(tree, _mesh.replicated_sharding(mesh))
     return call_compiled(_copy, mesh, placed)
 

@@ -64,6 +64,8 @@ class Share:
 
     def gradients(self, params: Params) -> Gradients:
         """Return the gradients of the batch as a whole, by the parameters that are trained."""
+        # Values come out reduced already; gradients and flax's statistics are still the device's
+        # own.
         values, gradients, updates, total_weight = self.differentiate(
             params, self.feed, self.weights, self.batch_stats
         )
@@ -74,6 +76,7 @@ class Share:
         share = jnp.sum(self.weights) / total_weight
         statistics = {
             path: value
+            # Ours are averaged in the layer, over the examples of all devices.
             if path in self.known or self.num_devices == 1
             else _mesh.psum(value * share.astype(value.dtype), self.num_devices)
             for path, value in updates.items()
@@ -95,10 +98,12 @@ class Share:
         ) -> tuple[jax.Array, tuple[list[jax.Array], dict[Path, jax.Array], jax.Array]]:
             result, frame = self.run(params, feed, weights, batch_stats, micro_batch)
             loss = self.loss(result)
+            # The loss that is reported stays unscaled: the scale is for what flows backwards.
             scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
             updates = self._updated_statistics(result, frame)
             return scaled, (result.values, updates, frame.examples.total_weight)
 
+        # Not `value_and_grad`: the value would be the scaled one.
         gradients, (values, updates, count) = jax.grad(scaled_loss, has_aux=True)(params)
         return values, gradients, updates, count
 
@@ -115,6 +120,7 @@ class Share:
             "params": parameter_tree.merge(params, self.others),
             "batch_stats": batch_stats,
         }
+        # Raw numbers are what files and copies take; the typed key exists only inside the step.
         key = jax.random.fold_in(jax.random.wrap_key_data(self.root_key), self.step)
         devices, step = self.num_devices, self.step
         return run_program(self.probe, variables, feed, weights, key, devices, step, micro_batch)
@@ -139,6 +145,7 @@ class Share:
 
     def _updated_statistics(self, result: Evaluated, frame: Frame) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
+        # flax returns the whole collection, ours among it as they were before the step.
         entries = parameter_tree.flatten(result.module_updates.get("batch_stats", {}))
         theirs = {path: value for path, value in entries.items() if path not in self.known}
         return {**theirs, **frame.requests.updates}

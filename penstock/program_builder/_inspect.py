@@ -63,6 +63,7 @@ class Inspection:
     traced: Traced
 
     @functools.cached_property
+    # Any, as JAX's analyses may be None by their declaration.
     def _compiled(self) -> Any:
         return self.traced.lower().compile()
 
@@ -84,6 +85,7 @@ class Inspection:
     @property
     def flops(self) -> float:
         """Floating point operations of one launch on one device, by XLA's cost analysis."""
+        # XLA leaves out what it does not count: nan, and no 0 that could be believed.
         return float(self._cost().get("flops", float("nan")))
 
     @property
@@ -108,6 +110,7 @@ class Inspection:
 
     def _cost(self) -> dict[str, float]:
         cost = self._compiled.cost_analysis()
+        # JAX has returned a list, a dict, and nothing, by version and backend.
         return cost[0] if isinstance(cost, (list, tuple)) else cost or {}
 
     def __str__(self) -> str:

@@ -56,7 +56,9 @@ class Network:
         self.test = {n: probe(f, "test", mesh, options) for n, f in functions.items()}
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
         for name, each in self.test.items():
+            # Layers that one mode alone has would shift the automatic names of the others.
             compare(self.train[name], each)
+        # Of several objectives none is the one that the infer function belongs to.
         if self.infer and len(self.train) == 1:
             compare(next(iter(self.train.values())), self.infer)
         for first, second in itertools.combinations([*self.train.values(), self.infer], 2):
@@ -66,9 +68,12 @@ class Network:
         if self.infer:
             _join_tables([*self.owners, self.infer])
             self._check_infer(self.infer)
+        # flax's modules have no specs: their entries are in the table alone.
         self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
+        # Only now are the names known that a pattern may match.
         check_patterns("freeze", options.freeze, self.table)
         self._check_updates()
+        # Updates are made once and shared by all programs: trying an optimizer out takes 0.1 s.
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self.updates = {
             name: self._make_update(name, objective, is_unrolled=is_cpu)
@@ -159,6 +164,7 @@ class Network:
     def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:
         """Return how to run an objective's optimizer."""
         shapes = {
+            # Without values: a rule is tried out before there are any.
             path: jax.ShapeDtypeStruct(*entry)
             for (_, path), entry in self.table.items()
             if path in trained
@@ -217,6 +223,7 @@ class Network:
     def initial_state(self, root: jax.Array) -> State:
         """Return the state before the first step, `root` being the raw random key."""
         key = jax.random.wrap_key_data(root)
+        # Ours first: flax's modules are then made in a run that finds them in place.
         values = parameter_tree.initialize(self.specs.values(), key)
         for each in self.owners:
             for collection, entries in self._initial_modules(each, values, key).items():
@@ -226,6 +233,7 @@ class Network:
         for name, objective in self.objectives.items():
             if objective.optimizer is not None:
                 update = self.updates[name]
+                # Of what is trained alone: frozen parameters take no moments.
                 opt_state[name] = update.rule.init(update.split(variables["params"])[0])
             metrics[name] = self.zeros(self.train[name])
         return State(
@@ -237,7 +245,10 @@ class Network:
             update_scale=jnp.ones((), jnp.float32),
             num_skipped=jnp.zeros((), jnp.int32),
             loss_scale={
-                name: LossScale.initial() for name in opt_state if self.options.precision.is_dynamic
+                # An empty dict in other precisions: a leaf costs a microsecond in each launch.
+                name: LossScale.initial()
+                for name in opt_state
+                if self.options.precision.is_dynamic
             },
         )
 
@@ -267,6 +278,7 @@ class Network:
           ProgramError: naming an optimizer whose updates cannot.
         """
         for update in self.updates.values():
+            # Half of SAM's way back, or of a schedule-free step, would be a wrong place.
             if scale != 1.0 and update.rule.positions:
                 raise ProgramError(
                     f"update_scale got {scale}, expected 1 with the optimizer {update.rule.name}. "
@@ -311,7 +323,10 @@ class Network:
             )
             return evaluate(each.function, frame).module_updates
 
+        # The batch of the probe, whose shapes they were checked with; the values do not depend on
+        # it.
         weights = jnp.ones(PROBE_BATCH_SIZES[0] * self.mesh.size)
+        # On the mesh: what averages over examples needs its axis.
         made = jax.shard_map(
             body,
             mesh=self.mesh,

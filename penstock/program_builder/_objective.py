@@ -49,6 +49,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_program_func("Objective", self.program_func)
+        # By way of `object`, since the dataclass is frozen.
         object.__setattr__(self, "optimizer", _resolve_optimizer(self.optimizer))
         if isinstance(self.updates, str):
             object.__setattr__(self, "updates", (self.updates,))
@@ -86,6 +87,7 @@ def _resolve_optimizer(
     if not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
         try:
             optimizer = optimizer()
+        # `optax.adam` in place of `optax.adam(1e-3)`, which needs its learning rate.
         except TypeError as error:
             error.add_note(
                 "While calling the optimizer function without arguments. Call it yourself where it "
@@ -98,6 +100,7 @@ def _resolve_optimizer(
             "optax.adam(1e-3), or a function without arguments that returns one. Of "
             "optax.MultiSteps pass .gradient_transformation()."
         )
+    # So every optimizer may be given the loss and the functions that line searches ask for.
     return optax.with_extra_args_support(optimizer)
 
 
@@ -111,6 +114,7 @@ def read_objectives(
     """
     if program_func is None:
         return {}
+    # A function, or what is no function: `Objective` says so.
     if not isinstance(program_func, Mapping):
         return {SINGLE: Objective(program_func, optimizer)}
     wrong = {n: type(o).__name__ for n, o in program_func.items() if not isinstance(o, Objective)}

@@ -12,6 +12,7 @@ def name_maker(update: Callable[..., object]) -> str:
     """Return what made an optimizer, such as `optax.chain(optax.clip, optax.sgd)`."""
     if not isinstance(update, FunctionType):
         return getattr(update, "__qualname__", type(update).__name__)
+    # optax's transformations are closures: what made one is only in the names of its functions.
     inside = inspect.getclosurevars(update).nonlocals
     if "with_extra_args_support" in update.__qualname__ and "tx" in inside:
         return name_maker(inside["tx"].update)
@@ -24,6 +25,7 @@ def name_maker(update: Callable[..., object]) -> str:
 def name_culprit(error: Exception) -> str:
     """Return the optimizer whose function an exception came out of, the innermost one."""
     found = "it"
+    # The last one that fits is the innermost.
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
         if "<locals>" in name and not module.startswith(("jax", "penstock.program_builder")):

@@ -92,6 +92,7 @@ class Rule:
 
     def init(self, trained: Params) -> optax.OptState:
         """Return the state before the first update."""
+        # Slow and fast parameters begin at the same place.
         params = optax.LookaheadParams(trained, trained) if self.is_slow else trained
         state = self.transformation.init(params)
         # Copied: two donated arrays cannot share memory.
@@ -108,6 +109,7 @@ class Rule:
           gradients: of the loss, or where `takes_examples` of the loss of each example.
           offers: everything in `OFFERS`; functions take parameters in the structure of `trained`.
         """
+        # Only what it was found to take: most optimizers ignore the rest, some refuse it.
         chosen = {name: _mask_offer(offers[name], trained, name) for name in self.offered}
         params: Any = trained
         inner = state
@@ -118,11 +120,13 @@ class Rule:
         after = cast_like(as_kept(after), inner)
         if not self.is_slow:
             return steps, after
+        # The slow ones never pass through the step: nothing scales or regularizes their update.
         return steps.fast, SlowParamsState(optax.apply_updates(state.slow, steps.slow), after)
 
     @functools.cached_property
     def sources(self) -> list[frozenset[int]]:
         """The numbers of the parameters whose values each array of the initial state depends on."""
+        # Read off the trace of `init`, so that no list of optimizers' states has to be kept.
         jaxpr = jax.make_jaxpr(self.init)(self.params).jaxpr
         known = {variable: frozenset([number]) for number, variable in enumerate(jaxpr.invars)}
 
@@ -131,6 +135,8 @@ class Rule:
             return frozenset[int]().union(*found)
 
         for equation in jaxpr.eqns:
+            # A nested function counts as one equation: all of its results depend on all it is
+            # given.
             known |= dict.fromkeys(equation.outvars, find_sources(equation.invars))
         return [find_sources([variable]) for variable in jaxpr.outvars]
 
@@ -141,6 +147,7 @@ class Rule:
         kept. A lookahead would return to the old parameters otherwise.
         """
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        # By parameter, since some of them may have been replaced alone.
         is_new = [jnp.any(old != new) for old, new in pairs]
 
         def choose(old: jax.Array, new: jax.Array, found: frozenset[int]) -> jax.Array:
@@ -178,6 +185,7 @@ def make_rule(
                     errors.append(error)
                 else:
                     return dataclasses.replace(rule, params=trained)
+    # That an argument is unknown is no reason where less on offer failed for another.
     refusals = [error for error in errors if not _is_of_arguments(error)] or errors
     raise _explain_refusal(owner, transformation, trained, refusals[0]) from refusals[0]
 
@@ -213,6 +221,7 @@ def check_rule(
                 f"({rule.positions}), and a part of an update leads elsewhere. Give the parameter "
                 "a rate inside the optimizer, with optax.partition."
             )
+        # A line search compares losses, and of a gradient alone nobody knows the loss.
         is_told = spec.regularizer is None or isinstance(spec.regularizer, PENALTIES)
         if rule.compares_losses and not is_told:
             raise ProgramError(
@@ -251,6 +260,7 @@ def _try_rule(
         is_slow=_keeps_slow_params(transformation, trained),
         takes_examples=takes_examples,
     )
+    # Notes by a side effect of tracing which functions the optimizer calls.
     called: set[str] = set()
 
     def value_fn(name: str, params: Params) -> jax.Array:
@@ -277,7 +287,9 @@ def _try_rule(
         state = rule.init(trained)
         return state, *rule.update(gradients, state, trained, offers)
 
+    # Nothing is computed or compiled: shapes tell whether it can run.
     state, steps, after = jax.eval_shape(step, trained)
+    # An update in a wider dtype is cast by optax when it is applied.
     _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
     _check_fits("a state", after, "its initial state", state, has_dtypes=True)
     return dataclasses.replace(rule, called=frozenset(called), state=state)

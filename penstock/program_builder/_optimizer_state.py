@@ -33,9 +33,13 @@ def as_kept(state: T) -> T:
     """Return an optimizer's state as a program keeps it: arrays of strong types alone."""
 
     def keep(leaf: Any) -> jax.Array | RandomKey:
+        # Some optimizers keep Python numbers, which no file and no donation takes.
         leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+        # Neither copies by element nor files take typed keys.
         if _is_key(leaf):
             return RandomKey(jax.random.key_data(leaf), jax.random.key_impl(leaf))
+        # The dtype is spelled out: a weak type would become a strong one in the first update, and
+        # the step would compile twice.
         return jnp.asarray(leaf, leaf.dtype)
 
     return jax.tree.map(keep, state)
@@ -49,6 +53,7 @@ def as_used(state: T) -> T:
 
 def cast_like(state: T, before: object) -> T:
     """Return a state whose floating arrays have the dtypes they had: another would recompile."""
+    # `_check_fits` says it, with the paths.
     if jax.tree.structure(state) != jax.tree.structure(before):
         return state
 

@@ -72,11 +72,13 @@ class Update:
         self, state: State, feed: Inputs, weights: jax.Array
     ) -> tuple[State, tuple[jax.Array, ...]]:
         """Return the state after the update and the values of the program function."""
+        # What is not trained goes in beside it, and gets no gradient at all.
         params, others = self.split(state.variables["params"])
         batch = _Batch(self, state, others, feed, weights)
         found = batch.gradients(params)
         loss = found.values[self.probe.structure.loss_index]
         with self.watch():
+            # After the mean over devices: a penalty belongs to the parameter, not to the examples.
             gradients = self._regularize(found.gradients, params)
         if self.rule.takes_examples:
             gradients = batch.example_gradients(params)
@@ -86,6 +88,7 @@ class Update:
                 gradients, state.opt_state[self.name], params, offers
             )
             params: Any = optax.apply_updates(params, self._scale(steps, state.update_scale))
+        # Of the values before the update, which are those that `EndStep` reports.
         sums = _metrics.accumulate(
             state.metrics[self.name],
             found.values,
@@ -162,6 +165,7 @@ class Update:
             spec = self.specs.get(path)
             if spec is not None and spec.learning_rate != 1.0:
                 flat[path] = flat[path] * spec.learning_rate
+            # In the step's own dtype: float32 would widen the update of a bfloat16 parameter.
             flat[path] = flat[path] * scale.astype(flat[path].dtype)
         return parameter_tree.nest(flat)
 

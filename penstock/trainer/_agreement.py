@@ -30,7 +30,9 @@ class Agreement:
         self._num_launches += 1
         if self._num_launches % AGREE_EVERY:
             return None, False
+        # One exchange for both: each waits for the slowest process.
         rows = gather(signal or 0, int(is_due))
+        # Whoever got a signal ends all of them; the clock that counts is the first process's.
         return int(rows[:, 0].max()) or None, bool(rows[0, 1])
 
 
@@ -39,6 +41,7 @@ def gather(*numbers: int) -> np.ndarray:
 
     The rows are in the order of the processes.
     """
+    # int32, as JAX has no int64 without its x64 mode; a larger number is sent in two.
     row = np.array(numbers, np.int32)
     if jax.process_count() == 1:
         return row[None]
@@ -49,6 +52,7 @@ def gather(*numbers: int) -> np.ndarray:
 
 def take_from_first(number: int) -> int:
     """Return the first process's number on every process. Collective."""
+    # In two parts of 30 bits: a step, or a negative sign, fits.
     high, low = gather(*divmod(number, 1 << 30))[0].tolist()
     return (high << 30) + low
 
@@ -64,6 +68,7 @@ def run_on_first(do: Callable[[], None], what: str) -> None:
             do()
         except Exception as raised:  # kept until the others know of it
             error = raised
+    # All of them raise, or none: one that went on alone would wait in the next collective.
     if is_any(error is not None):
         raise error or CheckpointError(
             f"the first process got an error, expected it to {what}. It does so for all. Its log "

@@ -29,6 +29,7 @@ def check_action(on_non_finite: object, checkpoint: object) -> None:
 
 def check_count(argument: str, value: object, least: int) -> None:
     """Raise unless `value` is an integer of at least `least`."""
+    # `True` is an `int` to Python, and no count.
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
 
@@ -47,6 +48,7 @@ def choose_update_order(
             )
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise ValueError(f"schedule got {name!r}: {count!r}, expected a count of 0 or more.")
+    # All updates of one objective in a row: as many critic steps, then one generator step.
     order = tuple(name for name, count in schedule.items() for _ in range(count))
     if not order:
         raise ValueError(f"schedule got {dict(schedule)}, expected at least one update.")
@@ -60,6 +62,7 @@ def read_scale(value: float) -> np.ndarray:
       ValueError: it is no finite number of at least 0.
     """
     try:
+        # A string of digits would become a number, and an array of one element too.
         scale = float(value) if np.ndim(value) == 0 and not isinstance(value, str) else np.nan
     except (TypeError, ValueError):
         scale = np.nan

@@ -49,13 +49,16 @@ class DataWait:
         iterator, interrupts = iter(launches), self._interrupts
         start, was_idle = -1.0, False
         while True:
+            # From one sampled launch's beginning to the next: waiting and running together.
             if start >= 0.0:
                 self._sampled += self._clock() - start
                 start = -1.0
             self._number += 1
             is_sampled = self._number % SAMPLE_EVERY == 0
             if is_sampled:
+                # Asked before the clock is read, so that asking is no waiting.
                 was_idle, start = self._is_idle(), self._clock()
+            # Nothing is in a launch now: an exception may come at any line of the reader's.
             interrupts.is_open = True
             try:
                 launch = next(iterator)
@@ -72,9 +75,11 @@ class DataWait:
         """Return the share since the last epoch's end, None without a sample; warn if high."""
         if not self._sampled:
             return None
+        # One launch in 16 stands for all of them.
         share, seconds = self._waited / self._sampled, self._sampled * SAMPLE_EVERY
         self._waited = self._sampled = 0.0
         if share > WARN_SHARE and seconds > WARN_AFTER_SECS and not self._is_warned:
+            # Once for a run: what to do about it is the same in every epoch.
             self._is_warned = True
             _LOGGER.warning(
                 "training waited for data %.0f %% of the time in epoch %d. Let the reader decode "

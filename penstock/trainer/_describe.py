@@ -59,9 +59,11 @@ def describe_run(
             ],
         },
     }
+    # The folder is shared by all processes, and what they would write is the same.
     if directory is not None and not jax.process_index():
         directory.mkdir(parents=True, exist_ok=True)
         temporary = directory / f".{FILE}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(description, indent=1) + "\n")
+        # By a rename: whoever reads the folder meanwhile finds a whole file.
         os.replace(temporary, directory / FILE)
     return description

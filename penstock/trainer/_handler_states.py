@@ -48,10 +48,12 @@ class HandlerStates:
         self._handlers = [
             each for each in handlers if hasattr(each, "get_state") and hasattr(each, "set_state")
         ]
+        # Given once: a further call of `train` goes on with the handlers as they are.
         resumed, self._resumed = self._resumed, []
         names = [type(handler).__name__ for handler in self._handlers]
         if not resumed:
             return
+        # By class and order, since handlers have no names of their own.
         if names != [entry["name"] for entry in resumed]:
             _LOGGER.warning(
                 "the handlers that keep a state are %s, in the checkpoint %s: they start afresh.",

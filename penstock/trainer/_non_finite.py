@@ -72,12 +72,15 @@ class Guard:
         """Return what `check_flag` takes, of the flag of the last launch; does not wait."""
         if self._action == "skip":
             return flag
+        # The parameters too: a bad gradient reaches the loss one step later, after a checkpoint of
+        # it.
         return self._engine.health(flag)
 
     def check_flag(self, flag: np.ndarray, first: int, last: int) -> None:
         """Look at a flag that stands for the steps `first` to `last`."""
         where = f"at global step {first}" if first == last else f"in global steps {first} to {last}"
         if self._action == "skip":
+            # The flag is `[loss sum, updates skipped]` here, `[loss sum, is healthy]` below.
             self._count_skipped(int(flag[1]), where, first, last)
         elif not np.isfinite(flag[0]):
             self._react(f"a loss that is not finite {where}", first, last)
@@ -103,6 +106,7 @@ class Guard:
                     return
 
     def _count_skipped(self, num_skipped: int, where: str, first: int, last: int) -> None:
+        # The device counts from the beginning of the run, this from the last flag.
         new, self._num_skipped = num_skipped - self._num_skipped, num_skipped
         if new:
             self.bad_steps = (first, last)
@@ -113,6 +117,7 @@ class Guard:
                 where,
                 num_skipped,
             )
+        # Fewer than all of them: some update got through, and the run is alive.
         if new < (last - first + 1) * self._updates_per_step:
             self._lost_since = None
             return
@@ -127,12 +132,14 @@ class Guard:
         self.bad_steps = (first, last)
         if self._action == "stop":
             self._raise(what)
+        # Deterministic runs would fail at the same place for ever.
         if self._num_roll_backs == MAX_ROLL_BACKS:
             self._raise(f"{what}, after {MAX_ROLL_BACKS} roll-backs in this call of train")
         self._num_roll_backs += 1
         step = self._roll_back(last)
         if step is None:
             self._raise(f"{what}, with no checkpoint to roll back to")
+        # Launches of the given-up state are still in flight, and handlers may read them.
         self._first_kept_step = self._status.global_step
         self.forget(self._first_kept_step)
         _LOGGER.warning(
@@ -151,6 +158,7 @@ class Guard:
 
     def _describe_non_finite(self) -> str:
         """Return which metrics and parameters are not finite; waits for the device."""
+        # A launch that failed took the arrays: there is nothing to look at.
         if self._engine.is_lost:
             return ""
         metrics = [
@@ -172,6 +180,7 @@ def _list_bad_metrics(
 ) -> list[str]:
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
     structure = structures[name]
+    # The high halves of the pairs are enough: what is not finite is so in both.
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)
     labels = []
     for number, is_scalar in enumerate(structure.is_scalar):

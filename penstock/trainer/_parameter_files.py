@@ -54,11 +54,14 @@ def load_parameters(
     Raises:
       ParameterError: listing every missing, extra or mismatched entry.
     """
+    # Before the file is read: a misspelt pattern should not wait for gigabytes.
     selection.check(table)
+    # Renamed first, since patterns match the program's names.
     entries = selection.rename_entries(read_parameters(param_path))
     chosen, wanted = selection.select(entries), selection.select(table)
     fitting = _parameters.select_fitting(chosen, wanted)
     if not partial:
+        # What is left out by request is taken from both sides, and the rest must fit exactly.
         left = {key for key in chosen if skip_mismatched and key in wanted and key not in fitting}
         _parameters.check(
             param_path,
@@ -102,6 +105,7 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[_parameters.Key, np.nd
     """
     folder = expand_path(path)
     if folder.is_dir() and not (folder / _parameters.DATA_FILE).exists():
+        # A folder of checkpoints may itself be called by a number.
         contents = _read_newest(folder) or _read_one(folder)
         if contents is not None:
             return _name_entries(contents, str(path))
@@ -119,6 +123,7 @@ def _read_newest(folder: Path) -> Contents | None:
 def _read_one(folder: Path) -> Contents | None:
     if not is_step(folder.name):
         return None
+    # One checkpoint is read through the folder it lies in, which verifies it.
     store = Store(CheckpointConfig(directory=folder.parent))
     try:
         return store.read(int(folder.name)) if int(folder.name) in store.steps() else None
@@ -127,6 +132,7 @@ def _read_one(folder: Path) -> Contents | None:
 
 
 def _name_entries(contents: Contents, where: str) -> dict[_parameters.Key, np.ndarray]:
+    # Leaf names are made for files, and lose what a path's parts are called.
     names: Mapping[str, Sequence[str]] | None = contents.extra.get(PARAMETER_NAMES)
     if names is None:
         raise CheckpointError(

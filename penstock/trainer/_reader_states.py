@@ -27,6 +27,8 @@ def gather_states(state: object) -> list[object]:
         return [json.loads(text)]
     from jax.experimental import multihost_utils
 
+    # Processes gather arrays of one shape: texts are padded to the longest, which JSON does not
+    # mind.
     size = int(np.max(multihost_utils.process_allgather(np.int32(len(text)))))
     padded = np.frombuffer(text.encode().ljust(size), np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(padded))

@@ -58,6 +58,7 @@ def replay_step(
       FloatingPointError: naming the step; its cause shows the operation.
       ReaderError: the reader ended before such a step.
     """
+    # An engine of its own: the trainer's state stays what it is.
     engine, position = Engine(programs, programs.states.init(seed)), Position()
     if contents is not None:
         restore(engine, contents, "to replay")
@@ -65,15 +66,18 @@ def replay_step(
     number = position.global_step
     with contextlib.closing(_batches_from(position, reader, fields)) as batches:
         for batch in batches:
+            # As the run does: the flag of a loss is its sum since the epoch began.
             if batch is None:  # an epoch begins
                 engine.reset_metrics()
                 continue
+            # Kept of each step, since only after it is known whether it is the bad one.
             before = engine.copy()
             losses = _run(engine, programs.place("train", [batch]), update_order)
             if number == step or (step is None and _is_bad(before, engine, losses)):
                 is_infinite = any(np.isinf(loss) for loss in jax.device_get(losses))
                 _explain(before, batch, update_order, number, is_infinite=is_infinite)
             number += 1
+            # Epochs follow without end: a run that is fine would be replayed for ever.
             if step is None and number - position.global_step >= _MOST_STEPS:
                 raise ReaderError(
                     f"replay got {_MOST_STEPS} steps that are all finite, expected one that is not."
@@ -100,6 +104,7 @@ def _batches_from(
     """
     next_epoch = getattr(reader, "next_epoch", None)
     if next_epoch is not None:
+        # Ours count their passes; they would begin where the run has come to.
         reader.next_epoch = position.epoch
     try:
         state, num_before = pick_state(position.reader_state), position.step
@@ -125,6 +130,7 @@ def _batches_from(
 def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
     """Return whether a loss or a parameter is not finite, or an update was skipped."""
     old, new = before.state, after.state
+    # Losses see a bad parameter one step late, so the parameters are looked at too.
     watched = jax.device_get([*losses, *jax.tree.leaves(new.variables["params"])])
     skipped = jax.device_get((old.num_skipped, new.num_skipped))
     return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
@@ -144,6 +150,7 @@ def _explain(
     try:
         # An infinite loss makes nan of every gradient: there the first infinity says more.
         for mode in reversed(modes) if is_infinite else modes:
+            # JAX prints a line for every compiled function on the way out.
             with _without_repetitions():
                 engine.programs.run_eagerly(
                     engine.leaves, placed, update_order, functools.partial(mode, True)
@@ -173,11 +180,13 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
         return engine, placed
     from jax.experimental import multihost_utils
 
+    # Each process holds its own rows of the batch.
     arrays = (dict(placed.feed), placed.weights)
     feed, weights = multihost_utils.process_allgather(arrays, tiled=True)
     network, options = engine.programs.network, engine.programs.options
     alone = ProgramBuilder(
         dict(network.objectives),
+        # One device: nothing to reduce over, so nobody waits.
         place=jax.local_devices()[:1],
         skips_non_finite=options.skips_non_finite,
         precision=options.precision,
@@ -236,10 +245,12 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
         after = before.copy()
         return _is_bad(before, after, _run(after, tried, update_order))
 
+    # With 0 for all of them still bad: no id is to blame.
     if not ids or is_bad({}):
         return ""
     for name, column in ids.items():
         values = np.unique(column)
+        # What is out of range is most likely the largest or the smallest.
         from_the_ends = sorted(values, key=lambda value: -abs(float(value) - values.mean()))
         for value in from_the_ends[:_MOST_TRIED]:
             if is_bad({name: np.where(column == value, column, 0)}):
@@ -263,5 +274,6 @@ def _find_line(error: BaseException) -> str:
     if not found:
         return "The traceback above this one ends at the operation."
     what = "The gradient of this line" if forward else "This line"
+    # The innermost line of the user's: those above it only call it.
     line = found[-1]
     return f"{what} made it: {line.filename}:{line.lineno}, in {line.name}: {line.line}"

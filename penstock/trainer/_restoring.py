@@ -32,6 +32,7 @@ def read_newest(store: Store, *, before: int | None = None) -> Contents | None:
             step = contents.position.global_step if contents is not None else _NONE
         except Exception as raised:  # kept until the others know of it: they wait for the step
             error, step = raised, _FAILED
+    # The step alone travels: the files are on a disk that all of them see.
     step = take_from_first(step)
     if jax.process_index() and step >= 0:
         try:
@@ -55,5 +56,6 @@ def restore(engine: Engine, contents: Contents, where: str) -> None:
     """
     names = engine.programs.states.leaf_names
     abstract = jax.tree.leaves(engine.programs.states.abstract_state)
+    # Before anything is put on devices: a refusal leaves the engine as it was.
     check_fits(contents, names, abstract, where)
     engine.restore(contents.leaves)

@@ -78,8 +78,10 @@ class Run:
         reason: Reason = "failed"
         error: BaseException | None = None
         try:
+            # Inside the try: a handler that fails here gets its EndTraining too.
             self.emit(BeginTraining(status.epoch, num_epochs, status.global_step, trainer))
             interrupts.check()
+            # A resumed script passes over the calls of `train` that were done before.
             if not status.is_over:
                 self.begin_handlers()
                 self._run_epochs(num_epochs)
@@ -89,6 +91,7 @@ class Run:
             raise
         finally:
             try:
+                # Before EndTraining: what its handlers see is saved already.
                 self._end(reason, error)
                 if error is None:
                     interrupts.check()
@@ -105,6 +108,7 @@ class Run:
         end_epoch = status.begin_call() + num_epochs
         while status.epoch < end_epoch and not status.is_stopping:
             self._run_epoch()
+        # The last flags decide whether what is saved at the end is good.
         self.in_flight.drain()
         if self.saver.is_resuming:
             self._leave_reader_at_end()
@@ -126,15 +130,19 @@ class Run:
             for batch in batches:
                 counts, first, step = batch.counts, status.global_step, status.step
                 is_fetched = []
+                # All BeginStep of a launch fire before it: its steps run as one.
                 for k in range(len(counts)):
                     begin = BeginStep(epoch, step + k, first + k)
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
+                # Returns at once; the loop goes on while the device computes.
                 values = self._launch(batch, structures)
                 for k, count in enumerate(counts):
+                    # The handler's reading fetches, not the event.
                     read = functools.partial(values.at, k) if is_fetched[k] else None
                     rate = functools.partial(values.rate_at, k) if values.has_rates else None
                     emit(EndStep(epoch, step + k, first + k, count, read, rate))
+                # After all EndStep, so that a handler's `stop` and what it read count.
                 self._finish_launch(values, first, any(is_fetched))
                 if status.is_stopping:
                     return
@@ -155,6 +163,7 @@ class Run:
             status.reader_state = batch.reader_state
         finally:
             interrupts.release()
+        # Not while interrupts are held back: this may wait for the device.
         self.in_flight.push(flag, status.global_step)
         return _metrics.LaunchValues(values, structures, counts, rates)
 
@@ -170,12 +179,14 @@ class Run:
             self.guard.check_read(values, first_step)
         elif is_fetched:
             self._unread = values, first_step
+        # After the losses were looked at: what is known to be bad is not saved.
         self.saver.after_launch(self.status)
         interrupts = self.interrupts
         if interrupts.is_alone:
             if interrupts.signal is not None:
                 interrupts.check()
             return
+        # A process that ended alone would leave the others in a collective.
         signal, is_due = self.agreement.reach(interrupts.signal, self.saver.is_time())
         if is_due:
             self.saver.save(self.status)
@@ -189,17 +200,21 @@ class Run:
                 f"the reader yielded no batch in epoch {epoch}, expected at least one. Is its data "
                 "empty, or is it an iterator that an earlier pass used up?"
             )
+        # No flag may span two epochs: the sum that it tells of is emptied between them.
         self.in_flight.end_epoch()
+        # Taken before the status leaves the epoch, which sets them to 0.
         num_steps, num_examples = status.step, status.num_examples
         status.leave_epoch()
         read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
         wait = self.data_wait.end_epoch(epoch)
         self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
+        # After EndEpoch, whose handlers may have tested, and decided by it.
         self.saver.after_epoch(status)
         self.interrupts.check()
 
     def _end(self, reason: Reason, error: BaseException | None) -> None:
         """Save, and make ready for another call."""
+        # A state that has met such a loss is nothing to go on from.
         is_good = not isinstance(error, NonFiniteError)
         status, is_over = self.status, self.status.is_over
         self.interrupts.is_open = False  # a first interrupt does not end the save
@@ -216,6 +231,7 @@ class Run:
         """Return the batches of an epoch on their way to the devices."""
         batches = self._group_batches()
         on_host = self.engine.programs.keeps_feeds_on_host
+        # On one CPU device a batch stays where it is until its launch: nothing to hide.
         return batches if on_host else look_ahead(batches, LOOK_AHEAD)
 
     def _group_batches(self) -> Iterator[DeviceBatch]:
@@ -224,6 +240,7 @@ class Run:
         pass_ = self._open_reader()
         is_tracked = self.saver.is_tracking
         for batch in pass_:
+            # Of after this batch, and with it: others are read before it has run.
             state = pass_.state() if is_tracked else None
             if self.steps_per_call == 1:
                 placed = place("train", (batch,))
@@ -234,6 +251,7 @@ class Run:
             if len(group) == self.steps_per_call:
                 yield place("train", group)._replace(reader_state=state)
                 group, states = [], []
+        # A launch of another number of steps would be one more program to compile.
         for batch, state in zip(group, states, strict=True):
             yield place("train", (batch,))._replace(reader_state=state)
 

@@ -113,6 +113,7 @@ class CheckpointSaver(Saver):
         super().__init__()
         self.store, self.directory = store, store.directory
         self._engine, self._config, self._extra = engine, store.config, extra
+        # Held while something is written and no longer: a notebook makes many trainers.
         self._lock = FolderLock(store.directory)
         self._is_held = False
         self._known: set[int] | None = None  # checkpoints that were there when it was last held
@@ -123,6 +124,7 @@ class CheckpointSaver(Saver):
         self._refused: list[str] = []
         self._saved: Position | None = None
         self._saved_secs = clock()
+        # When made: a misspelt metric should not be found at the first save, hours later.
         _check_monitor(store.config, engine.programs.structures)
 
     def resume(self, status: Status, handlers: HandlerStates) -> None:
@@ -136,6 +138,7 @@ class CheckpointSaver(Saver):
         self.is_resuming = True
         status.resume(position, pick_state(position.reader_state))
         handlers.resume(contents.extra.get("handlers", []))
+        # Before the first batch: at a short one the run would compile for its size.
         self._engine.programs.fit_batches(position.batch_sizes)
         where = self.store.directory / str(position.global_step)
         steps = f"{position.step} steps into epoch {position.epoch}"
@@ -161,6 +164,7 @@ class CheckpointSaver(Saver):
         finally:
             self._is_held = False
             if self._lock.is_held:
+                # What another run adds from here on is found when it is next held.
                 self._known = set(self.store.steps())
                 self._lock.release()
 
@@ -177,6 +181,7 @@ class CheckpointSaver(Saver):
                 "expected none. Going on would delete them. Make a new Trainer, which begins with "
                 "the newest, or give this run a folder of its own."
             )
+        # The first time only: a trial and a cleaning are for whoever begins here.
         if self._known is None:
             self.store.try_writing()
             self.store.tidy()
@@ -194,6 +199,7 @@ class CheckpointSaver(Saver):
         config = self._config
         every = config.save_interval_steps
         saved = self._saved.global_step if self._saved else 0
+        # Crossed, not met: a launch of several steps may pass over a multiple.
         is_due = every is not None and status.global_step // every > saved // every
         # On several processes their clocks would not agree: the loop asks the first one's.
         if is_due or (jax.process_count() == 1 and self.is_time()):
@@ -202,6 +208,7 @@ class CheckpointSaver(Saver):
     def is_time(self) -> bool:
         """Return whether the seconds between two checkpoints have passed."""
         secs = self._config.save_interval_secs
+        # A disk slower than the interval would make each save wait for the last.
         if secs is None or self._writer.is_busy:
             return False
         return self._clock() - self._saved_secs >= secs
@@ -218,10 +225,12 @@ class CheckpointSaver(Saver):
             self._writer.failures.append("the state was lost in a launch that failed")
         elif is_good:
             position = self._position(status)
+            # The interval's checkpoint may have been of just this step.
             if self._saved != position:
                 self._save(status, position, is_last=True)
         self._writer.wait()
         self.store.close()
+        # A trainer that is not training holds no second copy of its state.
         self._spare = []
 
     def raise_failures(self) -> None:
@@ -248,6 +257,7 @@ class CheckpointSaver(Saver):
         programs = self._engine.programs
         extra = copy.deepcopy(dict(self._extra()))  # handlers go on while it is written
         monitor = self._config.monitor
+        # In this thread: it may look at what the next step changes.
         asked = float(monitor()) if callable(monitor) else None
         self._writer.wait()  # then nobody reads the last snapshot any more
         self._saved, self._saved_secs = position, self._clock()
@@ -256,9 +266,11 @@ class CheckpointSaver(Saver):
         copied = self._copy(is_last=is_last)
 
         def make() -> Contents | None:
+            # The lock's file may be another's by now.
             self._lock.check()
             leaves = fetch_leaves(programs.states.leaf_names, copied)
             copied.clear()  # on an accelerator the memory is free while the disk is waited for
+            # On the host and in the thread: the steps pay nothing for it.
             bad = _not_finite(leaves, programs)
             if bad:
                 line = f"checkpoint of global step {position.global_step}: {bad}"
@@ -273,8 +285,10 @@ class CheckpointSaver(Saver):
     def _copy(self, *, is_last: bool) -> list[jax.Array]:
         """Return arrays that no launch takes while they are written, in a list of its own."""
         if self._writer.waits(is_last=is_last):
+            # The loop waits for the disk, and no launch takes them meanwhile.
             return list(self._engine.leaves)
         copied = self._engine.snapshot(self._spare)
+        # A list of its own: the writer empties the other when it has fetched.
         self._spare = list(copied) if self._engine.reuses_snapshots else []
         return copied
 
@@ -298,6 +312,7 @@ class CheckpointSaver(Saver):
             return None
         self._saved, self._refused = contents.position, []
         _restoring.restore(self._engine, contents, str(self.store.directory))
+        # Its sums are of an epoch's beginning that was given up.
         self._engine.reset_metrics()
         return contents.position.global_step
 
@@ -353,6 +368,7 @@ def find_monitored(
 def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.Structure]) -> None:
     if not config.num_best or callable(config.monitor) or not structures:
         return
+    # Zeros in the program's structure are enough to look a name up.
     means = {name: each.build([0.0] * len(each.keys or [0])) for name, each in structures.items()}
     single = next(iter(means.values()))
     find_monitored(single if len(means) == 1 else means, config.monitor, structures)
@@ -376,6 +392,7 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         return f"parameters that are not finite are not saved: {listed(bad[:5])}{more}"
+    # A loss gone bad may not have reached a parameter yet.
     sums = programs.states.unpack(list(leaves.values())).metrics
     structures = programs.structures
     if all(np.isfinite(each.loss_sum(structures[name])) for name, each in sums.items()):

@@ -54,6 +54,7 @@ class Status:
         self.global_step, self.epoch = position.global_step, position.epoch
         self.step, self.num_examples = position.step, position.num_examples
         self.first_epoch, self.reader_state = position.first_epoch, reader_state
+        # A checkpoint between epochs has step 0, and the next one has not begun.
         self.is_in_epoch = position.step > 0
         self.resumed = position
 
@@ -84,12 +85,14 @@ class Status:
     def begin_call(self) -> int:
         """Return the epoch in which this call began, in this process or in the resumed run."""
         self.first_epoch = self.epoch
+        # A resumed call ends where it would have, not its number of epochs later.
         if self.resumed is not None and self.call == self.resumed.call:
             self.first_epoch = self.resumed.first_epoch
         return self.first_epoch
 
     def leave_epoch(self) -> None:
         """Count an epoch that was left in the middle as over: a further call begins the next."""
+        # An epoch that ended by itself was counted at its end.
         if self.is_in_epoch:
             self.epoch += 1
         self.step = self.num_examples = 0

@@ -34,8 +34,10 @@ def run_test(
         for batch in _batches.read_once(reader, fields):
             placed = programs.place("test", [batch])
             for name in sums:
+                # Added up on the device: nothing is fetched before the end.
                 sums[name], _ = programs.test(state, sums[name], placed, name)
                 running.append(sums[name].scalars)
+                # The host would otherwise fill the device's memory with batches.
                 if len(running) > limit:
                     running.pop(0).block_until_ready()
             num_batches += 1
