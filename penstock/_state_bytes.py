@@ -9,7 +9,7 @@ from typing import Any
 _KEY = "__base64__"
 
 
-def encode_bytes(state: object) -> object:
+def encode_bytes(state: object) -> Any:
     """Return bytes as a dict with their base64, any other state as it is.
 
     >>> encode_bytes(b"abc"), encode_bytes({"position": 3})
