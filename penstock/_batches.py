@@ -159,7 +159,7 @@ def check_reader(reader: object, num_passes: int) -> None:
             f"reader got {type(reader).__name__}, expected what yields batches. Data in memory "
             "becomes a reader with readers.arrays(data, batch_size=...)."
         )
-    # One pass it can do.
+    # For one pass an iterator is enough.
     if isinstance(reader, Iterator) and not callable(reader) and num_passes > 1:
         raise ReaderError(
             f"reader got a {type(reader).__name__} for {num_passes} epochs, expected what can be "

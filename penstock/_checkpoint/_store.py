@@ -179,7 +179,7 @@ class Store:
                     self._metrics[step] = _contents.read_metric(self.directory / str(step))
             sign = 1 if config.mode == "min" else -1
             rated = [(self._metrics[step], step) for step in steps]
-            # Of equal ones the later.
+            # Of equally good ones the later is kept.
             rated = [(sign * m, -step) for m, step in rated if m is not None and not math.isnan(m)]
             kept |= {-step for _, step in sorted(rated)[: config.num_best]}
         return kept

@@ -121,6 +121,8 @@ def _by_platform(
 
 
 # Its gradients by taps are not what differentiating the sum would give: that takes 10 times longer.
+# The price is no forward-mode differentiation (`jax.jvp`) on any platform, and 0.2 s more of
+# compiling a layer.
 _depthwise = jax.custom_vjp(_by_platform, nondiff_argnums=(2, 3))
 
 

