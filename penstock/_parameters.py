@@ -116,6 +116,7 @@ def flatten(variables: Mapping[str, Nested[object]]) -> dict[Key, Any]:
 
 def nest(entries: Mapping[Key, T]) -> dict[str, Nested[T]]:
     """Return what `flatten` was given."""
+    # Both are there in any case: a network without batch norm has empty statistics.
     trees: dict[str, dict[tuple[str, ...], T]] = {"params": {}, "batch_stats": {}}
     for (collection, path), value in entries.items():
         trees[collection][path] = value
@@ -144,6 +145,7 @@ def save(
             f"param_path got {str(folder)!r}, which is a file, expected a folder or a new name."
         )
     folder.mkdir(parents=True, exist_ok=True)
+    # All in one fetch: the device is waited for once.
     entries = {k: np.asarray(v) for k, v in jax.device_get(flatten(variables)).items()}
     description = {
         "format": "penstock parameters",
@@ -227,6 +229,7 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
         ) from error
     entries = {}
     for name, value in tensors.items():
+        # The collection is the first part of a name in the file; users never see it.
         collection, *rest = name.split("/")
         if collection not in ("params", "batch_stats") or not rest:
             raise ParameterError(

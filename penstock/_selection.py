@@ -74,8 +74,11 @@ class Selection:
             return name
         if not isinstance(self.rename, Mapping):
             return self.rename(name)
+        # The longest first: a replacement inside `encoder/attention` counts before one of
+        # `encoder`.
         for old in sorted(self.rename, key=len, reverse=True):
             if _is_under(name, old):
+                # A scope that is renamed to nothing leaves a slash in front.
                 return (self.rename[old] + name[len(old) :]).strip("/")
         return name
 
@@ -117,4 +120,5 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _is_under(name: str, beginning: str) -> bool:
+    # Whole parts of a path: `fc_1` is no beginning of `fc_10`.
     return not beginning or name == beginning or name.startswith(beginning.rstrip("/") + "/")
