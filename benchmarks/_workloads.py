@@ -61,7 +61,7 @@ def bare_step(workload: Workload) -> tuple[Callable[..., Any], Any]:
     params = module.init(jax.random.key(0), jnp.zeros((1, *workload.shape)))
 
     def loss_of(params: Any, batch: Any) -> Any:
-        output = module.apply(params, batch["x"])
+        output: Any = module.apply(params, batch["x"])
         if not workload.is_classifier:
             return jnp.mean((output - batch["y"]) ** 2), None
         label = batch["y"][:, 0]

@@ -23,6 +23,7 @@ import optax
 import penstock as ps
 from benchmarks import _timing
 from penstock import layers
+from penstock.events import Event
 
 WINDOW = 20  # steps; every second window has a save in it
 BATCH_SIZE = 256
@@ -60,7 +61,7 @@ class _Windows:
         self.without: list[_Times] = []
         self._start: _Times | None = None
 
-    def __call__(self, event: ps.Event) -> None:
+    def __call__(self, event: Event) -> None:
         if not isinstance(event, ps.EndStep) or (event.step - WINDOW // 2) % WINDOW:
             return
         assert event.metrics > 0  # waits for the device

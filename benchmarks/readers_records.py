@@ -65,6 +65,7 @@ def _jpegs(num_images: int) -> list[bytes]:
 def _by_opencv(jpegs: Sequence[bytes], num_threads: int) -> Callable[[], None]:
     def decode(encoded: bytes) -> np.ndarray:
         image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
+        assert image is not None
         return cv2.resize(image, (224, 224), interpolation=cv2.INTER_LINEAR)
 
     def run() -> None:

@@ -205,7 +205,8 @@ def by_tf_slim(name, folder, dtype):
     settings = {"dropout": 0.0, "drop_path": 0.0, "batch_norm_warmup": False}
     if dtype == "float64":  # what is not fused moves towards the biased variance
         settings |= {"unbiased_running_variance": False}
-    return Run(path, images, *results, after, settings)
+    before, trained = results
+    return Run(path, images, before, trained, after, settings)
 
 
 def unfused(arg_scope):
@@ -252,7 +253,7 @@ def here(model, run):
         entries = _parameters.flatten(state.variables)
         entries = {key: weights.get("/".join(key[1]), value) for key, value in entries.items()}
         entries = {key: move(np.asarray(value)) for key, value in entries.items()}
-        return builder.adopt(_parameters.nested(entries), state)
+        return builder.adopt(_parameters.nest(entries), state)
 
     def results_of(move):
         test = np.asarray(builder.infer(loaded(move), {"image": run.images}))
