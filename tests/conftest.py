@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quick = item.get_closest_marker("quick")
         if quick is not None:
             test, _, variant = item.nodeid.partition("[")
-            is_quick = any(word in variant for word in quick.args)
+            is_quick = any(re.search(rf"\b{re.escape(word)}", variant) for word in quick.args)
             variants.setdefault(test, []).append(is_quick)
             if not is_quick:
                 item.add_marker(pytest.mark.slow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -28,6 +29,8 @@ def list_versions() -> dict[str, str]:
     }
 
 
+# Reading a package's metadata takes a millisecond, and every checkpoint has the versions in it.
+@functools.cache
 def _find_version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -53,6 +53,7 @@ def test_log_lines_are_fastnns_with_the_learning_rate(trained):
     assert lines == ["10", "20", "30", "40", "50", "60"]
 
 
+@pytest.mark.slow
 def test_hooks_leave_traces_checkpoints_tables_and_a_log(trained):
     folder, text = trained
     run_folder = folder / "runs/digits_tiny"

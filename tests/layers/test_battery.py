@@ -295,6 +295,7 @@ def test_layer_with_parameters_takes_a_name_and_attributes(name):
         assert {"param_attr", "attr"} & set(arguments)
 
 
+@pytest.mark.slow
 def test_layers_freeze_scale_and_initialise_their_parameters():
     names = [name for name in WITH_PARAMETERS if "param_attr" in parameter_arguments(name)]
     half = jax.nn.initializers.constant(0.5)

@@ -253,6 +253,7 @@ def test_inception_names_are_those_of_tf_slim(model, example):
     assert example in slim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "model", "examples"),
     [

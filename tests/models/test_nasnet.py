@@ -54,6 +54,7 @@ def test_cifar_network_keeps_the_image_and_brings_its_first_input_to_width():
     assert not any(path.startswith("cell_0/prev") for path in of_cifar.parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cell"),
     [

@@ -139,6 +139,7 @@ def test_resnet_v2_normalises_before_a_unit_and_has_biases_where_no_norm_follows
     assert parameters["postnorm/variance"] == (2048,)
 
 
+@pytest.mark.quick("20")
 @pytest.mark.parametrize("depth", [20, 32])
 def test_resnet_cifar10_has_the_parameters_of_the_book(depth):
     def network(images, num_classes):

@@ -43,6 +43,7 @@ def test_resizing_is_pillows_to_the_last_bit(method):
         )
 
 
+@pytest.mark.slow
 def test_resizing_is_the_mean_that_antialiased_bilinear_is():
     """Weights are the triangle's overlap, computed here in float64 from its definition."""
 

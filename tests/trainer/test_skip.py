@@ -133,6 +133,7 @@ def test_warning_names_the_steps_and_the_count_of_each_epoch(place, steps_per_ca
     ]
 
 
+@pytest.mark.slow
 def test_handler_that_reads_the_bad_step_goes_on(caplog):
     trainer, losses = skipping(), []
     read = lambda event: isinstance(event, ps.EndStep) and losses.append(event.metrics["loss"])  # noqa: E731
