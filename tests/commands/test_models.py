@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from penstock import commands
+from penstock._text_tables import align_rows
 from penstock.commands import _tables
 
 
@@ -28,7 +29,7 @@ def test_list_has_every_network_with_its_size(capsys):
 
 def test_columns_are_aligned_and_numbers_stand_right():
     rows = [["name", "count"], ["a", "1"], ["bcdef", "20"]]
-    assert _tables.aligned(rows, right={1}) == ["name   count", "a          1", "bcdef     20"]
+    assert align_rows(rows, right={1}) == ["name   count", "a          1", "bcdef     20"]
 
 
 def test_pattern_chooses(capsys):
