@@ -134,6 +134,7 @@ def depthwise(x, w, stride, pads):
     return y.reshape(*y.shape[:3], -1)
 
 
+@pytest.mark.quick("arguments1")
 @pytest.mark.parametrize(
     ("arguments", "stride", "pads"),
     [
