@@ -21,6 +21,7 @@ MAX_EXAMPLE_LINES = 120
 MAX_FUNCTION_LINES = 60  # signature and docstring counted, decorators not
 MAX_METHODS = 20
 MAX_BUILDER_NAMES = 16
+MAX_SHARE_OF_ANY = 0.03  # pytrees that no checker follows
 
 
 def find_long_files(sources: dict[str, str]) -> list[str]:
@@ -190,6 +191,19 @@ def find_problems(name: str, value: Any) -> list[str]:
     return problems
 
 
+def annotations(source: str) -> Iterator[ast.expr]:
+    """Yield the annotation of each parameter and of each result of a file's functions."""
+    for node in ast.walk(parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = [each for each in ast.walk(node.args) if isinstance(each, ast.arg)]
+            yield from filter(None, [*(each.annotation for each in arguments), node.returns])
+
+
+def is_untyped(annotation: ast.expr) -> bool:
+    names = (node.id for node in ast.walk(annotation) if isinstance(node, ast.Name))
+    return "Any" in names
+
+
 def test_files_are_short():
     long = find_long_files(read_sources(*TREES))
     assert not long, "\n".join(long)
@@ -223,6 +237,17 @@ def test_public_names_are_documented_and_annotated():
     }
     problems = [line for name, value in found.values() for line in find_problems(name, value)]
     assert not problems, "\n".join(problems)
+
+
+def test_signatures_have_types_that_a_checker_follows():
+    sources = read_sources(PACKAGE).values()
+    untyped = [is_untyped(each) for source in sources for each in annotations(source)]
+    assert sum(untyped) < MAX_SHARE_OF_ANY * len(untyped)
+
+
+def test_share_of_any_counts_parameters_and_results():
+    source = "def f(a: Any, *b: list[Any], c: int) -> dict[str, int]:\n    return lambda x: x\n"
+    assert [is_untyped(each) for each in annotations(source)] == [True, True, False, False]
 
 
 def test_public_modules_are_documented():
