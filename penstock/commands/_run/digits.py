@@ -31,7 +31,8 @@ def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> No
     chosen = [*right[: NUM_SHOWN - 1], *wrong[:1], *right[NUM_SHOWN - 1 :]][:NUM_SHOWN]
     pictures = [picture(digits["image"][i, :, :, 0]) for i in chosen]
     captions = [f"{predicted[i]}: {probabilities[i].max():.1%}" for i in chosen]
-    truths = ["" if is_right[i] else f"it is a {labels[i]}" for i in chosen]
+    a = ["an" if digit == 8 else "a" for digit in range(10)]
+    truths = ["" if is_right[i] else f"it is {a[labels[i]]} {labels[i]}" for i in chosen]
     print("\nDigits it was not trained on, what it reads, and how sure it is:\n")
     for line in [*zip(*pictures, strict=True), captions, truths]:
         print("  " + "   ".join(f"{part:^16}" for part in line).rstrip())
