@@ -141,7 +141,7 @@ class Share:
         scale = self.scale
         if scale is None:
             return loss
-        return with_gradient(loss, lambda gradient: gradient * scale.astype(gradient.dtype))
+        return with_gradient(loss, scale, lambda gradient, scale: gradient * scale)
 
     def _updated_statistics(self, result: Evaluated, frame: Frame) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
@@ -151,10 +151,15 @@ class Share:
         return {**theirs, **frame.requests.updates}
 
 
-def with_gradient(value: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def with_gradient(
+    value: jax.Array, scale: jax.Array, change: Callable[[jax.Array, jax.Array], jax.Array]
+) -> jax.Array:
     """Return the value, whose gradient is changed in reverse mode, and not in forward mode.
 
-    Not a `custom_vjp`, which line searches that differentiate forwards do not take.
+    Arguments:
+      change: takes the gradient and the scale, in the gradient's dtype.
     """
-    change_it = lambda _, gradient: change(gradient)  # noqa: E731
-    return jax.custom_derivatives.linear_call(lambda _, x: x, change_it, (), value)
+    # Not a `custom_vjp`, which line searches that differentiate forwards do not take. The scale is
+    # an argument: a gradient taken outside `shard_map` cannot reach a value of the inside.
+    change_it = lambda scale, gradient: change(gradient, scale.astype(gradient.dtype))  # noqa: E731
+    return jax.custom_derivatives.linear_call(lambda _, x: x, change_it, scale, value)

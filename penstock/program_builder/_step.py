@@ -250,8 +250,8 @@ class _Batch:
         """Return the mean loss over the global batch at other parameters, not to be split."""
         number, scale = self._update.options.num_micro_batches, self._scale
         if scale is not None:
-            unscale = lambda gradient: gradient / scale.astype(gradient.dtype)  # noqa: E731
-            params = jax.tree.map(lambda x: with_gradient(x, unscale), params)
+            unscale = lambda gradient, scale: gradient / scale  # noqa: E731
+            params = jax.tree.map(lambda x: with_gradient(x, scale, unscale), params)
         return self._on_devices(
             lambda share, params: accumulate_loss(share, params, number), WHOLE
         )(params)

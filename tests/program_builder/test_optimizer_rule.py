@@ -325,9 +325,10 @@ def test_random_key_of_an_optimizer_goes_through_a_checkpoint(tmp_path):
     assert_same_bits(train(tmp_path / "parts", 2), whole)
 
 
-@pytest.mark.slow
-def test_float16_scales_the_gradients_of_a_line_search():
-    builder = builder_of(searching(), precision="float16")
+@pytest.mark.parametrize("num_micro_batches", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_float16_scales_the_gradients_of_a_line_search(num_micro_batches):
+    options = {"precision": "float16", "gradient_accumulation_steps": num_micro_batches}
+    builder = builder_of(searching(), **options)
     state, losses = builder.init(), []
     for _ in range(4):
         state, loss = builder.train(state, BATCH)
