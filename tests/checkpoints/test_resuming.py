@@ -74,6 +74,7 @@ def assert_goes_on_like(resumed, whole, *, step):
     assert {k: resumed.epochs[k] for k in ended} == ended
 
 
+@pytest.mark.quick("in the second epoch-classifier-1")
 @every_run
 @at_every_moment
 def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(

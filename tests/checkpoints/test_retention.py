@@ -40,6 +40,7 @@ def written(directory, num_epochs=3, **options):
     return handler.steps
 
 
+@pytest.mark.quick("save_interval_steps': 4", "save_interval_epochs': 2", "save_interval_secs")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -98,6 +98,7 @@ def test_head_without_weights_is_said_and_out_of_the_loss(folder, capsys, monkey
         assert loss == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_fine_tuning_carries_it_into_the_run_and_its_parameters(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     words = (*TUNED, "--model_dir=.", "--ckpt_file_name=tiny.safetensors")

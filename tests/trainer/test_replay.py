@@ -220,6 +220,7 @@ def scoped(name, program_func, **options):
     return ps.Objective(layers.scope(name)(program_func), optax.sgd(0.1), updates=name, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "schedule"),
     [
