@@ -59,6 +59,7 @@ def one_process():
     return results(count=1, devices_each=1)[0]
 
 
+# 9 s: three processes import JAX, compile and train.
 @pytest.mark.parametrize("devices_each", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_processes_reach_what_one_process_reaches(one_process, devices_each):
     both = results(count=2, devices_each=devices_each)

@@ -56,6 +56,7 @@ def theirs(ours) -> dict[str, np.ndarray]:
     }
 
 
+# 6 s with what it shares with the tests below: a whole network is traced and its weights written.
 def test_weights_of_keras_arrive_under_our_names(ours, theirs, tmp_path):
     write_keras(tmp_path / "weights.h5", theirs)
     weights = models.load_weights(NAME, tmp_path / "weights.h5")

@@ -95,6 +95,7 @@ def test_replay_names_the_step_and_the_line_of_the_program_function(
     assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
 
 
+# 5 s each: every operation of a step is compiled by itself.
 @PLACES_AND_CALLS
 def test_replay_of_a_bad_gradient_names_the_line_it_is_the_gradient_of(place, steps_per_call):
     trainer = trainer_of(place=place, steps_per_call=steps_per_call)
