@@ -130,7 +130,7 @@ def test_oneflows_alexnet_says_what_is_wrong_with_its_flags(tmp_path, flags, mes
     assert "Traceback" not in done.stderr
 
 
-# 8 s, most of it in training.
+@pytest.mark.slow
 def test_fluids_script_learns_and_loads_what_it_saved(tmp_path):
     text = run("fluid_latest_syntax", tmp_path)
     assert percent(r"([\d.]+)% of 259 digits read right", text) > 80

@@ -237,6 +237,7 @@ def test_training_of_many_steps_that_reads_no_metrics_reads_nothing_but_flags(tr
     assert "device_get" in called_before[-1]
 
 
+@pytest.mark.slow
 def test_metrics_of_a_step_are_waited_for_when_read(trainer):
     data = linear_data(8)
     pending = take_a_second(data["x"])

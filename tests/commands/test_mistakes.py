@@ -156,6 +156,7 @@ def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_images_that_predict_cannot_read_are_named(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *TINY, "--num_preprocessing_threads=0")[0] == 0

@@ -205,6 +205,7 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
     assert accuracy_of(tuned) > accuracy_of(scratch) + 5
 
 
+@pytest.mark.slow
 def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")

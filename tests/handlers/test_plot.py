@@ -178,6 +178,7 @@ def test_plot_without_matplotlib_names_the_extra(monkeypatch):
         Plot()
 
 
+@pytest.mark.slow
 def test_user_s_own_plots_are_left_alone(tmp_path):
     code = (
         "import sys; from tests.handlers.driving import drive; from penstock.handlers import Plot\n"

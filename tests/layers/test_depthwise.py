@@ -92,6 +92,7 @@ def test_taps_give_the_same_second_derivatives():
     check_close(penalties(_convolution.convolve), penalties(_convolution._convolve_on_xla), 1e-5)
 
 
+@pytest.mark.slow
 def test_taps_are_summed_in_float32():
     x, w = (each.astype(jnp.bfloat16) for each in operands(2))
     exact = both(x.astype(jnp.float32), w.astype(jnp.float32), geometry("plain"))[1][0]

@@ -67,6 +67,7 @@ def test_oneflow_alexnet_has_61831872_parameters_at_1001_classes_and_no_biases()
     assert shapes.points["pool5"] == (6, 6, 256)
 
 
+@pytest.mark.slow
 def test_oneflow_alexnet_starts_with_weights_that_keep_the_scale_of_its_activations():
     model = models.get("oneflow_alexnet")
 

@@ -111,6 +111,7 @@ def test_network_has_the_published_parameters_and_tensors(name):
     assert count(rows) == published.with_statistics
 
 
+@pytest.mark.quick("lenet", "alexnet_v2", "inception_v1", "resnet_v1_50", "mobilenet_v1_025")
 @pytest.mark.parametrize("name", slow_if_large(NAMES))
 def test_network_has_a_source_and_settings_within_reason(name):
     model = models.get(name)

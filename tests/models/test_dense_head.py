@@ -68,6 +68,7 @@ def test_features_are_what_the_last_layer_gets(variables):
     np.testing.assert_allclose(points["fc8"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_both_dropouts_draw_masks_of_their_own():
     # With ones in and kernels that pass everything on, a quarter gets through two masks of a half.
     program = head(3, WIDTH, dropout=0.5)

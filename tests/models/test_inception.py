@@ -211,6 +211,7 @@ def test_branches_and_forks_stand_side_by_side_in_order():
     assert list(name_convs(branches, "m")) == [f"m/{kernel}" for kernel in kernels]
 
 
+@pytest.mark.quick("inception_v1")
 @pytest.mark.parametrize(
     ("model", "example"),
     [

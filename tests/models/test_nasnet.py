@@ -230,6 +230,7 @@ def test_small_network_trains_with_dropped_paths(monkeypatch):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "examples"),
     [

@@ -102,6 +102,7 @@ def run_with_ones(network, point, image, **options):
     return np.asarray(builder.infer(ones_for(builder), {"image": image}))
 
 
+@pytest.mark.quick("resnet_v1")
 @pytest.mark.parametrize("network", [resnet_v1, resnet_v2])
 def test_strided_convolutions_pad_both_sides_alike(network):
     def lit_rows(row):

@@ -171,6 +171,7 @@ def test_short_batch_compiles_nothing_and_keeps_its_draws():
     np.testing.assert_array_equal(np.asarray(part)[:3], np.asarray(whole)[:3])
 
 
+@pytest.mark.quick("Vgg", "Cifarnet", "Lenet")
 @RANDOM
 def test_constant_image_stays_finite_in_training(each):
     draws = each.draw(jax.random.key(0))

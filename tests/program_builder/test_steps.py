@@ -184,7 +184,7 @@ def steps(request):
     return one, eight, plain_steps(forward, batches, one.initial)
 
 
-@pytest.mark.quick("conv net")
+@pytest.mark.quick("mlp")
 def test_initial_values_are_the_same_bits_on_one_and_on_eight_devices(steps):
     one, eight, _ = steps
     assert_same_bits(eight.initial, one.initial)

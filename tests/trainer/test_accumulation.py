@@ -67,6 +67,7 @@ def test_parts_give_the_step_of_the_whole_batch(num_devices, num):
         np.testing.assert_allclose(rows, rows_whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_several_steps_in_a_launch_accumulate_too():
     one, expected = run(2)
     many, found = run(2, steps_per_call=3)

@@ -24,6 +24,7 @@ def program():
     return layers.mean(error)
 
 
+@pytest.mark.quick("float16")
 @pytest.mark.parametrize("precision", SIZED)
 def test_products_are_in_the_precision_and_the_state_is_float32(precision):
     trainer = ps.Trainer(program, optax.adam(0.01), place=ONE, precision=precision)

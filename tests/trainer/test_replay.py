@@ -169,6 +169,7 @@ def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
     assert "jnp.log" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_saved",
     [
@@ -198,6 +199,7 @@ def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run_and_leaves_it_th
     assert reader.next_epoch == 3
 
 
+@pytest.mark.slow
 @PLACES_AND_CALLS
 def test_replay_leaves_the_trainer_as_it_is(place, steps_per_call):
     trainers = [
