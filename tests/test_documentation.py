@@ -45,6 +45,7 @@ def test_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
             exec(compile(source, str(page), "exec"), namespace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted((ROOT / "docs").glob("*.py")), ids=lambda path: path.name)
 def test_script_of_docs_finds_what_it_imports(script):
     # Under another name than "__main__": it defines what it does and does nothing.

@@ -62,6 +62,7 @@ def test_recognize_digits_with_convolutions(tmp_path):
     assert (tmp_path / "here.params").is_dir()
 
 
+@pytest.mark.slow
 def test_fit_a_line_explains_a_third_of_the_variance(tmp_path):
     text = run("fit_a_line", tmp_path, "--num_epochs", "20")
     assert percent(r"explains (\d+)% of the variance of 88 held-out", text) >= 30

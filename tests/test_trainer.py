@@ -157,6 +157,7 @@ def test_two_calls_of_train_are_one_call_of_twice_the_epochs_bit_for_bit(one_ste
     assert_same_bits(dict(trainer.parameters), one_step_a_call[0])
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_on_unseen_examples():
     trainer = ps.Trainer(classifier_program, optax.adam(0.02), place=eight_devices())
     unseen = [class_data(100, seed=9)]

@@ -53,7 +53,7 @@ def whole():
     return made
 
 
-@pytest.mark.quick("EndStep 0 5", "EndEpoch")
+@pytest.mark.quick("EndStep 0 5")
 @pytest.mark.parametrize(
     ("name", "at", "step"),
     [
@@ -149,7 +149,7 @@ class Other(Counter):
     """Another one."""
 
 
-@pytest.mark.quick("2-list", "3-one")
+@pytest.mark.quick("2-list")
 @pytest.mark.parametrize("form", [lambda *h: h[0], lambda *h: list(h)], ids=["one", "list"])
 @pytest.mark.parametrize("until", [2, 3, 5])
 def test_states_of_handlers_go_through_a_checkpoint(form, until, tmp_path):
@@ -214,6 +214,7 @@ def test_state_that_is_no_json_is_a_loud_failure(tmp_path):
 # Restored state is like any other.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "steps_per_call"),
     [

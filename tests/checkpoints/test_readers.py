@@ -22,7 +22,6 @@ NUM_EPOCHS = 3
 QUICK = {
     "arrays-shuffled",
     "indexed-in-threads",
-    "tfrecord-samples",
     "xmap_readers-in-order",
 }
 

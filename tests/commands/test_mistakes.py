@@ -189,6 +189,7 @@ def test_disk_without_space_is_one_line(tmp_path):
     assert "File too large" in last
 
 
+@pytest.mark.slow
 def test_environment_variable_shows_where_it_failed(tmp_path):
     words = ("train", *TINY, "--num_classes=5")
     done = penstock(tmp_path, *words, PENSTOCK_TRACEBACK="1")

@@ -62,6 +62,7 @@ def test_image_classification_trains_saves_and_infers(name, tmp_path, capsys):
     assert re.search(r"infer results: [a-z]+", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sparse", [True])
 def test_word2vec_learns_saves_and_infers(is_sparse, tmp_path, capsys):
     word2vec.main(use_cuda=False, is_sparse=is_sparse, params_dirname=tmp_path / "words")

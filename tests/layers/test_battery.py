@@ -212,6 +212,7 @@ def check_over_ragged_batches(names):
 
 # One of each kind: statistics, randomness, parameters, means, what a program knows of its batch.
 # All layers take 55 s of processor time, in one program as in many.
+@pytest.mark.slow
 def test_layers_of_each_kind_run_in_one_compile_over_ragged_batches():
     check_over_ragged_batches(
         ["accuracy", "batch_norm", "dropout", "example_weights", "fc", "global_step", "mean"]

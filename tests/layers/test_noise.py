@@ -50,7 +50,7 @@ def run_on_one():
     return run(1)
 
 
-@pytest.mark.quick("3-1")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_devices", "parts"),
     [

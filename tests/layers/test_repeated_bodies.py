@@ -27,6 +27,7 @@ def stacked(wrap):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["checkpoint", pytest.param("jit", marks=pytest.mark.slow)])
 def test_block_used_three_times_makes_three_layers_and_trains_as_without_the_wrapper(wrapper):
     batch = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}

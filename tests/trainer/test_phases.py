@@ -256,9 +256,7 @@ def check_and_resume(run: Run, recorder: Recorder, expected: Any) -> None:
             run.trainer.train(data_reader())
 
 
-@pytest.mark.quick(
-    "in a reader that waits", "in a save beside", "at EndStep 1 2", "in the last save"
-)
+@pytest.mark.quick("at EndStep 1 2", "in the last save")
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],

@@ -95,7 +95,7 @@ def test_replay_names_the_step_and_the_line_of_the_program_function(
     assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
 
 
-# 5 s each: every operation of a step is compiled by itself.
+@pytest.mark.slow
 @PLACES_AND_CALLS
 def test_replay_of_a_bad_gradient_names_the_line_it_is_the_gradient_of(place, steps_per_call):
     trainer = trainer_of(place=place, steps_per_call=steps_per_call)
@@ -223,13 +223,12 @@ def scoped(name, program_func, **options):
     return ps.Objective(layers.scope(name)(program_func), optax.sgd(0.1), updates=name, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "schedule"),
     [
         pytest.param(one_device, None, id="each", marks=pytest.mark.slow),
         pytest.param(one_device, {"bent": 1}, id="one alone", marks=pytest.mark.slow),
-        pytest.param(eight_devices, {"bent": 2, "sound": 1}, id="eight, two and one"),
+        pytest.param(eight_devices, {"bent": 2, "sound": 1}, id="eight", marks=pytest.mark.slow),
     ],
 )
 def test_replay_of_several_objectives_names_the_line_of_the_bad_one(place, schedule):
@@ -254,8 +253,7 @@ def everything():
 @pytest.mark.slow
 def test_replay_runs_layers_of_every_kind_operation_by_operation():
     trainer = trainer_of(everything)
-    drop = lambda batch: {name: batch[name] for name in ("x", "y", "bend")}  # noqa: E731
-    reader = [drop(batch) for batch in batches(9, {5: bent})]
+    reader = [{n: batch[n] for n in ("x", "y", "bend")} for batch in batches(9, {5: bent})]
     train_to_the_end(trainer, reader)
     error, step = raised_by(lambda: trainer.replay(reader))
     assert step == 5

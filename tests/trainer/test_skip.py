@@ -142,6 +142,7 @@ def test_handler_that_reads_the_bad_step_goes_on(caplog):
     assert len(compile_warnings(caplog)) == 1
 
 
+@pytest.mark.slow
 @CASES
 def test_run_of_which_everything_is_skipped_ends_within_an_interval(place, steps_per_call):
     trainer, recorder = skipping(place, steps_per_call), Recorder()
