@@ -72,7 +72,7 @@ def test_there_and_back_again_changes_no_bit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_devices", [2, pytest.param(8)])
 def test_run_on_several_devices_ends_with_the_bits_of_the_whole_run_there(num_devices, tmp_path):
     place = jax.devices()[:num_devices]
     whole = train_classifier(place=place)

@@ -219,9 +219,9 @@ def test_state_that_is_no_json_is_a_loud_failure(tmp_path):
     ("place", "steps_per_call"),
     [
         (eight_devices, 8),
-        pytest.param(one_device, 8, marks=pytest.mark.slow),
-        pytest.param(one_device, 1, marks=pytest.mark.slow),
-        pytest.param(eight_devices, 1, marks=pytest.mark.slow),
+        pytest.param(one_device, 8),
+        pytest.param(one_device, 1),
+        pytest.param(eight_devices, 1),
     ],
 )
 def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_call, tmp_path):

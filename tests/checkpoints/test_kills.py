@@ -9,7 +9,7 @@ from benchmarks import kill_and_resume
 # Of the two kills of seed 1 one falls into a save, one anywhere in training. Four processes that
 # each import JAX take 15 s.
 @pytest.mark.slow
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20)])
 def test_killed_run_ends_with_the_bits_of_one_that_nobody_killed(num_kills, tmp_path):
     result = kill_and_resume.run(tmp_path, num_kills=num_kills, seed=1)
     assert result.unreadable == []

@@ -119,7 +119,7 @@ def test_checkpoints_change_nothing_in_a_run(uninterrupted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_asynchronous", [True, pytest.param(False)])
 def test_runs_interrupted_again_and_again_end_with_the_bits_of_the_whole_run(
     uninterrupted, is_asynchronous, tmp_path
 ):

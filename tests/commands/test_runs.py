@@ -240,7 +240,7 @@ def pages_words(folder, model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["tiny", pytest.param("resnet_v1_50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["tiny", pytest.param("resnet_v1_50")])
 def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "cifar10"

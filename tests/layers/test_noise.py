@@ -55,9 +55,9 @@ def run_on_one():
     ("num_devices", "parts"),
     [
         (3, 1),  # some 10 s: two builders train and test
-        pytest.param(1, 4, marks=pytest.mark.slow),
-        pytest.param(3, 2, marks=pytest.mark.slow),
-        pytest.param(8, 1, marks=pytest.mark.slow),
+        pytest.param(1, 4),
+        pytest.param(3, 2),
+        pytest.param(8, 1),
     ],
 )
 def test_noise_and_losses_of_an_autoencoder_agree_on_any_number_of_devices(

@@ -28,7 +28,7 @@ def stacked(wrap):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapper", ["checkpoint", pytest.param("jit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wrapper", ["checkpoint", pytest.param("jit")])
 def test_block_used_three_times_makes_three_layers_and_trains_as_without_the_wrapper(wrapper):
     batch = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}
     params = {}

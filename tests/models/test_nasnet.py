@@ -59,8 +59,8 @@ def test_cifar_network_keeps_the_image_and_brings_its_first_input_to_width():
     ("name", "cell"),
     [
         ("nasnet_cifar", 11),
-        pytest.param("nasnet_mobile", 7, marks=pytest.mark.slow),
-        pytest.param("pnasnet_mobile", 5, marks=pytest.mark.slow),
+        pytest.param("nasnet_mobile", 7),
+        pytest.param("pnasnet_mobile", 5),
     ],
 )
 def test_auxiliary_head_stands_before_the_last_reduction(name, cell):
@@ -76,7 +76,6 @@ def test_features_come_without_an_auxiliary_head():
 
 
 @pytest.mark.slow
-@pytest.mark.quick("True")
 @pytest.mark.parametrize(("skips", "channels"), [(False, 48), (True, 16)])
 def test_second_input_after_a_reduction_is_its_input_or_the_one_before(skips, channels):
     parameters = shapes_of(small(reduction_skips_a_cell=skips), 64).parameters

@@ -117,9 +117,7 @@ def test_replay_of_an_infinite_loss_names_the_line_of_the_first_infinity():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "poison", [bent, *(pytest.param(each, marks=pytest.mark.slow) for each in (rooted, infinite))]
-)
+@pytest.mark.parametrize("poison", [bent, *(pytest.param(each) for each in (rooted, infinite))])
 def test_replay_finds_the_first_step_that_was_skipped(poison):
     trainer = trainer_of(on_non_finite="skip")
     reader = batches(9, {4: poison, 6: bent})
@@ -173,7 +171,7 @@ def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     "is_saved",
     [
-        pytest.param(False, id="initial values", marks=pytest.mark.slow),
+        pytest.param(False, id="initial values"),
         pytest.param(True, id="checkpoint"),
     ],
 )

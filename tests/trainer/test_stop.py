@@ -191,7 +191,7 @@ def pending_x():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("action", ["stop", pytest.param("skip", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("action", ["stop", pytest.param("skip")])
 def test_guard_waits_for_nothing_before_the_end(action, pending_x):
     trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device(), on_non_finite=action)
     trainer.train([sound(), {**sound(), "x": jnp.asarray(sound()["x"])}])
