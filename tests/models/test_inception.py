@@ -290,7 +290,6 @@ def test_inception_names_are_those_of_tf_slim(model, example):
                 "Repeat/block35_10/Branch_0/Conv2d_1x1/conv/w": "repeat.9.branch0.conv.weight",
                 "Repeat_2/block8_9/Conv2d_1x1/conv/b": "repeat_2.8.conv2d.bias",
             },
-            marks=pytest.mark.slow,
         ),
     ],
 )

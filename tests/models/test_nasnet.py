@@ -246,12 +246,10 @@ def test_small_network_trains_with_dropped_paths(monkeypatch):
                 "aux_7/aux_logits/FC/biases",
                 "final_layer/FC/weights",
             ],
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             "pnasnet_mobile",
             ["cell_stem_0/comb_iter_0/right/bn_1/gamma", "aux_5/aux_logits/Conv/weights"],
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -274,19 +272,16 @@ def test_names_are_those_of_tf_slim(name, examples):
             names.keras_nasnet,
             "keras_nasnet_large",
             "separable_conv_1_normal_right2_18/pointwise_kernel",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             names.torch_nasnet,
             "nasnet_large",
             "cell_6.comb_iter_4_left.separable_2.depthwise_conv2d.weight",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             names.torch_pnasnet,
             "pnasnet_large",
             "cell_5.conv_prev_1x1.path_2.conv.weight",
-            marks=pytest.mark.slow,
         ),
     ],
 )
