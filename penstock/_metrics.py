@@ -53,15 +53,18 @@ def flatten_returned(returned: object, owner: str) -> tuple[Structure, list[jax.
     Raises:
       ProgramError: nothing was returned, or a value is not an array.
     """
-    entries = list(_iterate(returned, ()))
-    paths, values = [path for path, _ in entries], [value for _, value in entries]
-    is_single = paths == [()]
+    keys, values, is_nested = [], [], []
+    for path, value in _iterate(returned, ()):
+        keys.append(path[0] if len(path) == 1 else "/".join(map(str, path)))
+        is_nested.append(len(path) > 1)
+        values.append(value)
     # Values are tracers, which must not outlive their trace.
     outline = _remove_values(returned)
     structure = Structure(
-        keys=None if is_single else tuple(map(_name_value, paths)),
+        # A value by itself has none.
+        keys=tuple(keys) if isinstance(returned, (Mapping, tuple, list)) else None,
         build=lambda items: _fill(outline, iter(items)),
-        is_nested=tuple(len(path) > 1 for path in paths),
+        is_nested=tuple(is_nested),
     )
     expected = "expected an array, or a tuple, list or dict of arrays, nested or not"
     if returned is None or not values:
@@ -75,7 +78,8 @@ def flatten_returned(returned: object, owner: str) -> tuple[Structure, list[jax.
                 f"{owner} has {type(value).__name__} as {structure.label(number)}, {expected}. "
                 "Return the arrays inside."
             )
-    return structure, [jnp.asarray(value) for value in values]
+        values[number] = jnp.asarray(value)
+    return structure, values
 
 
 def list_values(returned: object) -> list[Any]:
@@ -93,10 +97,6 @@ def _iterate(
             yield from _iterate(value, (*path, key))
     else:
         yield path, returned
-
-
-def _name_value(path: tuple[Hashable, ...]) -> Hashable:
-    return path[0] if len(path) == 1 else "/".join(map(str, path))
 
 
 def _remove_values(returned: object) -> Outline:

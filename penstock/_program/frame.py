@@ -17,11 +17,11 @@ from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jax.typing import DTypeLike
 
 from penstock._errors import LayerContextError
-from penstock._program.batch_axis import RowAnswers
-from penstock._program.examples import Examples, MicroBatch
+from penstock._program.examples import Examples, MicroBatch, RowAnswers
 from penstock._program.names import Names, Path, hash_path
 from penstock._program.requests import Mode, Requests, Variables
 
@@ -45,6 +45,8 @@ class Frame:
     Attributes:
       names, requests, examples: the three parts; see their modules.
       logits: what probabilities were computed from, by the id of their array.
+      module: the outermost flax module, while it runs.
+      sown: collections of what flax modules sow that the function asks for.
       nnx_paths, nnx_draws: nnx modules by id, and how often each path has drawn.
     """
 
@@ -74,6 +76,8 @@ class Frame:
         self.names = Names()
         self.requests = Requests(mode, self.names, variables, feed, weights.shape[0], anchor)
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
+        self.module: nn.Module | None = None
+        self.sown: set[str] = set()
         self.nnx_paths: dict[int, tuple[Path, object]] = {}
         self.nnx_draws: dict[Path, int] = {}
 
@@ -93,7 +97,10 @@ class Frame:
         """
         # First to one dtype, as products take it: a program may have no precision of its own.
         dtype = jnp.result_type(x, w)
-        return self.cast(x.astype(dtype)), self.cast(w.astype(dtype))
+        x, w = x.astype(dtype), w.astype(dtype)
+        if self.compute_dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            return x, w
+        return x.astype(self.compute_dtype), w.astype(self.compute_dtype)
 
     def cast(self, x: jax.Array) -> jax.Array:
         """Return floats in the dtype of the program's precision, if it has one."""

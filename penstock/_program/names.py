@@ -77,12 +77,11 @@ class Names:
         self._modules: dict[Path, ScopeModule] = {}
         self._trace_keys = contextlib.ExitStack()
 
-    @contextlib.contextmanager
-    def separate_traces(self) -> Iterator[None]:
-        """Keep JAX from using traces of other runs inside the `with` block."""
-        with contextlib.ExitStack() as self._trace_keys:
-            self._trace_keys.enter_context(_TRACE_KEY(object()))
-            yield
+    def separate_traces(self) -> contextlib.ExitStack:
+        """Return a context in which JAX uses no traces of other runs."""
+        self._trace_keys = contextlib.ExitStack()
+        self._trace_keys.enter_context(_TRACE_KEY(object()))
+        return self._trace_keys
 
     def layer(self, kind: str, name: str | None) -> Path:
         """Return the path of a layer: automatic names count per kind, explicit ones are kept.
@@ -97,7 +96,8 @@ class Names:
             count = scope.counters.get(kind, 0)
             scope.counters[kind] = count + 1
             name = f"{kind}_{count}"
-        check_name(f"layers.{kind}", name)
+        else:
+            check_name(f"layers.{kind}", name)
         # An automatic name that an explicit one took would share parameters by accident.
         owner = scope.owners.setdefault(name, (kind, is_explicit))
         if owner != (kind, is_explicit):

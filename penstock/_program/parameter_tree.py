@@ -32,13 +32,15 @@ def nest(entries: Mapping[Path, T]) -> Nested[T]:
 def split(tree: Params, ours: frozenset[Path]) -> tuple[Params, dict[Path, jax.Array]]:
     """Return the nested dict of the entries at some paths, and the others, flat."""
     others = flatten(tree)
+    if others.keys() <= ours:
+        return tree, {}
     taken = {path: others.pop(path) for path in list(others) if path in ours}
     return nest(taken), others
 
 
 def merge(tree: Params, others: Entries) -> Params:
     """Return the whole tree from the two parts that `split` made."""
-    return nest({**flatten(tree), **others})
+    return nest({**flatten(tree), **others}) if others else tree
 
 
 def initialize(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict[Path, jax.Array]]:

@@ -4,25 +4,92 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from penstock import _metrics
+from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
+from penstock._program.examples import MicroBatch, RowAnswers
 from penstock._program.frame import Frame, open_frame
 from penstock._program.names import ScopeModule
-from penstock._program.requests import Params
+from penstock._program.options import ProgramOptions
+from penstock._program.requests import FeedSpec, Mode, Params, Variables
 from penstock._tracing import flax_modules, name_checks
 from penstock._tracing.advice import find_advice
-from penstock.layers import sowing
 
 
 def name_program(function: Callable[[], object], mode: str) -> str:
     """Return how errors name a program."""
     return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runnable:
+    """A program function in one mode, and what its probes have found that every run of it needs.
+
+    Attributes:
+      feed_specs: the inputs, by name, in the order of their `layers.data` calls.
+      structure: how the returned values are arranged.
+      rows: which arrays had a batch axis; real runs repeat it.
+      sown: collections of flax modules whose values the function asks for.
+      options: of the builder; the precision is one of them.
+    """
+
+    function: Callable[[], object]
+    mode: Mode
+    feed_specs: dict[str, FeedSpec]
+    structure: _metrics.Structure
+    rows: RowAnswers
+    sown: frozenset[str]
+    options: ProgramOptions
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return name_program(self.function, self.mode)
+
+
+def run_program(
+    program: Runnable,
+    variables: Variables,
+    feed: Mapping[str, jax.Array],
+    weights: jax.Array,
+    key: jax.Array,
+    num_devices: int,
+    step: jax.Array | None = None,
+    micro_batch: MicroBatch | None = None,
+) -> tuple[Evaluated, Frame]:
+    """Run a program function on one device's share of a batch.
+
+    Returns:
+      What it returns, and the frame it ran in. Values without a batch axis are averaged over the
+      devices, but those of a micro-batch.
+    """
+    frame = Frame(
+        mode=program.mode,
+        variables=variables,
+        # A batch may hold inputs of other programs of the builder.
+        feed={name: feed[name] for name in program.feed_specs},
+        weights=weights,
+        key=key,
+        num_devices=num_devices,
+        rows=RowAnswers(weights.shape[0], known=program.rows),
+        step=step,
+        compute_dtype=program.options.precision.compute_dtype,
+        micro_batch=micro_batch,
+        is_frozen=program.options.is_frozen,
+    )
+    result = evaluate(program.function, frame, program.sown)
+    for number, rows in enumerate(program.structure.rows):
+        if not rows:
+            value = result.values[number]
+            # As a float, in which devices may be averaged, on one device too.
+            value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
+            result.values[number] = _mesh.pmean(value, frame.examples.num_averaged)
+    return result, frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,17 +121,21 @@ def evaluate(
         "params": jax.random.fold_in(frame.key, 0),
         "dropout": jax.random.fold_in(frame.key, 1),
     }
-    module = ScopeModule()
+    frame.sown, module = set(sown), ScopeModule()
     modules: name_checks.Named = []
+
+    def run(bound: ScopeModule) -> object:
+        frame.module = bound
+        return bound(function)
+
     try:
         with (
             open_frame(frame),
             # First, so that it sees modules that the next one runs itself.
             name_checks.note_modules(modules) if frame.is_probe else contextlib.nullcontext(),
             flax_modules.follow_examples(frame),
-            sowing.gather(sown) as gathered,
         ):
-            options: Any = {"rngs": rngs, "method": lambda m: gathered.run(m, function)}
+            options: Any = {"rngs": rngs, "method": run}
             if frame.is_probe:
                 # All collections: what a module sows would be left out, without a word.
                 returned, updates = module.init_with_output(mutable=True, **options)
@@ -76,8 +147,7 @@ def evaluate(
                 )
     except Exception as error:
         error.add_note(f"While tracing {owner}.")
-        advice = find_advice(error, owner)
-        if advice:
+        if advice := find_advice(error, owner):
             error.add_note(advice)
         raise
     structure, values = _metrics.flatten_returned(returned, owner)
@@ -90,8 +160,8 @@ def evaluate(
         values=values,
         structure=structure,
         modules=modules,
-        module_updates={name: updates[name] for name in set(updates) - gathered.collections},
-        sown=frozenset(gathered.collections),
+        module_updates={name: updates[name] for name in set(updates) - frame.sown},
+        sown=frozenset(frame.sown),
     )
 
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, listed, nearest
-from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers, compare_rows, format_shape
-from penstock._program.examples import MicroBatch
-from penstock._program.frame import Frame
+from penstock._program.examples import (
+    PROBE_BATCH_SIZES,
+    compare_rows,
+    format_shape,
+)
 from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import Path, flatten
-from penstock._program.requests import FeedSpec, Mode, ParameterSpec, Variables
+from penstock._program.requests import Mode, ParameterSpec, Variables
 from penstock._tracing import name_checks, untrained
 from penstock._tracing.batch_dependence import DivergedError, Traces, check_split
-from penstock._tracing.evaluation import Evaluated, evaluate, name_program
+from penstock._tracing.evaluation import Runnable, name_program
 from penstock._tracing.kinds import SAME, Kind, Reason, classify_constant
 from penstock._tracing.operation import get_aval
 from penstock._tracing.traces import Trace, trace_twice
@@ -36,34 +36,24 @@ class Probe:
     """What one program function does in one mode.
 
     Attributes:
+      program: what real runs need of it.
       specs: the entries that penstock's layers asked for, by name, in order.
       named: everything with an automatic name, and the user's lines that made it.
       module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
-      feed_specs: the inputs, by name, in the order of their `layers.data` calls.
-      structure: how the returned values are arranged.
-      shapes: their shapes, with the probe's batch size.
-      rows: which arrays had a batch axis; real runs repeat it.
+      shapes: of the returned values, with the probe's batch size.
       traces: of both batch sizes.
       has_micro_batches: whether the batch is cut into micro-batches.
-      sown: collections of flax modules whose values the function asks for.
       has_convolution: whether there is one anywhere, nested functions included.
-      options: of the builder; the precision is one of them.
     """
 
-    function: Callable[[], object]
-    mode: Mode
+    program: Runnable
     specs: dict[str, ParameterSpec]
     named: name_checks.Named
     module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
-    feed_specs: dict[str, FeedSpec]
-    structure: _metrics.Structure
     shapes: tuple[tuple[int, ...], ...]
-    rows: RowAnswers
     traces: tuple[Trace, Trace]
     has_micro_batches: bool
-    sown: frozenset[str]
     has_convolution: bool
-    options: ProgramOptions
 
     @functools.cached_property
     def kinds(self) -> list[Kind]:
@@ -80,12 +70,12 @@ class Probe:
         Raises:
           ProgramError: naming what does not use the example weights.
         """
-        label = self.structure.label
+        label = self.program.structure.label
         padded = [f"{label(n)} ({k.padding})" for n, k in enumerate(self.kinds) if k.padding]
         if padded:
             raise ProgramError(
-                f"{name_program(self.function, mode)} got a batch of {count} examples padded to "
-                f"{size}, expected a full batch: {', '.join(padded)} does not use the "
+                f"{name_program(self.program.function, mode)} got a batch of {count} examples "
+                f"padded to {size}, expected a full batch: {', '.join(padded)} does not use the "
                 "example weights and would count the padding. Use layers.mean in place of "
                 "jnp.mean, layers.reduce_sum in place of jnp.sum, or leave the rest out: "
                 "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
@@ -131,21 +121,24 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     primitives = first.trace.find_primitives()
     if mode == "train" and primitives & untrained.SOURCES:
         untrained.check_constants(function, first.trace.whole, structure.loss_index, owner)
-    found = Probe(
+    program = Runnable(
         function=function,
         mode=mode,
+        feed_specs=frame.requests.feed_specs,
+        structure=structure,
+        rows=first.rows,
+        sown=result.sown,
+        options=options,
+    )
+    found = Probe(
+        program=program,
         specs=frame.requests.specs,
         named=name_checks.list_names(frame.requests.specs, result.modules),
         module_shapes=_read_module_shapes(result.module_updates),
-        feed_specs=frame.requests.feed_specs,
-        structure=structure,
         shapes=first.shapes,
-        rows=first.rows,
         traces=(first.trace, second.trace),
         has_micro_batches=mode == "train" and options.num_micro_batches > 1,
-        sown=result.sown,
         has_convolution="conv_general_dilated" in primitives,
-        options=options,
     )
     # On one device alone with whole batches, nothing is split and nothing need be followed.
     if mesh.size > 1 or found.has_micro_batches:
@@ -221,10 +214,7 @@ def compare(train: Probe, other: Probe) -> None:
     Raises:
       ProgramError: naming the first difference.
     """
-    owner, expected = (
-        name_program(other.function, other.mode),
-        name_program(train.function, train.mode),
-    )
+    owner, expected = other.program.name, train.program.name
     ours, theirs = train.shape_table(), other.shape_table()
     # Before shapes are compared: a shift is the cause, another shape only its sign.
     name_checks.check_modes(train.named, other.named, expected, owner)
@@ -244,47 +234,3 @@ def compare(train: Probe, other: Probe) -> None:
                 f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
                 "name, create it last, or put it in a layers.scope."
             )
-
-
-def run_program(
-    probe: Probe,
-    variables: Variables,
-    feed: Mapping[str, jax.Array],
-    weights: jax.Array,
-    key: jax.Array,
-    num_devices: int,
-    step: jax.Array | None = None,
-    micro_batch: MicroBatch | None = None,
-) -> tuple[Evaluated, Frame]:
-    """Run a program function on one device's share of a batch.
-
-    Returns:
-      What it returns, and the frame it ran in. Values without a batch axis are averaged over the
-      devices, but those of a micro-batch.
-    """
-    frame = Frame(
-        mode=probe.mode,
-        variables=variables,
-        # A batch may hold inputs of other programs of the builder.
-        feed={name: feed[name] for name in probe.feed_specs},
-        weights=weights,
-        key=key,
-        num_devices=num_devices,
-        rows=RowAnswers(weights.shape[0], known=probe.rows),
-        step=step,
-        compute_dtype=probe.options.precision.compute_dtype,
-        micro_batch=micro_batch,
-        is_frozen=probe.options.is_frozen,
-    )
-    result = evaluate(probe.function, frame, probe.sown)
-    result.values[:] = [
-        value if rows else _mesh.pmean(_as_floating(value), frame.examples.num_averaged)
-        for value, rows in zip(result.values, probe.structure.rows, strict=True)
-    ]
-    return result, frame
-
-
-def _as_floating(value: jax.Array) -> jax.Array:
-    """Return the value in a floating dtype, in which devices may be averaged, on one device too."""
-    is_number = jnp.issubdtype(value.dtype, jnp.inexact)
-    return value if is_number else value.astype(jnp.float32)

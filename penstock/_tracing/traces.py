@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from penstock import _mesh
-from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers, name_batch
+from penstock._program.examples import PROBE_BATCH_SIZES, RowAnswers, name_batch
 from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import Mode
@@ -144,7 +144,7 @@ def _trace(
 def _inputs(size: int) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of a root key, a step's number, an anchor and example weights."""
     root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    step, anchor = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.float32))
+    step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     return [root, step, anchor, jax.ShapeDtypeStruct((size,), jnp.float32)]
 
 

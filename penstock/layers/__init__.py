@@ -39,6 +39,7 @@ from penstock.layers.inputs import (
     global_step,
     is_training,
     scope,
+    sown,
 )
 from penstock.layers.losses import (
     cross_entropy,
@@ -80,7 +81,6 @@ from penstock.layers.reduce import (
     reduce_var,
 )
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
-from penstock.layers.sowing import sown
 from penstock.layers.squeeze_excite import squeeze_excite
 
 __all__ = [

@@ -1,10 +1,10 @@
-"""What a program function reads from outside: fed data, the mode, randomness, example weights."""
+"""What a program function reads: fed data, the mode, example weights, what flax modules sow."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -44,8 +44,8 @@ def data(name: str, shape: Sequence[int], dtype: DTypeLike = "float32") -> jax.A
     """
     frame = current_frame("data")
     check_name("layers.data", name)
-    is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
-    if not is_sequence or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in shape):
+    sizes = list(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else [0]
+    if [size for size in sizes if not isinstance(size, (int, np.integer)) or size < 1]:
         raise ProgramError(
             f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
             "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Pad sequences "
@@ -53,7 +53,7 @@ def data(name: str, shape: Sequence[int], dtype: DTypeLike = "float32") -> jax.A
         )
     spec = FeedSpec(
         name=name,
-        shape=tuple(int(size) for size in shape),
+        shape=tuple(map(int, sizes)),
         dtype=np.dtype(dtypes.canonicalize_dtype(dtype)),
     )
     return frame.requests.input(spec)
@@ -110,6 +110,34 @@ def example_weights() -> jax.Array:
     [5.0, 6.0]
     """
     return current_frame("example_weights").examples.weights
+
+
+def sown(collection: str = "intermediates") -> dict[str, Any]:
+    """Return what flax modules have sown so far in this run, nested by module, in tuples.
+
+    For auxiliary losses and for values to look at. What is sown and not asked for is an error, for
+    it would be lost. Nothing stays for the next step.
+
+    >>> import penstock as ps
+    >>> from flax import linen as nn
+    >>> from penstock import layers
+    >>> class Doubled(nn.Module):
+    ...     @nn.compact
+    ...     def __call__(self, x):
+    ...         self.sow("intermediates", "before", x)
+    ...         return 2 * x
+    >>> def program():
+    ...     y = Doubled(name="doubled")(layers.data("x", shape=[1]))
+    ...     return {"y": y, "before": layers.sown()["doubled"]["before"][0]}
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[3.0]]})["before"].tolist()
+    [[3.0]]
+    """
+    frame = current_frame("sown")
+    frame.sown.add(collection)
+    assert frame.module is not None
+    # A copy: the module goes on adding to its own.
+    return jax.tree.map(lambda x: x, dict(frame.module.variables.get(collection, {})))
 
 
 def scope(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -90,7 +90,7 @@ def example_gradients(share: Share, params: Params, num_micro_batches: int) -> P
         return share.differentiate(params, feed, weight[None], share.batch_stats, micro_batch)[1]
 
     numbers = jnp.arange(share.weights.shape[0])
-    feed = {name: share.feed[name] for name in share.probe.feed_specs}
+    feed = {name: share.feed[name] for name in share.program.feed_specs}
     operands = (numbers, feed, share.weights)
     if num_micro_batches == 1:
         return share.unscale(jax.vmap(differentiate)(*operands))
@@ -138,7 +138,7 @@ def _cut(share: Share, number: int) -> Cut:
     def cut(x: jax.Array) -> jax.Array:
         return x.reshape(number, x.shape[0] // number, *x.shape[1:])
 
-    feed = {name: cut(share.feed[name]) for name in share.probe.feed_specs}
+    feed = {name: cut(share.feed[name]) for name in share.program.feed_specs}
     return jnp.arange(number), feed, cut(share.weights)
 
 
@@ -153,7 +153,7 @@ def _average(
     # `weights` is `[micro-batches, rows]`, so `counts` has the examples of each.
     counts = jnp.sum(weights, axis=1)
     count = jnp.sum(counts)
-    rows = share.probe.structure.rows
+    rows = share.program.structure.rows
     scalars = [
         # A micro-batch without examples may have nan for a value, and 0 times nan is nan.
         jnp.tensordot(counts, jnp.where(align(counts, v.ndim, 0) > 0, v, 0), axes=(0, 0))

@@ -11,10 +11,10 @@ from jax.typing import ArrayLike
 from penstock import _mesh
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._metrics import Structure
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
 from penstock._program.requests import Feed, FeedSpec, Nested, Variables
-from penstock._tracing.probe import Probe
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import (
@@ -140,8 +140,8 @@ class ProgramBuilder(Generic[R]):
         # A state of the user's own travels nested: only the trainer's engine saves the 5 us of
         # taking it apart.
         leaves, launched = programs.launch(jax.tree.leaves(state), placed, (name,))
-        probe = programs.network.train[name]
-        return programs.states.unpack(leaves), _arrange(launched.values[name], probe, placed)
+        structure = programs.structures[name]
+        return programs.states.unpack(leaves), _arrange(launched.values[name], structure, placed)
 
     def test(self, state: State, batch: Feed, objective: str | None = None) -> R:
         """Return the metrics of one batch in test mode, as arrays on the device."""
@@ -149,7 +149,7 @@ class ProgramBuilder(Generic[R]):
         placed = programs.place("test", [batch])
         # The sums of this one batch are dropped: `Trainer.test` adds up over many.
         _, values = programs.test(state, programs.test_zeros(name), placed, name)
-        return _arrange(values, programs.network.test[name], placed)
+        return _arrange(values, programs.network.test[name].program.structure, placed)
 
     def infer(self, state: State | Variables, feed: Feed) -> Any:
         """Return what `infer_func` returns for a feed of any length, as numpy arrays.
@@ -228,14 +228,14 @@ class ProgramBuilder(Generic[R]):
         return objective
 
 
-def _arrange(values: Sequence[jax.Array], probe: Probe, placed: DeviceBatch) -> Any:
+def _arrange(values: Sequence[jax.Array], structure: Structure, placed: DeviceBatch) -> Any:
     """Return device values in the program's structure, rows of padding cut off."""
     count, size = placed.counts[0], placed.weights.shape[0]
-    rows = probe.structure.rows
+    rows = structure.rows
     if count < size:
         # Not v[: count * r], which makes an array of the 0 it begins at: a transfer.
         values = [
             jax.lax.slice_in_dim(v, 0, count * r) if r else v
             for v, r in zip(values, rows, strict=True)
         ]
-    return probe.structure.build(list(values))
+    return structure.build(list(values))

@@ -18,8 +18,7 @@ from penstock._program.examples import MicroBatch
 from penstock._program.frame import Frame
 from penstock._program.names import Path
 from penstock._program.requests import Params
-from penstock._tracing.evaluation import Evaluated
-from penstock._tracing.probe import Probe, run_program
+from penstock._tracing.evaluation import Evaluated, Runnable, run_program
 
 
 class Gradients(NamedTuple):
@@ -51,7 +50,7 @@ class Share:
       scale: what the loss is multiplied by and its gradients are divided by; None is neither.
     """
 
-    probe: Probe
+    program: Runnable
     num_devices: int
     known: Collection[Path]
     others: Mapping[Path, jax.Array]
@@ -123,11 +122,11 @@ class Share:
         # Raw numbers are what files and copies take; the typed key exists only inside the step.
         key = jax.random.fold_in(jax.random.wrap_key_data(self.root_key), self.step)
         devices, step = self.num_devices, self.step
-        return run_program(self.probe, variables, feed, weights, key, devices, step, micro_batch)
+        return run_program(self.program, variables, feed, weights, key, devices, step, micro_batch)
 
     def loss(self, result: Evaluated) -> jax.Array:
         """Return the value that is minimised."""
-        return result.values[self.probe.structure.loss_index]
+        return result.values[self.program.structure.loss_index]
 
     def unscale(self, gradients: Params) -> Params:
         """Return gradients without the loss scale."""

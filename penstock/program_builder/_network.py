@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program import parameter_tree
-from penstock._program.batch_axis import PROBE_BATCH_SIZES, RowAnswers
+from penstock._program.examples import PROBE_BATCH_SIZES, RowAnswers
 from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import FeedSpec, Params, Variables
@@ -91,7 +91,7 @@ class Network:
         """The inputs of all programs by name, in the order they are declared."""
         specs: dict[str, FeedSpec] = {}
         for each in [*self.train.values(), *self.test.values(), self.infer]:
-            for name, spec in (each.feed_specs if each else {}).items():
+            for name, spec in (each.program.feed_specs if each else {}).items():
                 known = specs.setdefault(name, spec)
                 if known != spec:
                     raise ProgramError(
@@ -104,14 +104,17 @@ class Network:
     def inputs(self, mode: str) -> dict[str, FeedSpec]:
         """Return the inputs that a batch must have, `mode` being `"train"` or `"test"`."""
         probes = self.train if mode == "train" else self.test
-        return {name: spec for each in probes.values() for name, spec in each.feed_specs.items()}
+        inputs: dict[str, FeedSpec] = {}
+        for each in probes.values():
+            inputs |= each.program.feed_specs
+        return inputs
 
     def _check_infer(self, infer: Probe) -> None:
         names = ["/".join(path) for _, path in self.table]
         for collection, path in infer.shape_table():
             if (collection, path) not in self.table:
                 raise ProgramError(
-                    f"{name_program(infer.function, infer.mode)} got the parameter "
+                    f"{infer.program.name} got the parameter "
                     f"{'/'.join(path)!r}, expected only parameters of the objectives: "
                     f"{listed(names)}. All programs share one parameter tree. Give its layers the "
                     "names and scopes they have there." + nearest("/".join(path), names)
@@ -146,7 +149,7 @@ class Network:
             name=name,
             objective=objective,
             rule=self._make_rule(name, objective, trained),
-            probe=self.train[name],
+            program=self.train[name].program,
             specs=self.specs,
             trained=trained,
             mesh=self.mesh,
@@ -234,7 +237,8 @@ class Network:
             if objective.optimizer is not None:
                 update = self.updates[name]
                 # Of what is trained alone: frozen parameters take no moments.
-                opt_state[name] = update.rule.init(update.split(variables["params"])[0])
+                trained, _ = parameter_tree.split(variables["params"], update.trained)
+                opt_state[name] = update.rule.init(trained)
             metrics[name] = self.zeros(self.train[name])
         return State(
             step=jnp.zeros((), jnp.int32),
@@ -297,7 +301,9 @@ class Network:
         """Return the optimizers' states for parameters that no update has made."""
         return {
             name: update.rule.follow(
-                opt_state[name], update.split(before)[0], update.split(after)[0]
+                opt_state[name],
+                parameter_tree.split(before, update.trained)[0],
+                parameter_tree.split(after, update.trained)[0],
             )
             for name, update in self.updates.items()
         }
@@ -312,16 +318,16 @@ class Network:
 
         def body(weights: jax.Array) -> Variables:
             frame = Frame(
-                mode=each.mode,
+                mode=each.program.mode,
                 variables=variables,
                 feed=None,
                 weights=weights,
                 key=key,
                 num_devices=self.mesh.size,
-                rows=RowAnswers(weights.shape[0], known=each.rows),
+                rows=RowAnswers(weights.shape[0], known=each.program.rows),
                 is_frozen=self.options.is_frozen,
             )
-            return evaluate(each.function, frame).module_updates
+            return evaluate(each.program.function, frame).module_updates
 
         # The batch of the probe, whose shapes they were checked with; the values do not depend on
         # it.
@@ -338,7 +344,7 @@ class Network:
 
     def zeros(self, each: Probe) -> _metrics.Accumulator:
         """Return empty sums for what a program returns."""
-        return _metrics.zeros(each.structure, each.shapes)
+        return _metrics.zeros(each.program.structure, each.shapes)
 
 
 def _check_objectives(first: Probe | None, second: Probe) -> None:
@@ -348,7 +354,7 @@ def _check_objectives(first: Probe | None, second: Probe) -> None:
       ProgramError: naming the first difference.
     """
     assert first is not None
-    expected, owner = (name_program(each.function, each.mode) for each in (first, second))
+    expected, owner = first.program.name, second.program.name
     name_checks.check_objectives(first.named, second.named, expected, owner)
     for name, spec in second.specs.items():
         known = first.specs.get(name, spec)
@@ -373,7 +379,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
         for key, entry in each.shape_table().items():
             if table.setdefault(key, entry) != entry:
                 raise ProgramError(
-                    f"{name_program(each.function, each.mode)} got {'/'.join(key[1])!r} with shape "
+                    f"{each.program.name} got {'/'.join(key[1])!r} with shape "
                     f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
                     f"{table[key][1]} as in another program. All programs share one parameter "
                     "tree. Put each network into a layers.scope of its own."

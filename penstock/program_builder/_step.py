@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -21,9 +22,8 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _metrics, optimizers
 from penstock._program import parameter_tree
 from penstock._program.names import Path
-from penstock._program.options import ProgramOptions
-from penstock._program.requests import ParameterSpec, Params, Variables
-from penstock._tracing.probe import Probe, run_program
+from penstock._program.requests import ParameterSpec, Params, Variables, find_entry
+from penstock._tracing.evaluation import Runnable, run_program
 from penstock.program_builder._accumulation import (
     accumulate_gradients,
     accumulate_loss,
@@ -56,27 +56,22 @@ class Update:
     name: str
     objective: Objective
     rule: Rule
-    probe: Probe
+    program: Runnable
     specs: Mapping[Path, ParameterSpec]
     trained: frozenset[Path]
     mesh: Mesh
     is_unrolled: bool
     watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
-    @property
-    def options(self) -> ProgramOptions:
-        """What the builder was asked for."""
-        return self.probe.options
-
     def __call__(
         self, state: State, feed: Inputs, weights: jax.Array
     ) -> tuple[State, tuple[jax.Array, ...]]:
         """Return the state after the update and the values of the program function."""
         # What is not trained goes in beside it, and gets no gradient at all.
-        params, others = self.split(state.variables["params"])
+        params, others = parameter_tree.split(state.variables["params"], self.trained)
         batch = _Batch(self, state, others, feed, weights)
         found = batch.gradients(params)
-        loss = found.values[self.probe.structure.loss_index]
+        loss = found.values[self.program.structure.loss_index]
         with self.watch():
             # After the mean over devices: a penalty belongs to the parameter, not to the examples.
             gradients = self._regularize(found.gradients, params)
@@ -84,18 +79,12 @@ class Update:
             gradients = batch.example_gradients(params)
         offers = self._offers(batch, params, gradients, loss, state.update_scale)
         with self.watch():
-            steps, opt_state = self.rule.update(
-                gradients, state.opt_state[self.name], params, offers
-            )
+            before = state.opt_state[self.name]
+            steps, opt_state = self.rule.update(gradients, before, params, offers)
             params: Any = optax.apply_updates(params, self._scale(steps, state.update_scale))
         # Of the values before the update, which are those that `EndStep` reports.
-        sums = _metrics.accumulate(
-            state.metrics[self.name],
-            found.values,
-            self.probe.structure,
-            weights,
-            found.total_weight,
-        )
+        sums, structure = state.metrics[self.name], self.program.structure
+        sums = _metrics.accumulate(sums, found.values, structure, weights, found.total_weight)
         after = state._replace(
             step=state.step + 1,
             variables={
@@ -107,16 +96,18 @@ class Update:
         )
         return self._keep_or_skip(state, after, loss, gradients), tuple(found.values)
 
-    def split(self, params: Params) -> tuple[Params, dict[Path, jax.Array]]:
-        """Return the parameters this objective updates, nested, and the others, flat."""
-        return parameter_tree.split(params, self.trained)
+    @functools.cached_property
+    def _regularizers(self) -> dict[Path, Callable[[jax.Array], jax.Array]]:
+        """What is added to the gradients, by parameter, in the order of the tree."""
+        specs = [self.specs[path] for path in sorted(self.trained) if path in self.specs]
+        return {spec.path: spec.regularizer for spec in specs if spec.regularizer is not None}
 
     def _regularize(self, gradients: Params, params: Params) -> Params:
+        if not self._regularizers:
+            return gradients
         flat, values = parameter_tree.flatten(gradients), parameter_tree.flatten(params)
-        for path in flat:
-            spec = self.specs.get(path)
-            if spec is not None and spec.regularizer is not None:
-                flat[path] = flat[path] + spec.regularizer(values[path])
+        for path, regularizer in self._regularizers.items():
+            flat[path] = flat[path] + regularizer(values[path])
         return parameter_tree.nest(flat)
 
     def _offers(
@@ -152,10 +143,9 @@ class Update:
     def _penalty(self, params: Params) -> jax.Array | float:
         """Return what the regularizers add to the loss, as far as they tell."""
         total: jax.Array | float = 0.0
-        for path, value in parameter_tree.flatten(params).items():
-            spec = self.specs.get(path)
-            if spec is not None and isinstance(spec.regularizer, PENALTIES):
-                total = total + spec.regularizer.penalty(value)
+        for path, regularizer in self._regularizers.items():
+            if isinstance(regularizer, PENALTIES):
+                total = total + regularizer.penalty(find_entry(params, path))
         return total
 
     def _scale(self, steps: Params, scale: jax.Array) -> Params:
@@ -170,9 +160,11 @@ class Update:
         return parameter_tree.nest(flat)
 
     def _new_statistics(self, state: State, statistics: Mapping[Path, jax.Array]) -> Params:
+        if not statistics:
+            return state.variables["batch_stats"]
         flat = parameter_tree.flatten(state.variables["batch_stats"])
         for path, value in statistics.items():
-            if self.objective.covers(path) and not self.options.is_frozen(path):
+            if self.objective.covers(path) and not self.program.options.is_frozen(path):
                 flat[path] = value
         return parameter_tree.nest(flat)
 
@@ -180,13 +172,13 @@ class Update:
         self, before: State, after: State, loss: jax.Array, gradients: Params
     ) -> State:
         """Return the state after an update, or the one before where it is to be left out."""
-        if self.options.skips_non_finite:
+        if self.program.options.skips_non_finite:
             is_finite = _are_finite((loss, gradients))
             after = _choose(is_finite, after, before)
         if self.name not in after.loss_scale:
             return after
         is_finite = _are_finite(gradients)
-        if not self.options.skips_non_finite:
+        if not self.program.options.skips_non_finite:
             # The loss is counted all the same: one that is not finite itself ends training.
             after = _choose(is_finite, after, before)._replace(metrics=after.metrics)
         scale = before.loss_scale[self.name].after(is_finite)
@@ -196,7 +188,7 @@ class Update:
         """Return what the loss is multiplied by for its gradients, None for nothing."""
         if self.name in state.loss_scale:
             return state.loss_scale[self.name].scale
-        scale = self.options.precision.loss_scale
+        scale = self.program.options.precision.loss_scale
         return None if scale == 1.0 else jnp.float32(scale)
 
     def learning_rate(self, state: State) -> jax.Array | None:
@@ -216,8 +208,8 @@ class _Batch:
         feed: Inputs,
         weights: jax.Array,
     ) -> None:
-        self._update = update
-        self._scale = update.loss_scale(state)
+        self._update, self._scale = update, update.loss_scale(state)
+        self._number = update.program.options.num_micro_batches
         self._shared = {
             "others": others,
             "batch_stats": state.variables["batch_stats"],
@@ -229,31 +221,30 @@ class _Batch:
 
     def gradients(self, params: Params) -> Gradients:
         """Return the gradients of the mean loss, and what the forward pass gave beside it."""
-        update, number = self._update, self._update.options.num_micro_batches
+        update, number = self._update, self._number
 
         def compute(share: Share, params: Params) -> Gradients:
             if number == 1:
                 return share.gradients(params)
             return accumulate_gradients(share, params, number, is_unrolled=update.is_unrolled)
 
-        values: Any = list(value_specs(update.probe))
+        values: Any = list(value_specs(update.program))
         return self._on_devices(compute, Gradients(values, WHOLE, WHOLE, WHOLE))(params)  # pyright: ignore
 
     def example_gradients(self, params: Params) -> Params:
         """Return the gradient of each example's loss, on a leading axis over the batch."""
-        number = self._update.options.num_micro_batches
         return self._on_devices(
-            lambda share, params: example_gradients(share, params, number), SPLIT
+            lambda share, params: example_gradients(share, params, self._number), SPLIT
         )(params)
 
     def loss(self, params: Params) -> jax.Array:
         """Return the mean loss over the global batch at other parameters, not to be split."""
-        number, scale = self._update.options.num_micro_batches, self._scale
+        scale = self._scale
         if scale is not None:
             unscale = lambda gradient, scale: gradient / scale  # noqa: E731
             params = jax.tree.map(lambda x: with_gradient(x, scale, unscale), params)
         return self._on_devices(
-            lambda share, params: accumulate_loss(share, params, number), WHOLE
+            lambda share, params: accumulate_loss(share, params, self._number), WHOLE
         )(params)
 
     def _on_devices(
@@ -264,7 +255,7 @@ class _Batch:
 
         def run(params: Params, shared: Mapping[str, Any], split: Mapping[str, Any]) -> T:
             share = Share(
-                probe=update.probe,
+                program=update.program,
                 num_devices=update.mesh.size,
                 known=update.specs,
                 **shared,
@@ -317,14 +308,18 @@ def train_step(
     values: dict[str, tuple[jax.Array, ...]] = {}
     for update in updates:
         state, values[update.name] = update(state, feed, weights)
-    each_once = list({update.name: update for update in updates}.values())
-    sums = [state.metrics[each.name].loss_sum(each.probe.structure) for each in each_once]
+    sums: list[jax.Array] = []
+    rates: dict[str, jax.Array] = {}
+    # Each objective once, however many updates it has made.
+    for update in {each.name: each for each in updates}.values():
+        sums.append(state.metrics[update.name].loss_sum(update.program.structure))
+        rate = update.learning_rate(state)
+        if rate is not None:
+            rates[update.name] = rate
     flag = jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
-    if any(each.options.skips_non_finite for each in updates):
+    if updates[0].program.options.skips_non_finite:
         flag = jnp.stack([flag, state.num_skipped.astype(jnp.float32)])
-    rates = {each.name: each.learning_rate(state) for each in each_once}
-    known = {name: rate for name, rate in rates.items() if rate is not None}
-    return state, Launched(values, flag, known)
+    return state, Launched(values, flag, rates)
 
 
 def is_unrolled(updates: Sequence[Update]) -> bool:
@@ -351,7 +346,7 @@ def train_steps(
 
 
 def test_step(
-    probe: Probe,
+    program: Runnable,
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
@@ -360,20 +355,26 @@ def test_step(
     weights: jax.Array,
 ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
     """Return the sums with this batch's values added, and the values."""
-    values, total_weight = _forward(probe, mesh, variables, key, feed, weights)
-    return _metrics.accumulate(sums, values, probe.structure, weights, total_weight), tuple(values)
+    values, total_weight = _forward(program, mesh, variables, key, feed, weights)
+    after = _metrics.accumulate(sums, values, program.structure, weights, total_weight)
+    return after, tuple(values)
 
 
 def infer_step(
-    probe: Probe, mesh: Mesh, variables: Variables, feed: Inputs, weights: jax.Array
+    program: Runnable, mesh: Mesh, variables: Variables, feed: Inputs, weights: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Return the values of an infer program."""
     key = jax.random.key_data(jax.random.key(0))
-    return tuple(_forward(probe, mesh, variables, key, feed, weights)[0])
+    return tuple(_forward(program, mesh, variables, key, feed, weights)[0])
 
 
 def _forward(
-    probe: Probe, mesh: Mesh, variables: Variables, key: jax.Array, feed: Inputs, weights: jax.Array
+    program: Runnable,
+    mesh: Mesh,
+    variables: Variables,
+    key: jax.Array,
+    feed: Inputs,
+    weights: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Return the values of a program function, and the number of valid examples."""
 
@@ -381,19 +382,19 @@ def _forward(
         variables: Variables, key: jax.Array, feed: Inputs, weights: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         key = jax.random.wrap_key_data(key)
-        result, frame = run_program(probe, variables, feed, weights, key, mesh.size)
+        result, frame = run_program(program, variables, feed, weights, key, mesh.size)
         return result.values, frame.examples.total_weight
 
     sharded = jax.shard_map(
         run,
         mesh=mesh,
         in_specs=(WHOLE, WHOLE, SPLIT, SPLIT),
-        out_specs=(list(value_specs(probe)), WHOLE),
+        out_specs=(list(value_specs(program)), WHOLE),
         check_vma=False,
     )
     return sharded(variables, key, feed, weights)
 
 
-def value_specs(probe: Probe) -> tuple[PartitionSpec, ...]:
+def value_specs(program: Runnable) -> tuple[PartitionSpec, ...]:
     """Return how the values of a program lie on the devices."""
-    return tuple(SPLIT if rows else WHOLE for rows in probe.structure.rows)
+    return tuple([SPLIT if rows else WHOLE for rows in program.structure.rows])

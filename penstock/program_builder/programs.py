@@ -40,7 +40,7 @@ class Programs:
         self.network, self.states = network, States(network)
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
-        self.structures = {name: each.structure for name, each in network.train.items()}
+        self.structures = {name: each.program.structure for name, each in network.train.items()}
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
             mode: _device_batches.Feeder(
@@ -129,8 +129,8 @@ class Programs:
     def _train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
         values = {
-            name: tuple(split if spec == SPLIT else spec for spec in value_specs(probe))
-            for name, probe in self.network.train.items()
+            name: tuple(split if spec == SPLIT else spec for spec in value_specs(each.program))
+            for name, each in self.network.train.items()
             if name in update_order
         }
         updates = self.network.choose_updates(update_order)
@@ -188,13 +188,13 @@ class Programs:
         return program(state.variables, state.key, sums, batch.feed, batch.weights)
 
     def _test_program(self, objective: str) -> Program:
-        probe = self.network.test[objective]
+        program = self.network.test[objective].program
         return Program(
             "test" if len(self.network.objectives) == 1 else f"test {objective}",
-            functools.partial(_step.test_step, probe, self.mesh),
+            functools.partial(_step.test_step, program, self.mesh),
             self.mesh,
             in_specs=(WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
-            out_specs=(WHOLE, value_specs(probe)),
+            out_specs=(WHOLE, value_specs(program)),
         )
 
     def infer(self, variables: Variables, feed: Feed) -> Any:
@@ -210,11 +210,12 @@ class Programs:
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
                 "or Trainer, or use an Inferencer."
             )
-        _, size = _device_batches.check_feed(feed, probe.feed_specs, probe.feed_specs)
+        specs = probe.program.feed_specs
+        _, size = _device_batches.check_feed(feed, specs, specs)
         bucket = 1 << (size - 1).bit_length()
         feeder = self._infer_feeders.get(bucket)
         if feeder is None:
-            feeder = _device_batches.Feeder(self.mesh, probe.feed_specs, probe.feed_specs)
+            feeder = _device_batches.Feeder(self.mesh, specs, specs)
             self._infer_feeders[bucket] = feeder
             feeder.fit(bucket)
         batch = feeder.place([feed])
@@ -222,17 +223,17 @@ class Programs:
             probe.check_padding("infer", size, feeder.batch_size)
         program = self._compiled.get("infer") or self._keep("infer", self._infer_program())
         values = program(variables, batch.feed, batch.weights)
-        return _metrics.read(values, probe.structure, size)
+        return _metrics.read(values, probe.program.structure, size)
 
     def _infer_program(self) -> Program:
-        probe = self.network.infer
-        assert probe is not None
+        assert self.network.infer is not None
+        program = self.network.infer.program
         return Program(
             "infer",
-            functools.partial(_step.infer_step, probe, self.mesh),
+            functools.partial(_step.infer_step, program, self.mesh),
             self.mesh,
             in_specs=(WHOLE, SPLIT, SPLIT),
-            out_specs=value_specs(probe),
+            out_specs=value_specs(program),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
         )
 
@@ -270,7 +271,7 @@ class Programs:
         network = self.network
         state = abstract(self.states.abstract_state, _mesh.replicated_sharding(self.mesh))
         if mode == "infer" and network.infer is not None:
-            specs = network.infer.feed_specs
+            specs = network.infer.program.feed_specs
             program, args = self._infer_program(), [state.variables]
         elif mode == "test":
             specs, program = network.inputs(mode), self._test_program(objective)

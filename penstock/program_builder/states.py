@@ -54,7 +54,7 @@ class States:
           ValueError: there is no example.
         """
         means = {
-            name: _metrics.compute_means(sums, self.network.train[name].structure)
+            name: _metrics.compute_means(sums, self.network.train[name].program.structure)
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }

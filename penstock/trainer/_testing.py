@@ -47,7 +47,7 @@ def run_test(
             "or is it an iterator that an earlier pass used up?"
         )
     means = {
-        name: _metrics.compute_means(each, programs.network.test[name].structure)
+        name: _metrics.compute_means(each, programs.network.test[name].program.structure)
         for name, each in sums.items()
     }
     return next(iter(means.values())) if len(means) == 1 else means
