@@ -65,8 +65,7 @@ class Program:
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
-            # None where XLA does not take the option.
-            compiler_options=_find_memory_options() if saves_memory else None,
+            compiler_options=_known_options(_MEMORY_OPTIONS) if saves_memory else None,
         )
 
     def __call__(self, *args: Any) -> Any:
@@ -124,23 +123,29 @@ def announce_compilation(what: str) -> Iterator[None]:
     COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 
-@functools.cache
-def _find_memory_options() -> dict[str, str] | None:
-    """Return the options under which XLA orders operations for memory, None where it has none.
+_MEMORY_OPTIONS = (("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"),)
+"""Order operations for memory.
 
-    By default XLA's CPU backend orders them for concurrency, and the steps of a launch share little
-    memory: 203 MB instead of 27 for ten unrolled steps of a small convolutional network, all of it
-    allocated anew in each run and faulted in page by page. Ordered for memory they take 0.99x the
-    time of a hand-written loop instead of 1.13x to 1.31x; the numbers are the same bits. One step
-    alone is not ordered so: on two idle cores it took 1.08x (JAX 0.10.2).
-    """
-    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    try:
+By default XLA's CPU backend orders them for concurrency, and the steps of a launch share little
+memory: 203 MB instead of 27 for ten unrolled steps of a small convolutional network, all of it
+allocated anew in each run and faulted in page by page. Ordered for memory they take 0.99x the time
+of a hand-written loop instead of 1.13x to 1.31x; the numbers are the same bits. One step alone is
+not ordered so: on two idle cores it took 1.08x (JAX 0.10.2)."""
+
+_CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
+"""Write fusions without MLIR, which takes longer than all else that a short program compiles."""
+
+
+@functools.cache
+def _known_options(options: tuple[tuple[str, str | bool], ...]) -> dict[str, str | bool]:
+    """Return those of a few compiler options that XLA's CPU backend has: they come and go."""
+    known: dict[str, str | bool] = {}
+    for name, value in options:
         # An option that XLA does not know raises at the compile, and at nothing before it.
-        jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except Exception:  # a JAX that does not know it any more, or not yet
-        return None
-    return options
+        with contextlib.suppress(Exception):
+            jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+            known[name] = value
+    return known
 
 
 def _shardings(mesh: Mesh, specs: _mesh.Specs) -> Any:
@@ -150,19 +155,18 @@ def _shardings(mesh: Mesh, specs: _mesh.Specs) -> Any:
 
 
 def compile_function(
-    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = ()
+    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = (), level: int = 1
 ) -> Callable[P, T]:
     """Return `function` compiled at its first call; what it returns is replicated over the mesh.
 
-    On CPU it is compiled with few optimisations: threefry, which initialisers draw from, takes
-    0.3 s a parameter otherwise, and runs once.
+    On CPU it is compiled with few optimisations, since it runs once or rarely.
 
     Arguments:
       donated: arguments whose memory the outputs take, also of arguments that are not read.
+      level: how much LLVM optimises, from 0 on.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    # The same bits come out, and the cold start of a small network falls from 1.0 s of it to 0.3.
-    options: Any = {"xla_backend_optimization_level": 1} if is_cpu else None
+    options: Any = {"xla_backend_optimization_level": level, **_known_options(_CODE_OPTIONS)}
     return jax.jit(
         function,
         out_shardings=_mesh.replicated_sharding(mesh),
@@ -170,13 +174,13 @@ def compile_function(
         # JAX drops arguments that are not read, and with them the memory that the outputs are to
         # take.
         keep_unused=bool(donated),
-        compiler_options=options,
+        compiler_options=options if is_cpu else None,
     )
 
 
-def call_compiled(function: Callable[..., T], mesh: Mesh, *args: object) -> T:
+def call_compiled(function: Callable[..., T], mesh: Mesh, *args: object, level: int = 1) -> T:
     """Compile and run `function` once, see `compile_function`."""
-    return compile_function(function, mesh)(*args)
+    return compile_function(function, mesh, level=level)(*args)
 
 
 def copy_to(tree: object, mesh: Mesh) -> Any:
