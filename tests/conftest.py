@@ -55,9 +55,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 
+# A tenth of the suite's time went into garbage collection: traces are many small objects, which
+# set it off, and all that is imported and collected, a million objects, was searched each time.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Keep what is imported and collected, a million objects, out of every garbage collection."""
+    """Collect garbage again, but seldom, and never what was made up to now."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
