@@ -28,9 +28,7 @@ def is_missing(name: str, source: str) -> bool:
 
 
 # 22 s for the README, which trains four networks.
-@pytest.mark.quick(
-    "README", "checkpoints", "models", "optimizers", "other_modules", "preprocessing"
-)
+@pytest.mark.quick("README", "checkpoints")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -67,23 +67,36 @@ def test_hooks_leave_traces_checkpoints_tables_and_a_log(trained):
     assert [row.split(",")[3] for row in rows if row.startswith("test,")] == ["45", "60"]
 
 
-def test_eval_agrees_with_the_log_by_every_path(trained, capsys, monkeypatch):
+@pytest.mark.quick("checkpoints/60")
+@pytest.mark.parametrize("path", ["params", "checkpoints", "checkpoints/60"])
+def test_eval_agrees_with_the_log_by_every_path(trained, capsys, monkeypatch, path):
     folder, text = trained
     monkeypatch.chdir(folder)
     last = re.search(r"; last: (.*) at step 60", text)
     assert last is not None
-    for path in ("params", "checkpoints", "checkpoints/60"):
-        status, out, err = run(capsys, "eval", f"runs/digits_tiny/{path}", "--plot=")
-        assert status == 0, err
-        assert f"{last[1]}\n" in out
-    status, out, _ = run(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
+    status, out, err = run(capsys, "eval", f"runs/digits_tiny/{path}", "--plot=")
+    assert status == 0, err
+    assert f"{last[1]}\n" in out
+
+
+def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
+    folder, text = trained
+    monkeypatch.chdir(folder)
+    status, out, err = run(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
+    assert status == 0, err
     facts = json.loads(out)
     assert np.sum(facts["confusion"]) == facts["images"] == 359
     right = np.trace(facts["confusion"]) / 359
     assert right == pytest.approx(facts["accuracy"], abs=1e-6)
     assert accuracy_of(text, "best test") == pytest.approx(100 * facts["accuracy"], abs=0.005)
     assert cv2.imread("a.png") is not None
-    status, out, _ = run(capsys, "eval", "runs/digits_tiny", "--split=train", "--plot=")
+
+
+@pytest.mark.slow
+def test_eval_of_the_train_split(trained, capsys, monkeypatch):
+    monkeypatch.chdir(trained[0])
+    status, out, err = run(capsys, "eval", "runs/digits_tiny", "--split=train", "--plot=")
+    assert status == 0, err
     assert "1,438 images, the train split" in out
 
 

@@ -1,6 +1,7 @@
 """What a program returns is the same on one device and on several, or refused when it is made."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -175,7 +176,13 @@ def test_values_that_are_allowed_are_the_same_on_one_device_and_on_several(num_d
     assert_close(results_of(num_devices), results_of(1))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * bool(re.match("jnp.nan|.* of columns", name)))
+        for name in REFUSED
+    ],
+)
 def test_value_that_depends_on_the_devices_is_refused_when_the_program_is_made(name):
     with pytest.raises(ps.ProgramError) as caught:
         builder_of({name: REFUSED[name]}, 3)
