@@ -241,7 +241,7 @@ class Feeder:
         if steps > 1:
             feed = {name: _stack([each[name] for each in padded]) for name in feed}
         if not (self.is_single_cpu or self._rides_along(feed)):
-            feed = self._put(feed, _mesh.batch_sharding(self.mesh, int(steps > 1)))
+            feed = put(feed, _mesh.batch_sharding(self.mesh, int(steps > 1)))
         return DeviceBatch(feed, weights, counts)
 
     def _are_ready(self, batches: Sequence[Feed]) -> TypeGuard[Sequence[Mapping[str, np.ndarray]]]:
@@ -286,7 +286,7 @@ class Feeder:
             return self._full_weights[steps]
         weights = (np.arange(size)[None, :] < np.asarray(counts)[:, None]).astype(np.float32)
         sharding = _mesh.batch_sharding(self.mesh, int(steps > 1))
-        placed = self._put(weights if steps > 1 else weights[0], sharding)
+        placed = put(weights if steps > 1 else weights[0], sharding)
         if is_full:
             self._full_weights[steps] = placed
         return placed
@@ -296,8 +296,10 @@ class Feeder:
             return False
         return sum(value.nbytes for value in feed.values()) <= HOST_FEED_LIMIT_BYTES
 
-    def _put(self, tree: object, sharding: NamedSharding) -> Any:
-        if jax.process_count() == 1:
-            return jax.device_put(tree, sharding)
-        # Each process brings its own rows of the global batch.
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)
+
+def put(tree: object, sharding: NamedSharding) -> Any:
+    """Return a pytree of numpy arrays on the devices; each process brings what its devices hold."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    # Not `device_put`, which compares what the processes bring, by a collective.
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)

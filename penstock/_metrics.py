@@ -137,12 +137,20 @@ class Accumulator(NamedTuple):
         return self.scalars[0, sum(structure.is_scalar[: structure.loss_index])]
 
 
-def zeros(structure: Structure, shapes: Sequence[tuple[int, ...]]) -> Accumulator:
-    """Return an empty accumulator for values of the given shapes (batch axis included)."""
+def zeros(
+    structure: Structure,
+    shapes: Sequence[tuple[int, ...]],
+    make: Callable[..., Any] = jnp.zeros,
+) -> Accumulator:
+    """Return an empty accumulator for values of the given shapes (batch axis included).
+
+    Arguments:
+      make: `jnp.zeros`, or `np.zeros` for one on the host.
+    """
     return Accumulator(
-        scalars=jnp.zeros((2, sum(structure.is_scalar) + 1), jnp.float32),
+        scalars=make((2, sum(structure.is_scalar) + 1), np.float32),
         arrays=tuple(
-            jnp.zeros((2, *(shape[1:] if rows else shape)), jnp.float32)
+            make((2, *(shape[1:] if rows else shape)), np.float32)
             for shape, rows in zip(shapes, structure.rows, strict=True)
             if shape
         ),

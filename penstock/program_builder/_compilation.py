@@ -33,7 +33,6 @@ class Program:
     Arguments:
       in_specs, out_specs: how arguments and results lie on the mesh.
       recompile_level: the level at which another compile is logged.
-      is_quick: it compiles in no time, and nothing is said of it.
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
 
     Attributes:
@@ -51,14 +50,13 @@ class Program:
         out_specs: _mesh.Specs,
         donated: tuple[int, ...] = (),
         recompile_level: int = logging.WARNING,
-        is_quick: bool = False,
         saves_memory: bool = False,
     ) -> None:
         self.name = name
         self.num_compiles = 0
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self._function = function
-        self._recompile_level, self._is_quick = recompile_level, is_quick
+        self._recompile_level = recompile_level
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
             self._trace,
@@ -83,7 +81,7 @@ class Program:
         if self.num_compiles and is_allowed:
             return self.jitted(*args)
         with contextlib.ExitStack() as contexts:
-            if not (self.num_compiles or self._is_quick):
+            if not self.num_compiles:
                 contexts.enter_context(announce_compilation(f"the {self.name} program"))
             if not is_allowed:
                 contexts.enter_context(jax.transfer_guard_host_to_device("allow"))

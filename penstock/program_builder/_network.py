@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -342,9 +343,9 @@ class Network:
         )(weights)
         return {name: parameter_tree.flatten(tree) for name, tree in made.items()}
 
-    def zeros(self, each: Probe) -> _metrics.Accumulator:
-        """Return empty sums for what a program returns."""
-        return _metrics.zeros(each.program.structure, each.shapes)
+    def zeros(self, each: Probe, make: Callable[..., Any] = jnp.zeros) -> _metrics.Accumulator:
+        """Return empty sums for what a program returns, made by `make(shape, dtype)`."""
+        return _metrics.zeros(each.program.structure, each.shapes, make)
 
 
 def _check_objectives(first: Probe | None, second: Probe) -> None:

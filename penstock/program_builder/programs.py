@@ -17,8 +17,9 @@ from penstock import _device_batches, _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import Feed, Variables
+from penstock._tracing.probe import Probe
 from penstock.program_builder import _step
-from penstock.program_builder._compilation import Program, call_compiled
+from penstock.program_builder._compilation import Program
 from penstock.program_builder._inspect import Inspection, abstract
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
@@ -166,13 +167,12 @@ class Programs:
 
     def test_zeros(self, objective: str) -> _metrics.Accumulator:
         """Return the empty sums that `test` starts from."""
-        return call_compiled(self._test_zeros[objective], self.mesh)
+        return self._make_zeros(self.network.test[objective])
 
-    @functools.cached_property
-    def _test_zeros(self) -> dict[str, Callable[[], _metrics.Accumulator]]:
-        """Functions that stay the same, so that each compiles once."""
-        network = self.network
-        return {n: functools.partial(network.zeros, each) for n, each in network.test.items()}
+    def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+        # Made on the host: a program that returned them would compile longer than all of them take.
+        zeros = self.network.zeros(probe, np.zeros)
+        return _device_batches.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
         self,
@@ -241,19 +241,8 @@ class Programs:
 
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums."""
-        program = self._compiled.get("reset")
-        if program is None:
-            zeros, probes = self.network.zeros, self.network.train
-            program = Program(
-                "reset",
-                lambda: {name: zeros(each) for name, each in probes.items()},
-                self.mesh,
-                in_specs=(),
-                out_specs=WHOLE,
-                is_quick=True,
-            )
-            self._keep("reset", program)
-        return state._replace(metrics=program())
+        probes = self.network.train
+        return state._replace(metrics={name: self._make_zeros(probes[name]) for name in probes})
 
     # Means to look at programs.
 
