@@ -3,11 +3,13 @@
 import doctest
 import importlib
 import io
+from typing import Any
 
 import pytest
 
 from tests.source_tree import PACKAGE, module_name, read_sources
 
+HAVE_TESTS_OF_EACH = ("penstock.layers.", "penstock.preprocessing.", "penstock.fluid.")
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -26,7 +28,14 @@ def run(docstring: doctest.DocTest) -> str:
     return report.getvalue()
 
 
-@pytest.mark.parametrize("docstring", find_examples(), ids=lambda docstring: docstring.name)
+def as_parameter(docstring: doctest.DocTest) -> Any:
+    """Return the docstring as a test, slow where its package has quick tests of each function."""
+    is_slow = docstring.name.startswith(HAVE_TESTS_OF_EACH)
+    marks = [pytest.mark.slow] if is_slow else []
+    return pytest.param(docstring, id=docstring.name, marks=marks)
+
+
+@pytest.mark.parametrize("docstring", [as_parameter(each) for each in find_examples()])
 def test_example_prints_what_it_says(docstring: doctest.DocTest):
     difference = run(docstring)
     if difference:
