@@ -1,6 +1,7 @@
-"""Means over the valid examples of the global batch, however it is cut and padded."""
+"""Reductions over the valid examples of the global batch, however it is cut and padded."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,6 +11,7 @@ from penstock import layers
 from penstock._errors import ProgramError
 from tests.layers.programs import infer, initial, normal, train
 
+REDUCTIONS = [name for name in layers.__all__ if name.startswith("reduce_")]
 FEED = {"x": normal(11, 3, 5), "y": np.arange(11, dtype=np.int32)[:, None] % 5}
 
 
@@ -112,3 +114,57 @@ def test_example_weights_are_zero_for_padding():
     assert np.asarray(placed.weights).tolist() == [1] * 11 + [0] * 5
     _, (_, weights) = builder.train(state, feed)
     assert np.asarray(weights).tolist() == [1] * 11
+
+
+# Gradients of reductions.
+
+
+@pytest.mark.quick("3-reduce_max", "3-reduce_std", "3-reduce_mean")
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_reduction_has_the_values_and_gradients_of_jax_numpy(name, num_devices):
+    reduce = getattr(layers, name)
+    reference = getattr(jnp, {"reduce_all": "all", "reduce_any": "any"}.get(name, name[7:]))
+    x = np.round(normal(11, 3), 1)
+    x[4] = x[2]  # with ties
+
+    def program():
+        h = layers.data("x", [3]) * layers.create_parameter([1, 3], name="w")
+        total = reduce(h)
+        of_columns = reduce(h, dim=0)
+        kept = reduce(h, dim=[0, -1], keep_dim=True)
+        loss = (total + of_columns.sum() + kept.sum()).astype(jnp.float32)
+        return {
+            "loss": loss,
+            "all": total,
+            "columns": of_columns,
+            "kept": kept,
+            "rows": reduce(h, dim=1),
+        }
+
+    builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=jax.devices()[:num_devices])
+    state = builder.init()
+    w = np.asarray(state.variables["params"]["w"])
+    after, values = builder.train(state, {"x": x})
+
+    def expected(w):
+        h = x * w
+        parts = reference(h), reference(h, axis=0), reference(h, axis=(0, 1), keepdims=True)
+        if name == "reduce_median":
+            parts = (*parts[:2], reference(h).reshape(1, 1))
+        return parts[0] + parts[1].sum() + parts[2].sum().astype(jnp.float32), parts
+
+    (_, parts), gradient = jax.value_and_grad(expected, has_aux=True)(jnp.asarray(w))
+    for got, wanted in zip((values[k] for k in ("all", "columns", "kept")), parts, strict=True):
+        np.testing.assert_allclose(got, np.asarray(wanted, np.float32), rtol=1e-5, atol=1e-6)
+    moved = w - np.asarray(after.variables["params"]["w"])
+    np.testing.assert_allclose(moved, gradient, rtol=1e-4, atol=1e-5)
+    assert values["rows"].shape == (11,)
+
+
+def test_reduction_over_a_missing_axis_says_which_there_are():
+    def program():
+        return layers.reduce_max(layers.data("x", [3]), dim=2)
+
+    with pytest.raises(ProgramError, match=r"layers.reduce_max got dim=2 and an array of 2 axes"):
+        ps.ProgramBuilder(infer_func=program)
