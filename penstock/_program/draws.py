@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from penstock._program.frame import Frame
+if TYPE_CHECKING:
+    from penstock._program.frame import Frame
 
 
 def row_keys(frame: Frame, key: jax.Array, num_rows: int) -> jax.Array:

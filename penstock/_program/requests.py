@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import flax
 import jax
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from flax.core import tracers
 
 from penstock._errors import FeedError, ProgramError, listed
-from penstock._program.names import Names
+
+if TYPE_CHECKING:
+    from penstock._program.names import Names
 
 T = TypeVar("T")
 

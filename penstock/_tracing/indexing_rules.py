@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock._tracing.kinds import Kind, merge_flags
-from penstock._tracing.layouts import find_rows
+from penstock._tracing.kinds import Kind, find_rows, merge_flags
 from penstock._tracing.operation import Operation, batch_axes, mix
 
 

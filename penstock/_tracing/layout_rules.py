@@ -6,8 +6,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from penstock._tracing.kinds import Kind, combine, merge_flags
-from penstock._tracing.layouts import Blocks, cut_blocks, find_rows, reshape_blocks
+from penstock._tracing.kinds import (
+    Blocks,
+    Kind,
+    combine,
+    cut_blocks,
+    find_rows,
+    merge_flags,
+    reshape_blocks,
+)
 from penstock._tracing.operation import Operation, Shapes, batch_axes, mix
 
 

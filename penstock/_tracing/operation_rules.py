@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from penstock._tracing import layout_rules as layout
 from penstock._tracing.indexing_rules import dynamic, gather, scatter
-from penstock._tracing.kinds import Kind, Reason, combine, make_other
-from penstock._tracing.layouts import find_rows
+from penstock._tracing.kinds import Kind, Reason, combine, find_rows, make_other
 from penstock._tracing.operation import Operation, Shapes, batch_axes, mix
 
 

@@ -27,7 +27,6 @@ from penstock.layers.activations import (
     swish,
     tanh,
 )
-from penstock.layers.averages import accuracy, mean
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.dense import embedding, fc
@@ -42,8 +41,10 @@ from penstock.layers.inputs import (
     sown,
 )
 from penstock.layers.losses import (
+    accuracy,
     cross_entropy,
     huber_loss,
+    mean,
     sigmoid_cross_entropy_with_logits,
     softmax_with_cross_entropy,
     square_error_cost,

@@ -14,7 +14,7 @@ from penstock._errors import ProgramError
 from penstock._program import draws
 from penstock._program.frame import Frame, current_frame
 from penstock._program.requests import ParameterSpec
-from penstock.layers.batch_norm import has_example_axis, sync_statistics
+from penstock._program.statistics import has_example_axis, sync_statistics
 from penstock.layers.parameter_trees import weight_spec
 
 T = TypeVar("T")

@@ -98,25 +98,3 @@ def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
             'numbers of classes. Declare the input with layers.data(..., dtype="int32").'
         )
     return value
-
-
-def class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
-    """Return integer labels of the shape that `input` has without its class axis."""
-    label, leading = integers(layer, "labels", label), input.shape[:-1]
-    if label.shape not in (leading, (*leading, 1)):
-        raise ProgramError(
-            f"layers.{layer} got labels of shape {label.shape} for an input of shape "
-            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one label. "
-            "Reshape the labels."
-        )
-    return label.reshape(leading)
-
-
-def check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
-    """Raise unless `label` has the shape of `input`."""
-    if input.shape != label.shape:
-        raise ProgramError(
-            f"layers.{layer} got an input of shape {input.shape} and labels of shape "
-            f"{label.shape}, expected equal shapes. Otherwise one would be spread over the "
-            "other. Reshape one of them."
-        )

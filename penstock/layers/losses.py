@@ -1,6 +1,6 @@
-"""Losses per example; `layers.mean` makes one number of them.
+"""Losses per example, and the means over examples that make one number of them.
 
-They are the same in train, test and infer, and computed in float32 or better.
+Losses are the same in train, test and infer, and computed in float32 or better.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def sigmoid_cross_entropy_with_logits(x: jax.Array, label: jax.Array) -> jax.Arr
     [[200.0]]
     """
     x, label = widen(x), jnp.asarray(label)
-    arguments.check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
+    _check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
     # The same function, without the exponential of a large number.
     return jax.nn.softplus(x) - x * label
 
@@ -186,9 +186,60 @@ def weight_decay_loss(
     return 0.5 * coefficient * sum((jnp.vdot(w, w) for w in weights), jnp.zeros(()))
 
 
+def mean(x: jax.Array) -> jax.Array:
+    """Return the mean over the valid examples of the global batch, a scalar.
+
+    Examples that pad a short batch do not count, and every example counts alike on however many
+    devices. An array without a batch axis is averaged as it is. Source: Fluid's `mean`.
+
+    Arguments:
+      x: `[B, ...]`, or `[B * n, ...]` where rows of one example follow each other.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.mean(layers.data("x", shape=[2])))
+    >>> float(builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}))
+    3.5
+    """
+    return current_frame("mean").examples.mean(x)
+
+
+def accuracy(input: jax.Array, label: jax.Array, k: int = 1) -> jax.Array:
+    """Return the share of valid examples whose label is among the `k` highest scores, a scalar.
+
+    Of equal scores the lower class number is higher. A label that is no class counts as wrong.
+    Source: Fluid's `accuracy`.
+
+    Arguments:
+      input: scores or probabilities, `[B, ..., C]`.
+      label: `[B, ..., 1]` or `[B, ...]`, integers.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.accuracy(layers.data("x", [2]), layers.data("label", [1], "int32"))
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> float(builder.infer(builder.init(), {"x": [[0.9, 0.1], [0.8, 0.2]], "label": [[0], [1]]}))
+    0.5
+    """
+    frame = current_frame("accuracy")
+    scores = jnp.asarray(input)
+    if not 1 <= k <= scores.shape[-1]:
+        raise ProgramError(
+            f"layers.accuracy got k={k} and scores of shape {scores.shape}, expected 1 <= k <= "
+            f"{scores.shape[-1]}. There are no more classes. Use a smaller k."
+        )
+    ids = _class_ids("accuracy", label, scores)
+    if k == 1:  # the same class that top_k puts first, without its sort
+        is_right = jnp.argmax(scores, axis=-1) == ids
+    else:
+        is_right = jnp.any(jax.lax.top_k(scores, k)[1] == ids[..., None], axis=-1)
+    return frame.examples.mean(is_right.astype(jnp.float32))
+
+
 def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:
     input, label = widen(input), widen(label)
-    arguments.check_same_shape(layer, input, label)
+    _check_same_shape(layer, input, label)
     return input - label
 
 
@@ -197,12 +248,34 @@ def _cross_entropy(
 ) -> jax.Array:
     label = jnp.asarray(label)
     if soft_label:
-        arguments.check_same_shape(layer, log_probabilities, label)
+        _check_same_shape(layer, log_probabilities, label)
         return -jnp.sum(label * log_probabilities, axis=-1, keepdims=True)
-    ids = arguments.class_ids(layer, label, log_probabilities)[..., None]
+    ids = _class_ids(layer, label, log_probabilities)[..., None]
     # Picked by comparing, not by index: that and its gradient melt into the kernels of the softmax,
     # a gather and a scatter are kernels of their own, and negative indices count from the back.
     classes = jax.lax.broadcasted_iota(ids.dtype, log_probabilities.shape, ids.ndim - 1)
     picked = jnp.where(ids == classes, -log_probabilities, 0.0).sum(axis=-1, keepdims=True)
     is_class = (ids >= 0) & (ids < log_probabilities.shape[-1])
     return jnp.where(ids == ignore_index, 0.0, jnp.where(is_class, picked, jnp.nan))
+
+
+def _class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
+    """Return integer labels of the shape that `input` has without its class axis."""
+    label, leading = arguments.integers(layer, "labels", label), input.shape[:-1]
+    if label.shape not in (leading, (*leading, 1)):
+        raise ProgramError(
+            f"layers.{layer} got labels of shape {label.shape} for an input of shape "
+            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one label. "
+            "Reshape the labels."
+        )
+    return label.reshape(leading)
+
+
+def _check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
+    """Raise unless `label` has the shape of `input`."""
+    if input.shape != label.shape:
+        raise ProgramError(
+            f"layers.{layer} got an input of shape {input.shape} and labels of shape "
+            f"{label.shape}, expected equal shapes. Otherwise one would be spread over the "
+            "other. Reshape one of them."
+        )

@@ -151,10 +151,13 @@ def create_parameter(
     """
     frame = current_frame("create_parameter")
     resolved = resolve("create_parameter", "attr", attr)
-    path = frame.names.layer("parameter", name or resolved.name)
+    *above, leaf = frame.names.layer("parameter", name or resolved.name)
     # A vector has no fan for Xavier's.
     fallback = default_initializer or (initializers.zeros if is_bias or len(shape) < 2 else XAVIER)
-    return _request(frame, path, shape, dtype, resolved, fallback)
+    unnamed = dataclasses.replace(resolved, name=None)
+    return parameter(
+        frame, tuple(above), leaf, shape, fallback, unnamed, layer="create_parameter", dtype=dtype
+    )
 
 
 _DEFAULTS = ParamAttr()
@@ -194,17 +197,6 @@ def parameter(
     if resolved.name is not None:
         # Not below the layer's name: two layers that give one name share the parameter.
         path = (*frame.names.scope.path, resolved.name)
-    return _request(frame, path, shape, dtype, resolved, default)
-
-
-def _request(
-    frame: Frame,
-    path: Path,
-    shape: Sequence[int],
-    dtype: DTypeLike,
-    attr: ParamAttr,
-    default: Initializer,
-) -> jax.Array:
     if tuple(map(int, shape)) != tuple(shape) or min(shape, default=1) < 1:
         raise ProgramError(
             f"parameter {'/'.join(path)!r} got shape {tuple(shape)}, expected positive integers. "
@@ -216,10 +208,10 @@ def _request(
             collection="params",
             shape=tuple(map(int, shape)),
             dtype=dtypes.canonicalize_dtype(dtype),
-            initializer=default if attr.initializer is None else attr.initializer,
-            trainable=attr.trainable,
-            learning_rate=attr.learning_rate,
-            regularizer=attr.regularizer,
+            initializer=default if resolved.initializer is None else resolved.initializer,
+            trainable=resolved.trainable,
+            learning_rate=resolved.learning_rate,
+            regularizer=resolved.regularizer,
         )
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike
 
 from penstock import _mesh
@@ -213,7 +214,7 @@ class ProgramBuilder(Generic[R]):
           batch_size: the global batch size, a multiple of the device count.
         """
         name = self._choose_objective(objective) if mode in ("train", "test") else ""
-        return self.programs.inspect(mode, name, batch_size)
+        return _trace_program(self.programs, mode, name, batch_size)
 
     def _choose_objective(self, objective: str | None) -> str:
         if not self.objectives:
@@ -226,6 +227,42 @@ class ProgramBuilder(Generic[R]):
                 + nearest(str(objective), self.objectives)
             )
         return objective
+
+
+def _trace_program(
+    programs: Programs, mode: str, objective: str, batch_size: int
+) -> _inspect.Inspection:
+    """Return the trace of a program, for a state without values.
+
+    Raises:
+      UnknownNameError: there is no such mode, or no infer function.
+    """
+    network, states, mesh = programs.network, programs.states, programs.mesh
+    state = _inspect.abstract(states.abstract_state, _mesh.replicated_sharding(mesh))
+    if mode == "infer" and network.infer is not None:
+        specs = network.infer.program.feed_specs
+        program, args = programs.infer_program(), [state.variables]
+    elif mode == "test":
+        specs, program = network.inputs(mode), programs.test_program(objective)
+        zeros = jax.eval_shape(lambda: network.zeros(network.test[objective]))
+        sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
+        args = [state.variables, state.key, sums]
+    elif mode == "train":
+        specs, program = network.inputs(mode), programs.train_program((objective,), 1)
+        leaves = jax.tree.leaves(state)
+        args = [leaves[: states.num_changed], leaves[states.num_changed :]]
+    else:
+        raise UnknownNameError(
+            f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
+            "'infer'." + nearest(mode, ["train", "test", "infer"])
+        )
+    split = _mesh.batch_sharding(mesh)
+    feed = {
+        name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype, sharding=split)
+        for name, spec in specs.items()
+    }
+    weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=split)
+    return _inspect.Inspection(program.jitted.trace(*args, feed, weights))
 
 
 def _arrange(values: Sequence[jax.Array], structure: Structure, placed: DeviceBatch) -> Any:

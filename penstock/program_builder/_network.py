@@ -27,7 +27,8 @@ from penstock._tracing.probe import Path, Probe, ShapeTable, compare, probe
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
-from penstock.program_builder._optimizer_rule import Rule, check_rule, make_rule
+from penstock.program_builder._optimizer_rule import Rule
+from penstock.program_builder._optimizer_trial import check_rule, make_rule
 from penstock.program_builder._step import Update
 
 _LOGGER = logging.getLogger("penstock")

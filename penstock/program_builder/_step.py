@@ -24,12 +24,8 @@ from penstock._program import parameter_tree
 from penstock._program.names import Path
 from penstock._program.requests import ParameterSpec, Params, Variables, find_entry
 from penstock._tracing.evaluation import Runnable, run_program
-from penstock.program_builder._accumulation import (
-    accumulate_gradients,
-    accumulate_loss,
-    example_gradients,
-)
-from penstock.program_builder._gradients import Gradients, Share, with_gradient
+from penstock.program_builder import _gradients
+from penstock.program_builder._gradients import Gradients, Share
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
 
@@ -226,7 +222,9 @@ class _Batch:
         def compute(share: Share, params: Params) -> Gradients:
             if number == 1:
                 return share.gradients(params)
-            return accumulate_gradients(share, params, number, is_unrolled=update.is_unrolled)
+            return _gradients.accumulate_gradients(
+                share, params, number, is_unrolled=update.is_unrolled
+            )
 
         values: Any = list(value_specs(update.program))
         return self._on_devices(compute, Gradients(values, WHOLE, WHOLE, WHOLE))(params)  # pyright: ignore
@@ -234,7 +232,7 @@ class _Batch:
     def example_gradients(self, params: Params) -> Params:
         """Return the gradient of each example's loss, on a leading axis over the batch."""
         return self._on_devices(
-            lambda share, params: example_gradients(share, params, self._number), SPLIT
+            lambda share, params: _gradients.example_gradients(share, params, self._number), SPLIT
         )(params)
 
     def loss(self, params: Params) -> jax.Array:
@@ -242,9 +240,9 @@ class _Batch:
         scale = self._scale
         if scale is not None:
             unscale = lambda gradient, scale: gradient / scale  # noqa: E731
-            params = jax.tree.map(lambda x: with_gradient(x, scale, unscale), params)
+            params = jax.tree.map(lambda x: _gradients.with_gradient(x, scale, unscale), params)
         return self._on_devices(
-            lambda share, params: accumulate_loss(share, params, self._number), WHOLE
+            lambda share, params: _gradients.accumulate_loss(share, params, self._number), WHOLE
         )(params)
 
     def _on_devices(

@@ -34,6 +34,9 @@ class RecordOrder:
       file_names: names of the files the records lie in, for the file rules.
       file_sizes: number of records in each of them, in the same order.
 
+    Attributes:
+      step: the records of one global batch; without a batch size, one record a shard.
+
     >>> order = RecordOrder(num_records=5, batch_size=2, shard=Shard(0, 2))
     >>> [order.epoch(0).rows(at) for at in (0, 2, 4)]
     [slice(0, 1, None), slice(2, 3, None), slice(4, 5, None)]
@@ -47,11 +50,13 @@ class RecordOrder:
     shard: Shard = field(default_factory=Shard)
     file_names: tuple[str, ...] = ()
     file_sizes: tuple[int, ...] = ()
+    step: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_int("seed", self.seed, 0, "It seeds a numpy generator")
-        if self.batch_size is not None:
-            resolve_batch_size(self.batch_size, self.shard)
+        size = self.batch_size
+        step = self.shard.count if size is None else resolve_batch_size(size, self.shard)
+        object.__setattr__(self, "step", step)
         if self.shard.rule != "records" and not self.file_sizes:
             raise ValueError(
                 message(
@@ -66,13 +71,6 @@ class RecordOrder:
             # Raises where there are fewer files than processes: now, not in the first epoch.
             self.file_ranges(self.shard)
             self.shard.warn_if_uneven(len(self.file_names))
-
-    @property
-    def step(self) -> int:
-        """Return the records of one global batch; without one, one record a shard."""
-        if self.batch_size is None:
-            return self.shard.count
-        return resolve_batch_size(self.batch_size)
 
     @property
     def total(self) -> int:

@@ -67,7 +67,7 @@ class ArrayIterator(IteratorBase[Batch]):
         self._source = reader
         self._position = 0
         self._order = reader.order.epoch(epoch)
-        self._take = _tree.make_taker(reader.data)
+        self._take = _make_taker(reader.data)
         self._single = reader.order.batch_size is None
         self._transform = reader.transform
 
@@ -99,6 +99,37 @@ class ArrayIterator(IteratorBase[Batch]):
     def _load(self, state: Mapping[str, Any]) -> None:
         self._position = self._source.order.check_position(state, "arrays")
         self._order = self._source.order.epoch(self.epoch)
+
+
+def _make_taker(data: object) -> Callable[[RowIndices], _tree.ArrayTree]:
+    """Return the fastest function that cuts rows out of every leaf of `data`."""
+    # A flat dict is the common case and gets a loop of its own: at batch 64 of 28x28 images a call
+    # of a generic tree function costs as much as a tenth of the copy.
+    if isinstance(data, dict) and set(map(type, data.values())) <= {np.ndarray}:
+        pairs = tuple(data.items())
+
+        def take(rows: RowIndices) -> dict[str, np.ndarray]:
+            if isinstance(rows, slice):
+                return {key: leaf[rows] for key, leaf in pairs}
+            # `take` copies rows of 784 bytes about 8 % faster than `leaf[rows]`.
+            return {key: leaf.take(rows, axis=0) for key, leaf in pairs}
+
+        return take
+    return lambda rows: _tree.tree_map(lambda leaf: _take_leaf(leaf, rows), data)
+
+
+def _take_leaf(leaf: Any, rows: RowIndices) -> np.ndarray:
+    if isinstance(rows, slice):
+        return np.asarray(leaf[rows])
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(leaf.take(rows, axis=0))
+    if len(rows) == 0:
+        return np.asarray(leaf[0:0])
+    # HDF5 takes rising indices only, and a file on disk is read forwards.
+    rising = np.argsort(rows)
+    out = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
+    out[rising] = leaf[rows[rising]]
+    return out
 
 
 def _num_rows(rows: RowIndices) -> int:

@@ -13,27 +13,15 @@ AGREE_EVERY = 16
 """Launches between two agreements: each waits for the slowest process."""
 
 
-class Agreement:
-    """Makes one answer of the wishes of all processes, now and then.
+def agree(signal: int | None, is_due: bool) -> tuple[int | None, bool]:
+    """Return the signal that some process got, and whether the first one wants to save. Collective.
 
     A process that left the loop alone would leave the others waiting in a collective for ever.
     """
-
-    def __init__(self) -> None:
-        self._num_launches = 0
-
-    def reach(self, signal: int | None, is_due: bool) -> tuple[int | None, bool]:
-        """Return the signal that some process got, and whether the first one wants to save.
-
-        Collective: every process calls it after every launch. Between agreements the answer is no.
-        """
-        self._num_launches += 1
-        if self._num_launches % AGREE_EVERY:
-            return None, False
-        # One exchange for both: each waits for the slowest process.
-        rows = gather(signal or 0, int(is_due))
-        # Whoever got a signal ends all of them; the clock that counts is the first process's.
-        return int(rows[:, 0].max()) or None, bool(rows[0, 1])
+    # One exchange for both: each waits for the slowest process.
+    rows = gather(signal or 0, int(is_due))
+    # Whoever got a signal ends all of them; the clock that counts is the first process's.
+    return int(rows[:, 0].max()) or None, bool(rows[0, 1])
 
 
 def gather(*numbers: int) -> np.ndarray:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from penstock._errors import UnknownNameError, listed, nearest
-from penstock.program_builder import Objective
 from penstock.trainer._non_finite import OnNonFinite
+
+if TYPE_CHECKING:
+    from penstock.program_builder import Objective
 
 
 def check_action(on_non_finite: object, checkpoint: object) -> None:

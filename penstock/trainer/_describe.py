@@ -9,12 +9,15 @@ import platform
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from penstock._version import __version__
-from penstock.program_builder import ProgramBuilder
+
+if TYPE_CHECKING:
+    from penstock.program_builder import ProgramBuilder
 
 FILE = "run.json"
 

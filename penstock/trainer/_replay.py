@@ -23,8 +23,8 @@ from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
-from penstock.trainer._reader_states import pick_state
 from penstock.trainer._restoring import restore
+from penstock.trainer._status import pick_state
 
 _MOST_STEPS = 100_000
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 
 from penstock._checkpoint import Contents, Store, check_fits
 from penstock._errors import CheckpointError
-from penstock.program_builder.engine import Engine
 from penstock.trainer._agreement import is_any, take_from_first
+
+if TYPE_CHECKING:
+    from penstock.program_builder.engine import Engine
 
 _NONE, _FAILED = -1, -2
 

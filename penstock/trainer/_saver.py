@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,13 +24,13 @@ from penstock._checkpoint import (
 )
 from penstock._errors import CheckpointError, FolderInUseError, UnknownNameError, listed
 from penstock._folder_lock import FolderLock
-from penstock.program_builder.engine import Engine
-from penstock.program_builder.programs import Programs
 from penstock.trainer import _restoring
 from penstock.trainer._agreement import run_on_first
-from penstock.trainer._handler_states import HandlerStates
-from penstock.trainer._reader_states import gather_states, pick_state
-from penstock.trainer._status import Status
+from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state
+
+if TYPE_CHECKING:
+    from penstock.program_builder.engine import Engine
+    from penstock.program_builder.programs import Programs
 
 _LOGGER = logging.getLogger("penstock")
 

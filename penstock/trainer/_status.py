@@ -1,12 +1,22 @@
-"""How far a trainer has come."""
+"""How far a trainer has come, and with it its handlers and its reader: what a resume takes up."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypedDict
+
+import jax
+import numpy as np
 
 from penstock._checkpoint import Position
+from penstock._state_bytes import decode_bytes, encode_bytes
+from penstock.events import HandlerState
+
+_LOGGER = logging.getLogger("penstock")
 
 
 @dataclasses.dataclass
@@ -97,3 +107,94 @@ class Status:
             self.epoch += 1
         self.step = self.num_examples = 0
         self.is_in_epoch = False
+
+
+class StatefulHandler(Protocol):
+    """A handler that keeps something over a resume."""
+
+    def get_state(self) -> HandlerState:
+        """Return what a checkpoint is to hold."""
+        ...
+
+    def set_state(self, state: HandlerState, /) -> None:
+        """Go on from what a checkpoint holds."""
+        ...
+
+
+class SavedState(TypedDict):
+    """A handler's state in a checkpoint: the name of its class, and what `get_state` returned."""
+
+    name: str
+    state: HandlerState
+
+
+class HandlerStates:
+    """The states of those handlers that have `get_state` and `set_state`."""
+
+    def __init__(self) -> None:
+        self._handlers: list[StatefulHandler] = []
+        self._resumed: list[SavedState] = []
+
+    def resume(self, states: Sequence[SavedState]) -> None:
+        """Keep what a checkpoint holds until the handlers are known."""
+        self._resumed = list(states)
+
+    def restore_to(self, event_handler: Any) -> None:
+        """Keep the handlers of a call of `train`, and give them the states of a resumed run."""
+        is_many = isinstance(event_handler, Sequence)
+        handlers = list(event_handler) if is_many else [event_handler]
+        self._handlers = [
+            each for each in handlers if hasattr(each, "get_state") and hasattr(each, "set_state")
+        ]
+        # Given once: a further call of `train` goes on with the handlers as they are.
+        resumed, self._resumed = self._resumed, []
+        names = [type(handler).__name__ for handler in self._handlers]
+        if not resumed:
+            return
+        # By class and order, since handlers have no names of their own.
+        if names != [entry["name"] for entry in resumed]:
+            _LOGGER.warning(
+                "the handlers that keep a state are %s, in the checkpoint %s: they start afresh.",
+                names,
+                [entry["name"] for entry in resumed],
+            )
+            return
+        for handler, entry in zip(self._handlers, resumed, strict=True):
+            handler.set_state(entry["state"])
+
+    def as_json(self) -> list[SavedState]:
+        """Return the states of this call's handlers."""
+        return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
+
+
+def gather_states(state: object) -> list[object]:
+    """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
+
+    Raises:
+      TypeError: JSON cannot hold it.
+    """
+    try:
+        text = json.dumps(encode_bytes(state))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
+            "expected dicts, lists, strings and Python's own numbers, or bytes. Convert it there."
+        ) from error
+    if jax.process_count() == 1:
+        return [json.loads(text)]
+    from jax.experimental import multihost_utils
+
+    # Processes gather arrays of one shape: texts are padded to the longest, which JSON does not
+    # mind.
+    size = int(np.max(multihost_utils.process_allgather(np.int32(len(text)))))
+    padded = np.frombuffer(text.encode().ljust(size), np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(padded))
+    return [json.loads(bytes(row)) for row in rows]
+
+
+def pick_state(states: list[object] | None) -> object:
+    """Return this process's state out of what a checkpoint holds; None where it holds none."""
+    if not states or len(states) != jax.process_count():
+        # Our readers' states do not depend on the process that took them.
+        states = (states or [None])[:1] * jax.process_count()
+    return decode_bytes(states[jax.process_index()])

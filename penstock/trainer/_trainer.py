@@ -33,13 +33,12 @@ from penstock.trainer._arguments import (
     read_scale,
 )
 from penstock.trainer._describe import describe_run, list_versions
-from penstock.trainer._handler_states import HandlerStates
 from penstock.trainer._non_finite import Guard, OnNonFinite
 from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run
 from penstock.trainer._saver import CheckpointSaver, Saver
-from penstock.trainer._status import Status
+from penstock.trainer._status import HandlerStates, Status
 from penstock.trainer._testing import run_test
 
 _LOGGER = logging.getLogger("penstock")
@@ -192,10 +191,10 @@ class Trainer:
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
         _batches.check_reader(reader, num_epochs)
-        programs = self.builder.programs
-        programs.network.choose_updates(self._update_order)
+        network = self.builder.programs.network
+        network.choose_updates(self._update_order)
         order = feed_order or self._feed_order
-        fields = _batches.Fields(programs.network.inputs("train"), order, self.builder.feed_specs)
+        fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
         self._feed_order = order
         with (
             self._status.running(),
@@ -415,7 +414,8 @@ class Trainer:
         """
         programs, bad = self.builder.programs, self._guard.bad_steps
         order = feed_order or self._feed_order
-        fields = _batches.Fields(programs.network.inputs("train"), order, self.builder.feed_specs)
+        network = programs.network
+        fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
         before = step if step is not None else bad[0] if bad else None
         contents = self._saver.newest(before=before)
         replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.trainer._reader_states import gather_states, pick_state
+from penstock.trainer._status import gather_states, pick_state
 
 
 @pytest.mark.parametrize("state", [None, {"position": 3, "files": ["a", "b"]}, b"\x00grain"])
