@@ -204,6 +204,8 @@ class Feeder:
         self.batch_size = 0
         self.is_single_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
         self._specs, self._known = specs, known
+        # Of one batch, and of several stacked for one launch.
+        self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
         self._multiple = mesh.local_mesh.size * num_micro_batches
         self._full_weights: dict[int, jax.Array] = {}
         self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
@@ -241,7 +243,7 @@ class Feeder:
         if steps > 1:
             feed = {name: _stack([each[name] for each in padded]) for name in feed}
         if not (self.is_single_cpu or self._rides_along(feed)):
-            feed = put(feed, _mesh.batch_sharding(self.mesh, int(steps > 1)))
+            feed = put(feed, self._shardings[steps > 1])
         return DeviceBatch(feed, weights, counts)
 
     def _are_ready(self, batches: Sequence[Feed]) -> TypeGuard[Sequence[Mapping[str, np.ndarray]]]:
@@ -285,8 +287,7 @@ class Feeder:
         if is_full and steps in self._full_weights:
             return self._full_weights[steps]
         weights = (np.arange(size)[None, :] < np.asarray(counts)[:, None]).astype(np.float32)
-        sharding = _mesh.batch_sharding(self.mesh, int(steps > 1))
-        placed = put(weights if steps > 1 else weights[0], sharding)
+        placed = put(weights if steps > 1 else weights[0], self._shardings[steps > 1])
         if is_full:
             self._full_weights[steps] = placed
         return placed

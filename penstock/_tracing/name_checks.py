@@ -56,8 +56,8 @@ def check_modes(train: Named, other: Named, expected: str, owner: str) -> None:
     Raises:
       ProgramError: naming the first difference.
     """
-    ours = _group(train, lambda stack: stack)
-    for (stack, scope), names in _group(other, lambda stack: stack).items():
+    ours = _group(train)
+    for (stack, scope), names in _group(other).items():
         candidates = [
             each
             for (other_stack, other_scope), each in ours.items()
@@ -75,17 +75,19 @@ def check_objectives(first: Named, second: Named, expected: str, owner: str) -> 
       ProgramError: naming the first difference.
     """
     # The innermost line alone: two networks may call one function from different places.
-    ours = _group(first, lambda stack: stack[-1:])
-    for (line, scope), names in _group(second, lambda stack: stack[-1:]).items():
+    ours = _group(first, is_innermost=True)
+    for (line, scope), names in _group(second, is_innermost=True).items():
         each = ours.get((line, scope), names)
         if not _agree(names, each):
             _raise_shifted(names, each, line[-1], owner, expected)
 
 
-def _group(named: Named, key: Callable[[Stack], Stack]) -> dict[tuple[Stack, Path], list[str]]:
+def _group(named: Named, *, is_innermost: bool = False) -> dict[tuple[Stack, Path], list[str]]:
+    """Return the names made at each stack of lines, or at each innermost line, by scope."""
     groups: dict[tuple[Stack, Path], dict[str, None]] = {}
     for stack, path in named:
-        groups.setdefault((key(stack), path[:-1]), {})["/".join(path)] = None
+        lines = stack[-1:] if is_innermost else stack
+        groups.setdefault((lines, path[:-1]), {})["/".join(path)] = None
     return {place: list(names) for place, names in groups.items()}
 
 

@@ -143,8 +143,9 @@ class Probe:
                 "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
             )
 
+    @functools.cached_property
     def shape_table(self) -> ShapeTable:
-        """Return shape and dtype of every entry of the tree by collection and path."""
+        """Shape and dtype of every entry of the tree by collection and path."""
         table: ShapeTable = {
             (spec.collection, spec.path): (spec.shape, spec.dtype) for spec in self.specs.values()
         }
@@ -362,7 +363,7 @@ def compare(train: Probe, other: Probe) -> None:
       ProgramError: naming the first difference.
     """
     owner, expected = other.program.name, train.program.name
-    ours, theirs = train.shape_table(), other.shape_table()
+    ours, theirs = train.shape_table, other.shape_table
     # Before shapes are compared: a shift is the cause, another shape only its sign.
     name_checks.check_modes(train.named, other.named, expected, owner)
     for (collection, path), entry in theirs.items():

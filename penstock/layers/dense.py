@@ -50,8 +50,8 @@ def fc(
     >>> params["fc_0"]["w"].shape, params["fc_0"]["b"].shape
     ((64, 10), (10,))
     """
-    frame = current_frame("fc")
     inputs, attrs = _inputs_and_attrs(input, param_attr)
+    frame = current_frame("fc")
     path = frame.names.layer("fc", name)
     # A sum of products, not a product of joined inputs: each has its own parameter.
     total: Any = None

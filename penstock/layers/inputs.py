@@ -44,16 +44,17 @@ def data(name: str, shape: Sequence[int], dtype: DTypeLike = "float32") -> jax.A
     """
     frame = current_frame("data")
     check_name("layers.data", name)
-    sizes = list(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else [0]
-    if [size for size in sizes if not isinstance(size, (int, np.integer)) or size < 1]:
-        raise ProgramError(
-            f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
-            "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Pad sequences "
-            "of several lengths to one length and feed the lengths beside them."
-        )
+    is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
+    for size in shape if is_sequence else [None]:
+        if not isinstance(size, (int, np.integer)) or size < 1:
+            raise ProgramError(
+                f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
+                "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Pad "
+                "sequences of several lengths to one length and feed the lengths beside them."
+            )
     spec = FeedSpec(
         name=name,
-        shape=tuple(map(int, sizes)),
+        shape=tuple(map(int, shape)),
         dtype=np.dtype(dtypes.canonicalize_dtype(dtype)),
     )
     return frame.requests.input(spec)

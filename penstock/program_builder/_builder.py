@@ -244,7 +244,7 @@ def _trace_program(
         program, args = programs.infer_program(), [state.variables]
     elif mode == "test":
         specs, program = network.inputs(mode), programs.test_program(objective)
-        zeros = jax.eval_shape(lambda: network.zeros(network.test[objective]))
+        zeros = programs.test_zeros(objective)
         sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
         args = [state.variables, state.key, sums]
     elif mode == "train":

@@ -152,8 +152,11 @@ class Share:
 
     def _updated_statistics(self, result: Evaluated, frame: Frame) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
+        returned = result.module_updates.get("batch_stats")
+        if not returned:
+            return frame.requests.updates
         # flax returns the whole collection, ours among it as they were before the step.
-        entries = parameter_tree.flatten(result.module_updates.get("batch_stats", {}))
+        entries = parameter_tree.flatten(returned)
         theirs = {path: value for path, value in entries.items() if path not in self.known}
         return {**theirs, **frame.requests.updates}
 

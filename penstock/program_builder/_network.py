@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,13 +73,12 @@ class Network:
         self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
         # Only now are the names known that a pattern may match.
         check_patterns("freeze", options.freeze, self.table)
-        self._check_updates()
+        trained = self._list_trained()
         # Updates are made once and shared by all programs: trying an optimizer out takes 0.1 s.
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         self.updates = {
-            name: self._make_update(name, objective, is_unrolled=is_cpu)
-            for name, objective in objectives.items()
-            if objective.optimizer is not None
+            name: self._make_update(name, paths, is_unrolled=is_cpu)
+            for name, paths in trained.items()
         }
 
     @property
@@ -113,7 +111,7 @@ class Network:
 
     def _check_infer(self, infer: Probe) -> None:
         names = ["/".join(path) for _, path in self.table]
-        for collection, path in infer.shape_table():
+        for collection, path in infer.shape_table:
             if (collection, path) not in self.table:
                 raise ProgramError(
                     f"{infer.program.name} got the parameter "
@@ -122,7 +120,13 @@ class Network:
                     "names and scopes they have there." + nearest("/".join(path), names)
                 )
 
-    def _check_updates(self) -> None:
+    def _list_trained(self) -> dict[str, frozenset[Path]]:
+        """Return the parameters that each objective with an optimizer updates.
+
+        Raises:
+          ProgramError: there are none, or `updates` names what is not there.
+        """
+        trained: dict[str, frozenset[Path]] = {}
         paths = [path for collection, path in self.table if collection == "params"]
         for name, objective in self.objectives.items():
             for wanted in objective.updates or ():
@@ -134,19 +138,24 @@ class Network:
                         f"layer or parameter: {listed(known)}."
                         + nearest(str(wanted), parameter_tree.list_prefixes(paths))
                     )
-            if objective.optimizer is not None and not self._list_trained(objective):
+            if objective.optimizer is None:
+                continue
+            ours = [path for path in paths if objective.covers(path) and self._is_trainable(path)]
+            if not ours:
                 raise ProgramError(
                     f"Objective {name!r} got nothing to train, expected at least one trainable "
                     "parameter. Is everything it updates frozen, by trainable=False or freeze=...?"
                 )
+            trained[name] = frozenset(ours)
+        return trained
 
-    def _make_update(self, name: str, objective: Objective, *, is_unrolled: bool) -> Update:
+    def _make_update(self, name: str, trained: frozenset[Path], *, is_unrolled: bool) -> Update:
         """Return an objective's update.
 
         Raises:
           ProgramError: no train program can run its optimizer, or not with these parameters.
         """
-        trained = frozenset(self._list_trained(objective))
+        objective = self.objectives[name]
         return Update(
             name=name,
             objective=objective,
@@ -157,14 +166,6 @@ class Network:
             mesh=self.mesh,
             is_unrolled=is_unrolled and self.train[name].has_convolution,
         )
-
-    def _list_trained(self, objective: Objective) -> list[Path]:
-        """Return the paths of the parameters that an objective updates."""
-        return [
-            path
-            for collection, path in self.table
-            if collection == "params" and objective.covers(path) and self._is_trainable(path)
-        ]
 
     def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:
         """Return how to run an objective's optimizer."""
@@ -180,7 +181,7 @@ class Network:
         specs = [self.specs[path] for path in shapes if path in self.specs]
         statistics = [
             path
-            for collection, path in self.train[name].shape_table()
+            for collection, path in self.train[name].shape_table
             if collection == "batch_stats" and not self.options.is_frozen(path)
         ]
         check_rule(owner, rule, specs, statistics)
@@ -241,7 +242,8 @@ class Network:
                 # Of what is trained alone: frozen parameters take no moments.
                 trained, _ = parameter_tree.split(variables["params"], update.trained)
                 opt_state[name] = update.rule.init(trained)
-            metrics[name] = self.zeros(self.train[name])
+            each = self.train[name]
+            metrics[name] = _metrics.zeros(each.program.structure, each.shapes)
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -344,10 +346,6 @@ class Network:
         )(weights)
         return {name: parameter_tree.flatten(tree) for name, tree in made.items()}
 
-    def zeros(self, each: Probe, make: Callable[..., Any] = jnp.zeros) -> _metrics.Accumulator:
-        """Return empty sums for what a program returns, made by `make(shape, dtype)`."""
-        return _metrics.zeros(each.program.structure, each.shapes, make)
-
 
 def _check_objectives(first: Probe | None, second: Probe) -> None:
     """Raise if two programs use a name differently.
@@ -378,7 +376,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
     """
     table: ShapeTable = {}
     for each in probes:
-        for key, entry in each.shape_table().items():
+        for key, entry in each.shape_table.items():
             if table.setdefault(key, entry) != entry:
                 raise ProgramError(
                     f"{each.program.name} got {'/'.join(key[1])!r} with shape "

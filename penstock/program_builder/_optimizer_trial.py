@@ -83,6 +83,7 @@ def check_rule(
     Raises:
       ProgramError: naming the first parameter that it cannot train so.
     """
+    compares_losses = rule.compares_losses
     for spec in specs:
         if rule.positions and spec.learning_rate != 1.0:
             raise ProgramError(
@@ -93,7 +94,7 @@ def check_rule(
             )
         # A line search compares losses, and of a gradient alone nobody knows the loss.
         is_told = spec.regularizer is None or isinstance(spec.regularizer, PENALTIES)
-        if rule.compares_losses and not is_told:
+        if compares_losses and not is_told:
             raise ProgramError(
                 f"{owner} got the regularizer {spec.regularizer!r} for {spec.name!r} and the "
                 f"optimizer {rule.name}, expected L1Decay or L2Decay. The optimizer compares "

@@ -78,13 +78,14 @@ class Update:
             before = state.opt_state[self.name]
             steps, opt_state = self.rule.update(gradients, before, params, offers)
             params: Any = optax.apply_updates(params, self._scale(steps, state.update_scale))
+            params = parameter_tree.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
         sums = _metrics.accumulate(sums, found.values, structure, weights, found.total_weight)
         after = state._replace(
             step=state.step + 1,
             variables={
-                "params": parameter_tree.merge(params, others),
+                "params": params,
                 "batch_stats": self._new_statistics(state, found.statistics),
             },
             opt_state={**state.opt_state, self.name: opt_state},

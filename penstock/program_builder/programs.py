@@ -116,7 +116,7 @@ class Programs:
         key = (update_order, len(batch.counts))
         program = self._compiled.get(key)
         if program is None:
-            program = self._keep(key, self.train_program(*key))
+            program = self._compiled[key] = self.train_program(*key)
         number = self.states.num_changed
         changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.weights)
         return changed + leaves[number:], launched
@@ -189,7 +189,7 @@ class Programs:
 
     def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         # Made on the host: a program that returned them would compile longer than all of them take.
-        zeros = self.network.zeros(probe, np.zeros)
+        zeros = _metrics.zeros(probe.program.structure, probe.shapes, np.zeros)
         return _device_batches.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
@@ -200,9 +200,10 @@ class Programs:
         objective: str,
     ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
-        program = self._compiled.get(("test", objective))
+        key = ("test", objective)
+        program = self._compiled.get(key)
         if program is None:
-            program = self._keep(("test", objective), self.test_program(objective))
+            program = self._compiled[key] = self.test_program(objective)
         return program(state.variables, state.key, sums, batch.feed, batch.weights)
 
     def test_program(self, objective: str) -> Program:
@@ -240,7 +241,9 @@ class Programs:
         batch = feeder.place([feed])
         if size < feeder.batch_size:
             probe.check_padding("infer", size, feeder.batch_size)
-        program = self._compiled.get("infer") or self._keep("infer", self.infer_program())
+        program = self._compiled.get("infer")
+        if program is None:
+            program = self._compiled["infer"] = self.infer_program()
         values = program(variables, batch.feed, batch.weights)
         return _metrics.read(values, probe.program.structure, size)
 
@@ -270,10 +273,6 @@ class Programs:
     def num_compiles(self) -> dict[str, int]:
         """How often each program was compiled, by the program's name."""
         return {program.name: program.num_compiles for program in self._compiled.values()}
-
-    def _keep(self, key: Hashable, program: Program) -> Program:
-        self._compiled[key] = program
-        return program
 
 
 class States:

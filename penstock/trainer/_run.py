@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -34,7 +34,7 @@ from penstock.program_builder.programs import Programs
 from penstock.trainer._agreement import AGREE_EVERY, agree
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._saver import Saver
-from penstock.trainer._status import Status
+from penstock.trainer._status import HandlerStates, Status
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -53,7 +53,7 @@ class Run:
 
     Arguments:
       update_order: names of objectives, one for each update of a batch.
-      begin_handlers: gives handlers the states of a resumed run.
+      handlers: what the event handlers of a resumed run have kept.
     """
 
     def __init__(
@@ -69,20 +69,22 @@ class Run:
         guard: Guard,
         interrupts: Interrupts,
         saver: Saver,
-        begin_handlers: Callable[[], None],
+        handlers: HandlerStates,
     ) -> None:
         self.engine, self.status, self.reader, self.fields = engine, status, reader, fields
         self.update_order, self.steps_per_call = update_order, steps_per_call
         self.emit, self.guard, self.saver = emit, guard, saver
         self.interrupts, self._num_alone = interrupts, 0
-        self.begin_handlers = begin_handlers
+        self.handlers = handlers
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
         self.in_flight = InFlight(
             engine.programs.mesh, guard.check_flag, status.global_step, guard.add_health
         )
         self.data_wait = DataWait(self.in_flight.is_idle, interrupts)
 
-    def train(self, trainer: Training, num_epochs: int) -> None:
+    def train(
+        self, trainer: Training, event_handler: Handler | Sequence[Handler] | None, num_epochs: int
+    ) -> None:
         """Run the epochs of this call between the first event and the last."""
         status, interrupts = self.status, self.interrupts
         reason: Reason = "failed"
@@ -93,7 +95,7 @@ class Run:
             interrupts.check()
             # A resumed script passes over the calls of `train` that were done before.
             if not status.is_over:
-                self.begin_handlers()
+                self.handlers.restore_to(event_handler)
                 self._run_epochs(num_epochs)
             reason = "stopped" if status.is_stopping else "completed"
         except BaseException as raised:

@@ -212,9 +212,9 @@ class Trainer:
                 guard=self._guard,
                 interrupts=self._interrupts,
                 saver=self._saver,
-                begin_handlers=lambda: self._handlers.restore_to(event_handler),
+                handlers=self._handlers,
             )
-            run.train(self, num_epochs)
+            run.train(self, event_handler, num_epochs)
         self._saver.raise_failures()
 
     def stop(self) -> None:
