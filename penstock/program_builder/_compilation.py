@@ -163,8 +163,9 @@ def compile_function(
       donated: arguments whose memory the outputs take, also of arguments that are not read.
       level: how much LLVM optimises, from 0 on.
     """
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    options: Any = {"xla_backend_optimization_level": level, **_known_options(_CODE_OPTIONS)}
+    options: Any = None
+    if mesh.devices.flat[0].platform == "cpu":
+        options = {"xla_backend_optimization_level": level, **_known_options(_CODE_OPTIONS)}
     return jax.jit(
         function,
         out_shardings=_mesh.replicated_sharding(mesh),
@@ -172,7 +173,7 @@ def compile_function(
         # JAX drops arguments that are not read, and with them the memory that the outputs are to
         # take.
         keep_unused=bool(donated),
-        compiler_options=options if is_cpu else None,
+        compiler_options=options,
     )
 
 
