@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
+from penstock.program_builder import _compilation
 from tests.networks import (
     PLACES,
     class_data,
@@ -301,3 +302,8 @@ def test_reader_of_one_batch_trains(make_trainer):
 
 def test_linear_reader_is_ragged():
     assert [len(batch["x"]) for batch in linear_reader()] == [4, 4, 2]
+
+
+def test_compiler_options_that_xla_does_not_know_are_left_out():
+    options = (("xla_no_such_option", True), ("xla_backend_optimization_level", 1))
+    assert _compilation._known_options(options) == {"xla_backend_optimization_level": 1}
