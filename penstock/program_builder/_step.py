@@ -394,6 +394,6 @@ def _forward(
     return sharded(variables, key, feed, weights)
 
 
-def value_specs(program: Runnable) -> tuple[PartitionSpec, ...]:
-    """Return how the values of a program lie on the devices."""
-    return tuple([SPLIT if rows else WHOLE for rows in program.structure.rows])
+def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:
+    """Return how the values of a program lie on the devices, those with a batch axis by `split`."""
+    return tuple([split if rows else WHOLE for rows in program.structure.rows])

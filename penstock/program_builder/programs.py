@@ -146,13 +146,9 @@ class Programs:
 
     def train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
         """Return the train program of these updates, not compiled yet."""
-        split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
-        values = {
-            name: tuple(split if spec == SPLIT else spec for spec in value_specs(each.program))
-            for name, each in self.network.train.items()
-            if name in update_order
-        }
         updates = self.network.choose_updates(update_order)
+        split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
+        values = {each.name: value_specs(each.program, split) for each in updates}
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         return Program(
             label if num_steps == 1 else f"{label} x{num_steps}",

@@ -7,10 +7,14 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from penstock._checkpoint import Contents, Store
 from penstock._errors import CheckpointError
 
 AGREE_EVERY = 16
 """Launches between two agreements: each waits for the slowest process."""
+
+_NONE, _FAILED = -1, -2
+"""What travels in place of a step: there is no checkpoint, or it could not be read."""
 
 
 def agree(signal: int | None, is_due: bool) -> tuple[int | None, bool]:
@@ -67,3 +71,39 @@ def run_on_first(do: Callable[[], None], what: str) -> None:
 def is_any(is_so: bool) -> bool:
     """Return whether it is so on any process. Collective."""
     return bool(gather(int(is_so)).any())
+
+
+def read_newest(store: Store, *, before: int | None = None) -> Contents | None:
+    """Return the newest checkpoint that can be read, None where there is none. Collective.
+
+    Only the first process writes and deletes, so only it knows what is there to stay: it looks, and
+    the others read what it has found. This run may not be writing.
+
+    Arguments:
+      before: a global step; only checkpoints up to it count.
+
+    Raises:
+      CheckpointError: there are checkpoints, and none can be read; or a process cannot read the one
+        that the first has read. Then it is raised on all of them.
+    """
+    contents, error, step = None, None, _NONE
+    if not jax.process_index():
+        try:
+            contents = store.read_newest(before=before)
+            step = contents.position.global_step if contents is not None else _NONE
+        except Exception as raised:  # kept until the others know of it: they wait for the step
+            error, step = raised, _FAILED
+    # The step alone travels: the files are on a disk that all of them see.
+    step = take_from_first(step)
+    if jax.process_index() and step >= 0:
+        try:
+            contents = store.read(step)
+        except CheckpointError as raised:
+            error = raised
+    if not is_any(error is not None):
+        return contents
+    raise error or CheckpointError(
+        f"{store.directory} got a checkpoint that another process cannot read, expected one that "
+        "all of them can. They must restore the same one. Its log says what is wrong; see that "
+        "every process sees the same folder."
+    )

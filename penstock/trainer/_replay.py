@@ -23,8 +23,7 @@ from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
-from penstock.trainer._restoring import restore
-from penstock.trainer._status import pick_state
+from penstock.trainer._status import pick_state, restore
 
 _MOST_STEPS = 100_000
 

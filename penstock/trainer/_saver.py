@@ -24,9 +24,8 @@ from penstock._checkpoint import (
 )
 from penstock._errors import CheckpointError, FolderInUseError, UnknownNameError, listed
 from penstock._folder_lock import FolderLock
-from penstock.trainer import _restoring
-from penstock.trainer._agreement import run_on_first
-from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state
+from penstock.trainer._agreement import read_newest, run_on_first
+from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
 
 if TYPE_CHECKING:
     from penstock.program_builder.engine import Engine
@@ -133,7 +132,7 @@ class CheckpointSaver(Saver):
             contents = self.newest()
         if contents is None:
             return
-        _restoring.restore(self._engine, contents, str(self.store.directory))
+        restore(self._engine, contents, str(self.store.directory))
         self._saved = position = contents.position
         self.is_resuming = True
         status.resume(position, pick_state(position.reader_state))
@@ -299,7 +298,7 @@ class CheckpointSaver(Saver):
           CheckpointError: there are checkpoints, and none can be read.
         """
         self._writer.wait()
-        return _restoring.read_newest(self.store, before=before)
+        return read_newest(self.store, before=before)
 
     def roll_back(self, last_step: int) -> int | None:
         """Return the engine to the newest checkpoint up to a global step, and say its step.
@@ -311,7 +310,7 @@ class CheckpointSaver(Saver):
         if contents is None:
             return None
         self._saved, self._refused = contents.position, []
-        _restoring.restore(self._engine, contents, str(self.store.directory))
+        restore(self._engine, contents, str(self.store.directory))
         # Its sums are of an epoch's beginning that was given up.
         self._engine.reset_metrics()
         return contents.position.global_step

@@ -7,14 +7,17 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import jax
 import numpy as np
 
-from penstock._checkpoint import Position
+from penstock._checkpoint import Contents, Position, check_fits
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.events import HandlerState
+
+if TYPE_CHECKING:
+    from penstock.program_builder.engine import Engine
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -198,3 +201,16 @@ def pick_state(states: list[object] | None) -> object:
         # Our readers' states do not depend on the process that took them.
         states = (states or [None])[:1] * jax.process_count()
     return decode_bytes(states[jax.process_index()])
+
+
+def restore(engine: Engine, contents: Contents, where: str) -> None:
+    """Take the state of a checkpoint.
+
+    Raises:
+      CheckpointError: it is of another network.
+    """
+    names = engine.programs.states.leaf_names
+    abstract = jax.tree.leaves(engine.programs.states.abstract_state)
+    # Before anything is put on devices: a refusal leaves the engine as it was.
+    check_fits(contents, names, abstract, where)
+    engine.restore(contents.leaves)
