@@ -1,4 +1,7 @@
-"""One run of a program function, in the trace that is current: what it returns and leaves."""
+"""One run of a program function, in the trace that is current: what it returns and leaves.
+
+And what flax modules do otherwise inside it: they follow the example, not the device.
+"""
 
 from __future__ import annotations
 
