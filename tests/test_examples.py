@@ -109,7 +109,7 @@ def test_oneflows_alexnet_runs_on_two_machines(tmp_path):
     assert percent(r"0 +train loss: +([\d.]+)", text) > 0
 
 
-@pytest.mark.quick("99")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -219,6 +219,7 @@ def raise_at(kind):
     return handler
 
 
+@pytest.mark.quick("True-EndStep", "False-EndEpoch")
 @pytest.mark.parametrize("kind", [BeginTraining, BeginEpoch, EndStep, EndEpoch, EndTraining])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_display_is_closed_when_another_handler_raises(terminal, kind, is_first):

@@ -71,6 +71,7 @@ def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
     np.testing.assert_allclose(mean_probabilities, probabilities.mean(0), rtol=1e-5)
 
 
+@pytest.mark.quick("eight-7")
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 75])
 @PLACES
 def test_test_gives_the_same_means_for_every_batch_size_and_place(tested, place, batch_size):
@@ -115,10 +116,12 @@ def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call):
     assert_same_bits(parameters_after_training(4), one_step_a_call)
 
 
+@pytest.mark.slow
 def test_steps_in_one_launch_on_eight_devices_agree_with_single_steps_on_one(one_step_a_call):
     assert_close(parameters_after_training(3, eight_devices), one_step_a_call, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_steps_in_one_launch_of_a_conv_net_agree_with_single_steps():
     # On CPU the steps of a conv net are unrolled, and XLA fuses across them: not to the last bit.
     def program():
@@ -375,6 +378,7 @@ def test_exception_of_a_layer_names_the_program_too():
     assert "While tracing the train program of <lambda>." in caught.value.__notes__
 
 
+@pytest.mark.slow
 def test_trainers_on_several_places_live_beside_each_other():
     results = []
     for place in (one_device(), jax.devices()[:2], jax.devices()[2:5], None):

@@ -105,6 +105,7 @@ def test_checkpoint_that_cannot_be_replaced_stays(caplog):
         assert train_line(config).update_scale == 0.5
 
 
+@pytest.mark.slow
 def test_run_whose_files_may_not_grow_ends_with_an_exit_code(expected, tmp_path):
     done = subprocess.run(
         [

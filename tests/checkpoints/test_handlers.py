@@ -247,6 +247,7 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
     assert set(trainer.builder.num_compiles.values()) == {1}
 
 
+@pytest.mark.slow
 def test_what_a_step_changes_of_a_state_restored_within_an_epoch_is_donated(tmp_path):
     train_classifier(every_step(tmp_path)).train(shuffled(), StopAfter(5))
     trainer = train_classifier(every_step(tmp_path))

@@ -105,6 +105,7 @@ def assert_goes_on(resumed, whole, step, case):
         assert not case.is_complete or sorted(numbers) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.quick("arrays-shuffled")
 @pytest.mark.parametrize(
     "case",
     [

@@ -205,10 +205,10 @@ def two_calls(request, tmp_path_factory):
     return request.param, directory, script(every_step(directory), is_same_reader=request.param)
 
 
-@pytest.mark.quick("one-reader")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
-    [*(pytest.param(step, marks=pytest.mark.slow) for step in (4, EPOCH, 2 * EPOCH)), EPOCH + 4],
+    [4, EPOCH, 2 * EPOCH, EPOCH + 4],
 )
 def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, step, tmp_path):
     is_same_reader, directory, state = two_calls
@@ -216,7 +216,7 @@ def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, ste
     assert_same_bits(script(every_step(left), is_same_reader=is_same_reader), state)
 
 
-@pytest.mark.quick("two-readers")
+@pytest.mark.slow
 def test_calls_that_are_done_run_no_step_again(two_calls, tmp_path):
     is_same_reader, directory, _ = two_calls
     left = as_killed_at(directory, EPOCH + 4, tmp_path / "left")
@@ -247,6 +247,7 @@ def test_finished_run_called_again_does_nothing(uninterrupted, tmp_path):
     assert not seen.epochs
 
 
+@pytest.mark.slow
 def test_state_in_test_mode_is_that_of_the_interrupted_run(uninterrupted, tmp_path):
     directory, _, _ = uninterrupted("classifier-1")
     means = []

@@ -164,7 +164,7 @@ def test_function_that_returns_nan_is_never_the_best(tmp_path):
     assert kept(tmp_path, loss_program, num_best=3, monitor=lambda: next(values)) == [2, 4, 8]
 
 
-@pytest.mark.quick("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("is_best_first", [True, False])
 def test_best_stay_the_best_in_a_resumed_run(is_best_first, tmp_path):
     values = [1.0, 5.0, 6.0, 7.0, 8.0, 9.0, 9.0, 9.0, 9.0]

@@ -129,6 +129,7 @@ def assert_has_parameters(trainer: ps.Trainer, folder: str, zeros: Sequence[str]
     assert_close(values, expected)
 
 
+@pytest.mark.slow
 def test_run_of_several_objectives_goes_on_from_its_checkpoint(copied):
     trainer = train_objectives(copied("objectives"))
     assert trainer.global_step == NUM_STEPS
@@ -137,6 +138,7 @@ def test_run_of_several_objectives_goes_on_from_its_checkpoint(copied):
     assert_has_parameters(trainer, "objectives-end", zeros)
 
 
+@pytest.mark.slow
 def test_run_with_handlers_and_decorators_goes_on_from_its_checkpoint(copied):
     folder = copied("handlers")
     trainer, evaluate = train_with_handlers(folder)

@@ -53,6 +53,7 @@ def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):
     assert made.handlers.evaluate.last == averaged != made.trainer.test(made.data.test)
 
 
+@pytest.mark.slow
 def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
     plain, smooth = assembled(tmp_path), assembled(tmp_path, "--label_smoothing=0.5")
     losses = [each.trainer.test(each.data.test)["loss"] for each in (plain, smooth)]

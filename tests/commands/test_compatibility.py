@@ -73,6 +73,7 @@ def test_images_of_mnist_have_one_channel_or_three(mnist):
     assert theirs.data.shape.image_shape == (28, 28, 3)
 
 
+@pytest.mark.slow
 def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
     words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
     tiny = (f"--plugin={ROOT / 'tests/commands/tiny.py'}", "--model_name=tiny")

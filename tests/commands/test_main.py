@@ -80,6 +80,7 @@ def test_interrupt_ends_with_130(monkeypatch, capsys):
     assert "penstock train: interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_failure_keeps_its_traceback_and_ends_with_1():
     code = "from penstock.commands import main, train\ntrain.run = None\nmain(['train'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -110,6 +111,7 @@ def test_full_disk_under_standard_output_is_one_line():
     assert (done.returncode, done.stderr) == (1, expected)
 
 
+@pytest.mark.slow
 def test_interrupt_while_a_command_is_imported_ends_with_130():
     # As Ctrl-C in the first second, which the import of JAX and optax takes.
     code = (

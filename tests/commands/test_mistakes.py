@@ -110,6 +110,7 @@ def test_folder_of_images_that_is_not_named_is_not_the_working_folder(folder, ca
     assert "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER" in err
 
 
+@pytest.mark.slow
 def test_platform_that_is_not_there_is_said_at_once(tmp_path):
     done = penstock(tmp_path, "train", *TINY, JAX_PLATFORMS="cuda")
     assert done.returncode == 1
@@ -118,6 +119,7 @@ def test_platform_that_is_not_there_is_said_at_once(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
     words = ("--dataset_name=image_folder", "--dataset_dir=pair", f"--output_dir={tmp_path}")
@@ -179,6 +181,7 @@ def test_images_that_predict_cannot_read_are_named(capsys, monkeypatch, tmp_path
     assert "10 classes there, 12 here" in err
 
 
+@pytest.mark.slow
 def test_disk_without_space_is_one_line(tmp_path):
     limited = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (2000, 2000)); "
     done = penstock(tmp_path, "train", *TINY, code=limited + CODE, JAX_ENABLE_COMPILATION_CACHE="0")

@@ -41,6 +41,7 @@ def over_image(layer, shape, options):
     return program
 
 
+@pytest.mark.quick("conv2d]", "pool2d", "batch_norm")
 @pytest.mark.parametrize("name", IMAGE_LAYERS)
 def test_images_are_channels_first_and_numbers_the_same(name):
     options = IMAGE_LAYERS[name]

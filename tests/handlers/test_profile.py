@@ -48,6 +48,7 @@ def test_window_has_just_its_steps(tmp_path):
     assert num_runs(tmp_path) == 3
 
 
+@pytest.mark.quick("3-4-4")
 @pytest.mark.parametrize(("first_step", "num_steps", "runs"), [(0, 1, 4), (3, 4, 4), (4, 5, 8)])
 def test_window_of_launches_of_four_steps_is_of_whole_launches(
     tmp_path, capsys, first_step, num_steps, runs
@@ -105,12 +106,14 @@ def test_launches_are_marked_with_their_first_step(tmp_path, steps_per_call, ste
     assert [e["args"]["step_num"] for e in events if e.get("name") == "train"] == steps
 
 
+@pytest.mark.slow
 def test_window_that_training_does_not_reach_the_end_of_ends_with_it(tmp_path, capsys):
     trained(Profile(tmp_path, first_step=10, num_steps=50))
     assert "the operations of 2 steps" in capsys.readouterr().out
     assert num_runs(tmp_path) == 2
 
 
+@pytest.mark.slow
 def test_trace_ends_when_training_fails(tmp_path):
     def fail_in_the_window(event):
         if isinstance(event, EndStep) and event.step == 3:
@@ -127,6 +130,7 @@ def test_training_shorter_than_the_window_s_beginning_traces_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_second_training_is_not_traced_again(tmp_path):
     profile = Profile(tmp_path, first_step=2, num_steps=2)
     trainer = linear_trainer()

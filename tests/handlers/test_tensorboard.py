@@ -73,6 +73,7 @@ def test_resumed_run_goes_on_with_its_curves_without_overlap(tmp_path):
     assert [step for step, _ in points(tmp_path / "test", "epoch/loss")] == [8, 16, 24, 32, 40]
 
 
+@pytest.mark.slow
 def test_results_of_an_evaluate_are_curves_where_it_tests(tmp_path):
     evaluate = Evaluate(linear_reader(), every_steps=2, every_epochs=None, file=io.StringIO())
     linear_trainer().train(linear_reader(), [evaluate, TensorBoard(tmp_path, test=evaluate)], 2)

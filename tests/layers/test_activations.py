@@ -44,6 +44,7 @@ def test_activation_equals_its_formula_by_function_and_by_name(name):
     np.testing.assert_allclose(activate(x, name, "fc"), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick("relu]", "gelu", "softplus", "softmax")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_activation_has_the_gradient_of_its_formula(name):
     x = np.array([[-7.0, -2.0, -0.3, 0.4, 2.0, 7.0]])
@@ -53,6 +54,7 @@ def test_activation_has_the_gradient_of_its_formula(name):
     np.testing.assert_allclose(actual, np.stack(rows, 1), atol=1e-4)
 
 
+@pytest.mark.quick("relu]", "gelu", "softplus", "softmax")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_activation_of_large_numbers_and_its_gradient_are_finite(name):
     x = jnp.asarray([[-1e4, -90.0, 0.0, 90.0, 1e4]])

@@ -236,6 +236,7 @@ def test_layer_outside_a_program_says_where_it_belongs_or_works(name):
         case.call(x, y)
 
 
+@pytest.mark.quick("batch_norm", "conv2d]", "create_parameter]", "fc", "img_conv_group")
 @pytest.mark.parametrize("name", WITH_PARAMETERS)
 def test_layer_of_one_name_shares_its_parameters(name):
     case = CASES[name]
@@ -261,6 +262,7 @@ def test_layers_of_one_name_give_the_same_of_one_input():
         np.testing.assert_array_equal(first, second, err_msg=name)
 
 
+@pytest.mark.quick("batch_norm", "conv2d]", "create_parameter]", "fc", "img_conv_group")
 @pytest.mark.parametrize("name", WITH_PARAMETERS)
 def test_layer_without_a_name_gets_parameters_of_its_own(name):
     case = CASES[name]
@@ -270,6 +272,7 @@ def test_layer_without_a_name_gets_parameters_of_its_own(name):
     assert all(path.split("/")[0].rpartition("_")[2].isdigit() for path in twice)
 
 
+@pytest.mark.quick("batch_norm", "conv2d]", "create_parameter]", "fc", "img_conv_group")
 @pytest.mark.parametrize("name", WITH_PARAMETERS)
 def test_layer_of_one_name_and_another_shape_names_both_places(name):
     case = CASES[name]

@@ -79,6 +79,7 @@ def step_of_module(hidden, row):
     return layers.dropout(hidden, 0.9), ()
 
 
+@pytest.mark.slow
 def test_scan_over_a_function_of_a_module_is_traced_anew_for_each_program():
     # JAX would reuse the trace of a function it knows: train's dropout and parameters in test.
     def forward():
@@ -239,6 +240,7 @@ def test_data_of_an_unknown_size_says_that_shapes_are_static(shape):
         initial(lambda: layers.data("x", shape))
 
 
+@pytest.mark.slow
 def test_keys_of_examples_differ_between_steps_and_examples_but_not_between_runs():
     def function():
         x = layers.data("x", [3])

@@ -34,6 +34,7 @@ def test_simple_img_conv_pool_is_a_convolution_then_a_pooling(data_format):
     np.testing.assert_array_equal(infer(net, feed, variables), infer(by_hand, feed, variables))
 
 
+@pytest.mark.slow
 def test_img_conv_group_with_batch_norm_activates_after_it():
     def net():
         return layers.img_conv_group(

@@ -92,6 +92,7 @@ def test_initial_weights_are_those_of_the_module_whatever_the_seed():
     np.testing.assert_array_equal(net["first"]["kernel"], MODEL.first.kernel[...])
 
 
+@pytest.mark.slow
 def test_network_without_noise_gives_what_the_module_gives_in_training_and_in_test():
     def network():
         x = layers.data("x", [6])
@@ -130,6 +131,7 @@ def test_saved_weights_serve_an_inferencer_that_was_given_shapes_alone(tmp_path)
         initial(predict)
 
 
+@pytest.mark.slow
 def test_frozen_module_stays_and_normalises_by_its_statistics():
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1], freeze="net/norm")
     state = builder.init(seed=0)

@@ -71,6 +71,7 @@ def test_label_smoothing_spreads_a_share_over_all_classes():
     assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_auxiliary_head_counts_two_fifths():
     metrics, params = metrics_of(models.classifier(model_of(with_auxiliary), 7))
     expected = cross_entropy(params) + 0.4 * cross_entropy(params, "auxiliary")
@@ -80,6 +81,7 @@ def test_auxiliary_head_counts_two_fifths():
     assert half["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_weight_decay_is_in_the_loss_and_can_be_set():
     model = model_of(network, weight_decay=0.5)
     metrics, params = metrics_of(models.classifier(model, 7))

@@ -67,6 +67,7 @@ def test_weights_of_keras_arrive_under_our_names(ours, theirs, tmp_path):
     assert not weights.left_initial
 
 
+@pytest.mark.slow
 def test_everything_that_does_not_match_is_listed(theirs, tmp_path):
     changed = dict(theirs)
     del changed["conv1_bn/beta"]
@@ -82,6 +83,7 @@ def test_everything_that_does_not_match_is_listed(theirs, tmp_path):
     assert "left over: other/kernel" in text
 
 
+@pytest.mark.slow
 def test_file_of_another_network_and_of_another_place_say_so(theirs, tmp_path):
     write_keras(tmp_path / "weights.h5", theirs)
     with pytest.raises(ParameterError, match=r"does not fit mobilenet_v1_050"):

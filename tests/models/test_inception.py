@@ -80,6 +80,7 @@ def test_inception_end_points_have_tf_slims_names_and_shapes(name):
     assert points["Logits"] == points["Predictions"] == (10,)
 
 
+@pytest.mark.slow
 def test_inception_v1_and_v2_have_no_auxiliary_head():
     for name in NAMES[:2]:
         assert "AuxLogits" not in shapes_of(name, 32).points

@@ -123,7 +123,7 @@ def test_mobilenet_v3_large_follows_the_table_of_the_paper():
     assert "Conv_2/norm/scale" not in shapes.trained
 
 
-@pytest.mark.quick("small")
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["large", "small"])
 def test_minimalistic_networks_have_the_same_widths_of_plainer_layers(size):
     full = shapes_of(f"mobilenet_v3_{size}", 32)
@@ -138,7 +138,7 @@ def relu6(x):
     return np.clip(x, 0, 6)
 
 
-@pytest.mark.quick("8-None")
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "slope", "is_residual"), [(8, None, True), (4, 0.2, False)])
 def test_bottleneck_equals_the_sum_written_out(depth, slope, is_residual):
     settings = models.get("mobilenet_v3_small").settings
@@ -185,7 +185,7 @@ def test_strided_bottleneck_of_one_width_has_no_residual():
     assert not infer(program, {"x": np.ones([1, 1, 1, 8], np.float32)}, variables).any()
 
 
-@pytest.mark.quick("_minimalistic")
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "has_negatives"), [("", True), ("_minimalistic", False)])
 def test_minimalistic_networks_end_in_relu_and_the_others_in_hard_swish(suffix, has_negatives):
     variant = VARIANTS[f"mobilenet_v3_small{suffix}"]

@@ -68,6 +68,7 @@ def test_auxiliary_head_stands_before_the_last_reduction(name, cell):
     assert heads == {f"aux_{cell}"}
 
 
+@pytest.mark.slow
 def test_features_come_without_an_auxiliary_head():
     features = shapes_of(small(), 64, num_classes=None)
     assert features.points["global_pool"] == (192,)

@@ -94,6 +94,7 @@ def test_every_option_has_a_test_of_its_effect():
     assert set(EFFECTS) == {field.name for field in dataclasses.fields(OptimizerOptions)}
 
 
+@pytest.mark.quick("adam_beta1", "opt_epsilon", "momentum", "weight_decay_rate", "optax_options")
 @pytest.mark.parametrize("option", EFFECTS)
 def test_option_changes_where_its_optimizer_goes(option):
     name, value = EFFECTS[option]

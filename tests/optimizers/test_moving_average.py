@@ -23,6 +23,7 @@ def expected(history, decay, *, is_ramped):
     return average
 
 
+@pytest.mark.quick("0-0.9-True", "5-0.9-False", "1000-0.9999")
 @pytest.mark.parametrize("is_ramped", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
 @pytest.mark.parametrize("num_updates", [0, 1, 5, 1000])

@@ -93,9 +93,8 @@ def test_weight_decay_leaves_out_the_biases_and_norms_of_penstocks_layers():
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ftrl", "rmsprop"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop"])
 def test_run_resumed_from_a_checkpoint_goes_on_bit_for_bit(name, tmp_path):
     reader = [linear_data(8, seed) for seed in range(4)]
     options = ScheduleOptions(learning_rate_decay_type="cosine", warmup_steps=2)

@@ -76,6 +76,7 @@ def fastnn(options, stop):
     return row
 
 
+@pytest.mark.quick("polynomial", "exponential--37", "fixed-luong5-37")
 @pytest.mark.parametrize("warmup_steps", [0, 37, 700])
 @pytest.mark.parametrize("scheme", ["", "luong234", "luong5", "luong10"])
 @pytest.mark.parametrize("decay_type", ["fixed", "exponential", "polynomial"])

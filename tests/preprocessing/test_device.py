@@ -61,7 +61,7 @@ def runs(request):
     return request.param, images, [trained(seen, images, devices) for devices in (1, 8)]
 
 
-@pytest.mark.quick("Cifarnet")
+@pytest.mark.slow
 def test_rows_of_equal_images_draw_apart(runs):
     each, _, (one, _) = runs
     rows = {row.tobytes() for row in one["image"][:3]}
@@ -142,6 +142,7 @@ def test_draws_differ_between_steps_and_seeds_and_not_between_runs():
     assert flips(0) == first
 
 
+@pytest.mark.slow
 def test_two_preprocessings_of_one_program_draw_apart():
     def program():
         images = declared(SAME)
@@ -156,6 +157,7 @@ def test_two_preprocessings_of_one_program_draw_apart():
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_short_batch_compiles_nothing_and_keeps_its_draws():
     def program():
         result = Inception().device(declared(IMAGES))

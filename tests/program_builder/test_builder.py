@@ -245,6 +245,7 @@ def test_seed_decides_initial_values():
         assert_same_bits(states[0], states[2])
 
 
+@pytest.mark.slow
 def test_metrics_of_a_short_batch_agree_with_those_of_a_builder_that_pads_nothing():
     results = []
     for sizes in ((16, 5), (5,)):

@@ -88,6 +88,7 @@ def parts(state, objective):
     )
 
 
+@pytest.mark.quick("eight-d-g")
 @pytest.mark.parametrize(("trained", "other"), [("d", "g"), ("g", "d")])
 @GANS
 def test_step_of_one_side_leaves_the_other_bit_for_bit_as_it_was(gan, trained, other):

@@ -73,12 +73,8 @@ def train(name: str, num_devices: int, freeze: str = "") -> Any:
     return builder, state, losses
 
 
-QUICK = {"optax.lbfgs"}
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUN]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
 def test_loss_falls_alike_on_one_and_three_devices(name):
     (one, state, losses), (_, other, others) = (train(name, n) for n in (1, 3))
     # Together: the offset is near 0, where the order of a sum shows.

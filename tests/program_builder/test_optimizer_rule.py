@@ -107,6 +107,7 @@ def test_line_search_over_parts_of_a_batch_goes_where_that_over_the_whole_goes()
     assert_close(ends[1], ends[0], 1e-4)
 
 
+@pytest.mark.slow
 def test_lookahead_trains_the_fast_parameters_and_its_slow_ones_are_evaluated(caplog):
     optimizer: Any = optax.lookahead(optax.sgd(0.1), sync_period=3, slow_step_size=0.5)
     builder = builder_of(optimizer)

@@ -146,6 +146,7 @@ def test_array_from_outside_the_function_is_a_constant_of_the_program(place):
     np.testing.assert_allclose(value, np.mean(x @ np.asarray(table).T), rtol=1e-5)
 
 
+@pytest.mark.slow
 @PLACES
 def test_flax_modules_train_beside_layers_with_dropout_and_batch_norm(place):
     class Block(nn.Module):

@@ -86,6 +86,7 @@ def test_three_ragged_epochs_compile_each_program_once(make_trainer, place, step
     assert not compile_warnings(caplog)
 
 
+@pytest.mark.slow
 @PLACES
 def test_short_batch_compiles_nothing_after_a_full_one(place):
     builder = ps.ProgramBuilder(program, optax.adam(0.01), place=place())
@@ -224,6 +225,7 @@ def test_state_before_a_step_is_gone_after_it(make_trainer, place, steps_per_cal
     assert all(len(leaves) > 10 and not any(leaves) for leaves in survivors)
 
 
+@pytest.mark.slow
 @PLACES
 def test_state_given_to_the_builder_is_gone_and_the_one_returned_is_whole(place):
     builder = ps.ProgramBuilder(program, optax.adam(0.01), place=place())
@@ -293,6 +295,7 @@ def test_exception_while_a_program_is_traced_leaves_the_state_whole():
     assert np.isfinite(float(loss))
 
 
+@pytest.mark.slow
 def test_reader_of_one_batch_trains(make_trainer):
     trainer = make_trainer(one_device, 4)
     before = trainer.global_step

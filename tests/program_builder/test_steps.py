@@ -190,6 +190,7 @@ def test_initial_values_are_the_same_bits_on_one_and_on_eight_devices(steps):
     assert_same_bits(eight.initial, one.initial)
 
 
+@pytest.mark.quick("conv net")
 @pytest.mark.parametrize("step", range(len(SIZES)))
 def test_metrics_of_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
     one, eight, (metrics, _, _) = steps

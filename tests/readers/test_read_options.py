@@ -139,6 +139,7 @@ def overwrite_with_zeros(folder: Path) -> None:
             path.write_bytes(bytes(path.stat().st_size))
 
 
+@pytest.mark.quick("tfrecord", "image_folder-options1")
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {}, {"workers": "process"}])
 def test_cached_records_give_what_the_files_gave_with_every_kind_of_worker(make, options, tmp_path):
     expected = passes(make(augment=add_draw, num_workers=1))

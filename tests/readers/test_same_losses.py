@@ -165,7 +165,7 @@ FEEDS = {
 }
 
 
-@pytest.mark.quick("tuples", "image_folder", "grain")
+@pytest.mark.quick("tuples")
 @pytest.mark.parametrize("name", FEEDS)
 @pytest.mark.filterwarnings("default:::tensorflow_datasets")
 def test_losses_are_the_same_whatever_feeds_the_run(name, columns, expected, tmp_path):

@@ -93,6 +93,7 @@ def normalised():
     return layers.mean(layers.cross_entropy(prediction, layers.data("y", [1], dtype="int32")))
 
 
+@pytest.mark.slow
 def test_running_statistics_move_with_each_part():
     builder = ps.ProgramBuilder(
         normalised, optax.sgd(0.0), place=ONE, gradient_accumulation_steps=2
@@ -126,6 +127,7 @@ def test_number_of_parts_that_is_none_is_refused(steps):
         ps.Trainer(program, optax.sgd(0.1), gradient_accumulation_steps=steps)
 
 
+@pytest.mark.slow
 def test_batch_is_padded_to_whole_parts():
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=ONE, gradient_accumulation_steps=4)
     _, (loss, _, rows) = builder.train(builder.init(), {"x": X[:6], "y": Y[:6]})
@@ -150,6 +152,7 @@ def test_learning_rate_of_each_step_is_in_its_event():
     assert rates == pytest.approx([1.0, 0.9, 0.8, 0.35, 0.3, 0.25])
 
 
+@pytest.mark.slow
 def test_learning_rate_of_an_optimizer_that_does_not_tell_is_none():
     seen = []
     trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)

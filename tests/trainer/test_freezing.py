@@ -117,6 +117,7 @@ def test_average_that_nobody_keeps_is_an_error():
         trainer.test(READER, averaged=True)
 
 
+@pytest.mark.slow
 def test_parameters_are_loaded_from_checkpoints(tmp_path):
     first = ps.Trainer(program, optax.adam(0.01), place=ONE, checkpoint=tmp_path / "run")
     first.train(READER, num_epochs=2)

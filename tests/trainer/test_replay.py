@@ -117,7 +117,7 @@ def test_replay_of_an_infinite_loss_names_the_line_of_the_first_infinity():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("poison", [bent, *(pytest.param(each) for each in (rooted, infinite))])
+@pytest.mark.parametrize("poison", [bent, rooted, infinite])
 def test_replay_finds_the_first_step_that_was_skipped(poison):
     trainer = trainer_of(on_non_finite="skip")
     reader = batches(9, {4: poison, 6: bent})
@@ -125,6 +125,7 @@ def test_replay_finds_the_first_step_that_was_skipped(poison):
     assert raised_by(lambda: trainer.replay(reader))[1] == 4
 
 
+@pytest.mark.slow
 def test_replay_of_a_run_that_rolled_back_finds_the_bad_step(tmp_path):
     trainer = trainer_of(light_program, checkpoint=tmp_path, on_non_finite="roll_back")
     reader = batches(9, {4: bent})
@@ -157,6 +158,7 @@ def test_replay_of_a_named_step_goes_from_the_checkpoint_before_it(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=3)
     train_to_the_end(trainer_of(light_program, checkpoint=config), batches(9, {7: bent}))
@@ -258,7 +260,8 @@ def test_replay_runs_layers_of_every_kind_operation_by_operation():
     assert f"{__file__}:{line_of(everything, 'jnp.log')}, in everything" in str(error)
 
 
-@pytest.mark.parametrize("num_examples", [10, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_examples", [10, 3])
 def test_replay_of_a_short_batch_names_its_step(num_examples):
     ones = np.ones((num_examples, 1), np.float32)
     data = {**linear_data(num_examples), "bend": ones.copy(), "root": ones}
@@ -268,6 +271,7 @@ def test_replay_of_a_short_batch_names_its_step(num_examples):
     assert raised_by(lambda: trainer.replay(reader))[1] == (2 if num_examples == 10 else 0)
 
 
+@pytest.mark.slow
 @PLACES
 def test_replay_of_a_batch_that_is_nan_itself_names_the_input_and_the_line_that_uses_it(place):
     data = linear_data(40)
@@ -280,6 +284,7 @@ def test_replay_of_a_batch_that_is_nan_itself_names_the_input_and_the_line_that_
     assert ", in linear_program: return layers.mean(layers.square_error_cost(" in str(error)
 
 
+@pytest.mark.slow
 def test_replay_goes_with_an_optimizer_whose_state_holds_an_infinity():
     optimizer = optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau())
     trainer = ps.Trainer(light_program, optimizer, place=one_device())
@@ -298,6 +303,7 @@ def test_replay_uses_the_feed_order_of_the_run():
     assert raised_by(lambda: trainer.replay(reader))[1] == 1
 
 
+@pytest.mark.slow
 def test_replay_of_an_iterator_that_was_used_up_is_refused():
     trainer = trainer_of()
     iterator = iter(batches(3, {1: bent}))
@@ -336,6 +342,7 @@ def lost_program():
     return layers.mean(lost(layers.data("bend", shape=[1]) + 0 * unused))
 
 
+@pytest.mark.slow
 def test_replay_of_a_nan_that_is_given_out_by_a_custom_gradient_names_its_line(capsys):
     trainer = trainer_of(lost_program)
     train_to_the_end(trainer, batches(3, {1: infinite}))
@@ -354,6 +361,7 @@ def spoilt_program():
     return linear_program() * root * layers.mean(jnp.log(layers.data("bend", shape=[1])))
 
 
+@pytest.mark.slow
 def test_replay_of_a_step_after_the_first_bad_one_says_so():
     trainer = trainer_of(spoilt_program)
     train_to_the_end(trainer, batches(4, {1: bent}))
@@ -371,18 +379,9 @@ def named_program():
     return layers.mean(layers.cross_entropy(prediction, label))
 
 
-@pytest.fixture(scope="module")
-def named_trainer():
-    """Return a trainer of the program with two inputs of integers."""
-    return trainer_of(named_program)
-
-
 @pytest.mark.quick("word")
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("label", 5), pytest.param("label", -1, marks=pytest.mark.slow), ("word", 7)],
-)
-def test_replay_names_the_label_or_id_that_is_out_of_range(name, value, named_trainer):
+@pytest.mark.parametrize(("name", "value"), [("label", 5), ("label", -1), ("word", 7)])
+def test_replay_names_the_label_or_id_that_is_out_of_range(name, value):
     batch = {
         "word": np.arange(BATCH_SIZE, dtype=np.int32)[:, None] % 7,
         "label": np.arange(BATCH_SIZE, dtype=np.int32)[:, None] % 5,
@@ -390,7 +389,7 @@ def test_replay_names_the_label_or_id_that_is_out_of_range(name, value, named_tr
     wrong = {**batch, name: batch[name].copy()}
     wrong[name][3] = value
     with pytest.raises(FloatingPointError) as caught:
-        named_trainer.replay([batch, wrong])
+        trainer_of(named_program).replay([batch, wrong])
     assert str(caught.value).endswith(
         f"The input {name!r} holds {value} in row 3 of the batch; with 0 there all is finite: it "
         "is out of range. Ids and labels count from 0, and are less than the number of classes, or "

@@ -102,6 +102,7 @@ def test_newest_checkpoint_before_the_bad_step_is_used_however_late_it_is_found(
     assert is_finite(trainer)
 
 
+@pytest.mark.slow
 def test_checkpoints_refused_between_a_bad_step_and_its_roll_back_are_no_failure(tmp_path, caplog):
     trainer = rolling(tmp_path, save_interval_steps=20)
     trainer.train(lambda: iter(batches(CHECK_EVERY + 60, {15: bent})))
@@ -125,6 +126,7 @@ def test_first_step_that_is_bad_returns_to_the_initial_state(tmp_path, caplog):
     assert "rolled back to the state of global step 0" in roll_backs(caplog)[0]
 
 
+@pytest.mark.slow
 def test_epochs_mean_counts_from_the_roll_back(tmp_path):
     trainer, recorder = rolling(tmp_path), Recorder()
     trainer.train(batches(6, {2: bent}), [read_losses, recorder])
@@ -146,6 +148,7 @@ def test_roll_backs_are_limited_and_the_error_says_how_many_there_were(place, tm
     assert recorder.lines[-1] == "EndTraining failed"
 
 
+@pytest.mark.slow
 def test_roll_backs_are_counted_anew_in_each_call_of_train(tmp_path, caplog):
     trainer = rolling(tmp_path)
     for _ in range(3):
@@ -167,6 +170,7 @@ def test_run_that_rolled_back_resumes(tmp_path):
     assert_same_bits(host(resumed._engine.state), host(whole._engine.state))
 
 
+@pytest.mark.slow
 def test_bad_gradient_at_the_very_end_is_rolled_back_before_the_last_checkpoint(tmp_path, caplog):
     trainer = rolling(tmp_path, eight_devices, save_interval_steps=4)
     trainer.train(batches(8, {7: rooted}))
@@ -176,6 +180,7 @@ def test_bad_gradient_at_the_very_end_is_rolled_back_before_the_last_checkpoint(
     assert_same_bits(host(again._engine.state.variables), host(trainer._engine.state.variables))
 
 
+@pytest.mark.slow
 def test_launches_in_flight_when_a_bad_step_is_found_are_given_up(tmp_path, caplog):
     trainer, recorder = rolling(tmp_path), Recorder()
     num_steps = CHECK_EVERY + 3 * MAX_STEPS_IN_FLIGHT
@@ -206,6 +211,7 @@ def test_bad_step_that_is_read_a_step_late_stops_at_once():
     assert sum(not np.isfinite(loss) for loss in late.losses) == 1
 
 
+@pytest.mark.slow
 def test_bad_step_that_is_read_a_step_late_is_rolled_back_once(tmp_path, caplog):
     trainer = rolling(tmp_path, save_interval_steps=4)
     trainer.train(batches(40, {5: bent}), LateReader())
@@ -213,6 +219,7 @@ def test_bad_step_that_is_read_a_step_late_is_rolled_back_once(tmp_path, caplog)
     assert is_finite(trainer)
 
 
+@pytest.mark.slow
 def test_loss_of_a_state_that_was_given_up_is_read_late_and_not_rolled_back_again(tmp_path, caplog):
     trainer = rolling(tmp_path)
     # The flag of the steps before 120 is read after step 131 is launched, from the state of step

@@ -67,7 +67,7 @@ def test_script_ends_with_the_code_of_its_signal_and_its_run_is_finished_by_anot
     assert_same_bits(parameters_after(tmp_path), uninterrupted)
 
 
-@pytest.mark.quick("15")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "output"),
     [(SIGINT, -SIGINT, ["interrupted KeyboardInterrupt 10"]), (SIGTERM, -SIGTERM, [])],
@@ -80,7 +80,7 @@ def test_second_signal_ends_a_script_at_once_also_in_a_save_that_hangs(
     assert Store(CheckpointConfig(directory=tmp_path)).steps() == []
 
 
-@pytest.mark.quick("SIGINT")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM], ids=lambda number: number.name)
 def test_signal_in_a_test_outside_of_training_does_what_python_does(number, tmp_path):
     code, lines, errors = signalled(tmp_path, "test", number)

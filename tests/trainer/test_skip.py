@@ -180,6 +180,7 @@ SEVERAL = {
 }
 
 
+@pytest.mark.slow
 @PLACES
 @compiling.as_users_do()
 def test_bad_updates_of_one_objective_leave_those_of_the_other(place, caplog):
@@ -196,12 +197,14 @@ def test_bad_updates_of_one_objective_leave_those_of_the_other(place, caplog):
     ]
 
 
+@pytest.mark.slow
 def test_objective_that_is_always_skipped_beside_a_sound_one_is_no_end():
     trainer = ps.Trainer(SEVERAL, place=one_device(), on_non_finite="skip")
     trainer.train([bent()] * 40)
     assert int(jax.device_get(trainer._engine.state.num_skipped)) == 40
 
 
+@pytest.mark.slow
 def test_count_of_skipped_updates_goes_on_in_a_resumed_run(tmp_path, caplog):
     first = skipping(checkpoint=tmp_path)
     first.train(batches(6, {1: bent}))

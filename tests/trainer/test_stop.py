@@ -124,6 +124,7 @@ def test_nan_in_the_gradient_of_a_parameter_that_no_later_loss_sees_is_found():
     assert "'row'" in text
 
 
+@pytest.mark.slow
 @PLACES
 def test_bad_objective_is_named_with_its_metrics_and_the_sound_one_is_not(place):
     objectives = {
