@@ -50,7 +50,7 @@ NETS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["resnet8", *(pytest.param(name) for name in ("resnet32", "vgg"))],
+    ["resnet8", "resnet32", "vgg"],
 )
 def test_image_classification_trains_saves_and_infers(name, tmp_path, capsys):
     image_classification.main(
