@@ -14,8 +14,8 @@ comprehensions (up to Python 3.11, later ones run them in their function's frame
 resumption of a generator. A *move* is a call whose file is not that of the call before it; to come
 back to a caller is none, unless that then calls something.
 
-What `penstock` loads on first use is loaded before the first window: bodies of modules and classes
-are no part of making a trainer.
+What `penstock` loads or looks up once in a process is there before the first window: bodies of
+modules and classes, and which options the compiler has, are no part of making a trainer.
 
 The limits are for the small network: 13 inputs, a hidden layer with relu, one output. `digits` is
 the README's. These are counts, not times: they repeat exactly, on any machine.
@@ -167,6 +167,8 @@ def measure(network: str = "small") -> dict[str, Calls]:
     # Taken from the package here, which loads them and all that they import.
     make_trainer, end_step = ps.Trainer, ps.EndStep
     optimizer, place = optax.sgd(1e-3), jax.devices()[0]
+    # Of another program, so that JAX has traced nothing of the one that is counted.
+    make_trainer(lambda: layers.create_parameter([]), optimizer, place=place)
     made.count(lambda: trainers.append(make_trainer(program, optimizer, place=place)))
 
     trained, ends = Counter(), [0]
