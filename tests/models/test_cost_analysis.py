@@ -80,12 +80,19 @@ def gmacs_by_xla(trace):
     outputs = [True] * len(trace.jaxpr.out_avals)
     needed = products(dce_jaxpr(trace.jaxpr.jaxpr, outputs, instantiate=True)[0])
 
-    def compute(operands):
-        return [computed(each, *pair) for each, pair in zip(needed, operands, strict=True)]
+    # In parts: XLA adds up in float32, and that of 357 products is off by 1.4e-6.
+    return sum(count_flops(needed[i : i + 16]) for i in range(0, len(needed), 16)) / 2e9
 
-    operands = [[variable.aval for variable in each.invars] for each in needed]
+
+def count_flops(equations):
+    """Return XLA's count for a few products."""
+
+    def compute(operands):
+        return [computed(each, *pair) for each, pair in zip(equations, operands, strict=True)]
+
+    operands = [[variable.aval for variable in each.invars] for each in equations]
     lowered = jax.jit(compute).trace(operands).lower(lowering_platforms=("tpu",))
-    return lowered.cost_analysis()["flops"] / 2e9
+    return lowered.cost_analysis()["flops"]
 
 
 def check(name):
