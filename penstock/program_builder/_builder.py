@@ -9,10 +9,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from penstock import _mesh
+from penstock import _mesh, _metrics
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
-from penstock._metrics import Structure
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
 from penstock._program.requests import Feed, FeedSpec, Nested, Variables
@@ -244,7 +243,9 @@ def _trace_program(
         program, args = programs.infer_program(), [state.variables]
     elif mode == "test":
         specs, program = network.inputs(mode), programs.test_program(objective)
-        zeros = programs.test_zeros(objective)
+        probe = network.test[objective]
+        # Not `test_zeros`: nothing is placed, on devices that may be described only.
+        zeros = jax.eval_shape(lambda: _metrics.zeros(probe.program.structure, probe.shapes))
         sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
         args = [state.variables, state.key, sums]
     elif mode == "train":
@@ -265,7 +266,9 @@ def _trace_program(
     return _inspect.Inspection(program.jitted.trace(*args, feed, weights))
 
 
-def _arrange(values: Sequence[jax.Array], structure: Structure, placed: DeviceBatch) -> Any:
+def _arrange(
+    values: Sequence[jax.Array], structure: _metrics.Structure, placed: DeviceBatch
+) -> Any:
     """Return device values in the program's structure, rows of padding cut off."""
     count, size = placed.counts[0], placed.weights.shape[0]
     rows = structure.rows

@@ -74,7 +74,7 @@ class Run:
         self.engine, self.status, self.reader, self.fields = engine, status, reader, fields
         self.update_order, self.steps_per_call = update_order, steps_per_call
         self.emit, self.guard, self.saver = emit, guard, saver
-        self.interrupts, self._num_alone = interrupts, 0
+        self.interrupts, self._num_since_agreement = interrupts, 0
         self.handlers = handlers
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
         self.in_flight = InFlight(
@@ -198,11 +198,11 @@ class Run:
             if interrupts.signal is not None:
                 interrupts.check()
             return
-        self._num_alone += 1
-        if self._num_alone < AGREE_EVERY:
+        self._num_since_agreement += 1
+        if self._num_since_agreement < AGREE_EVERY:
             return
         # A process that ended alone would leave the others in a collective.
-        self._num_alone = 0
+        self._num_since_agreement = 0
         signal, is_due = agree(interrupts.signal, self.saver.is_time())
         if is_due:
             self.saver.save(self.status)

@@ -1,5 +1,6 @@
 """What a builder shows of its programs."""
 
+import jax
 import optax
 import pytest
 
@@ -31,6 +32,12 @@ def test_inspection_of_each_program_gives_trace_texts_cost_and_memory(builder, m
         str(inspected).splitlines()[0].endswith("floating point operations per launch and device")
     )
     assert builder.num_compiles == {}
+
+
+@pytest.mark.parametrize("mode", ["train", "test", "infer"])
+def test_inspection_places_nothing_on_the_devices(builder, mode):
+    with jax.transfer_guard("disallow_explicit"):
+        assert builder.inspect(mode, batch_size=16).traced
 
 
 def test_inspection_of_an_unknown_mode_suggests_the_nearest(builder):
