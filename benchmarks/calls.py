@@ -15,7 +15,8 @@ resumption of a generator. A *move* is a call whose file is not that of the call
 back to a caller is none, unless that then calls something.
 
 What `penstock` loads or looks up once in a process is there before the first window: bodies of
-modules and classes, and which options the compiler has, are no part of making a trainer.
+modules and classes, and which options the compiler has, are no part of making a trainer. Nor is
+what the garbage collector ends, readers of before for one: it rests while calls are counted.
 
 The limits are for the small network: 13 inputs, a hidden layer with relu, one output. `digits` is
 the README's. These are counts, not times: they repeat exactly, on any machine.
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import gc
 import itertools
 import pathlib
 import sys
@@ -147,11 +149,15 @@ class Counter:
 
     def count(self, work: Callable[[], object]) -> None:
         """Run `work` under the profile."""
+        is_collecting = gc.isenabled()
+        gc.disable()
         sys.setprofile(self)
         try:
             work()
         finally:
             sys.setprofile(None)
+            if is_collecting:
+                gc.enable()
 
 
 def measure(network: str = "small") -> dict[str, Calls]:
