@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
 from penstock._device_batches import DeviceBatch
-from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._errors import ProgramError, UnknownNameError, listed, message, nearest
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
 from penstock._program.requests import Feed, FeedSpec, Nested, Variables
@@ -204,14 +204,32 @@ class ProgramBuilder(Generic[R]):
         return _inspect.summary(self.parameter_table())
 
     def inspect(
-        self, mode: str = "train", *, batch_size: int = 64, objective: str | None = None
+        self, mode: str = "train", *, batch_size: int | None = None, objective: str | None = None
     ) -> _inspect.Inspection:
         """Return a program's trace, compiled text, operations and memory.
 
         Arguments:
           mode: `"train"`, `"test"` or `"infer"`.
-          batch_size: the global batch size, a multiple of the device count.
+          batch_size: the global batch size, a multiple of the number of devices; by default the
+            first from 64 on.
+
+        Raises:
+          UnknownNameError: there is no such mode or objective, or no infer function.
+          ValueError: the devices do not divide the batch size.
         """
+        num_devices = self.programs.mesh.size
+        if batch_size is None:
+            batch_size = -(-64 // num_devices) * num_devices
+        if batch_size < 1 or batch_size % num_devices:
+            raise ValueError(
+                message(
+                    "inspect(batch_size)",
+                    batch_size,
+                    f"a multiple of the number of devices, {num_devices}",
+                    "Each device takes an equal part of a batch",
+                    "Round it up, or leave it out",
+                )
+            )
         name = self._choose_objective(objective) if mode in ("train", "test") else ""
         return _trace_program(self.programs, mode, name, batch_size)
 

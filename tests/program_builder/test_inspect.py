@@ -40,6 +40,22 @@ def test_inspection_places_nothing_on_the_devices(builder, mode):
         assert builder.inspect(mode, batch_size=16).traced
 
 
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_inspection_takes_a_batch_size_that_the_devices_divide(num_devices):
+    builder = ps.ProgramBuilder(
+        classifier_program, optax.adam(0.1), place=jax.devices()[:num_devices]
+    )
+    size = {1: 64, 3: 66}[num_devices]
+    assert f"{size // num_devices},3]" in builder.inspect("test").jaxpr
+    with pytest.raises(ValueError, match=r"^inspect\(batch_size\) got 0, expected a multiple"):
+        builder.inspect(batch_size=0)
+    if num_devices == 3:
+        with pytest.raises(
+            ValueError, match="got 64, expected a multiple of the number of devices, 3"
+        ):
+            builder.inspect(batch_size=64)
+
+
 def test_inspection_of_an_unknown_mode_suggests_the_nearest(builder):
     with pytest.raises(ps.UnknownNameError) as caught:
         builder.inspect("trian")
