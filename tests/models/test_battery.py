@@ -43,7 +43,12 @@ QUICK = [
     "resnet_v1_50",
     "vgg_bn_drop",
 ]
-SIZES = {"overfeat": 231, "vgg": 224, "alexnet": 128, "inception": 75}
+SIZES = {
+    **{"overfeat": 231, "vgg": 224, "alexnet": 128, "inception": 75},
+    # At the 331 pixels of the largest a step takes 9 GB.
+    **{"nasnet": 64, "pnasnet": 64, "keras_nasnet": 64, "resnet": 64, "keras_resnet": 64},
+    **{"resnext": 64, "mobilenet": 64},
+}
 NAMES = models.names()
 
 
