@@ -43,12 +43,11 @@ QUICK = [
     "resnet_v1_50",
     "vgg_bn_drop",
 ]
-SIZES = {
-    **{"overfeat": 231, "vgg": 224, "alexnet": 128, "inception": 75},
-    # At the 331 pixels of the largest a step takes 9 GB.
-    **{"nasnet": 64, "pnasnet": 64, "keras_nasnet": 64, "resnet": 64, "keras_resnet": 64},
-    **{"resnext": 64, "mobilenet": 64},
-}
+SIZES = {"overfeat": 231, "vgg": 224, "alexnet": 128, "inception": 75}
+# At the 331 pixels of the largest a step takes 9 GB.
+SIZES |= dict.fromkeys(
+    ["keras_nasnet", "keras_resnet", "mobilenet", "nasnet", "pnasnet", "resnet", "resnext"], 64
+)
 NAMES = models.names()
 
 
