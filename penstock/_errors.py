@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class LayerContextError(RuntimeError):
@@ -61,6 +62,13 @@ def message(thing: str, got: object, expected: str, why: str, remedy: str) -> st
     'batch_size got 0, expected an int >= 1. A batch holds samples. Pass e.g. 64.'
     """
     return f"{thing} got {got}, expected {expected}. {why}. {remedy}."
+
+
+def check_count(argument: str, value: object, least: int) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    # `True` is an `int` to Python, and no count.
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -145,7 +145,7 @@ def zeros(
     """Return an empty accumulator for values of the given shapes (batch axis included).
 
     Arguments:
-      make: `jnp.zeros`, or `np.zeros` for one on the host.
+      make: `jnp.zeros`, `np.zeros` for one on the host, or `jax.ShapeDtypeStruct` for its shapes.
     """
     return Accumulator(
         scalars=make((2, sum(structure.is_scalar) + 1), np.float32),

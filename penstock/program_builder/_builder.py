@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
 from penstock._device_batches import DeviceBatch
-from penstock._errors import ProgramError, UnknownNameError, listed, message, nearest
+from penstock._errors import ProgramError, UnknownNameError, check_count, listed, message, nearest
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
 from penstock._program.requests import Feed, FeedSpec, Nested, Variables
@@ -210,23 +210,24 @@ class ProgramBuilder(Generic[R]):
 
         Arguments:
           mode: `"train"`, `"test"` or `"infer"`.
-          batch_size: the global batch size, a multiple of the number of devices; by default the
-            first from 64 on.
+          batch_size: the global batch size, a multiple of the number of devices, in training
+            times the number of micro-batches; by default the first from 64 on.
 
         Raises:
           UnknownNameError: there is no such mode or objective, or no infer function.
-          ValueError: the devices do not divide the batch size.
+          ValueError: a batch of this size has no equal parts.
         """
-        num_devices = self.programs.mesh.size
+        num_parts = self.programs.count_parts(mode)
         if batch_size is None:
-            batch_size = -(-64 // num_devices) * num_devices
-        if batch_size < 1 or batch_size % num_devices:
+            batch_size = -(-64 // num_parts) * num_parts
+        check_count("inspect(batch_size)", batch_size, 1)
+        if batch_size % num_parts:
             raise ValueError(
                 message(
                     "inspect(batch_size)",
                     batch_size,
-                    f"a multiple of the number of devices, {num_devices}",
-                    "Each device takes an equal part of a batch",
+                    f"a multiple of {num_parts}",
+                    "Devices and their micro-batches take equal parts of a batch",
                     "Round it up, or leave it out",
                 )
             )
@@ -263,7 +264,7 @@ def _trace_program(
         specs, program = network.inputs(mode), programs.test_program(objective)
         probe = network.test[objective]
         # Not `test_zeros`: nothing is placed, on devices that may be described only.
-        zeros = jax.eval_shape(lambda: _metrics.zeros(probe.program.structure, probe.shapes))
+        zeros = _metrics.zeros(probe.program.structure, probe.shapes, jax.ShapeDtypeStruct)
         sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
         args = [state.variables, state.key, sums]
     elif mode == "train":

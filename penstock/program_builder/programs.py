@@ -98,6 +98,10 @@ class Programs:
         """The sizes that batches are padded to so far, by mode; on each process its share."""
         return {mode: feeder.batch_size for mode, feeder in self._feeders.items()}
 
+    def count_parts(self, mode: str) -> int:
+        """Return into how many equal parts a batch falls: devices, and micro-batches of each."""
+        return self.mesh.size * (self.options.num_micro_batches if mode == "train" else 1)
+
     def fit_batches(self, sizes: Mapping[str, int]) -> None:
         """Pad batches to at least these sizes, by mode, as the run did that is resumed."""
         for mode, size in sizes.items():

@@ -29,13 +29,6 @@ def check_action(on_non_finite: object, checkpoint: object) -> None:
         )
 
 
-def check_count(argument: str, value: object, least: int) -> None:
-    """Raise unless `value` is an integer of at least `least`."""
-    # `True` is an `int` to Python, and no count.
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
-
-
 def choose_update_order(
     objectives: Mapping[str, Objective], schedule: Mapping[str, int] | None
 ) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import jax
 from penstock import _batches, _parameters
 from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
-from penstock._errors import CheckpointError
+from penstock._errors import CheckpointError, check_count
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock._selection import Patterns, Rename, Selection
@@ -28,7 +28,6 @@ from penstock.program_builder import (
 from penstock.program_builder.engine import Engine
 from penstock.trainer._arguments import (
     check_action,
-    check_count,
     choose_update_order,
     read_scale,
 )

@@ -1,6 +1,7 @@
 """What a builder shows of its programs."""
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -40,20 +41,33 @@ def test_inspection_places_nothing_on_the_devices(builder, mode):
         assert builder.inspect(mode, batch_size=16).traced
 
 
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_inspection_takes_a_batch_size_that_the_devices_divide(num_devices):
+@pytest.mark.parametrize(
+    ("num_devices", "num_micro_batches", "train", "test"),
+    [(1, 1, 64, 64), (3, 1, 66, 66), (1, 3, 66, 64), (3, 2, 66, 66)],
+)
+def test_inspection_takes_the_first_batch_size_of_equal_parts(
+    num_devices, num_micro_batches, train, test
+):
+    place, steps = jax.devices()[:num_devices], num_micro_batches
     builder = ps.ProgramBuilder(
-        classifier_program, optax.adam(0.1), place=jax.devices()[:num_devices]
+        classifier_program, optax.adam(0.1), place=place, gradient_accumulation_steps=steps
     )
-    size = {1: 64, 3: 66}[num_devices]
-    assert f"{size // num_devices},3]" in builder.inspect("test").jaxpr
-    with pytest.raises(ValueError, match=r"^inspect\(batch_size\) got 0, expected a multiple"):
-        builder.inspect(batch_size=0)
-    if num_devices == 3:
-        with pytest.raises(
-            ValueError, match="got 64, expected a multiple of the number of devices, 3"
-        ):
-            builder.inspect(batch_size=64)
+    for mode, size in (("train", train), ("test", test)):
+        assert f"f32[{size},4]" in builder.inspect(mode).jaxpr
+        num_parts = num_devices * (num_micro_batches if mode == "train" else 1)
+        builder.inspect(mode, batch_size=np.int64(num_parts))
+        if num_parts > 1:
+            expected = f"got {num_parts + 1}, expected a multiple of {num_parts}. Devices and their"
+            with pytest.raises(ValueError, match=expected):
+                builder.inspect(mode, batch_size=num_parts + 1)
+
+
+@pytest.mark.parametrize("size", [0, -64, "64", 64.0, True])
+def test_inspection_of_a_batch_size_that_is_no_count_is_refused(builder, size):
+    with pytest.raises(
+        ValueError, match=r"^inspect\(batch_size\) got .*, expected an integer of 1"
+    ):
+        builder.inspect(batch_size=size)
 
 
 def test_inspection_of_an_unknown_mode_suggests_the_nearest(builder):
