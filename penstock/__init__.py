@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from penstock import distributed as distributed
     from penstock import events as events
     from penstock import fluid as fluid
     from penstock import handlers as handlers
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from penstock._errors import LayerContextError as LayerContextError
     from penstock._errors import NonFiniteError as NonFiniteError
     from penstock._errors import ParameterError as ParameterError
+    from penstock._errors import PeerError as PeerError
     from penstock._errors import ProgramError as ProgramError
     from penstock._errors import ReaderError as ReaderError
     from penstock._errors import UnknownNameError as UnknownNameError
@@ -54,14 +56,15 @@ if TYPE_CHECKING:
 # command and the processes that decode records need no JAX, which takes 1.5 s to import.
 # tests/test_dependencies.py compares the names with those above.
 _PACKAGES = (
-    *("events", "fluid", "handlers", "inferencer", "layers", "models", "optimizers"),
+    *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "models", "optimizers"),
     *("preprocessing", "program_builder", "readers", "trainer"),
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),
     "_errors": (
         *("CheckpointError", "FeedError", "FolderInUseError", "LayerContextError"),
-        *("NonFiniteError", "ParameterError", "ProgramError", "ReaderError", "UnknownNameError"),
+        *("NonFiniteError", "ParameterError", "PeerError", "ProgramError", "ReaderError"),
+        "UnknownNameError",
     ),
     "_parameters": ("Parameters",),
     "events": (

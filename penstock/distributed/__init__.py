@@ -1,0 +1,1 @@
+"""Several processes: joined, agreed, and ended together."""
