@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 AGAIN = 75
-"""Temporary failure, as `sysexits.h` numbers it: another process was lost, nothing is wrong here."""
+"""Temporary failure, as `sysexits.h` numbers it: another process was lost."""
 
 _DEATHS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}
 

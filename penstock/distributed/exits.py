@@ -1,4 +1,4 @@
-"""How a process ends that others wait for: at once, with its reason said, and never in a barrier."""
+"""How a process ends that others wait for: at once, its reason said, and never in a barrier."""
 
 from __future__ import annotations
 

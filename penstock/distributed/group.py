@@ -32,6 +32,9 @@ _BEAT_SECS = 1.0
 _EAGER_SECS = 0.02
 """While all come to a stand: who stands behind another must soon know."""
 
+HEARTBEAT_SECS = 30.0
+HEARTBEAT_VARIABLE, HANG_VARIABLE = "PENSTOCK_HEARTBEAT_SECS", "PENSTOCK_HANG_SECS"
+
 GRACE_SECS = 3.0
 """How long a process may take to end by itself when another has failed."""
 
@@ -53,8 +56,7 @@ class Group:
 
     def __init__(self) -> None:
         self.position = self.taken = 0
-        self.wants: Callable[[], bool] = lambda: False
-        self.describe: Callable[[], str] = lambda: "is between two calls"
+        self.wants, self.describe = _want_nothing, _be_between
 
     def exchange(self, name: str, value: object = None) -> list[Any]:
         """Return the values of all processes, in their order. Collective.
@@ -92,9 +94,21 @@ class Group:
         """Be in a call that all processes make; an exception inside ends it on all of them."""
         yield
 
+    @contextlib.contextmanager
+    def watched(self, wants: Callable[[], bool], describe: Callable[[], str]) -> Iterator[None]:
+        """Have these asked, in a thread, for `wants` and `describe`."""
+        self.wants, self.describe = wants, describe
+        try:
+            yield
+        finally:
+            self.wants, self.describe = _want_nothing, _be_between
+
     def note_failure(self, error: BaseException) -> BaseException:
         """Tell the others that this process cannot go on; return the error that came first."""
         return error
+
+    def leave(self) -> None:
+        """Note that an exception is raised now that all processes have agreed on."""
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -208,6 +222,10 @@ class Joined(Group):
         self._send({"kind": "failed", "what": what, "code": self._own_code, **self._until_now()})
         return error
 
+    def leave(self) -> None:
+        """Note that an exception is raised now that all processes have agreed on."""
+        self._is_leaving = True
+
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Be in what may take minutes and is no hang."""
@@ -282,10 +300,10 @@ class Joined(Group):
         return PeerError(self._sentence(self._find_failure() or {}))
 
     def _sentence(self, said: Message) -> str:
-        step = f" at global step {said['step']}" if said.get("step") else ""
-        where = f" ({said['where']})" if said.get("where") else ""
+        step = f"global step {said['step']}" if said.get("step") else ""
+        facts = ", ".join(each for each in (said.get("where"), step) if each)
         advice = said.get("advice", f"Process {self.index} cannot go on without it")
-        return f"{said.get('what')}{step}{where}. {advice}."
+        return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."
 
     def _until_now(self) -> Message:
         return {"until": self._num_regions}
@@ -407,15 +425,28 @@ class Joined(Group):
         exits.leave(failure["code"])
 
 
+def _want_nothing() -> bool:
+    return False
+
+
+def _be_between() -> str:
+    return "is between two calls"
+
+
 _ALONE = Group()
-_joined: Joined | None = None
+
+
+class _Process:
+    """What this process has joined."""
+
+    joined: Joined | None = None
 
 
 def current() -> Group:
     """Return the group of this process; alone, where it has joined none."""
-    if _joined is None and jax.distributed.is_initialized() and _count() > 1:
-        start(heartbeat_secs=30.0, hang_secs=None)
-    return _joined or _ALONE
+    if _Process.joined is None and jax.distributed.is_initialized() and _count() > 1:
+        start()
+    return _Process.joined or _ALONE
 
 
 def of_mesh(mesh: jax.sharding.Mesh) -> Group:
@@ -436,21 +467,23 @@ def of_mesh(mesh: jax.sharding.Mesh) -> Group:
     return group
 
 
-def start(*, heartbeat_secs: float, hang_secs: float | None) -> None:
+def start(*, heartbeat_secs: float | None = None, hang_secs: float | None = None) -> None:
     """Join the other processes of this run, which JAX has joined. Collective.
 
     Arguments:
-      heartbeat_secs: how long a process may be silent.
-      hang_secs: how long all of them may stand still in a call; None for ever.
+      heartbeat_secs: how long a process may be silent; `PENSTOCK_HEARTBEAT_SECS`, or 30.
+      hang_secs: how long all of them may stand still in a call; `PENSTOCK_HANG_SECS`, or for ever.
     """
-    global _joined
-    if _joined is not None or _count() == 1:
+    heartbeat_secs = heartbeat_secs or float(os.environ.get(HEARTBEAT_VARIABLE) or HEARTBEAT_SECS)
+    hang_secs = hang_secs or float(os.environ.get(HANG_VARIABLE) or 0) or None
+    if _Process.joined is not None or _count() == 1:
         return
     from jax._src import distributed
 
     state = distributed.global_state
     hub, client = None, state.client
-    assert client is not None and state.coordinator_address is not None
+    assert client is not None
+    assert state.coordinator_address is not None
     host = state.coordinator_address.rsplit(":", 1)[0].strip("[]")
     wait_ms = int(1000 * _CONNECT_SECS)
     if not state.process_id:
@@ -461,10 +494,10 @@ def start(*, heartbeat_secs: float, hang_secs: float | None) -> None:
         host = "localhost"
     port, token = client.blocking_key_value_get(_ADDRESS_KEY, wait_ms).split()
     address = (host, int(port))
-    _joined = Joined(
+    joined = _Process.joined = Joined(
         state.process_id, _count(), address, token, heartbeat_secs=heartbeat_secs, hub=hub
     )
-    exits.install(_joined.end)
+    exits.install(joined.end)
 
 
 def _count() -> int:

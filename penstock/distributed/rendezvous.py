@@ -147,6 +147,7 @@ class Rendezvous:
                 values = [m.share if m in here else None for m in self.members]
                 for member in here:
                     member.share = None
+                self._is_hurried = False
                 return [(m.index, {"kind": "shares", "values": values}) for m in here]
         if self._is_hurried:
             return []
@@ -203,9 +204,7 @@ class Rendezvous:
 
     def _find_stuck(self) -> Replies:
         """Find that all wait and nobody can be answered."""
-        if not all(m.waits for m in self.members) or all(
-            m.ended is not None for m in self.members
-        ):
+        if not all(m.waits for m in self.members) or all(m.ended is not None for m in self.members):
             return []
         waiting = [member for member in self.members if member.ended is None]
         first = waiting[0]
