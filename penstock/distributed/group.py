@@ -35,6 +35,9 @@ _EAGER_SECS = 0.02
 HEARTBEAT_SECS = 30.0
 HEARTBEAT_VARIABLE, HANG_VARIABLE = "PENSTOCK_HEARTBEAT_SECS", "PENSTOCK_HANG_SECS"
 
+LINGER_SECS = 8.0
+"""How long a process that has failed waits for the others to end, or to fail alike."""
+
 GRACE_SECS = 3.0
 """How long a process may take to end by itself when another has failed."""
 
@@ -190,7 +193,7 @@ class Joined(Group):
         """Be in a call that all processes make; see `Group.inside`."""
         if not self._regions:
             self._num_regions += 1
-            self._is_leaving = False
+            self._is_leaving, self._own_code = False, 0
         self._regions.append(name)
         try:
             self._check()
@@ -211,11 +214,11 @@ class Joined(Group):
             # The connection of the devices broke: the hub knows whose end that was.
             with self._condition:
                 self._condition.wait_for(lambda: self._find_failure() is not None, GRACE_SECS)
+            if self._find_failure() is not None:
+                error = self._peer_error()
         self._is_leaving = True
         if isinstance(error, PeerError):
             return error
-        if self._find_failure() is not None:
-            return self._peer_error()
         self._own_code = exits.code_of(error)
         what = f"process {self.index} {exits.describe_error(error)}"
         # Whoever leaves this call with an exception too may catch it, and go on as this one may.
@@ -246,7 +249,7 @@ class Joined(Group):
         self._send({"kind": "ended", "what": what, "code": 0 if error is None else code})
         with self._condition:
             # One that has failed waits a little, for those that may have failed alike.
-            secs = None if not code else GRACE_SECS
+            secs = None if not code else LINGER_SECS
             self._condition.wait_for(lambda: self._over is not None or self._find_failure(), secs)
         if self._over is not None and not self._over["code"]:
             self._close()
@@ -257,7 +260,7 @@ class Joined(Group):
         if failure is not None and (not code or isinstance(error, PeerError)):
             code = failure["code"]
         if self._hub is not None:
-            self._hub.linger(GRACE_SECS + 3)
+            self._hub.linger(LINGER_SECS)
         return code or 1
 
     def _close(self) -> None:
@@ -288,7 +291,8 @@ class Joined(Group):
 
     def _find_failure(self) -> Message | None:
         """Return the first failure elsewhere that leaves this process without partners."""
-        number = self._num_regions
+        # Between two calls: past the one, and not yet in the other.
+        number = self._num_regions + (0.0 if self._regions else 0.5)
         for said in self._failures:
             # What failed in a call that this process has left too was seen by both.
             is_stuck = number <= said.get("until", -1) or number >= said.get("since", number + 1)
@@ -303,6 +307,8 @@ class Joined(Group):
         step = f"global step {said['step']}" if said.get("step") else ""
         facts = ", ".join(each for each in (said.get("where"), step) if each)
         advice = said.get("advice", f"Process {self.index} cannot go on without it")
+        if "since" in said and self._regions:
+            advice = f"Call {self._regions[-1]} on every process, or on none"
         return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."
 
     def _until_now(self) -> Message:

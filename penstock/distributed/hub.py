@@ -78,7 +78,10 @@ class Hub:
         JAX's coordinator ends with this process, and what hangs on it then aborts.
         """
         end = time.monotonic() + secs
-        while set(self._by_index) - {0} and time.monotonic() < end:
+        members = self.rendezvous.members
+        while time.monotonic() < end and any(
+            members[index].ended is None for index in list(self._by_index) if index
+        ):
             time.sleep(0.02)
 
     def close(self) -> None:

@@ -20,6 +20,8 @@ OnUnequal = Literal["pad", "raise"]
 """What a process does whose reader ends before another's: feed empty batches, or raise."""
 
 _HASHED_BYTES = 1 << 20
+_WARNED: set[str] = set()
+"""Calls whose readers were said to be of different lengths: once for a process is enough."""
 
 
 class Batch(NamedTuple):
@@ -50,7 +52,6 @@ class SharedBatches:
         self._group, self._steps, self._empty = group, steps, empty
         self._on_unequal, self._what = on_unequal, what
         self._num_batches = self._num_own = 0
-        self._is_warned = False
         self.num_examples = 0
 
     def level(self, batches: Iterator[Batch]) -> Generator[list[Batch], None, None]:
@@ -90,9 +91,9 @@ class SharedBatches:
                 yield from ([each] for each in taken)
 
     def _check_unequal(self, shares: Sequence[Mapping[str, int] | None]) -> None:
-        if self._on_unequal == "pad" and self._is_warned:
+        if self._on_unequal == "pad" and self._what in _WARNED:
             return
-        self._is_warned = True
+        _WARNED.add(self._what)
         counts = ", ".join(
             f"process {index} has more than {self._num_batches}"
             if each is None
