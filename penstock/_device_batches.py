@@ -33,13 +33,15 @@ class DeviceBatch(NamedTuple):
     """A batch ready for a program: `feed` and `weights` padded to the program's batch size.
 
     With several steps in one launch every array has a leading step axis. `counts` is the number of
-    valid examples of each step, `reader_state` the reader's position after them.
+    valid examples of each step, `reader_state` the reader's position after them. `totals` counts
+    those of all processes, where there are several.
     """
 
     feed: Mapping[str, Array]
     weights: jax.Array
     counts: tuple[int, ...]
     reader_state: object = None
+    totals: tuple[int, ...] = ()
 
 
 def check_feed(

@@ -162,7 +162,7 @@ class Run:
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
         with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
             for batch in batches:
-                counts, first, step = batch.counts, status.global_step, status.step
+                counts, first, step = batch.totals or batch.counts, status.global_step, status.step
                 is_fetched = []
                 # All BeginStep of a launch fire before it: its steps run as one.
                 for k in range(len(counts)):
@@ -195,7 +195,7 @@ class Run:
             values, flag, rates = self.engine.run(batch, self.update_order)
             status.global_step += len(counts)
             status.step += len(counts)
-            status.num_examples += sum(counts)
+            status.num_examples += sum(batch.totals or counts)
             status.reader_state = batch.reader_state
         finally:
             interrupts.release()
@@ -337,18 +337,19 @@ class Run:
         with contextlib.closing(iter(pass_)) as feeds:
             first = next(feeds, None)
             num_devices = programs.mesh.local_mesh.size
-            size = agree_on_first(self.group, first, num_devices, "trainer.train")
-            programs.fit_batches({"train": size})
+            agreed = agree_on_first(self.group, first, num_devices, "trainer.train")
+            programs.fit_batches({"train": agreed.size})
             size = programs.batch_sizes["train"]
             batches = (
                 Batch(feed, pass_.state() if is_tracked else None)
                 for feed in itertools.chain([] if first is None else [first], feeds)
             )
-            for group in shared.level(batches):
+            for group in shared.level(batches, agreed):
                 for each in group:
                     check_size(each.feed, size, "trainer.train")
                 placed = programs.place("train", [each.feed for each in group])
-                yield placed._replace(reader_state=group[-1].state)
+                totals = tuple([each.total for each in group])
+                yield placed._replace(reader_state=group[-1].state, totals=totals)
 
     def _open_reader(self) -> _batches.Pass:
         """Return a pass over the reader from where training stands in it."""

@@ -6,7 +6,7 @@ import itertools
 import logging
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,23 @@ _WARNED: set[str] = set()
 
 
 class Batch(NamedTuple):
-    """A batch of this process, and where its reader is after it."""
+    """A batch of this process, where its reader is after it, and its examples on all processes."""
 
     feed: Feed
     state: object = None
+    total: int = 0
+
+
+class First(NamedTuple):
+    """What the first batches of all processes say.
+
+    Attributes:
+      size: how many examples a batch of this process is padded to.
+      counts: how many the first batch of each process has.
+    """
+
+    size: int
+    counts: list[int]
 
 
 class SharedBatches:
@@ -38,7 +51,6 @@ class SharedBatches:
     short batch, asks what the others have at the same place.
 
     Arguments:
-      size: how many examples a full batch has on this process.
       steps: batches of a launch.
       empty: a batch without examples.
 
@@ -54,41 +66,43 @@ class SharedBatches:
         self._num_batches = self._num_own = 0
         self.num_examples = 0
 
-    def level(self, batches: Iterator[Batch]) -> Generator[list[Batch], None, None]:
+    def level(self, batches: Iterator[Batch], first: First) -> Generator[list[Batch], None, None]:
         """Yield the batches of each launch, empty ones where this process has no more.
 
         Raises:
           ReaderError: a reader ended before another's, and that is not to be padded.
         """
         state: object = None
+        own = first.counts[self._group.index]
         while True:
             taken = list(itertools.islice(batches, self._steps))
+            counts = [count_examples(each.feed) for each in taken]
             self._num_batches += len(taken)
-            self._num_own += sum(count_examples(each.feed) for each in taken)
+            self._num_own += sum(counts)
             state = taken[-1].state if taken else state
-            if len(taken) == self._steps:
-                self._group.take()
-                yield taken
-                continue
-            said = {
-                "left": len(taken),
-                "num_batches": self._num_batches,
-                "num_examples": self._num_own,
-            }
-            shares = self._group.share(said)
-            most = max(self._steps if each is None else each["left"] for each in shares)
-            if not most:
-                self.num_examples = sum(each["num_examples"] for each in shares)
-                return
-            if len(taken) < most:
-                self._check_unequal(shares)
-                taken += [Batch(self._empty, state)] * (most - len(taken))
+            is_full = len(taken) == self._steps and all(count >= own for count in counts)
+            shares = None if is_full else self._share(counts)
+            if shares is not None:
+                most = max(self._steps if each is None else len(each["counts"]) for each in shares)
+                if not most:
+                    self.num_examples = sum(each["num_examples"] for each in shares)
+                    return
+                if len(taken) < most:
+                    self._check_unequal(shares)
+                    taken += [Batch(self._empty, state)] * (most - len(taken))
             self._group.take()
-            if most == self._steps:
+            totals = _add_up(len(taken), shares, first.counts)
+            taken = [each._replace(total=n) for each, n in zip(taken, totals, strict=True)]
+            if len(taken) == self._steps:
                 yield taken
             else:
                 # One by one: a launch of another number of steps would be one more to compile.
                 yield from ([each] for each in taken)
+
+    def _share(self, counts: list[int]) -> list[dict[str, Any] | None]:
+        return self._group.share(
+            {"counts": counts, "num_batches": self._num_batches, "num_examples": self._num_own}
+        )
 
     def _check_unequal(self, shares: Sequence[Mapping[str, int] | None]) -> None:
         if self._on_unequal == "pad" and self._what in _WARNED:
@@ -109,6 +123,23 @@ class SharedBatches:
         _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
 
 
+def _add_up(
+    num_batches: int, shares: Sequence[Mapping[str, Any] | None] | None, full: Sequence[int]
+) -> list[int]:
+    """Return how many examples each batch of a launch has on all processes.
+
+    Who asked for nothing is taken to have full batches, and so are all where nobody asked. Where
+    the last batch is full on some and short on others, the former count too many here; the sum of
+    an epoch is exact.
+    """
+    totals = [0] * num_batches
+    for share, size in zip(shares or [None] * len(full), full, strict=True):
+        counts = [size] * num_batches if share is None else share["counts"]
+        for number, count in enumerate(counts):
+            totals[number] += count
+    return totals
+
+
 def count_examples(feed: Feed) -> int:
     """Return how many examples a feed has; 0 of one that is no feed, which is found later."""
     for value in feed.values():
@@ -122,10 +153,10 @@ def make_empty(specs: Mapping[str, FeedSpec]) -> dict[str, np.ndarray]:
     return {name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in specs.items()}
 
 
-def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str) -> int:
-    """Return how many examples this process's batches have at most. Collective.
+def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str) -> First:
+    """Return what the first batches say; say what looks wrong. Collective.
 
-    Every device of the run gets as many; the largest first batch says how many.
+    Every device of the run gets as many examples; the largest first batch says how many.
 
     Arguments:
       first: this process's first batch, None where its reader has none.
@@ -142,7 +173,8 @@ def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str
             what,
             len(hashes),
         )
-    return max(share for share, _, _ in rows) * num_devices
+    size = max(share for share, _, _ in rows) * num_devices
+    return First(size, [its for _, its, _ in rows])
 
 
 def check_size(feed: Feed, size: int, what: str) -> None:

@@ -79,10 +79,10 @@ def _read(
     shared = SharedBatches(group, steps=1, empty=empty, on_unequal=on_unequal, what=what)
     with contextlib.closing(feeds):  # pyright: ignore[reportArgumentType]
         first = next(feeds, None)
-        size = agree_on_first(group, first, programs.mesh.local_mesh.size, what)
-        programs.fit_batches({"test": size})
+        agreed = agree_on_first(group, first, programs.mesh.local_mesh.size, what)
+        programs.fit_batches({"test": agreed.size})
         size = programs.batch_sizes["test"]
         batches = (Batch(feed) for feed in itertools.chain([] if first is None else [first], feeds))
-        for (batch,) in shared.level(batches):
+        for (batch,) in shared.level(batches, agreed):
             check_size(batch.feed, size, what)
             yield batch.feed
