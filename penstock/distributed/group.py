@@ -24,7 +24,7 @@ from penstock.distributed import exits
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.hub import Hub
 from penstock.distributed.lines import LineBuffer, encode, receive
-from penstock.distributed.rendezvous import Message
+from penstock.distributed.meeting_rules import Message
 
 _ADDRESS_KEY = "penstock/hub"
 _TICK_SECS = 0.1

@@ -13,7 +13,7 @@ import time
 
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.lines import LineBuffer, encode, receive
-from penstock.distributed.rendezvous import Message, Rendezvous
+from penstock.distributed.meeting_rules import Message, Meetings
 
 TICK_SECS = 0.25
 """How often the hub looks for who is silent."""
@@ -41,7 +41,7 @@ class Hub:
     def __init__(
         self, count: int, token: str, *, heartbeat_secs: float, hang_secs: float | None
     ) -> None:
-        self.rendezvous, self._count, self._token = Rendezvous(count), count, token
+        self.meetings, self._count, self._token = Meetings(count), count, token
         self._heartbeat_secs, self._hang_secs = heartbeat_secs, hang_secs
         self._selector = selectors.DefaultSelector()
         # Every address of this machine, as JAX's coordinator: the others come by the name they
@@ -78,7 +78,7 @@ class Hub:
         JAX's coordinator ends with this process, and what hangs on it then aborts.
         """
         end = time.monotonic() + secs
-        members = self.rendezvous.members
+        members = self.meetings.members
         while time.monotonic() < end and any(
             members[index].ended is None for index in list(self._by_index) if index
         ):
@@ -142,7 +142,7 @@ class Hub:
             self._broadcast_failure({**said, "kind": "failure", "index": connection.index})
             return
         self._note_progress(connection.index, said)
-        for index, reply in self.rendezvous.take(connection.index, said):
+        for index, reply in self.meetings.take(connection.index, said):
             if reply["kind"] == "failure":
                 self._broadcast_failure(reply)
                 return
@@ -154,7 +154,7 @@ class Hub:
         """Tell the others that a script is over, and all of them when all are."""
         if said["code"] and self._over["code"] == 0:
             self._over = {**said, "kind": "over", "what": f"process {index} {said['what']}"}
-        members = self.rendezvous.members
+        members = self.meetings.members
         if all(member.ended is not None for member in members):
             for each in list(self._by_index):
                 self._send(each, self._over)
@@ -173,7 +173,7 @@ class Hub:
             return
         self._has_failed = is_final
         if "advice" not in said:
-            member = self.rendezvous.members[said["index"]]
+            member = self.meetings.members[said["index"]]
             said = {"step": member.step, "where": member.where, **said}
         for index in list(self._by_index):
             self._send(index, said)
@@ -205,7 +205,7 @@ class Hub:
         index = connection.index
         if index is None or self._by_index.pop(index, None) is None:
             return
-        if self.rendezvous.members[index].ended is None:
+        if self.meetings.members[index].ended is None:
             what = "was lost: it was killed, or its machine is gone"
             self._fail(index, what, AGAIN)
 
@@ -234,7 +234,7 @@ class Hub:
         self._progress[index] = progress
 
     def _report_hang(self, secs: float) -> None:
-        members = self.rendezvous.members
+        members = self.meetings.members
         # Whoever is furthest back, and waits for nobody, is waited for.
         running = [member for member in members if not member.waits] or members
         last = min(running, key=lambda member: member.position)

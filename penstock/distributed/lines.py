@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 
-from penstock.distributed.rendezvous import Message
+from penstock.distributed.meeting_rules import Message
 
 _PIECE = 1 << 16
 

@@ -1,7 +1,7 @@
 """The rules by which processes meet: who waits for whom, and who waits in vain.
 
-Nothing here knows of sockets or time: a `Rendezvous` takes what members say and returns what to
-tell them. The hub of process 0 has the only one.
+Nothing here knows of sockets or time: `Meetings` takes what members say and returns what to
+tell them. The hub of process 0 has the only ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Member:
         return self.activity
 
 
-class Rendezvous:
+class Meetings:
     """Who has said what, and what follows from it.
 
     Arguments:
