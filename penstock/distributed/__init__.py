@@ -1,1 +1,1 @@
-"""Several processes: joined, agreed, and ended together."""
+"""Several processes that train as one: how they are started, and what their ends mean."""
