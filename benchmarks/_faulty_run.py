@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -72,6 +73,10 @@ class Run:
             "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
             "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "SIGKILL of process 0": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            # No file may grow any more: what a full disk does, without one.
+            "a full disk of process 0": lambda: resource.setrlimit(
+                resource.RLIMIT_FSIZE, (100, 100)
+            ),
             "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
             "test on one": lambda: self.trainer and self.trainer.test(make_reader()),
         }
@@ -128,11 +133,7 @@ class Run:
             options["on_unequal"] = "raise"
         if fault in ("another seed", "other arguments", "param_path on one machine alone"):
             self.note()
-        folder = self.folder / "checkpoints"
-        if fault == "a full disk on process 0":
-            self.note()
-            folder = Path("/dev/full/checkpoints")
-        config = ps.CheckpointConfig(folder, save_interval_steps=2)
+        config = ps.CheckpointConfig(directory=self.folder / "checkpoints", save_interval_steps=2)
         self.trainer = ps.Trainer(chosen, optax.adam(0.01), checkpoint=config, **options)
         is_own = fault in ("exception in a reader", "a stuck reader", "unequal readers")
         reader = self.read if is_own else make_reader()
@@ -154,7 +155,7 @@ FAULTS = (
     "SIGKILL",
     "SIGSTOP",
     "a stuck reader",
-    "a full disk on process 0",
+    "a full disk of process 0",
     "unequal readers",
     "another seed",
     "another program",

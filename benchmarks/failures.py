@@ -39,11 +39,6 @@ LAUNCHERS: dict[str, list[str]] = {
 }
 """By name: what stands before the script and its arguments."""
 
-_NOISE = re.compile(
-    r"Traceback|^\s*File |^\s+|mpirun|srun|slurmstepd|\[Gloo\]|RESULT|WARNING|direct cause|^-+$"
-)
-_NAMING = re.compile(r"process \d+ .*|penstock(\._errors)?[.:].*|\w+(Error|Exit)\b.*")
-
 
 @dataclasses.dataclass
 class Outcome:
@@ -97,6 +92,7 @@ def find_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines()]
     lines = [re.sub(r"^\[\d+\] ?", "", line) for line in lines]
     named = [line for line in lines if re.search(r"process \d+ [a-z]", line)]
+    named = [line for line in named if "joined" not in line and "penstock launch" not in line]
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exit)\b", line)]
     found = (named or errors or [""])[0]
     return found.removeprefix("penstock._errors.").removeprefix("penstock: ")

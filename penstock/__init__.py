@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 # command and the processes that decode records need no JAX, which takes 1.5 s to import.
 # tests/test_dependencies.py compares the names with those above.
 _PACKAGES = (
-    *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "models", "optimizers"),
-    *("preprocessing", "program_builder", "readers", "trainer"),
+    *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "models"),
+    *("optimizers", "preprocessing", "program_builder", "readers", "trainer"),
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),

@@ -38,7 +38,7 @@ HEARTBEAT_VARIABLE, HANG_VARIABLE = "PENSTOCK_HEARTBEAT_SECS", "PENSTOCK_HANG_SE
 LINGER_SECS = 8.0
 """How long a process that has failed waits for the others to end, or to fail alike."""
 
-GRACE_SECS = 3.0
+GRACE_SECS, GRACE_OF_A_LOSS_SECS = 3.0, 1.0
 """How long a process may take to end by itself when another has failed."""
 
 _CONNECT_SECS = 60.0
@@ -260,7 +260,7 @@ class Joined(Group):
         if failure is not None and (not code or isinstance(error, PeerError)):
             code = failure["code"]
         if self._hub is not None:
-            self._hub.linger(LINGER_SECS)
+            self._hub.linger(LINGER_SECS, (failure or {}).get("index", 0))
         return code or 1
 
     def _close(self) -> None:
@@ -417,6 +417,9 @@ class Joined(Group):
         with self._condition:
             self._failures.append(said)
             self._condition.notify_all()
+        if said["code"] == AGAIN:
+            # Whoever is lost did not fail as others may have: nobody ends by itself.
+            grace_secs = min(grace_secs, GRACE_OF_A_LOSS_SECS)
         threading.Thread(target=self._end_if_stuck, args=(grace_secs,), daemon=True).start()
 
     def _end_if_stuck(self, grace_secs: float) -> None:
@@ -427,7 +430,7 @@ class Joined(Group):
             return
         exits.say(self._sentence(failure))
         if self._hub is not None:
-            self._hub.linger(GRACE_SECS)
+            self._hub.linger(GRACE_SECS, failure["index"])
         exits.leave(failure["code"])
 
 

@@ -13,7 +13,7 @@ import time
 
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.lines import LineBuffer, encode, receive
-from penstock.distributed.meeting_rules import Message, Meetings
+from penstock.distributed.meeting_rules import Meetings, Message
 
 TICK_SECS = 0.25
 """How often the hub looks for who is silent."""
@@ -72,15 +72,18 @@ class Hub:
         """Begin to serve."""
         self._thread.start()
 
-    def linger(self, secs: float) -> None:
+    def linger(self, secs: float, lost: int = 0) -> None:
         """Wait until the other processes are gone, so that each learns why; at most so long.
 
         JAX's coordinator ends with this process, and what hangs on it then aborts.
+
+        Arguments:
+          lost: one that will not go by itself.
         """
         end = time.monotonic() + secs
         members = self.meetings.members
         while time.monotonic() < end and any(
-            members[index].ended is None for index in list(self._by_index) if index
+            members[index].ended is None for index in list(self._by_index) if index not in (0, lost)
         ):
             time.sleep(0.02)
 

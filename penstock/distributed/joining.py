@@ -230,7 +230,7 @@ def _join(member: Membership, heartbeat_secs: float, timeout_secs: float) -> Non
         initialization_timeout=_CONNECT_SECS,
         # JAX ends a process by SIGABRT and names nobody. Our own watch, which names the culprit and
         # writes all stacks, must have spoken by then.
-        heartbeat_timeout_seconds=math.ceil(2 * heartbeat_secs),
+        heartbeat_timeout_seconds=math.ceil(heartbeat_secs + max(heartbeat_secs, 15)),
         coordinator_bind_address=join_address(host, port) if host else None,
     )
 

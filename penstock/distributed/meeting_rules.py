@@ -58,7 +58,7 @@ class Member:
         if self.exchange:
             return f"is in {self.exchange[0]}"
         if self.share:
-            return "is at the end of its reader"
+            return "waits for the others at the end of its reader"
         return self.activity
 
 
@@ -218,6 +218,9 @@ class Meetings:
         if other.ended:
             said |= {"index": other.index, "what": f"process {other.index} {other.ended}"}
             return self._tell_all(said)
+        # What a user's script calls is what has to change; the rest follows from it.
+        if other.exchange and not (member.exchange and _is_users(member.exchange[0])):
+            member, other = other, member
         place = member.exchange[0] if member.exchange else "the same things"
         its = other.describe() if other.waits else "went on without it"
         what = f"process {member.index} {member.describe()}, but process {other.index} {its}"
@@ -226,3 +229,7 @@ class Meetings:
 
     def _tell_all(self, said: Message) -> Replies:
         return [(member.index, said) for member in self.members]
+
+
+def _is_users(name: str) -> bool:
+    return name.startswith(("trainer.", "setting ")) and name != "trainer.train"

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -252,6 +253,10 @@ class Run:
         if agreed.is_due:
             self.saver.save(status)
         if agreed.signal is not None:
+            if not self.group.index:
+                name = signal.Signals(agreed.signal).name
+                step = status.global_step
+                _LOGGER.warning("%s: all processes end after global step %d", name, step)
             interrupts.agree(agreed.signal)
 
     def _end_epoch(self, epoch: int) -> None:
@@ -295,7 +300,10 @@ class Run:
         batches = self._group_batches()
         on_host = self.engine.programs.keeps_feeds_on_host
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
-        return batches if on_host else look_ahead(batches, LOOK_AHEAD)
+        if on_host:
+            return batches
+        # Others may wait for what this process would first have to launch with them.
+        return look_ahead(batches, LOOK_AHEAD, defers_errors=self.interrupts.is_alone)
 
     def _group_batches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""

@@ -153,9 +153,18 @@ class Trainer:
             self._saver.roll_back,
             len(self._update_order),
         )
-        if param_path is not None and self._status.resumed is None and has_parameters(param_path):
+        if param_path is not None and self._status.resumed is None:
+            self._start_from(param_path)
+
+    def _start_from(self, param_path: str | os.PathLike[str]) -> None:
+        """Take the parameters of a folder, where it has any."""
+        is_there = has_parameters(param_path)
+        if is_there:
             self.load_params(param_path)
             _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
+        elif self.builder.programs.group.count > 1:
+            # Others may have found them: their states are compared before the first step.
+            self._adopt(self._engine.state.variables)
 
     @contextlib.contextmanager
     def _join(self, group: Group) -> Iterator[None]:

@@ -39,7 +39,9 @@ def test_none_and_zero_are_values():
 
 
 def find_failure(meetings, index, kind, **said):
-    [reply] = {repr(reply): reply for _, reply in meetings.take(index, {"kind": kind, **said})}.values()
+    [reply] = {
+        repr(reply): reply for _, reply in meetings.take(index, {"kind": kind, **said})
+    }.values()
     assert reply["kind"] == "failure"
     return f"{reply['what']}. {reply.get('advice', '')}"
 
@@ -67,7 +69,9 @@ def test_call_that_another_will_not_make_any_more_fails():
     assert "process 2 has ended its script" in said
     meetings = Meetings(3)
     exchange(meetings, 0, "trainer.test")
-    assert "failed with OSError: x" in find_failure(meetings, 1, "ended", what="failed with OSError: x")
+    assert "failed with OSError: x" in find_failure(
+        meetings, 1, "ended", what="failed with OSError: x"
+    )
 
 
 def test_scripts_that_all_end_are_no_failure():
