@@ -1,7 +1,8 @@
-"""A training run of several processes in which one does wrong: `_faulty_run.py FAULT FOLDER`.
+"""A run in which one of several processes does wrong: `_faulty_run.py FAULT FOLDER [EPOCHS SECS]`.
 
-Started by a launcher, for `failures` and the tests. The wrong happens at global step 7, on process
-1 unless its name says otherwise; its moment is written to FOLDER/fault.
+Started by a launcher, for `failures`, `killed_groups` and the tests. The wrong happens at global
+step 7, on process 1 unless its name says otherwise; its moment is written to FOLDER/fault. SECS is
+how long a step is made to take.
 """
 
 from __future__ import annotations
@@ -62,8 +63,11 @@ class Run:
       fault: one of `FAULTS`.
     """
 
-    def __init__(self, fault: str, folder: Path) -> None:
+    def __init__(
+        self, fault: str, folder: Path, num_epochs: str = str(NUM_EPOCHS), step_secs: str = "0"
+    ) -> None:
         self.fault, self.folder = fault, folder
+        self.num_epochs, self.step_secs = int(num_epochs), float(step_secs)
         self.is_other = jax.process_index() == 1
         self.trainer: ps.Trainer | None = None
         self.faults: dict[str, Callable[[], object]] = {
@@ -89,6 +93,10 @@ class Run:
 
     def on_event(self, event: object) -> None:
         """Do wrong at the step."""
+        if isinstance(event, ps.EndStep):
+            # Who kills processes finds them here, in the middle of training.
+            (self.folder / f"pid-{jax.process_index()}").write_text(str(os.getpid()))
+            time.sleep(self.step_secs)
         is_it = self.is_other != self.fault.endswith("of process 0")
         if not isinstance(event, ps.EndStep) or event.global_step != STEP or not is_it:
             return
@@ -137,7 +145,7 @@ class Run:
         self.trainer = ps.Trainer(chosen, optax.adam(0.01), checkpoint=config, **options)
         is_own = fault in ("exception in a reader", "a stuck reader", "unequal readers")
         reader = self.read if is_own else make_reader()
-        self.trainer.train(reader, self.on_event, num_epochs=NUM_EPOCHS)
+        self.trainer.train(reader, self.on_event, num_epochs=self.num_epochs)
         result = {name: value.tolist() for name, value in self.trainer.parameters.items()}
         if not jax.process_index():
             print("RESULT", json.dumps({"step": self.trainer.global_step, "params": result}))
@@ -171,4 +179,4 @@ def _raise(error: Exception) -> None:
 
 if __name__ == "__main__":
     ps.distributed.initialize()
-    Run(sys.argv[1], Path(sys.argv[2])).train()
+    Run(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]).train()

@@ -190,7 +190,7 @@ def copy_to(tree: object, mesh: Mesh) -> Any:
     Arrays that came from the host can share its memory, and then their donation silently fails.
     """
     # Placed first, so that the copy is one program whatever the arrays came from.
-    placed = jax.device_put(tree, _mesh.replicated_sharding(mesh))
+    placed = _mesh.put(tree, _mesh.replicated_sharding(mesh))
     return call_compiled(_copy, mesh, placed)
 
 

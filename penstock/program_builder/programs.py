@@ -193,7 +193,7 @@ class Programs:
     def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         # Made on the host: a program that returned them would compile longer than all of them take.
         zeros = _metrics.zeros(probe.program.structure, probe.shapes, np.zeros)
-        return _device_batches.put(zeros, _mesh.replicated_sharding(self.mesh))
+        return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
         self,

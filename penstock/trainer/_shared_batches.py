@@ -83,7 +83,7 @@ class SharedBatches:
             is_full = len(taken) == self._steps and all(count >= own for count in counts)
             shares = None if is_full else self._share(counts)
             if shares is not None:
-                most = max(self._steps if each is None else len(each["counts"]) for each in shares)
+                most = max(len(each["counts"]) if each else self._steps for each in shares)
                 if not most:
                     self.num_examples = sum(each["num_examples"] for each in shares)
                     return
