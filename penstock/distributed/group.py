@@ -28,7 +28,6 @@ from penstock.distributed.meeting_rules import Message
 
 _ADDRESS_KEY = "penstock/hub"
 _TICK_SECS = 0.1
-_BEAT_SECS = 1.0
 _EAGER_SECS = 0.02
 """While all come to a stand: who stands behind another must soon know."""
 
@@ -140,7 +139,7 @@ class Joined(Group):
         super().__init__()
         self.index, self.count, self._hub = index, count, hub
         self._failures: list[Message] = []
-        self._heartbeat_secs = heartbeat_secs
+        self._heartbeat_secs, self._beat_secs = heartbeat_secs, min(1.0, heartbeat_secs / 4)
         self._step, self._progress, self._num_compiling = 0, 0, 0
         self._regions: list[str] = []
         self._num_regions, self._is_leaving = 0, False
@@ -267,10 +266,16 @@ class Joined(Group):
         # Process 0 last: the others' connections end with it.
         if self._hub is not None:
             self._hub.linger(GRACE_SECS)
-        with contextlib.suppress(OSError):
-            self._peer.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
         if self._hub is not None:
             self._hub.close()
+
+    def hang_up(self) -> None:
+        """Leave the hub, which takes this process for lost unless its script was over."""
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._peer.close()
 
     def _ask(self, said: Message) -> Message:
         """Send what is answered, and wait for the answer."""
@@ -341,7 +346,7 @@ class Joined(Group):
         lines, heard_at, beat_at = LineBuffer(), time.monotonic(), 0.0
         while True:
             now = time.monotonic()
-            if now - beat_at >= (_EAGER_SECS if self._is_eager else _BEAT_SECS):
+            if now - beat_at >= (_EAGER_SECS if self._is_eager else self._beat_secs):
                 beat_at = now
                 self._send({"kind": "beat"})
                 exits.arm_stack_dump(4 * self._heartbeat_secs)

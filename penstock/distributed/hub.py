@@ -104,14 +104,15 @@ class Hub:
                     self._read(key.data)
             now = time.monotonic()
             # This process itself stood still: what the others have said waits in their sockets.
-            if now - looked_at > self._heartbeat_secs / 2:
+            if now - looked_at > max(self._heartbeat_secs / 2, 4 * TICK_SECS):
                 for connection in self._by_index.values():
                     connection.heard_at = now
             if now - looked_at >= TICK_SECS:
                 looked_at = now
                 self._look_around(now)
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # pyright: ignore
         self._selector.close()
-        self._server.close()
 
     def _accept(self) -> None:
         peer, _ = self._server.accept()
