@@ -43,10 +43,13 @@ def run(
         pids = _wait_for_pids(process, folder, num_processes)
         time.sleep(chosen.uniform(*SECS_BETWEEN))
         victim = chosen.randrange(num_processes)
-        for path in folder.glob("pid-*"):
-            path.unlink()
         os.kill(pids[victim], signal.SIGKILL)
         killed.append(victim)
+        # Until all are gone they may write their numbers once more.
+        while any(_is_alive(pid) for pid in pids.values()):
+            time.sleep(0.02)
+        for path in folder.glob("pid-*"):
+            path.unlink()
         if "launch" not in launcher:
             process.communicate(timeout=LIMIT_SECS)
             process = _start(launcher, folder, num_epochs)
@@ -73,6 +76,14 @@ def _start(
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _root() -> Path:

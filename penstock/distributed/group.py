@@ -195,7 +195,9 @@ class Joined(Group):
             self._is_leaving, self._own_code = False, 0
         self._regions.append(name)
         try:
-            self._check()
+            # Not of what failed in this same call: it may fail here in the same way.
+            if self._find_failure(is_entering=True) is not None:
+                raise self._peer_error()
             yield
         except BaseException as error:
             first = self.note_failure(error)
@@ -280,7 +282,8 @@ class Joined(Group):
     def _ask(self, said: Message) -> Message:
         """Send what is answered, and wait for the answer."""
         with self._condition:
-            self._check()
+            if self._find_failure() is not None:
+                raise self._peer_error()
             self._answer, self._asked = None, said["kind"]
         self._send(said)
         with self._condition:
@@ -290,17 +293,19 @@ class Joined(Group):
             self._progress += 1
             return self._answer
 
-    def _check(self) -> None:
-        if self._find_failure() is not None:
-            raise self._peer_error()
+    def _find_failure(self, *, is_entering: bool = False) -> Message | None:
+        """Return the first failure elsewhere that leaves this process without partners.
 
-    def _find_failure(self) -> Message | None:
-        """Return the first failure elsewhere that leaves this process without partners."""
+        Arguments:
+          is_entering: whether those count less that failed in the call that this one enters.
+        """
         # Between two calls: past the one, and not yet in the other.
         number = self._num_regions + (0.0 if self._regions else 0.5)
         for said in self._failures:
             # What failed in a call that this process has left too was seen by both.
-            is_stuck = number <= said.get("until", -1) or number >= said.get("since", number + 1)
+            is_stuck = number <= said.get("until", -1) - is_entering or number >= said.get(
+                "since", number + 1
+            )
             if is_stuck or said.get("is_final"):
                 return said
         return None

@@ -56,7 +56,7 @@ class Hub:
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ)
         self._by_index: dict[int, _Connection] = {}
-        self._has_failed = False
+        self._has_failed, self._failures = False, list[Message]()
         self._over: Message = {"kind": "over", "code": 0}
         self._progress: dict[int, int] = {}
         self._moved_at = time.monotonic()
@@ -142,6 +142,9 @@ class Hub:
                 raise ValueError("no member")
             connection.index = int(said["index"])
             self._by_index[connection.index] = connection
+            # What happened before this process came.
+            for failure in self._failures:
+                self._send(connection.index, failure)
         if said["kind"] == "failed":
             self._broadcast_failure({**said, "kind": "failure", "index": connection.index})
             return
@@ -179,6 +182,7 @@ class Hub:
         if "advice" not in said:
             member = self.meetings.members[said["index"]]
             said = {"step": member.step, "where": member.where, **said}
+        self._failures.append(said)
         for index in list(self._by_index):
             self._send(index, said)
 

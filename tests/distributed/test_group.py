@@ -167,7 +167,8 @@ def test_process_that_is_silent_is_named(make, monkeypatch):
 
 
 def test_call_that_makes_no_progress_is_named_with_the_one_behind(make):
-    members, is_over = make(2, hang_secs=0.5), threading.Event()
+    members = make(2, heartbeat_secs=1.0, hang_secs=0.8)
+    is_over = threading.Event()
 
     def work(each):
         with each.inside("trainer.train"):
@@ -189,13 +190,13 @@ def test_call_that_makes_no_progress_is_named_with_the_one_behind(make):
 
 
 def test_compiling_is_no_hang(make):
-    members = make(2, hang_secs=0.3)
+    members = make(2, heartbeat_secs=1.0, hang_secs=0.8)
 
     def work(each):
         with each.inside("trainer.train"):
             if each.index:
                 with each.compiling():
-                    time.sleep(1.0)
+                    time.sleep(1.6)
             return each.exchange("trainer.train", each.index)
 
     assert members.run(work) == [[0, 1]] * 2
@@ -207,7 +208,7 @@ def test_stop_of_one_process_is_carried_to_all_at_one_step(make):
     def work(each):
         for step in range(10_000):
             # As launches in flight do: nobody is further ahead than they allow.
-            wait_until(lambda: step - min(other.position for other in members.all) < 5)
+            wait_until(lambda: each.position - min(m.position for m in members.all) < 5)
             each.advance(step)
             wants = each.index == 1 and step >= 20
             if (each.is_asked or wants) and each.meet():

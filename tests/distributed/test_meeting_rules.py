@@ -14,6 +14,10 @@ def tell(meetings, index, kind, **said):
     return {to: reply.get("values", reply["kind"]) for to, reply in replies}
 
 
+def to_all(count, value):
+    return {index: value for index in range(count)}  # noqa: C420
+
+
 def exchange(meetings, index, name="a", value=None, position=0):
     return tell(meetings, index, "exchange", name=name, value=value, position=position)
 
@@ -22,20 +26,20 @@ def exchange(meetings, index, name="a", value=None, position=0):
 def test_exchange_gives_all_values_to_all_in_the_order_of_the_processes(order):
     meetings = Meetings(3)
     answers = [exchange(meetings, index, value=10 * index) for index in order]
-    assert answers == [{}, {}, dict.fromkeys(range(3), [0, 10, 20])]
+    assert answers == [{}, {}, to_all(3, [0, 10, 20])]
 
 
 def test_second_exchange_is_answered_like_the_first():
     meetings = Meetings(2)
     for value in (1, 2):
         exchange(meetings, 0, value=value)
-        assert exchange(meetings, 1, value=-value) == dict.fromkeys(range(2), [value, -value])
+        assert exchange(meetings, 1, value=-value) == to_all(2, [value, -value])
 
 
 def test_none_and_zero_are_values():
     meetings = Meetings(2)
     exchange(meetings, 0, value=None)
-    assert exchange(meetings, 1, value=0) == dict.fromkeys(range(2), [None, 0])
+    assert exchange(meetings, 1, value=0) == to_all(2, [None, 0])
 
 
 def find_failure(meetings, index, kind, **said):
@@ -82,10 +86,8 @@ def test_scripts_that_all_end_are_no_failure():
 
 def test_readers_that_end_together_need_one_question_each():
     meetings = Meetings(2)
-    assert tell(meetings, 0, "share", value={"n": 0}, taken=5) == dict.fromkeys(range(2), "hurry")
-    assert tell(meetings, 1, "share", value={"n": 1}, taken=5) == dict.fromkeys(
-        range(2), [{"n": 0}, {"n": 1}]
-    )
+    assert tell(meetings, 0, "share", value={"n": 0}, taken=5) == to_all(2, "hurry")
+    assert tell(meetings, 1, "share", value={"n": 1}, taken=5) == to_all(2, [{"n": 0}, {"n": 1}])
 
 
 def test_reader_that_ends_first_learns_that_the_other_had_enough():
@@ -157,9 +159,9 @@ def test_all_come_to_a_stand_at_one_position_however_they_run(seed):
 def test_meeting_waits_until_an_exchange_is_over():
     meetings = Meetings(2)
     exchange(meetings, 0, position=4)
-    assert tell(meetings, 1, "ask", position=3) == dict.fromkeys(range(2), "meet")
+    assert tell(meetings, 1, "ask", position=3) == to_all(2, "meet")
     # It cannot come: process 1 goes on to the exchange first.
     assert tell(meetings, 1, "stopped", position=3) == {1: "run_to"}
-    assert tell(meetings, 1, "stopped", position=4) == dict.fromkeys(range(2), "postponed")
-    assert exchange(meetings, 1, position=4) == dict.fromkeys(range(2), [None, None])
-    assert tell(meetings, 0, "beat", position=4) == dict.fromkeys(range(2), "meet")
+    assert tell(meetings, 1, "stopped", position=4) == to_all(2, "postponed")
+    assert exchange(meetings, 1, position=4) == to_all(2, [None, None])
+    assert tell(meetings, 0, "beat", position=4) == to_all(2, "meet")
