@@ -81,8 +81,7 @@ class ChildProcess:
     @property
     def awaited(self) -> Iterator[int]:
         """The descriptors that become readable when there is something to do."""
-        if not self._printer.is_full:
-            yield from (pipe.fileno() for pipe in self._pipes)
+        yield from (pipe.fileno() for pipe in self._pipes if not self._is_held_up(pipe))
         if self.code is None and self._handle is not None:
             yield self._handle
 
@@ -91,8 +90,8 @@ class ChildProcess:
         if self.code is None:
             self._notice_end(now)
         # The lines of one that has ended are read as long as what it left behind may write some.
-        if not self._printer.is_full:
-            for pipe, lines in tuple(self._pipes.items()):
+        for pipe, lines in tuple(self._pipes.items()):
+            if not self._is_held_up(pipe):
                 self._read(pipe, lines, now)
         if self.code is None or self.is_over:
             return
@@ -101,8 +100,7 @@ class ChildProcess:
             self._signal_group(signal.SIGKILL)
             self._are_leftovers_killed = True
         # Whoever still holds a pipe has left the group.
-        is_late = now > self._ended_at + 2 * _LEFTOVER_SECS
-        if not self._pipes or (is_late and not self._printer.is_full):
+        if not self._pipes or now > self._ended_at + 2 * _LEFTOVER_SECS:
             self.close(now)
 
     def ask_to_end(self, number: int) -> None:
@@ -163,6 +161,12 @@ class ChildProcess:
         if is_error:
             self._last_lines.extend(line for line in lines if line.strip())
         self._printer.print_lines(self.rank, lines, is_error=is_error)
+
+    def _is_held_up(self, pipe: IO[bytes]) -> bool:
+        # When nobody is left to write, the pipe holds little: a stopped reader keeps no end away.
+        if self._are_leftovers_killed:
+            return False
+        return self._printer.is_full(is_error=pipe is self._process.stderr)
 
     def _signal_group(self, number: int) -> None:
         # All of the group may have ended by now.

@@ -30,9 +30,9 @@ from penstock.distributed.exit_codes import is_again, to_status
 # A group that fails this soon, so often in a row, would go on to do so.
 _SOON_SECS = 5.0
 _MAX_SOON = 3
-_PAUSE_SECS = 0.5
+_PAUSE_SECS = 0.25
 # What was printed last, for a reader that has stopped reading, after a signal.
-_LAST_WORDS_SECS = 5.0
+_LAST_WORDS_SECS = 1.0
 
 
 def launch(
@@ -161,13 +161,16 @@ def _run(starter: _Starter, max_restarts: int) -> int:
             # Between two groups there is nobody to pass it on to.
             is_lost, outcome = False, Outcome(code=-received[0], signal=received.popleft())
             break
-    text = _conclude(outcome, printer.error, num_restarts)
+    text = _conclude(outcome, printer.failure, num_restarts)
     if is_lost and num_restarts < max_restarts:
-        text += f". Lost within {_SOON_SECS:g} s {num_soon} times in a row: not started again."
+        text += (
+            f". Lost within {_SOON_SECS:g} s of its start {num_soon} times in a row: not started "
+            f"again."
+        )
     if text:
         printer.say(text)
     printer.drain(received, math.inf if outcome.signal is None else _LAST_WORDS_SECS)
-    return 1 if printer.error is not None else to_status(outcome.code)
+    return 1 if printer.failure is not None else to_status(outcome.code)
 
 
 def _conclude(outcome: Outcome, unwritten: tuple[str, OSError] | None, num_restarts: int) -> str:
