@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections import deque
@@ -14,6 +15,7 @@ from typing import IO
 from penstock.distributed._line_assembler import LineAssembler
 from penstock.distributed._line_printer import LinePrinter
 from penstock.distributed._parent_death import begin_with
+from penstock.distributed.python_scripts import is_python
 
 _READ_BYTES = 1 << 16
 # What it leaves behind gets this long to pass on last words, then as long to die.
@@ -34,7 +36,7 @@ class ChildProcess:
     """A process in a process group of its own, whose output is printed line by line.
 
     Signals that ask it to end go to the process itself where it is Python: its own workers are
-    still needed for the checkpoint. Another program, as a shell script, would often keep them to
+    still needed for the checkpoint. Another program, such as a shell, would often keep them to
     itself, so its whole group gets them.
 
     Attributes:
@@ -50,7 +52,7 @@ class ChildProcess:
         self.code: int | None = None
         self.is_killed = self.is_over = False
         self._printer = printer
-        self._is_python = os.path.basename(words[0]).startswith("python")
+        self._is_python = is_python(shutil.which(words[0]) or words[0])
         self._process = subprocess.Popen(
             begin_with(words),
             stdin=subprocess.DEVNULL,
@@ -120,7 +122,10 @@ class ChildProcess:
             self._signal_group(signal.SIGKILL)
 
     def close(self, now: float) -> None:
-        """Let go of it."""
+        """Let go of it; of one that runs, after `kill`."""
+        if self.code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEFTOVER_SECS)
         for pipe, lines in tuple(self._pipes.items()):
             self._end_pipe(pipe, lines, now)
         if self._handle is not None:

@@ -50,9 +50,8 @@ def launch(
 
     Each process has a device of its own and finds in its environment what
     `ps.distributed.initialize` joins the group by. What they print comes out line by line behind
-    `[0] `, the number of the process. When one fails, the others end too. This process may be one
-    without JAX. From its main thread it passes SIGINT, SIGTERM and SIGHUP on, and leaves its
-    handlers as they were.
+    `[0] `, the number of the process. When one fails, the others end too. Called in the main
+    thread, it passes SIGINT, SIGTERM and SIGHUP on, and leaves their handlers as they were.
 
     Arguments:
       words: the program and its arguments, such as `[sys.executable, "train.py"]`.
@@ -65,9 +64,8 @@ def launch(
       place: "gpu" or "cpu"; None for GPUs where there are some.
 
     Returns:
-      0 where all processes ended with 0, else the exit status of the one that failed first, and
-      128 and the number of the signal for one that was killed; 1 where nobody reads what they
-      print.
+      0 where all processes ended with 0, else the exit status of the one that failed first: 137
+      where it was killed by SIGKILL; 1 where what they print cannot be written.
 
     Raises:
       ValueError: a number is too small, or there are fewer GPUs than processes.
