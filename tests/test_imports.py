@@ -23,6 +23,7 @@ ROOT_LAYER = "__init__"
 ALLOWED: dict[str, set[str]] = {
     "_errors": set(),
     "events": set(),
+    "distributed": {"_errors", "_version"},
     "_checkpoint": {"_checksums", "_errors", "_paths"},
     "_checksums": set(),
     "_folder_lock": {"_errors"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import shutil
@@ -16,6 +15,7 @@ from penstock.commands import _COMMANDS
 from penstock.commands._argument_parser import parse, short_flag
 from penstock.commands._checks import UsageError, check_above_zero, check_at_least
 from penstock.commands._failures import run_command
+from penstock.distributed.python_scripts import is_python_script
 
 PROG = "penstock launch"
 _EPILOG = """What stands behind -- is a command of penstock, a Python file, -m MODULE or any
@@ -180,6 +180,9 @@ def find_program(words: Sequence[str]) -> list[str]:
     ['ls', '-l']
     """
     name, names = words[0], [name for name in _COMMANDS if name != "launch"]
+    # Who writes the whole command means the same, with this Python.
+    if name == "penstock" and len(words) > 1:
+        return find_program(words[1:])
     if name in names:
         return [sys.executable, "-m", "penstock", *words]
     if name == "-m":
@@ -188,7 +191,7 @@ def find_program(words: Sequence[str]) -> list[str]:
         return [sys.executable, *words]
     path = Path(name)
     is_file = path.is_file()
-    if is_file and (path.suffix == ".py" or _is_python_script(path)):
+    if is_file and (path.suffix == ".py" or is_python_script(path)):
         return [sys.executable, *words]
     if path.suffix != ".py" and shutil.which(name) is not None:
         return list(words)
@@ -199,10 +202,3 @@ def find_program(words: Sequence[str]) -> list[str]:
         f"got the program {name!r}, expected a command of penstock ({', '.join(names)}), a Python "
         f"file, -m MODULE or a program that can be run.{hint}"
     )
-
-
-def _is_python_script(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        first = file.readline(200)
-        return first.startswith(b"#!") and b"python" in first
-    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections import deque
@@ -14,6 +15,7 @@ from typing import IO
 from penstock.distributed._line_assembler import LineAssembler
 from penstock.distributed._line_printer import LinePrinter
 from penstock.distributed._parent_death import begin_with
+from penstock.distributed.python_scripts import is_python
 
 _READ_BYTES = 1 << 16
 # What it leaves behind gets this long to pass on last words, then as long to die.
@@ -34,7 +36,7 @@ class ChildProcess:
     """A process in a process group of its own, whose output is printed line by line.
 
     Signals that ask it to end go to the process itself where it is Python: its own workers are
-    still needed for the checkpoint. Another program, as a shell script, would often keep them to
+    still needed for the checkpoint. Another program, such as a shell, would often keep them to
     itself, so its whole group gets them.
 
     Attributes:
@@ -50,7 +52,7 @@ class ChildProcess:
         self.code: int | None = None
         self.is_killed = self.is_over = False
         self._printer = printer
-        self._is_python = os.path.basename(words[0]).startswith("python")
+        self._is_python = is_python(shutil.which(words[0]) or words[0])
         self._process = subprocess.Popen(
             begin_with(words),
             stdin=subprocess.DEVNULL,
@@ -81,8 +83,7 @@ class ChildProcess:
     @property
     def awaited(self) -> Iterator[int]:
         """The descriptors that become readable when there is something to do."""
-        if not self._printer.is_full:
-            yield from (pipe.fileno() for pipe in self._pipes)
+        yield from (pipe.fileno() for pipe in self._pipes if not self._is_held_up(pipe))
         if self.code is None and self._handle is not None:
             yield self._handle
 
@@ -91,8 +92,8 @@ class ChildProcess:
         if self.code is None:
             self._notice_end(now)
         # The lines of one that has ended are read as long as what it left behind may write some.
-        if not self._printer.is_full:
-            for pipe, lines in tuple(self._pipes.items()):
+        for pipe, lines in tuple(self._pipes.items()):
+            if not self._is_held_up(pipe):
                 self._read(pipe, lines, now)
         if self.code is None or self.is_over:
             return
@@ -101,8 +102,7 @@ class ChildProcess:
             self._signal_group(signal.SIGKILL)
             self._are_leftovers_killed = True
         # Whoever still holds a pipe has left the group.
-        is_late = now > self._ended_at + 2 * _LEFTOVER_SECS
-        if not self._pipes or (is_late and not self._printer.is_full):
+        if not self._pipes or now > self._ended_at + 2 * _LEFTOVER_SECS:
             self.close(now)
 
     def ask_to_end(self, number: int) -> None:
@@ -122,7 +122,10 @@ class ChildProcess:
             self._signal_group(signal.SIGKILL)
 
     def close(self, now: float) -> None:
-        """Let go of it."""
+        """Let go of it; of one that runs, after `kill`."""
+        if self.code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEFTOVER_SECS)
         for pipe, lines in tuple(self._pipes.items()):
             self._end_pipe(pipe, lines, now)
         if self._handle is not None:
@@ -163,6 +166,12 @@ class ChildProcess:
         if is_error:
             self._last_lines.extend(line for line in lines if line.strip())
         self._printer.print_lines(self.rank, lines, is_error=is_error)
+
+    def _is_held_up(self, pipe: IO[bytes]) -> bool:
+        # When nobody is left to write, the pipe holds little: a stopped reader keeps no end away.
+        if self._are_leftovers_killed:
+            return False
+        return self._printer.is_full(is_error=pipe is self._process.stderr)
 
     def _signal_group(self, number: int) -> None:
         # All of the group may have ended by now.

@@ -66,8 +66,9 @@ class LineAssembler:
         return [line]
 
     def _append(self, part: bytes) -> None:
+        is_replaced = b"\r" in part or self._pending.endswith(b"\r")
         self._pending += part
-        if b"\r" in part:
+        if is_replaced:
             # The last may belong to a newline that is still to come.
             end = len(self._pending.rstrip(b"\r"))
             del self._pending[: self._pending.rfind(b"\r", 0, end) + 1]

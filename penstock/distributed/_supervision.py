@@ -75,7 +75,7 @@ def supervise(
             ending.on_failure(now)
         while received:
             ending.on_signal(received.popleft(), now)
-        if printer.error is not None and ending.signal is None:
+        if printer.failure is not None and ending.signal is None:
             # Nobody would read what they go on to print.
             ending.on_signal(signal.SIGTERM, now)
         ending.act(now)

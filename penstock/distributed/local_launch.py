@@ -30,9 +30,9 @@ from penstock.distributed.exit_codes import is_again, to_status
 # A group that fails this soon, so often in a row, would go on to do so.
 _SOON_SECS = 5.0
 _MAX_SOON = 3
-_PAUSE_SECS = 0.5
+_PAUSE_SECS = 0.25
 # What was printed last, for a reader that has stopped reading, after a signal.
-_LAST_WORDS_SECS = 5.0
+_LAST_WORDS_SECS = 1.0
 
 
 def launch(
@@ -50,9 +50,8 @@ def launch(
 
     Each process has a device of its own and finds in its environment what
     `ps.distributed.initialize` joins the group by. What they print comes out line by line behind
-    `[0] `, the number of the process. When one fails, the others end too. This process may be one
-    without JAX. From its main thread it passes SIGINT, SIGTERM and SIGHUP on, and leaves its
-    handlers as they were.
+    `[0] `, the number of the process. When one fails, the others end too. Called in the main
+    thread, it passes SIGINT, SIGTERM and SIGHUP on, and leaves their handlers as they were.
 
     Arguments:
       words: the program and its arguments, such as `[sys.executable, "train.py"]`.
@@ -65,9 +64,8 @@ def launch(
       place: "gpu" or "cpu"; None for GPUs where there are some.
 
     Returns:
-      0 where all processes ended with 0, else the exit status of the one that failed first, and
-      128 and the number of the signal for one that was killed; 1 where nobody reads what they
-      print.
+      0 where all processes ended with 0, else the exit status of the one that failed first: 137
+      where it was killed by SIGKILL; 1 where what they print cannot be written.
 
     Raises:
       ValueError: a number is too small, or there are fewer GPUs than processes.
@@ -161,13 +159,16 @@ def _run(starter: _Starter, max_restarts: int) -> int:
             # Between two groups there is nobody to pass it on to.
             is_lost, outcome = False, Outcome(code=-received[0], signal=received.popleft())
             break
-    text = _conclude(outcome, printer.error, num_restarts)
+    text = _conclude(outcome, printer.failure, num_restarts)
     if is_lost and num_restarts < max_restarts:
-        text += f". Lost within {_SOON_SECS:g} s {num_soon} times in a row: not started again."
+        text += (
+            f". Lost within {_SOON_SECS:g} s of its start {num_soon} times in a row: not started "
+            f"again."
+        )
     if text:
         printer.say(text)
     printer.drain(received, math.inf if outcome.signal is None else _LAST_WORDS_SECS)
-    return 1 if printer.error is not None else to_status(outcome.code)
+    return 1 if printer.failure is not None else to_status(outcome.code)
 
 
 def _conclude(outcome: Outcome, unwritten: tuple[str, OSError] | None, num_restarts: int) -> str:
