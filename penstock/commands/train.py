@@ -17,9 +17,10 @@ from penstock.commands._run.announce import (
     conclude,
     format_advice,
 )
-from penstock.commands._run.assembly import assemble, describe_data, is_writing_process
+from penstock.commands._run.assembly import assemble, describe_data
 from penstock.commands._run.digits import show_digits
 from penstock.commands._run.folder import write_description
+from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.replacement import forget
 
 PROG = "penstock train"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import selectors
 import socket
 import time
@@ -91,14 +92,15 @@ def _listen(member: Membership, bind_address: tuple[str, int]) -> socket.socket:
             )
         return socket.create_server(("", port), backlog=_MOST_WAITING)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise OSError(
             message(
                 "process 0",
-                f"no port {port} to listen at ({error.strerror or error})",
-                f"a free port on {host or socket.gethostname()} for the coordinator",
+                f"no port {port} to listen at ({reason})",
+                f"a free one on {host or socket.gethostname()}",
                 f"{member.launcher} leads to {member.address}, where the others look for it",
-                "End what listens there, perhaps an earlier run, or choose another port for all "
-                "processes by JAX_COORDINATOR_PORT, or by JAX_COORDINATOR_ADDRESS=HOST:PORT",
+                "End what listens there, perhaps an earlier run, or set another port for all: "
+                "JAX_COORDINATOR_PORT where a launcher chose it, else JAX_COORDINATOR_ADDRESS",
             )
         ) from error
 
@@ -140,8 +142,9 @@ class _Gathering:
                         _LOGGER.warning("at %s, %s", self.member.address, _waiting_for(missing))
                     self._take_calls(selector, min(deadline, report_at))
             except BaseException as error:
-                reason = str(error) or type(error).__name__
                 is_late = isinstance(error, TimeoutError)
+                ended = f"process 0 on {socket.gethostname()} ended: {type(error).__name__} {error}"
+                reason = str(error) if is_late else ended.rstrip()
                 self._answer_all({"error": reason, "is_final": True, "is_late": is_late})
                 raise
             else:
@@ -245,7 +248,7 @@ def _call(member: Membership, deadline: float, timeout_secs: float) -> None:
             answer, failure = None, error.strerror or str(error)
         except ValueError:
             # A process 0 that this run had before it was started again may still be ending.
-            answer, failure = None, "something else answers there"
+            answer, failure = None, "something else answers there, perhaps a run that has begun"
             if now >= give_up_at:
                 break
         if answer is not None:
@@ -321,8 +324,8 @@ def _check_answer(member: Membership, answer: dict[str, object]) -> None:
     raise RefusedError(
         message(
             f"process {member.process_id} of {member.num_processes}",
-            f"no place at {member.address}, where process 0 on {answer.get('host')} says: {reason}",
-            "one",
+            f"no place at {member.address} (process 0 on {answer.get('host')} says: {reason})",
+            "one among the others",
             f"{member.launcher} has not told both the same, or that is another run",
             "Start all processes alike, and runs that share a machine with ports of their own",
         )

@@ -1,5 +1,9 @@
 """Sharding: which part of the data a process reads, as a value passed to a reader.
 
+A reader that gets none takes, of the batches it makes, this process's part: by itself where
+several processes have been joined when it is made, and `Shard()` is all of them. What yields
+single samples yields all of them everywhere, in one order, and `batch` divides them.
+
 Three rules. `"records"` is the default: every *global batch* is cut into one contiguous chunk
 a process, so the batches of all processes laid side by side are the very batches one process
 would have read, in every epoch, and all processes take the same number of steps.
@@ -15,6 +19,7 @@ it, into the cache folder.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +62,7 @@ class Shard:
                     f"index={self.index}, count={self.count}",
                     "0 <= index < count",
                     "Processes count from 0",
-                    "Pass Shard(jax.process_index(), jax.process_count())",
+                    "Leave it out for the part of this process",
                 )
             )
         if self.rule not in get_args(ShardRule):
@@ -132,6 +137,26 @@ class Shard:
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def find_own_shard() -> Shard:
+    """Return this process's part where several have been joined, else all."""
+    # Neither imports JAX nor starts its backend, as jax.process_index() does: readers may be made
+    # before the processes are joined, which must come first.
+    distributed = sys.modules.get("jax._src.distributed")
+    if distributed is None or distributed.global_state.client is None:
+        return Shard()
+    return Shard(distributed.global_state.process_id, distributed.global_state.num_processes)
+
+
+def choose_shard(shard: Shard | None, batch_size: BatchSize | None) -> Shard:
+    """Return the part of the data that a reader takes: what it is given, or this process's.
+
+    Single samples are not divided: `batch` does it, by the very batches of one process.
+    """
+    if shard is not None:
+        return shard
+    return Shard() if batch_size is None else find_own_shard()
 
 
 @dataclass(frozen=True, kw_only=True)
