@@ -115,7 +115,7 @@ def test_oneflows_alexnet_runs_on_two_machines(tmp_path):
     [
         (["-g", "99"], "-g got 99, expected the number of devices or less"),
         (["-m", "-n", "127.0.0.1,127.0.0.1"], "127.0.0.1:12138: 2 of this machine, "),
-        (["-m", "-n", "192.0.2.1,192.0.2.3"], "192.0.2.3:12138: none of this machine, "),
+        (["-m", "-n", "198.51.100.1,198.51.100.2"], "198.51.100.2:12138: none of this machine, "),
     ],
 )
 def test_oneflows_alexnet_says_what_is_wrong_with_its_flags(tmp_path, flags, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import multiprocessing
@@ -87,7 +88,7 @@ def initialize(
             os.environ, given, ask_cloud_tpu=ask_cloud_tpu, ask_kubernetes=ask_kubernetes
         )
         if member.note:
-            _LOGGER.warning("%s", member.note)
+            _warn_once(member.note)
         if not member.is_alone:
             _join(member, heartbeat, patience)
     if member.is_alone:
@@ -96,6 +97,11 @@ def initialize(
     _is_joined.set()
     _announce(member)
     group.start(heartbeat_secs=heartbeat, hang_secs=hang)
+
+
+@functools.cache
+def _warn_once(note: str) -> None:
+    _LOGGER.warning("%s", note)
 
 
 def _check_given(
