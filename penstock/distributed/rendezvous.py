@@ -222,17 +222,15 @@ class _Gathering:
             caller.line.close()
 
     def _describe_timeout(self, missing: list[int], timeout_secs: float) -> str:
-        member = self.member
+        member, name = self.member, socket.gethostname()
         here = member.num_processes - len(missing)
-        away = (
-            "" if is_own_address(member.host or "") else f", no address of {socket.gethostname()}"
-        )
+        away = "" if is_own_address(member.host or "") else ", which is no address of it,"
+        who = _waiting_for(missing)
         return message(
-            f"process 0 at {member.address}{away},",
+            f"process 0 on {name} at {member.address}{away}",
             f"{here} of {member.num_processes} processes within {timeout_secs:g} s",
             "all of them",
-            f"{_waiting_for(missing)[0].upper()}{_waiting_for(missing)[1:]}"
-            + (f"; {self.refusal}" if self.refusal else ""),
+            f"{who[0].upper()}{who[1:]}{'; ' if self.refusal else ''}{self.refusal}",
             f"See in their logs why, and whether they look for {member.address}. {_MORE_TIME}",
         )
 
@@ -341,7 +339,7 @@ def _find_misfit(member: Membership, call: dict[str, object]) -> str:
         return f"it is of the run {call.get('run')!r}, process 0 of {member.run!r}"
     if count != member.num_processes:
         return f"it is one of {count} processes, process 0 one of {member.num_processes}"
-    if not isinstance(number, int) or not 0 < number < member.num_processes:
+    if type(number) is not int or not 0 < number < member.num_processes:
         return f"there is no place for a process {number} among {member.num_processes}"
     return ""
 
