@@ -1,6 +1,7 @@
 """Processes of this machine that join each other, started as a launcher starts them.
 
-python -m tests.distributed.processes WHAT: one of them, which prints what it has as JSON.
+python -m tests.distributed.processes WHAT: one of them, which prints what it has as JSON. Plain;
+workers, where a reader has processes of its own; or adopt, where JAX has joined them before.
 """
 
 import json
@@ -86,23 +87,21 @@ def main(what: str) -> None:
     import penstock as ps
     from penstock import readers
 
-    before = readers.arrays({"x": np.arange(8)}, 4)
+    before = readers.arrays({"x": np.arange(12)}, 6)
     if what == "adopt":
         address, count, place = (
             os.environ[f"OWN_{name}"] for name in ("ADDRESS", "COUNT", "PLACE")
         )
         jax.distributed.initialize(address, int(count), int(place))
-    if what == "late" and os.environ["JAX_PROCESS_ID"] == "1":
-        wait_for_line()
     ps.distributed.initialize()
     ps.distributed.initialize()
     from jax.experimental import multihost_utils
 
-    from penstock import handlers  # noqa: F401  # nothing of it starts the backend
-
-    data = {"x": np.arange(8)}
-    own = readers.arrays(data, 4)
-    samples = readers.shuffle(readers.arrays(data, None), 8, seed=3)
+    data = {"x": np.arange(12)}
+    own = readers.arrays(data, 6)
+    workers = "process" if what == "workers" else "thread"
+    numbers = readers.indexed(range(12), 6, num_workers=1, workers=workers)
+    samples = readers.shuffle(readers.arrays(data, None), 12, seed=3)
     total = multihost_utils.process_allgather(np.float32(jax.process_index() + 1)).sum()
     result = {
         "total": float(total),
@@ -110,20 +109,12 @@ def main(what: str) -> None:
         "local": jax.local_device_count(),
         "before": [batch["x"].tolist() for batch in before],
         "own": [batch["x"].tolist() for batch in own],
-        "all": [batch["x"].tolist() for batch in readers.arrays(data, 4, shard=readers.Shard())],
-        "indexed": [
-            batch.tolist()
-            for batch in readers.indexed(range(8), 4, num_workers=1, workers="process")
-        ],
-        "samples": [[int(one["x"]) for one in batch] for batch in readers.batch(samples, 4)],
+        "all": [batch["x"].tolist() for batch in readers.arrays(data, 6, shard=readers.Shard())],
+        "indexed": [batch.tolist() for batch in numbers],
+        "samples": [[int(one["x"]) for one in batch] for batch in readers.batch(samples, 6)],
         "generated": list(readers.batch(lambda: iter(range(4)), 4)),
     }
     print("RESULT " + json.dumps(result))
-
-
-def wait_for_line() -> None:
-    """Wait until whoever started this process says that it may go on."""
-    sys.stdin.readline()
 
 
 if __name__ == "__main__":
