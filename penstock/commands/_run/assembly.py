@@ -33,7 +33,7 @@ from penstock.commands._run.network import (
 )
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.preparation import describe_weights
-from penstock.commands._run.processes import is_writing_process, join_processes
+from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.replacement import hold, set_aside
 from penstock.commands._run.weights import Weights, find_weights, load_weights, read_weights
 from penstock.readers import Shard
@@ -90,7 +90,6 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
       ValueError: flags do not fit each other or the data, or weights are of another network.
       FolderInUseError: another run is at work in the folder.
     """
-    join_processes(flags.performance)
     place = choose_place(flags)
     num_devices = len(_mesh.find_devices(place))
     data = open_data(

@@ -27,7 +27,8 @@ def join_processes(flags: PerformanceFlags | None = None) -> None:
 
 def is_writing_process() -> bool:
     """Return whether this process is the one that writes and prints."""
-    return not jax.process_index()
+    # A process that is alone need not start its devices to know.
+    return not jax.distributed.is_initialized() or not jax.process_index()
 
 
 def find_own_place() -> Place:
