@@ -60,7 +60,7 @@ def alexnet():
 def make_example(folder):
     print(f"no parts in {folder} yet: making some of digits")
     Path(folder).mkdir(parents=True)
-    digits = next(iter(readers.dataset("digits", "train", 480)))
+    digits = next(iter(readers.dataset("digits", "train", 480, shard=readers.Shard())))
     for part in range(8):
         with readers.RecordWriter(f"{folder}/part-{part}", framing=readers.OFRECORD) as writer:
             for image, label in list(zip(*digits.values(), strict=True))[part::8]:

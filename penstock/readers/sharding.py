@@ -19,9 +19,11 @@ it, into the cache folder.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
@@ -139,12 +141,32 @@ class Shard:
             )
 
 
+# What the loader of a data set reads is divided when it has been loaded, and not before as well.
+_READS_WHOLE: ContextVar[bool] = ContextVar("penstock_reads_whole", default=False)
+
+
+@contextlib.contextmanager
+def read_whole() -> Iterator[None]:
+    """Have readers that are made meanwhile read all, unless they are told otherwise.
+
+    >>> with read_whole():
+    ...     find_own_shard()
+    Shard(index=0, count=1, rule='records')
+    """
+    token = _READS_WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _READS_WHOLE.reset(token)
+
+
 def find_own_shard() -> Shard:
     """Return this process's part where several have been joined, else all."""
     # Neither imports JAX nor starts its backend, as jax.process_index() does: readers may be made
     # before the processes are joined, which must come first.
     distributed = sys.modules.get("jax._src.distributed")
-    if distributed is None or distributed.global_state.client is None:
+    is_alone = distributed is None or distributed.global_state.client is None
+    if is_alone or _READS_WHOLE.get():
         return Shard()
     return Shard(distributed.global_state.process_id, distributed.global_state.num_processes)
 
