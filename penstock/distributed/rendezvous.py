@@ -64,7 +64,7 @@ def meet(member: Membership, bind_address: tuple[str, int], timeout_secs: float)
 def is_own_address(host: str) -> bool:
     """Return whether a host is this machine.
 
-    >>> is_own_address("127.0.0.1"), is_own_address("192.0.2.255")
+    >>> is_own_address("127.0.0.1"), is_own_address("198.51.100.7")
     (True, False)
     """
     try:

@@ -155,11 +155,9 @@ def xmap_readers(
       reader: a reader of samples, read by the thread that iterates.
       process_num: number of workers.
       buffer_size: samples ready or in work beyond one a worker.
-      order: keep the reader's order; else yield samples as they are ready. Among several processes
-        those of penstock's readers keep it, for `batch` to divide them.
+      order: keep the reader's order; else yield samples as they are ready.
       workers: `"thread"`, right for opencv and numpy, which release the GIL, or `"process"`,
-        where mapper, samples and results are pickled and a script needs
-        `if __name__ == "__main__":`.
+        where all is pickled and a script needs `if __name__ == "__main__":`.
 
     Raises:
       ValueError: a count below 1, or unknown workers.
@@ -173,8 +171,6 @@ def xmap_readers(
     check_int("xmap_readers(buffer_size)", buffer_size, 1, "It counts samples")
     check_workers("xmap_readers", workers, {"mapper": mapper})
     processes = WorkerProcesses(mapper, process_num) if workers == "process" else None
-    # `batch` divides samples that every process has in the same order.
-    order = order or (source.is_common and find_own_shard().count > 1)
 
     def start_map(
         samples: _Samples[Item], origin: Callable[[int], str]
@@ -185,7 +181,8 @@ def xmap_readers(
             num_workers=process_num,
             num_ahead=process_num + buffer_size,
             processes=processes,
-            in_order=order,
+            # `batch` divides samples that every process has in one order.
+            in_order=order or (source.is_common and find_own_shard().count > 1),
             origin=origin,
         )
 
