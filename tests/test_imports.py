@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "_weight_files": {"_errors"},
     "readers": {"_checksums", "_errors", "_state_bytes"},
     "preprocessing": {"_errors", "_program", "layers"},
+    "distributed": {"_errors"},
     "handlers": {"_checksums", "_errors", "_paths", "_text_tables", "events"},
     "_program": {"_errors", "_mesh", "_selection"},
     "layers": {"_errors", "_mesh", "_program"},

@@ -84,6 +84,9 @@ def detect(
     >>> detect({}, Given()).is_alone
     True
     """
+    # Who asks for one process is alone, whatever place a launcher gave it.
+    if given.num_processes == 1 and not given.process_id:
+        return ALONE
     said = _add_variables(environ, given)
     if said.num_processes == 1:
         return ALONE
@@ -189,8 +192,11 @@ def _complete(environ: Environ, found: Membership, said: Given, given: Given) ->
         found = replace(found, num_processes=said.num_processes)
     if said.process_id is not None:
         found = replace(found, process_id=said.process_id)
-    names = (_name("process_id", given), _name("num_processes", given))
-    check_place(names[0], found.process_id, names[1], found.num_processes)
+    rank_name, size_name = (
+        f"{key} of {found.launcher}" if getattr(said, key) is None else _name(key, given)
+        for key in ("process_id", "num_processes")
+    )
+    check_place(rank_name, found.process_id, size_name, found.num_processes)
     if said.coordinator_address is not None:
         host, port = split_address(said.coordinator_address, _name("coordinator_address", given))
         found = replace(found, host=host, port=port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import multiprocessing
@@ -15,7 +16,13 @@ from collections.abc import Sequence
 from penstock._errors import check_count, message
 from penstock.distributed import group, rendezvous
 from penstock.distributed.clusters import ask_cloud_tpu, ask_kubernetes
-from penstock.distributed.environments import Given, choose_local_devices, detect, split_address
+from penstock.distributed.environments import (
+    ALONE,
+    Given,
+    choose_local_devices,
+    detect,
+    split_address,
+)
 from penstock.distributed.launchers import Membership, join_address
 
 _LOGGER = logging.getLogger("penstock")
@@ -38,29 +45,24 @@ def initialize(
 ) -> None:
     """Join the processes that were started together, before the first computation.
 
-    One line in a script, for any number of processes and launchers: on one process alone, with or
-    without a launcher, it does nothing. What is not given is found in the environment, by the
-    launcher nearest to this process: JAX_COORDINATOR_ADDRESS with JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID, as `penstock launch` sets them; torchrun; Open MPI; MPICH, with
-    JAX_COORDINATOR_ADDRESS; srun of Slurm; Cloud TPU; SkyPilot; dstack; an indexed Job of
-    Kubernetes. Where a launcher starts several processes on a machine with GPUs, each takes one.
-
-    All processes call it, and each returns when all are there. Where they were joined before, by
-    it or by `jax.distributed.initialize`, it only begins to watch them, once.
+    One line in a script, whatever starts it: a process that is alone does nothing. What is not
+    given is found in the environment, by the launcher nearest to this process:
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as `penstock launch` sets them;
+    torchrun; Open MPI; MPICH, where JAX_COORDINATOR_ADDRESS says where; srun of Slurm; Cloud TPU;
+    SkyPilot; dstack; an indexed Job of Kubernetes. Of several processes that a launcher starts on a
+    machine with GPUs each takes one. All processes call it, and it returns when all are there. What
+    `jax.distributed.initialize` has joined it takes over.
 
     Arguments:
       coordinator_address: HOST:PORT where process 0 listens.
       num_processes: how many there are.
       process_id: which of them this is, from 0.
-      hosts: in place of address and number: a HOST:PORT for each process, as FastNN's
-        worker_hosts and OneFlow's machines. Process 0 listens at the first. Without `process_id`
-        it is the one with an address of this machine.
-      heartbeat_secs: how long a process may be silent before it is taken for dead;
-        PENSTOCK_HEARTBEAT_SECS or 30 without it.
-      initialization_secs: how long to wait for the others; PENSTOCK_INITIALIZATION_SECS or 1800
-        without it.
-      hang_secs: how long a step may take before its process is taken for stuck;
-        PENSTOCK_HANG_SECS or any time without it.
+      hosts: in place of both, HOST:PORT of each process, as FastNN's worker_hosts and OneFlow's
+        machines; without `process_id` this is the one that is an address of this machine.
+      heartbeat_secs: how long a process may be silent; else PENSTOCK_HEARTBEAT_SECS, or 30.
+      initialization_secs: how long to wait for the others; else PENSTOCK_INITIALIZATION_SECS, or
+        1800.
+      hang_secs: how long a step may take; else PENSTOCK_HANG_SECS, or any time.
 
     Raises:
       ValueError: arguments or variables contradict each other, or do not say enough.
@@ -79,15 +81,9 @@ def initialize(
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return
     if _is_jax_joined():
-        if _is_joined.is_set():
-            return
-        member = _describe_jax("jax.distributed")
+        member = ALONE if _is_joined.is_set() else _describe_jax()
     else:
-        member = detect(
-            os.environ, given, ask_cloud_tpu=ask_cloud_tpu, ask_kubernetes=ask_kubernetes
-        )
-        if member.note:
-            _LOGGER.warning("%s", member.note)
+        member = _find_others(given)
         if not member.is_alone:
             _join(member, heartbeat, patience)
     if member.is_alone:
@@ -96,6 +92,19 @@ def initialize(
     _is_joined.set()
     _announce(member)
     group.start(heartbeat_secs=heartbeat, hang_secs=hang)
+
+
+def _find_others(given: Given) -> Membership:
+    """Return this process's place among those that were started with it."""
+    member = detect(os.environ, given, ask_cloud_tpu=ask_cloud_tpu, ask_kubernetes=ask_kubernetes)
+    if member.note:
+        _warn_once(member.note)
+    return member
+
+
+@functools.cache
+def _warn_once(note: str) -> None:
+    _LOGGER.warning("%s", note)
 
 
 def _check_given(
@@ -180,14 +189,14 @@ def _is_jax_joined() -> bool:
     return jax.distributed.is_initialized()
 
 
-def _describe_jax(launcher: str) -> Membership:
+def _describe_jax() -> Membership:
     """Return what JAX knows of the processes that it has joined."""
     # Not jax.process_index(), which would start the backend.
     from jax._src.distributed import global_state
 
     host, port = split_address(global_state.coordinator_address or "")
     return Membership(
-        launcher=launcher,
+        launcher="jax.distributed",
         host=host,
         port=port,
         num_processes=global_state.num_processes,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import selectors
 import socket
 import time
@@ -63,7 +64,7 @@ def meet(member: Membership, bind_address: tuple[str, int], timeout_secs: float)
 def is_own_address(host: str) -> bool:
     """Return whether a host is this machine.
 
-    >>> is_own_address("127.0.0.1"), is_own_address("192.0.2.255")
+    >>> is_own_address("127.0.0.1"), is_own_address("198.51.100.7")
     (True, False)
     """
     try:
@@ -91,14 +92,15 @@ def _listen(member: Membership, bind_address: tuple[str, int]) -> socket.socket:
             )
         return socket.create_server(("", port), backlog=_MOST_WAITING)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise OSError(
             message(
                 "process 0",
-                f"no port {port} to listen at ({error.strerror or error})",
-                f"a free port on {host or socket.gethostname()} for the coordinator",
+                f"no port {port} to listen at ({reason})",
+                f"a free one on {host or socket.gethostname()}",
                 f"{member.launcher} leads to {member.address}, where the others look for it",
-                "End what listens there, perhaps an earlier run, or choose another port for all "
-                "processes by JAX_COORDINATOR_PORT, or by JAX_COORDINATOR_ADDRESS=HOST:PORT",
+                "End what listens there, perhaps an earlier run, or set another port for all: "
+                "JAX_COORDINATOR_PORT where a launcher chose it, else JAX_COORDINATOR_ADDRESS",
             )
         ) from error
 
@@ -140,8 +142,9 @@ class _Gathering:
                         _LOGGER.warning("at %s, %s", self.member.address, _waiting_for(missing))
                     self._take_calls(selector, min(deadline, report_at))
             except BaseException as error:
-                reason = str(error) or type(error).__name__
                 is_late = isinstance(error, TimeoutError)
+                ended = f"process 0 on {socket.gethostname()} ended: {type(error).__name__} {error}"
+                reason = str(error) if is_late else ended.rstrip()
                 self._answer_all({"error": reason, "is_final": True, "is_late": is_late})
                 raise
             else:
@@ -219,17 +222,15 @@ class _Gathering:
             caller.line.close()
 
     def _describe_timeout(self, missing: list[int], timeout_secs: float) -> str:
-        member = self.member
+        member, name = self.member, socket.gethostname()
         here = member.num_processes - len(missing)
-        away = (
-            "" if is_own_address(member.host or "") else f", no address of {socket.gethostname()}"
-        )
+        away = "" if is_own_address(member.host or "") else ", which is no address of it,"
+        who = _waiting_for(missing)
         return message(
-            f"process 0 at {member.address}{away},",
+            f"process 0 on {name} at {member.address}{away}",
             f"{here} of {member.num_processes} processes within {timeout_secs:g} s",
             "all of them",
-            f"{_waiting_for(missing)[0].upper()}{_waiting_for(missing)[1:]}"
-            + (f"; {self.refusal}" if self.refusal else ""),
+            f"{who[0].upper()}{who[1:]}{'; ' if self.refusal else ''}{self.refusal}",
             f"See in their logs why, and whether they look for {member.address}. {_MORE_TIME}",
         )
 
@@ -245,7 +246,7 @@ def _call(member: Membership, deadline: float, timeout_secs: float) -> None:
             answer, failure = None, error.strerror or str(error)
         except ValueError:
             # A process 0 that this run had before it was started again may still be ending.
-            answer, failure = None, "something else answers there"
+            answer, failure = None, "something else answers there, perhaps a run that has begun"
             if now >= give_up_at:
                 break
         if answer is not None:
@@ -321,8 +322,8 @@ def _check_answer(member: Membership, answer: dict[str, object]) -> None:
     raise RefusedError(
         message(
             f"process {member.process_id} of {member.num_processes}",
-            f"no place at {member.address}, where process 0 on {answer.get('host')} says: {reason}",
-            "one",
+            f"no place at {member.address} (process 0 on {answer.get('host')} says: {reason})",
+            "one among the others",
             f"{member.launcher} has not told both the same, or that is another run",
             "Start all processes alike, and runs that share a machine with ports of their own",
         )
@@ -338,7 +339,7 @@ def _find_misfit(member: Membership, call: dict[str, object]) -> str:
         return f"it is of the run {call.get('run')!r}, process 0 of {member.run!r}"
     if count != member.num_processes:
         return f"it is one of {count} processes, process 0 one of {member.num_processes}"
-    if not isinstance(number, int) or not 0 < number < member.num_processes:
+    if type(number) is not int or not 0 < number < member.num_processes:
         return f"there is no place for a process {number} among {member.num_processes}"
     return ""
 
