@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from penstock import distributed as distributed
     from penstock import events as events
     from penstock import fluid as fluid
     from penstock import handlers as handlers
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
 # command and the processes that decode records need no JAX, which takes 1.5 s to import.
 # tests/test_dependencies.py compares the names with those above.
 _PACKAGES = (
-    *("events", "fluid", "handlers", "inferencer", "layers", "models", "optimizers"),
-    *("preprocessing", "program_builder", "readers", "trainer"),
+    *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "models"),
+    *("optimizers", "preprocessing", "program_builder", "readers", "trainer"),
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),

@@ -8,6 +8,7 @@ from tests.source_tree import PACKAGE, find_imports, lines_for_types, module_nam
 # row covers what lies below it, unless a longer one does.
 CORE = {
     *("events", "inferencer", "trainer", "program_builder", "layers", "optimizers", "handlers"),
+    "distributed",
     *("_program", "_tracing", "_batches", "_device_batches", "_metrics", "_mesh", "_in_flight"),
     *("_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
     *("_errors", "_folder_lock", "_interrupts", "_paths", "_text_tables", "_version"),
