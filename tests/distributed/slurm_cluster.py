@@ -94,7 +94,8 @@ def _configure(folder: Path, num_nodes: int) -> list[str]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     host = socket.gethostname().split(".")[0]
-    nodes = [f"node{index}" for index in range(num_nodes)]
+    # JAX looks its coordinator up by the node's name, which several on one machine cannot have.
+    nodes = [host] if num_nodes == 1 else [f"node{index}" for index in range(num_nodes)]
     ports = _free_ports(num_nodes + 1)
     cores = max(4, os.cpu_count() or 1)
     lines = [
