@@ -95,46 +95,24 @@ def run_on_ray(
       RayRunError: a process failed; its traceback is in the notes. Or the restarts are used up.
       ModuleNotFoundError: Ray is not installed.
     """
-    processes = _read_counts(num_processes)
+    counts = _read_counts(num_processes)
     check_count("max_restarts", max_restarts, 0)
-    if hang_secs is not None and not hang_secs > 0:
-        raise ValueError(f"hang_secs got {hang_secs!r}, expected a number above 0, or None.")
+    _check_secs(hang_secs)
+    if use_gpu and use_tpu:
+        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
     ray = load_ray("run_on_ray")
-    jax_trainer = ray.train.v2.jax
-    with _connect(ray, address, processes[1]):
+    with _connect(ray, address, counts[1]):
         platform = _choose_platform(ray.cluster_resources(), use_gpu, use_tpu)
-        scaling = ray.train.ScalingConfig(
-            num_workers=processes[0] if processes[0] == processes[1] else processes,
-            use_gpu=platform == "gpu",
-            use_tpu=platform == "tpu",
-            resources_per_worker=dict(resources_per_process) if resources_per_process else None,
-            **(_find_slice(ray) if platform == "tpu" else {}),
-        )
-        _say_what_is_missing(scaling, processes[0], ray.cluster_resources())
         record = _start_record(ray)
-        trainer = jax_trainer.JaxTrainer(
-            work,
-            train_loop_config={
-                "function": ray.cloudpickle.dumps(function),
-                "record": record,
-                "directory": os.getcwd(),
-            },
-            # Only with one of the two it joins the workers in JAX. On CPU `use_gpu` does no more,
-            # since JAX_PLATFORMS is there.
-            jax_config=ray.train.v2.jax.JaxConfig(
-                use_tpu=platform == "tpu", use_gpu=platform != "tpu"
-            ),
-            scaling_config=scaling,
-            run_config=ray.train.RunConfig(
-                name=f"penstock-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-                storage_path=_make_absolute(storage_path),
-                failure_config=ray.train.FailureConfig(max_failures=max_restarts),
-                callbacks=[make_callback(record)],
-                worker_runtime_env={"env_vars": _environment(platform, hang_secs)},
-            ),
+        run_config = ray.train.RunConfig(
+            name=f"penstock-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+            storage_path=_make_absolute(storage_path),
+            failure_config=ray.train.FailureConfig(max_failures=max_restarts),
+            callbacks=[make_callback(record)],
+            worker_runtime_env={"env_vars": _environment(platform, hang_secs)},
         )
-        pickled = _fit(ray, trainer, record)
-        return ray.cloudpickle.loads(pickled)
+        scaling = _make_scaling(ray, counts, platform, resources_per_process)
+        return _fit(ray, function, record, scaling, run_config)
 
 
 def launch_on_ray(
@@ -188,8 +166,12 @@ def launch_on_ray(
 
 
 def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
-    is_range = isinstance(num_processes, tuple)
-    least, most = num_processes if is_range else (num_processes, num_processes)
+    counts = num_processes if isinstance(num_processes, tuple) else (num_processes,) * 2
+    if len(counts) != 2:
+        raise ValueError(
+            f"num_processes got {num_processes!r}, expected a number or two. Pass 8, or (4, 8)."
+        )
+    least, most = counts
     check_count("num_processes", least, 1)
     check_count("num_processes", most, 1)
     if least > most:
@@ -198,6 +180,11 @@ def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
             f"Pass ({most}, {least})."
         )
     return int(least), int(most)
+
+
+def _check_secs(hang_secs: float | None) -> None:
+    if hang_secs is not None and not hang_secs > 0:
+        raise ValueError(f"hang_secs got {hang_secs!r}, expected a number above 0, or None.")
 
 
 @contextlib.contextmanager
@@ -228,14 +215,27 @@ def _connect(ray: Any, address: str | None, num_processes: int) -> Iterator[None
 
 def _choose_platform(found: Mapping[str, float], use_gpu: bool | None, use_tpu: bool | None) -> str:
     """Return "tpu", "gpu" or "cpu": what is asked for, or what the cluster has."""
-    if use_gpu and use_tpu:
-        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
     wants_cpu = os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
     for platform, name, is_wanted in (("tpu", "TPU", use_tpu), ("gpu", "GPU", use_gpu)):
         has_some = bool(found.get(name)) and not wants_cpu
         if is_wanted or (is_wanted is None and has_some and not (use_gpu or use_tpu)):
             return platform
     return "cpu"
+
+
+def _make_scaling(
+    ray: Any, counts: tuple[int, int], platform: str, resources: Mapping[str, float] | None
+) -> Any:
+    """Return how many workers Ray starts, with what, and say what the cluster lacks for them."""
+    scaling = ray.train.ScalingConfig(
+        num_workers=counts[0] if counts[0] == counts[1] else counts,
+        use_gpu=platform == "gpu",
+        use_tpu=platform == "tpu",
+        resources_per_worker=dict(resources) if resources else None,
+        **(_find_slice(ray) if platform == "tpu" else {}),
+    )
+    _say_what_is_missing(scaling, counts[0], ray.cluster_resources())
+    return scaling
 
 
 def _find_slice(ray: Any) -> dict[str, str]:
@@ -293,11 +293,23 @@ def _environment(platform: str, hang_secs: float | None) -> dict[str, str]:
     return {**passed, **own, **hang}
 
 
-def _fit(ray: Any, trainer: Any, record: Any) -> bytes:
-    """Return what process 0 returned, pickled; raise what ended the run otherwise."""
+def _fit(
+    ray: Any, function: Callable[[], object], record: Any, scaling: Any, run_config: Any
+) -> object:
+    """Return what process 0 returned; raise what ended the run otherwise."""
+    task = {"function": ray.cloudpickle.dumps(function), "record": record}
+    trainer = ray.train.v2.jax.JaxTrainer(
+        work,
+        train_loop_config={**task, "directory": os.getcwd()},
+        # Only with one of the two it joins the workers in JAX. On CPU `use_gpu` does no more,
+        # since JAX_PLATFORMS is there.
+        jax_config=ray.train.v2.jax.JaxConfig(use_tpu=scaling.use_tpu, use_gpu=not scaling.use_tpu),
+        scaling_config=scaling,
+        run_config=run_config,
+    )
     try:
         with _keep_handler():
-            return trainer.fit().return_value
+            return ray.cloudpickle.loads(trainer.fit().return_value)
     except ray.train.TrainingFailedError as lost:
         failure: Failure | None = ray.get(record.failure.remote())
         if failure is None:
