@@ -20,7 +20,14 @@ from typing import Any
 from penstock._errors import check_count
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.ray_packages import load_ray
-from penstock.distributed.ray_worker import Failure, RunRecord, make_callback, run_words, work
+from penstock.distributed.ray_worker import (
+    Failure,
+    RunRecord,
+    make_callback,
+    quieten_cleaner,
+    run_words,
+    work,
+)
 
 _PLATFORMS = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
 
@@ -109,6 +116,8 @@ def run_on_ray(
             storage_path=_make_absolute(storage_path),
             failure_config=ray.train.FailureConfig(max_failures=max_restarts),
             callbacks=[make_callback(record)],
+            # Below it Ray tells of its own workings, with stacks of its controller.
+            logging_config=ray.train.LoggingConfig(log_level="WARNING"),
             worker_runtime_env={"env_vars": _environment(platform, hang_secs)},
         )
         scaling = _make_scaling(ray, counts, platform, resources_per_process)
@@ -157,7 +166,8 @@ def launch_on_ray(
             hang_secs=hang_secs,
         )
     except RayRunError as error:
-        print(f"penstock launch: {error}", file=sys.stderr, flush=True)
+        said = [*getattr(error, "__notes__", ()), f"penstock launch: {error}"]
+        print(*said, sep="\n", file=sys.stderr, flush=True)
         return error.status
     except KeyboardInterrupt:
         print("\npenstock launch: interrupted", file=sys.stderr, flush=True)
@@ -205,7 +215,7 @@ def _connect(ray: Any, address: str | None, num_processes: int) -> Iterator[None
             num_cpus=max(num_processes, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
-            runtime_env=environment,
+            runtime_env={**environment, "worker_process_setup_hook": quieten_cleaner},
         )
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import runpy
 import sys
@@ -99,7 +100,14 @@ def work(config: Mapping[str, Any]) -> bytes:
     context = ray.train.get_context()
     process = Process(context.get_world_rank(), context.get_world_size(), config["record"])
     os.environ["PENSTOCK_LOCAL_RANK"] = str(context.get_local_rank())
-    os.environ["PENSTOCK_RESTARTS"] = str(_count_restarts(ray, process))
+    restarts = _count_restarts(ray, process)
+    os.environ["PENSTOCK_RESTARTS"] = str(restarts)
+    if restarts and process.index == 0:
+        print(
+            f"penstock: the group starts again with {process.count} processes, restart {restarts}",
+            file=sys.stderr,
+            flush=True,
+        )
     _show_own_gpus(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
     # Ray puts a worker into a folder of its own, where the paths of a command lead nowhere.
     if os.path.isdir(config["directory"]):
@@ -202,17 +210,39 @@ def run_words(words: Sequence[str]) -> None:
         runpy.run_module("penstock", run_name="__main__", alter_sys=True)
 
 
+def describe_losses(worker_exceptions: Mapping[int, Exception]) -> str:
+    """Return what became of the processes that Ray starts again.
+
+    >>> describe_losses({1: RuntimeError("The actor died unexpectedly")})
+    'process 1 died'
+    """
+    # What lost another says which; what died says nothing.
+    said = [
+        str(error) for error in worker_exceptions.values() if isinstance(error, ProcessLostError)
+    ]
+    died = [f"process {rank} died" for rank in sorted(worker_exceptions) if not said]
+    return "; ".join(said[:1] or died)
+
+
+def quieten_cleaner() -> None:
+    """Leave out what Ray's cleaner would say each second where there is no dashboard to ask."""
+    logging.getLogger(
+        "ray.train.v2._internal.execution.controller.placement_group_cleaner"
+    ).setLevel(logging.ERROR)
+
+
 def make_callback(record: Any) -> Any:
     """Return what has Ray's controller stop, and not start again, once the record has a failure."""
     ray = load_ray("a run on Ray")
 
-    class StopAtFailures(ray.train.UserCallback):
+    class EndAtFailures(ray.train.UserCallback):
         def after_exception(
             self, run_context: object, worker_exceptions: Mapping[int, Exception]
         ) -> None:
             failure = ray.get(record.failure.remote())
-            # Ray asks its `FailureConfig` of a worker's error alone, and ends a run at any other.
+            # Ray asks its `FailureConfig` of a worker's error alone, and ends a run at this one.
             if failure is not None:
-                raise ProcessFailedError(failure.sentence)
+                raise ray.train.ControllerError(ProcessFailedError(failure.sentence))
+            print(f"penstock: {describe_losses(worker_exceptions)}", file=sys.stderr, flush=True)
 
-    return StopAtFailures()
+    return EndAtFailures()

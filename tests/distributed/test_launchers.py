@@ -57,10 +57,18 @@ def test_batch_script_starts_the_processes_again_until_they_end_well(alone, fold
     _, sbatch, *_ = launchers.require_programs(*PROGRAMS)
     log = tmp_path / "log"
     with slurm_cluster(1) as settings:
-        words = [sbatch, "--wait", "-N1", "-n2", f"--output={log}", f"--chdir={ROOT}"]
+        words = [
+            sbatch,
+            "--wait",
+            "--nodes=1",
+            "--ntasks-per-node=2",
+            f"--output={log}",
+            f"--chdir={ROOT}",
+        ]
         script = str(ROOT / "deploy" / "slurm.sbatch")
         words += [script, sys.executable, str(SCRIPT), folder, "--fail=17:kill"]
         done = run(words, SLURM_CONF=settings["SLURM_CONF"])
+    assert log.exists(), done.stderr
     done.stdout += log.read_text()
     result = read_result(done)
     assert result["restarts"] == "1"
