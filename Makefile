@@ -3,6 +3,8 @@
 
 PYTHON      ?= python3
 VENV        ?= .venv
+# torchrun and Ray, apart: torch must not decide about the versions of what is under test.
+LAUNCHERS   ?= $(VENV)-launchers
 # Two processes, each with half of the files, and then with half of what the other has left, so that
 # they end together. On many cores, pass `-n 8 --dist worksteal`.
 PYTEST_ARGS ?= --numprocesses 2 --dist worksteal
@@ -24,7 +26,7 @@ PIP_ARGS     = --no-input --disable-pip-version-check --progress-bar off --no-co
 .DELETE_ON_ERROR:
 # Two installations into one environment at a time would spoil it.
 .NOTPARALLEL:
-.PHONY: train test test-all lint format bench clean help
+.PHONY: train test test-all launchers lint format bench clean help
 
 train: $(VENV)/.installed-test ## train the digits network, then infer (TRAIN_ARGS=...)
 	@$(VENV)/bin/penstock train $(TRAIN_ARGS)
@@ -35,15 +37,20 @@ test: $(VENV)/.installed-test ## run the tests that are not slow (PYTEST_ARGS=..
 
 # With the extras that tests need, and a failure, not a skip, where one of them is missing. The largest
 # networks compile for minutes, which is no hang.
-test-all: $(VENV)/.installed-test-all ## run every test, those with TensorFlow too (PIECE="core models")
+test-all: $(VENV)/.installed-test-all $(if $(filter core,$(PIECE)),launchers) ## run every test, those with TensorFlow too (PIECE="core models")
 	@$(foreach piece,$(PIECE),$(if $(PIECE_$(piece)),,\
 	  $(error PIECE got '$(piece)', expected some of core training library models)))
 	@failed=; $(foreach piece,$(PIECE),\
 	  echo "penstock: running every test of the piece $(piece)"; start=$$(date +%s); \
-	  PENSTOCK_REQUIRE_EXTRAS=1 $(VENV)/bin/python -m pytest --quiet -o faulthandler_timeout=3600 \
+	  PENSTOCK_REQUIRE_EXTRAS=1 PENSTOCK_LAUNCHERS="$(abspath $(LAUNCHERS))" \
+	    $(VENV)/bin/python -m pytest --quiet -o faulthandler_timeout=3600 \
 	    $(PYTEST_ARGS) $(PIECE_$(piece)) || failed="$$failed $(piece)"; \
 	  echo "penstock: $(piece) took $$(( $$(date +%s) - start )) s";) \
 	test -z "$$failed" || { echo "penstock: tests failed in$$failed" >&2; exit 1; }
+
+# Where it cannot install one, it says so, and the tests of that one fail.
+launchers: $(VENV)/.installed-test ## install Open MPI, Slurm, torchrun and Ray, for the tests of launchers
+	-@scripts/install_launchers.sh $(LAUNCHERS) $(VENV)
 
 lint: $(VENV)/.installed-dev ## check format, lint and types
 	@echo "penstock: checking the format"

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "_state_bytes": set(),
     "_text_tables": set(),
     "_version": set(),
+    "distributed": {"_errors", "_version"},
     "_weight_files": {"_errors"},
     "readers": {"_checksums", "_errors", "_state_bytes"},
     "preprocessing": {"_errors", "_program", "layers"},

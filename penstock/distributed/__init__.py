@@ -1,19 +1,21 @@
-"""Several processes: joined through the launcher that started them.
-
-`initialize()` is one line in a script, before its first computation; the commands call it
-themselves. On one process alone it does nothing.
-"""
-
-from __future__ import annotations
+"""Several processes: joined, agreed, started by launchers, and ended together."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.distributed.joining import initialize as initialize
+    from penstock.distributed.ray_runs import RayRunError as RayRunError
+    from penstock.distributed.ray_runs import launch_on_ray as launch_on_ray
+    from penstock.distributed.ray_runs import run_on_ray as run_on_ray
 
-# Loaded on first use: a launcher imports this package, and needs no JAX.
-_MODULE_OF = {"initialize": "joining"}
+# Loaded when first used: a launcher needs no JAX.
+_MODULE_OF = {
+    "initialize": "joining",
+    "RayRunError": "ray_runs",
+    "launch_on_ray": "ray_runs",
+    "run_on_ray": "ray_runs",
+}
 
 
 def __getattr__(name: str) -> object:

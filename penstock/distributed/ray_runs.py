@@ -1,0 +1,347 @@
+"""Runs on a Ray cluster: Ray Train places the processes, and starts the group again.
+
+The training is the same as under any launcher: each process joins the others, and goes on from the
+checkpoints of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from penstock._errors import check_count
+from penstock.distributed.exit_codes import AGAIN
+from penstock.distributed.ray_packages import load_ray
+from penstock.distributed.ray_worker import (
+    Failure,
+    RunRecord,
+    make_callback,
+    quieten_cleaner,
+    run_words,
+    work,
+)
+
+_PLATFORMS = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
+
+_PASSED_ON = ("JAX_", "XLA_", "PENSTOCK_", "LIBTPU_", "NCCL_", "NPROC")
+"""Variables of the driver that begin so are the workers' too."""
+
+_PLACING = {
+    *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_COORDINATOR_BIND_ADDRESS"),
+    *("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS"),
+    *("PENSTOCK_LOCAL_RANK", "PENSTOCK_RESTARTS"),
+}
+"""They say which process of which group this is; the workers are others."""
+
+_SHUTDOWN_SECS = 10
+"""How long Ray waits for JAX to leave a group that has failed; its own default is 30 s."""
+
+_OBJECT_STORE_BYTES = 256 * 2**20
+
+
+class RayRunError(RuntimeError):
+    """A run on Ray failed.
+
+    Attributes:
+      status: the exit status of `penstock launch` for it: 75 where all restarts are used up, that
+        of the program otherwise.
+    """
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def run_on_ray(
+    function: Callable[[], object],
+    *,
+    num_processes: int | tuple[int, int],
+    max_restarts: int = 0,
+    address: str | None = None,
+    storage_path: str | os.PathLike[str] | None = None,
+    use_gpu: bool | None = None,
+    use_tpu: bool | None = None,
+    resources_per_process: Mapping[str, float] | None = None,
+    hang_secs: float | None = None,
+) -> object:
+    """Run a function in several processes of a Ray cluster that train together.
+
+    Ray Train's `JaxTrainer` places the processes and joins them; the function is called in each,
+    in a thread. Where a process is lost, all start again; a `Trainer` with a `checkpoint=` in a
+    folder that every machine sees goes on from there. An error of the program ends the run.
+
+    Arguments:
+      function: without arguments; `functools.partial` gives it some. It is pickled.
+      num_processes: one a machine with all its accelerators. `(least, most)` runs on what the
+        cluster has in between, and starts again from the checkpoint where that changes.
+      max_restarts: how often to start again after a loss. Machines whose end was announced, as
+        of spot instances, are not counted.
+      address: of the cluster, such as `"10.0.0.2:6379"`, `"auto"` or `"ray://head:10001"`. By
+        default that of `RAY_ADDRESS`, or of a cluster on this machine; without one, Ray starts here
+        and ends with the run.
+      storage_path: where Ray keeps its notes of the run, a folder that all machines see or an
+        address such as `"gs://bucket/runs"`; `~/ray_results` by default.
+      use_gpu: give each process GPUs; by default where the cluster has some.
+      use_tpu: the same with TPUs.
+      resources_per_process: Ray's resources for each, such as `{"CPU": 8, "GPU": 8}`; one CPU,
+        with an accelerator one of it, or for TPUs those of a host, by default.
+      hang_secs: end the group, and start it again, where nothing has moved for so long.
+
+    Returns:
+      What the function returned in process 0.
+
+    Raises:
+      RayRunError: a process failed; its traceback is in the notes. Or the restarts are used up.
+      ModuleNotFoundError: Ray is not installed.
+    """
+    counts = _read_counts(num_processes)
+    check_count("max_restarts", max_restarts, 0)
+    _check_secs(hang_secs)
+    if use_gpu and use_tpu:
+        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
+    ray = load_ray("run_on_ray")
+    with _connect(ray, address, counts[1]):
+        platform = _choose_platform(ray.cluster_resources(), use_gpu, use_tpu)
+        record = _start_record(ray)
+        run_config = ray.train.RunConfig(
+            name=f"penstock-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+            storage_path=_make_absolute(storage_path),
+            failure_config=ray.train.FailureConfig(max_failures=max_restarts),
+            callbacks=[make_callback(record)],
+            # Below it Ray tells of its own workings, with stacks of its controller.
+            logging_config=ray.train.LoggingConfig(log_level="WARNING"),
+            worker_runtime_env={"env_vars": _environment(platform, hang_secs)},
+        )
+        scaling = _make_scaling(ray, counts, platform, resources_per_process)
+        return _fit(ray, function, record, scaling, run_config)
+
+
+def launch_on_ray(
+    words: Sequence[str],
+    *,
+    num_processes: int,
+    min_processes: int | None = None,
+    max_restarts: int = 0,
+    address: str | None = None,
+    hang_secs: float | None = None,
+) -> int:
+    """Run a command line in several processes of a Ray cluster: `penstock launch --on ray`.
+
+    Arguments:
+      words: what follows `--`: a command of penstock, a `.py` file or `-m` and a module, with its
+        arguments. Paths are the driver's, on machines that share its folders.
+      num_processes: how many; with `min_processes` the most.
+      min_processes: the least, to run on what the cluster has.
+      max_restarts: how often to start again after a loss.
+      address: of the cluster; see `run_on_ray`.
+      hang_secs: end the group, and start it again, where nothing has moved for so long.
+
+    Returns:
+      The exit status: 0 when all went well, 75 when the restarts are used up, 130 after Ctrl-C,
+      that of the program otherwise.
+
+    Raises:
+      ModuleNotFoundError: Ray is not installed.
+    """
+    if not words or words == ["-m"]:
+        raise ValueError(
+            f"words got {list(words)!r}, expected what to run, such as "
+            "['train', '--dataset_name=cifar10']. Put it after `--`."
+        )
+    counts = num_processes if min_processes is None else (min_processes, num_processes)
+    try:
+        run_on_ray(
+            partial(run_words, list(words)),
+            num_processes=counts,
+            max_restarts=max_restarts,
+            address=address,
+            hang_secs=hang_secs,
+        )
+    except RayRunError as error:
+        said = [*getattr(error, "__notes__", ()), f"penstock launch: {error}"]
+        print(*said, sep="\n", file=sys.stderr, flush=True)
+        return error.status
+    except KeyboardInterrupt:
+        print("\npenstock launch: interrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
+    counts = num_processes if isinstance(num_processes, tuple) else (num_processes,) * 2
+    if len(counts) != 2:
+        raise ValueError(
+            f"num_processes got {num_processes!r}, expected a number or two. Pass 8, or (4, 8)."
+        )
+    least, most = counts
+    check_count("num_processes", least, 1)
+    check_count("num_processes", most, 1)
+    if least > most:
+        raise ValueError(
+            f"num_processes got {num_processes!r}, expected the least before the most. "
+            f"Pass ({most}, {least})."
+        )
+    return int(least), int(most)
+
+
+def _check_secs(hang_secs: float | None) -> None:
+    if hang_secs is not None and not hang_secs > 0:
+        raise ValueError(f"hang_secs got {hang_secs!r}, expected a number above 0, or None.")
+
+
+@contextlib.contextmanager
+def _connect(ray: Any, address: str | None, num_processes: int) -> Iterator[None]:
+    """Be connected with a cluster: the one there is, or one on this machine for the time being."""
+    if ray.is_initialized():
+        yield
+        return
+    environment = {"env_vars": {"JAX_DISTRIBUTED_SHUTDOWN_TIMEOUT_S": str(_SHUTDOWN_SECS)}}
+    try:
+        ray.init(address=address or "auto", runtime_env=environment)
+    except ConnectionError:
+        if address is not None or "RAY_ADDRESS" in os.environ:
+            raise
+        ray.init(
+            address="local",
+            # A process more than there are cores runs slower; Ray would wait for a core for ever.
+            num_cpus=max(num_processes, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            runtime_env={**environment, "worker_process_setup_hook": quieten_cleaner},
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _choose_platform(found: Mapping[str, float], use_gpu: bool | None, use_tpu: bool | None) -> str:
+    """Return "tpu", "gpu" or "cpu": what is asked for, or what the cluster has."""
+    wants_cpu = os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
+    for platform, name, is_wanted in (("tpu", "TPU", use_tpu), ("gpu", "GPU", use_gpu)):
+        has_some = bool(found.get(name)) and not wants_cpu
+        if is_wanted or (is_wanted is None and has_some and not (use_gpu or use_tpu)):
+            return platform
+    return "cpu"
+
+
+def _make_scaling(
+    ray: Any, counts: tuple[int, int], platform: str, resources: Mapping[str, float] | None
+) -> Any:
+    """Return how many workers Ray starts, with what, and say what the cluster lacks for them."""
+    scaling = ray.train.ScalingConfig(
+        num_workers=counts[0] if counts[0] == counts[1] else counts,
+        use_gpu=platform == "gpu",
+        use_tpu=platform == "tpu",
+        resources_per_worker=dict(resources) if resources else None,
+        **(_find_slice(ray) if platform == "tpu" else {}),
+    )
+    _say_what_is_missing(scaling, counts[0], ray.cluster_resources())
+    return scaling
+
+
+def _find_slice(ray: Any) -> dict[str, str]:
+    """Return topology and type of the cluster's TPUs, which Ray asks for."""
+    found: dict[str, str] = {}
+    for node in ray.nodes():
+        topology = node.get("Labels", {}).get("ray.io/tpu-topology")
+        if node.get("Alive") and topology:
+            found["topology"] = topology
+    for name in ray.cluster_resources():
+        kind, _, value = name.partition(":")
+        if kind == "accelerator_type" and value.startswith("TPU"):
+            found[kind] = value
+    return found
+
+
+def _say_what_is_missing(scaling: Any, num_processes: int, found: Mapping[str, float]) -> None:
+    """Say what the cluster has too little of; a cluster that grows gets it, another waits."""
+    for name, total in scaling.total_resources.items():
+        wanted = total / scaling.max_workers * num_processes
+        if wanted > found.get(name, 0):
+            print(
+                f"penstock: {num_processes} processes need {wanted:g} {name}, the Ray cluster has "
+                f"{found.get(name, 0):g}. Waiting for more; Ctrl-C gives up.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _start_record(ray: Any) -> Any:
+    # On the driver's machine: without it the run is over anyway.
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(RunRecord).remote()
+
+
+def _make_absolute(storage_path: str | os.PathLike[str] | None) -> str | None:
+    if storage_path is None:
+        return None
+    text = os.fspath(storage_path)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def _environment(platform: str, hang_secs: float | None) -> dict[str, str]:
+    """Return what the workers find in their environment beside the machine's own."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_PASSED_ON) and name not in _PLACING
+    }
+    # Ray would turn prints into lines of its log, on stderr.
+    own = {"JAX_PLATFORMS": _PLATFORMS[platform], "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+    hang = {} if hang_secs is None else {"PENSTOCK_HANG_SECS": str(hang_secs)}
+    return {**passed, **own, **hang}
+
+
+def _fit(
+    ray: Any, function: Callable[[], object], record: Any, scaling: Any, run_config: Any
+) -> object:
+    """Return what process 0 returned; raise what ended the run otherwise."""
+    task = {"function": ray.cloudpickle.dumps(function), "record": record}
+    trainer = ray.train.v2.jax.JaxTrainer(
+        work,
+        train_loop_config={**task, "directory": os.getcwd()},
+        # Only with one of the two it joins the workers in JAX. On CPU `use_gpu` does no more,
+        # since JAX_PLATFORMS is there.
+        jax_config=ray.train.v2.jax.JaxConfig(use_tpu=scaling.use_tpu, use_gpu=not scaling.use_tpu),
+        scaling_config=scaling,
+        run_config=run_config,
+    )
+    try:
+        with _keep_handler():
+            return ray.cloudpickle.loads(trainer.fit().return_value)
+    except ray.train.TrainingFailedError as lost:
+        failure: Failure | None = ray.get(record.failure.remote())
+        if failure is None:
+            raise RayRunError(f"all restarts are used up: {lost}", AGAIN) from None
+        error = RayRunError(failure.sentence, failure.status)
+        if failure.trace:
+            error.add_note(f"There, Python says:\n{failure.trace}")
+        raise error from None
+
+
+@contextlib.contextmanager
+def _keep_handler() -> Iterator[None]:
+    """Put back the handler of Ctrl-C that Ray replaces, and raise what Ctrl-C raises elsewhere."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as request:
+        # Ray's handler ends the workers, and then the driver with a status of 0.
+        if not request.code:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, handler)

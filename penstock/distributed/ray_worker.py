@@ -1,0 +1,248 @@
+"""What runs on Ray's workers: one process of a run, and the record that all of them write to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock._errors import PeerError
+from penstock.distributed.exit_codes import is_again
+from penstock.distributed.ray_packages import load_ray
+
+_NOTE_SECS = 10.0
+"""How long a worker that ends waits until the record has taken its note."""
+
+
+class ProcessFailedError(RuntimeError):
+    """A process failed in a way that would repeat itself: the run is over."""
+
+
+class ProcessLostError(RuntimeError):
+    """A process cannot go on, and nothing is wrong with it: the group is to start again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """How the first process failed that did not ask for another try.
+
+    Attributes:
+      sentence: which process, and what became of it.
+      status: the exit status that a process of its own would have had.
+      trace: Python's traceback, where an exception ended it.
+    """
+
+    sentence: str
+    status: int
+    trace: str = ""
+
+
+class RunRecord:
+    """What the processes of a run leave for its driver; lives in a process of its own.
+
+    Ray restarts on any failure and knows no exit status: what it has to be told is here.
+    """
+
+    def __init__(self) -> None:
+        self._num_starts = 0
+        self._failure: Failure | None = None
+
+    def begin(self) -> int:
+        """Count a start of the group; return how many there were before."""
+        self._num_starts += 1
+        return self._num_starts - 1
+
+    def fail(self, failure: Failure) -> None:
+        """Keep the first failure. One with a traceback says more than an exit status."""
+        if self._failure is None or (failure.trace and not self._failure.trace):
+            self._failure = failure
+
+    def failure(self) -> Failure | None:
+        """Return the failure that ends the run, if there is one."""
+        return self._failure
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """This process among those of the run."""
+
+    index: int
+    count: int
+    record: Any
+
+    def fail(self, what: str, status: int, trace: str = "") -> str:
+        """Tell the driver how this process failed; return the sentence that says so."""
+        ray = load_ray("a run on Ray")
+        sentence = f"process {self.index} of {self.count} {what}"
+        note = self.record.fail.remote(Failure(sentence, status, trace))
+        # Without the driver there is nobody to tell.
+        with contextlib.suppress(Exception):
+            ray.get(note, timeout=_NOTE_SECS)
+        return sentence
+
+
+def work(config: Mapping[str, Any]) -> bytes:
+    """Run one process's part; Ray's `JaxTrainer` calls this on each worker, in a thread.
+
+    Arguments:
+      config: `function`, pickled; `record`, the run's `RunRecord`; `directory`, the driver's.
+
+    Returns:
+      What the function returned, pickled: Ray's own processes need not know its type.
+    """
+    ray = load_ray("a run on Ray")
+    context = ray.train.get_context()
+    process = Process(context.get_world_rank(), context.get_world_size(), config["record"])
+    os.environ["PENSTOCK_LOCAL_RANK"] = str(context.get_local_rank())
+    restarts = _count_restarts(ray, process)
+    os.environ["PENSTOCK_RESTARTS"] = str(restarts)
+    if restarts and process.index == 0:
+        print(
+            f"penstock: the group starts again with {process.count} processes, restart {restarts}",
+            file=sys.stderr,
+            flush=True,
+        )
+    _show_own_gpus(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+    # Ray puts a worker into a folder of its own, where the paths of a command lead nowhere.
+    if os.path.isdir(config["directory"]):
+        os.chdir(config["directory"])
+    with _noting_exits(process):
+        return _run(process, config["function"], ray.cloudpickle)
+
+
+def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
+    # Here: it imports JAX, which the record and the driver can do without.
+    from penstock.distributed import group, joining
+
+    error: BaseException | None = None
+    pickled = b""
+    try:
+        joining.initialize()
+        value = cloudpickle.loads(function)()
+        # The driver gets process 0's.
+        pickled = cloudpickle.dumps(value if process.index == 0 else None)
+    except BaseException as raised:
+        error = raised
+    if isinstance(error, SystemExit) and not error.code:
+        error = None
+    status = group.end(error) or 0
+    if not status:
+        return pickled
+    if is_again(status):
+        raise ProcessLostError(str(error) or f"process {process.index} asked for another try")
+    # It follows from another's failure, and names it: the other has the traceback.
+    is_first = not isinstance(error, PeerError)
+    trace = "".join(traceback.format_exception(error)) if error is not None and is_first else ""
+    raise ProcessFailedError(process.fail(_describe(error, status), status, trace))
+
+
+def _describe(error: BaseException | None, status: int) -> str:
+    if error is None:
+        return f"ended with status {status}"
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r})"
+    text = str(error)
+    return f"failed with {type(error).__name__}{': ' if text else ''}{text}"
+
+
+def _count_restarts(ray: Any, process: Process) -> int:
+    """Return how often the group was started again: process 0 counts, and tells the others."""
+    count = ray.get(process.record.begin.remote()) if process.index == 0 else None
+    return ray.train.collective.broadcast_from_rank_zero(count)
+
+
+def _show_own_gpus(ids: Sequence[object]) -> None:
+    """Let JAX see the GPUs that Ray gave this worker.
+
+    Ray 2.60 counts them from 0 on every worker, so that two of one machine would share the first.
+    JAX has joined the others by now, and not yet looked for devices.
+    """
+    if ids:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(each) for each in ids)
+
+
+@contextlib.contextmanager
+def _noting_exits(process: Process) -> Iterator[None]:
+    """Tell the driver of a status with which this process ends at once.
+
+    What waits in a collective can only be ended so. Ray sees a death like any other, and would
+    start the group again.
+    """
+    leave = os._exit
+
+    def note_and_leave(status: int) -> None:
+        if status and not is_again(status):
+            process.fail(f"ended with status {status}", status)
+        leave(status)
+
+    os._exit = note_and_leave  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def run_words(words: Sequence[str]) -> None:
+    """Run what a command line names, as a process of its own would.
+
+    Arguments:
+      words: a script and its arguments; `-m`, a module and its arguments; or a command of penstock.
+
+    Raises:
+      SystemExit: the exit status, where the program has one.
+    """
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0].endswith(".py"):
+        sys.argv = list(words)
+        sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        sys.argv = ["penstock", *words]
+        # By name: the commands are built on this package, which imports none of them.
+        runpy.run_module("penstock", run_name="__main__", alter_sys=True)
+
+
+def describe_losses(worker_exceptions: Mapping[int, Exception]) -> str:
+    """Return what became of the processes that Ray starts again.
+
+    >>> describe_losses({1: RuntimeError("The actor died unexpectedly")})
+    'process 1 died'
+    """
+    # What lost another says which; what died says nothing.
+    said = [
+        str(error) for error in worker_exceptions.values() if isinstance(error, ProcessLostError)
+    ]
+    died = [f"process {rank} died" for rank in sorted(worker_exceptions) if not said]
+    return "; ".join(said[:1] or died)
+
+
+def quieten_cleaner() -> None:
+    """Leave out what Ray's cleaner would say each second where there is no dashboard to ask."""
+    logging.getLogger(
+        "ray.train.v2._internal.execution.controller.placement_group_cleaner"
+    ).setLevel(logging.ERROR)
+
+
+def make_callback(record: Any) -> Any:
+    """Return what has Ray's controller stop, and not start again, once the record has a failure."""
+    ray = load_ray("a run on Ray")
+
+    class EndAtFailures(ray.train.UserCallback):
+        def after_exception(
+            self, run_context: object, worker_exceptions: Mapping[int, Exception]
+        ) -> None:
+            failure = ray.get(record.failure.remote())
+            # Ray asks its `FailureConfig` of a worker's error alone, and ends a run at this one.
+            if failure is not None:
+                raise ray.train.ControllerError(ProcessFailedError(failure.sentence))
+            print(f"penstock: {describe_losses(worker_exceptions)}", file=sys.stderr, flush=True)
+
+    return EndAtFailures()

@@ -1,0 +1,122 @@
+"""Where the launchers are that people have, and what a run under them is compared with."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import compiling
+from tests.distributed.slurm_cluster import find
+from tests.source_tree import ROOT
+
+SCRIPT = ROOT / "tests" / "distributed" / "launched_training.py"
+INSTALL = "scripts/install_launchers.sh installs it"
+SECONDS = 240
+"""How long a run may take: Ray starts nine processes."""
+
+
+def venv() -> Path:
+    """Return the environment with torchrun and Ray, which sees the packages of this one."""
+    return Path(os.environ.get("PENSTOCK_LAUNCHERS") or f"{sys.prefix}-launchers")
+
+
+def require_programs(*programs: str) -> list[str]:
+    """Return where programs are; skip the test where one is missing, in `make test-all` fail it."""
+    found = [find(program) for program in programs]
+    _require(programs, found)
+    return [path for path in found if path]
+
+
+def require_python(module: str) -> str:
+    """Return the Python of the launchers' environment, where it has a module."""
+    python = venv() / "bin" / "python"
+    search = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    has_it = python.exists() and subprocess.run([str(python), "-c", search]).returncode == 0
+    _require([f"{module} in {venv()}"], [str(python) if has_it else None])
+    return str(python)
+
+
+def _require(names, found) -> None:
+    missing = [name for name, path in zip(names, found, strict=True) if path is None]
+    if missing and os.environ.get("PENSTOCK_REQUIRE_EXTRAS") == "1":
+        pytest.fail(f"{', '.join(missing)} is missing: {INSTALL}")
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is missing: {INSTALL}")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process with one device, found by no launcher's variables."""
+    placing = ("JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PENSTOCK_RESTARTS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(placing)}
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    settings = {"XLA_FLAGS": compiling.xla_flags(1), "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+    return {**kept, **settings, "PYTHONPATH": python_path, **more}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a session of its own, and end all of it where it takes too long."""
+    process = subprocess.Popen(
+        words,
+        env=environment(**more),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=SECONDS)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, errors = process.communicate()
+        print(out, errors, sep="\n")  # pytest shows it beside the error
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+
+def read_result(done: subprocess.CompletedProcess[str]) -> dict:
+    """Return what process 0 printed, whatever the launcher put before it."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "RESULT " in line]
+    assert len(lines) == 1, done.stdout + done.stderr
+    return json.loads(lines[0].partition("RESULT ")[2])
+
+
+def run_processes(count: int, folder: Path) -> dict:
+    """Return what the script has that nobody disturbs, in so many processes that we start."""
+    address = f"127.0.0.1:{free_port()}"
+    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder)],
+            env=environment(**shared, JAX_PROCESS_ID=str(index)) if count > 1 else environment(),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+    ended = []
+    try:
+        for process in processes:
+            out, errors = process.communicate(timeout=SECONDS)
+            code = process.returncode
+            ended.append(subprocess.CompletedProcess(process.args, code, out, errors))
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(done.returncode == 0 for done in ended), [done.stderr for done in ended]
+    return read_result(ended[0])

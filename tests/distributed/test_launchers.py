@@ -1,0 +1,123 @@
+"""The launchers that people have start a script of one process, and it trains as one does."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed import launchers
+from tests.distributed.launchers import SCRIPT, read_result, run
+from tests.distributed.slurm_cluster import PROGRAMS, slurm_cluster
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.slow  # each starts three processes or more, and daemons
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return what one process has that runs alone."""
+    return launchers.run_processes(1, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder for checkpoints whose name a shell would take for two."""
+    return str(tmp_path / "a run")
+
+
+def assert_equals(result, alone, processes=2):
+    assert (result["processes"], result["devices"]) == (processes, processes)
+    assert result["parameters"].keys() == alone["parameters"].keys()
+    for name, value in alone["parameters"].items():
+        np.testing.assert_allclose(result["parameters"][name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_open_mpi_starts_processes_that_train_as_one(alone, folder):
+    (mpirun,) = launchers.require_programs("mpirun")
+    # Debian's looks for other machines and, in a container, for its user.
+    loopback = ["--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"]
+    words = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    words += [*loopback, "--mca", "oob_tcp_if_include", "lo"]
+    assert_equals(read_result(run([*words, sys.executable, str(SCRIPT), folder])), alone)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_slurm_starts_processes_that_train_as_one(alone, folder, num_nodes):
+    srun, *_ = launchers.require_programs(*PROGRAMS)
+    with slurm_cluster(num_nodes) as settings:
+        # Both nodes are this machine under names that nobody else knows.
+        address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{launchers.free_port()}"}
+        more = {"SLURM_CONF": settings["SLURM_CONF"], **(address if num_nodes > 1 else {})}
+        words = [srun, "-N", str(num_nodes), "-n", "2", sys.executable, str(SCRIPT), folder]
+        assert_equals(read_result(run(words, **more)), alone)
+
+
+def test_batch_script_starts_the_processes_again_until_they_end_well(alone, folder, tmp_path):
+    _, sbatch, *_ = launchers.require_programs(*PROGRAMS)
+    log = tmp_path / "log"
+    with slurm_cluster(1) as settings:
+        words = [
+            sbatch,
+            "--wait",
+            "--nodes=1",
+            "--ntasks-per-node=2",
+            f"--output={log}",
+            f"--chdir={ROOT}",
+        ]
+        script = str(ROOT / "deploy" / "slurm.sbatch")
+        words += [script, sys.executable, str(SCRIPT), folder, "--fail=17:kill"]
+        done = run(words, SLURM_CONF=settings["SLURM_CONF"])
+    assert log.exists(), done.stderr
+    done.stdout += log.read_text()
+    result = read_result(done)
+    assert result["restarts"] == "1"
+    assert result["first_step"] > 0
+    assert_equals(result, alone)
+
+
+def test_torchrun_starts_processes_that_train_as_one(alone, folder):
+    python = launchers.require_python("torch")
+    words = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert_equals(read_result(run([*words, str(SCRIPT), folder])), alone)
+
+
+RUN_ON_RAY = """
+import functools, json, sys
+from penstock import distributed
+from tests.distributed import launched_training
+function = functools.partial(launched_training.train, {folder!r}, {failure!r})
+result = distributed.run_on_ray(
+    function, num_processes={num_processes!r}, max_restarts=2, storage_path={storage!r})
+print("RESULT " + json.dumps(result))
+"""
+
+
+def test_ray_starts_a_killed_process_again_and_ends_bit_for_bit_alike(folder, tmp_path):
+    python = launchers.require_python("ray")
+    program = RUN_ON_RAY.format(
+        folder=folder, failure=(17, "kill"), num_processes=2, storage=str(tmp_path / "ray")
+    )
+    result = read_result(run([python, "-c", program]))
+    undisturbed = launchers.run_processes(2, tmp_path / "undisturbed")
+    assert result["restarts"] == "1"
+    assert result["first_step"] > undisturbed["first_step"] == 0
+    assert result["parameters"] == undisturbed["parameters"]
+
+
+LAUNCH_ON_RAY = """
+import sys
+from penstock import distributed
+sys.exit(distributed.launch_on_ray(
+    sys.argv[1:], num_processes=2, max_restarts=2))
+"""
+
+
+def test_ray_runs_a_script_and_ends_at_an_error_of_the_program(folder):
+    python = launchers.require_python("ray")
+    words = [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:raise"]
+    done = run(words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.endswith("process 1 of 2 failed with ZeroDivisionError: a part of the test")
+    assert not Path(folder, "steps", "30").exists()
