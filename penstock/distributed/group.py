@@ -516,7 +516,16 @@ def start(*, heartbeat_secs: float | None = None, hang_secs: float | None = None
     joined = _Process.joined = Joined(
         state.process_id, _count(), address, token, heartbeat_secs=heartbeat_secs, hub=hub
     )
-    exits.install(joined.end)
+    exits.install(end)
+
+
+def end(error: BaseException | None) -> int | None:
+    """Leave the group at the end of this process's work; return the exit code it should have.
+
+    Who starts processes and keeps them calls it; else it happens at exit. None is for a good end.
+    """
+    joined, _Process.joined = _Process.joined, None
+    return None if joined is None else joined.end(error)
 
 
 def _count() -> int:

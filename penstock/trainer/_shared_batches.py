@@ -85,7 +85,7 @@ class SharedBatches:
             if shares is not None:
                 most = max(len(each["counts"]) if each else self._steps for each in shares)
                 if not most:
-                    self.num_examples = sum(each["num_examples"] for each in shares)
+                    self.num_examples = sum(each["num_examples"] for each in shares if each)
                     return
                 if len(taken) < most:
                     self._check_unequal(shares)
