@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
-import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -31,17 +29,10 @@ from penstock.events import (
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
-from penstock.trainer._agreement import agree
+from penstock.trainer._agreement import Agreement
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._saver import Saver
-from penstock.trainer._shared_batches import (
-    Batch,
-    OnUnequal,
-    SharedBatches,
-    agree_on_first,
-    check_size,
-    make_empty,
-)
+from penstock.trainer._shared_batches import OnUnequal, SharedBatches
 from penstock.trainer._status import HandlerStates, Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -84,6 +75,7 @@ class Run:
         self.update_order, self.steps_per_call = update_order, steps_per_call
         self.emit, self.guard, self.saver = emit, guard, saver
         self.interrupts, self.group = interrupts, engine.programs.group
+        self.agreement = Agreement(self.group, status, saver, interrupts)
         self.on_unequal: OnUnequal = on_unequal
         self._shared: SharedBatches | None = None
         self.handlers = handlers
@@ -131,17 +123,16 @@ class Run:
                 self.emit(EndTraining(reason, error, status.global_step))
 
     def _run_epochs(self, num_epochs: int) -> None:
-        status, interrupts = self.status, self.interrupts
+        status = self.status
         self.guard.begin(self.in_flight.forget)
         self.saver.begin(status)
         end_epoch = status.begin_call() + num_epochs
-        self._meet_if_asked()
+        self.agreement.meet_if_asked()
         while status.epoch < end_epoch and not status.is_stopping:
             self._run_epoch()
-            self._meet_if_asked()
-        if not interrupts.is_alone:
-            # A signal of the last step is not lost.
-            self._agree()
+            self.agreement.meet_if_asked()
+        # A signal of the last step is not lost.
+        self.agreement.agree()
         # The last flags decide whether what is saved at the end is good.
         self.in_flight.drain()
         if self.saver.is_resuming:
@@ -157,7 +148,7 @@ class Run:
         status.is_in_epoch = True
         emit(BeginEpoch(epoch, status.global_step, _batches.count_batches(self.reader), first_step))
         self.interrupts.check()
-        self._meet_if_asked()
+        self.agreement.meet_if_asked()
         if status.is_stopping:
             return
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
@@ -224,40 +215,7 @@ class Run:
                 interrupts.check()
             return
         if self.group.is_asked or self.status.is_stop_wanted:
-            self._meet()
-
-    def _meet_if_asked(self) -> None:
-        """Meet the other processes between epochs, where one wants to; does nothing alone."""
-        if self.interrupts.is_alone:
-            return
-        self.group.advance(self.status.global_step)
-        if self.group.is_asked or self.status.is_stop_wanted:
-            self._meet()
-
-    def _meet(self) -> None:
-        """Agree with the other processes, if all are at this place; else go on and do so later."""
-        if self.group.meet():
-            self._agree()
-
-    def _agree(self) -> None:
-        """Stop, save and end as all processes do. A process that did so alone would hang."""
-        status, interrupts = self.status, self.interrupts
-        agreed = agree(
-            self.group,
-            interrupts.signal,
-            is_due=self.saver.is_time(),
-            is_stopping=status.is_stop_wanted,
-        )
-        status.is_stop_wanted = False
-        status.is_stopping = status.is_stopping or agreed.is_stopping
-        if agreed.is_due:
-            self.saver.save(status)
-        if agreed.signal is not None:
-            if not self.group.index:
-                name = signal.Signals(agreed.signal).name
-                step = status.global_step
-                _LOGGER.warning("%s: all processes end after global step %d", name, step)
-            interrupts.agree(agreed.signal)
+            self.agreement.meet()
 
     def _end_epoch(self, epoch: int) -> None:
         status = self.status
@@ -331,33 +289,15 @@ class Run:
 
     def _level_batches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch as `_group_batches` does: as many on every process."""
-        programs = self.engine.programs
-        inputs = programs.network.inputs("train")
+        pass_, programs = self._open_reader(), self.engine.programs
+        get_state = pass_.state if self.saver.is_tracking else None
         shared = self._shared = SharedBatches(
-            self.group,
-            steps=self.steps_per_call,
-            empty=make_empty(inputs),
-            on_unequal=self.on_unequal,
-            what="trainer.train",
+            programs, "train", steps=self.steps_per_call, on_unequal=self.on_unequal
         )
-        pass_ = self._open_reader()
-        is_tracked = self.saver.is_tracking
-        with contextlib.closing(iter(pass_)) as feeds:
-            first = next(feeds, None)
-            num_devices = programs.mesh.local_mesh.size
-            agreed = agree_on_first(self.group, first, num_devices, "trainer.train")
-            programs.fit_batches({"train": agreed.size})
-            size = programs.batch_sizes["train"]
-            batches = (
-                Batch(feed, pass_.state() if is_tracked else None)
-                for feed in itertools.chain([] if first is None else [first], feeds)
-            )
-            for group in shared.level(batches, agreed):
-                for each in group:
-                    check_size(each.feed, size, "trainer.train")
-                placed = programs.place("train", [each.feed for each in group])
-                totals = tuple([each.total for each in group])
-                yield placed._replace(reader_state=group[-1].state, totals=totals)
+        for group in shared.level(iter(pass_), get_state):
+            placed = programs.place("train", [each.feed for each in group])
+            totals = tuple([each.total for each in group])
+            yield placed._replace(reader_state=group[-1].state, totals=totals)
 
     def _open_reader(self) -> _batches.Pass:
         """Return a pass over the reader from where training stands in it."""
