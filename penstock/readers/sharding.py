@@ -165,8 +165,7 @@ def find_own_shard() -> Shard:
     # Neither imports JAX nor starts its backend, as jax.process_index() does: readers may be made
     # before the processes are joined, which must come first.
     distributed = sys.modules.get("jax._src.distributed")
-    is_alone = distributed is None or distributed.global_state.client is None
-    if is_alone or _READS_WHOLE.get():
+    if distributed is None or distributed.global_state.client is None or _READS_WHOLE.get():
         return Shard()
     return Shard(distributed.global_state.process_id, distributed.global_state.num_processes)
 
