@@ -275,7 +275,7 @@ def _wait_for_all(timeout_secs: float) -> None:
                 f"not all of {global_state.num_processes} processes at "
                 f"{global_state.coordinator_address} within {timeout_secs:g} s",
                 "each to call it",
-                f"JAX says: {str(error).partition(chr(10))[0]}",
+                f"JAX says: {str(error).partition(chr(10))[0].rstrip('.')}",
                 "Call ps.distributed.initialize() in every process",
             )
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from penstock.trainer._arguments import (
     check_action,
     check_on_unequal,
     choose_update_order,
+    list_arguments,
     read_scale,
 )
 from penstock.trainer._comparison import compare_processes
@@ -136,6 +138,14 @@ class Trainer:
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
+        self._arguments = functools.partial(
+            list_arguments,
+            self.builder,
+            self._update_order,
+            self.steps_per_call,
+            on_non_finite,
+            self._config,
+        )
         self._group, self._is_compared = self.builder.programs.group, False
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
@@ -214,7 +224,7 @@ class Trainer:
             watch_run(self._group, self._status, self._saver, self._interrupts),
         ):
             if self._group.count > 1 and not self._is_compared:
-                compare_processes(self._group, self._engine, self._list_arguments(), self.seed)
+                compare_processes(self._group, self._engine, self._arguments(), self.seed)
                 self._is_compared = True
             run = Run(
                 engine=self._engine,
@@ -413,22 +423,8 @@ class Trainer:
 
         With a checkpoint folder it is also written there, as `run.json`.
         """
-        configuration = {**self._list_arguments(), "seed": int(self.seed)}
+        configuration = {**self._arguments(), "seed": int(self.seed)}
         return describe_run(self.builder, configuration, self._saver.directory)
-
-    def _list_arguments(self) -> dict[str, object]:
-        """Return what the trainer was made with, as JSON."""
-        config, options = self._config, self.builder.programs.options
-        return {
-            "objectives": list(self.builder.objectives),
-            "schedule": list(self._update_order),
-            "steps_per_call": self.steps_per_call,
-            "on_non_finite": self._on_non_finite,
-            "precision": str(options.precision),
-            "gradient_accumulation_steps": options.num_micro_batches,
-            "freeze": list(options.freeze),
-            "checkpoint": None if config is None else config.as_json(),
-        }
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
