@@ -119,14 +119,6 @@ class Engine:
         """
         return self._health(flag, self.state.variables)
 
-    def digest(self) -> jax.Array:
-        """Return two words for each array of the state, `[N, 2]`, that change with any bit of it.
-
-        Of this process's copy, on one device.
-        """
-        shards = [leaf.addressable_data(0) for leaf in self.leaves]
-        return call_compiled(_hash, self._one_device, shards)
-
     def find_non_finite(self) -> list[str]:
         """Return the names of parameters and statistics that are not finite; waits."""
         return [
@@ -163,6 +155,16 @@ def _copy_leaves(leaves: Leaves) -> Leaves:
 def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:
     is_finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)]
     return jnp.stack([flag, jnp.all(jnp.stack([jnp.bool_(True), *is_finite])).astype(flag.dtype)])
+
+
+def digest(engine: Engine) -> jax.Array:
+    """Return two words for each array of a state, `[N, 2]`, that change with any bit of it.
+
+    Of this process's copy, on one of its devices.
+    """
+    shards = [leaf.addressable_data(0) for leaf in engine.leaves]
+    one_device = _mesh.make_mesh(engine.programs.mesh.local_devices[:1])
+    return call_compiled(_hash, one_device, shards)
 
 
 def _hash(leaves: list[jax.Array]) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import penstock._version as version
 from penstock._errors import ProgramError, listed
 from penstock.distributed.group import Group
-from penstock.program_builder.engine import Engine
+from penstock.program_builder.engine import Engine, digest
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -94,7 +94,7 @@ def _write_out(trace: object) -> str:
 
 def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     """Give every process the state of process 0, where theirs differ; say in what. Collective."""
-    digests = jax.device_get(engine.digest()).tolist()
+    digests = jax.device_get(digest(engine)).tolist()
     rows = group.exchange("the comparison of initial states", [seed, digests])
     first = rows[0][1]
     names = list(engine.programs.states.leaf_names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ from penstock.program_builder import (
     ProgramBuilder,
 )
 from penstock.program_builder.engine import Engine
-from penstock.trainer._agreement import together, watch_run
 from penstock.trainer._arguments import (
     check_action,
     check_on_unequal,
@@ -35,10 +33,10 @@ from penstock.trainer._arguments import (
     list_arguments,
     read_scale,
 )
-from penstock.trainer._comparison import compare_processes
 from penstock.trainer._describe import describe_run, list_versions
 from penstock.trainer._non_finite import Guard, OnNonFinite
 from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
+from penstock.trainer._processes import Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run
 from penstock.trainer._saver import CheckpointSaver, Saver
@@ -138,15 +136,9 @@ class Trainer:
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
-        self._arguments = functools.partial(
-            list_arguments,
-            self.builder,
-            self._update_order,
-            self.steps_per_call,
-            on_non_finite,
-            self._config,
+        self._arguments = lambda: list_arguments(
+            self.builder, self._update_order, self.steps_per_call, on_non_finite, self._config
         )
-        self._group, self._is_compared = self.builder.programs.group, False
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
         if self._config is not None:
@@ -155,18 +147,14 @@ class Trainer:
                 self._engine, Store(self._config), self._describe_extra, saves_first=saves_first
             )
             self._saver.resume(self._status, self._handlers)
-        self._guard = Guard(
-            self._engine,
-            self._status,
-            on_non_finite,
-            self._saver.roll_back,
-            len(self._update_order),
-        )
+        self._processes = Processes(self._engine, self._status, self._saver, self._arguments)
+        roll_back, num_updates = self._saver.roll_back, len(self._update_order)
+        self._guard = Guard(self._engine, self._status, on_non_finite, roll_back, num_updates)
         if param_path is not None and self._status.resumed is None:
             if has_parameters(param_path):
                 self.load_params(param_path)
                 _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
-            elif self._group.count > 1:
+            elif not self._processes.is_alone:
                 # Others may have found them: their states are compared before the first step.
                 self._adopt(self._engine.state.variables)
 
@@ -218,14 +206,11 @@ class Trainer:
         self._feed_order = order
         with (
             self._status.running(),
-            self._group.inside("trainer.train"),
+            self._processes.group.inside("trainer.train"),
             self._saver.hold_folder(),
-            Interrupts(is_alone=self._group.count == 1) as self._interrupts,
-            watch_run(self._group, self._status, self._saver, self._interrupts),
+            Interrupts(is_alone=self._processes.is_alone) as self._interrupts,
+            self._processes.run(self._interrupts, self.seed),
         ):
-            if self._group.count > 1 and not self._is_compared:
-                compare_processes(self._group, self._engine, self._arguments(), self.seed)
-                self._is_compared = True
             run = Run(
                 engine=self._engine,
                 status=self._status,
@@ -248,10 +233,7 @@ class Trainer:
 
         On several processes one call is enough: all end after the same step, a few steps later.
         """
-        if self._group.count > 1:
-            self._status.is_stop_wanted = True
-        else:
-            self._status.is_stopping = True
+        self._processes.stop()
 
     def test(
         self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
@@ -281,7 +263,7 @@ class Trainer:
         fields = _batches.Fields(inputs, feed_order, self.builder.feed_specs)
         state = self._engine.state
         state = programs.states.average(state) if averaged else state
-        with self._group.inside("trainer.test"):
+        with self._processes.group.inside("trainer.test"):
             return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
 
     def infer(self, feed: Feed) -> Any:
@@ -292,7 +274,7 @@ class Trainer:
         Raises:
           ProgramError: the trainer was made without `infer_func`.
         """
-        with together(self._group, "trainer.infer"):
+        with self._processes.call("trainer.infer"):
             return self.builder.infer(self._engine.state, feed)
 
     @property
@@ -301,7 +283,7 @@ class Trainer:
         return _parameters.Parameters(lambda: self._engine.state.variables, self._adopt)
 
     def _adopt(self, variables: Mapping[str, Any]) -> None:
-        with together(self._group, "setting parameters"):
+        with self._processes.call("setting parameters"):
             self._engine.adopt(variables)
 
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
@@ -388,7 +370,7 @@ class Trainer:
     def update_scale(self, scale: float) -> None:
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
-        with together(self._group, "setting update_scale"):
+        with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
 
     @property
@@ -414,7 +396,7 @@ class Trainer:
                 "save_checkpoint got no folder to write to, expected "
                 "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
             )
-        with together(self._group, "trainer.save_checkpoint"), self._saver.hold_folder():
+        with self._processes.call("trainer.save_checkpoint"), self._saver.hold_folder():
             self._saver.save(self._status, is_last=True)
         self._saver.raise_failures()
 
@@ -423,8 +405,8 @@ class Trainer:
 
         With a checkpoint folder it is also written there, as `run.json`.
         """
-        configuration = {**self._arguments(), "seed": int(self.seed)}
-        return describe_run(self.builder, configuration, self._saver.directory)
+        arguments = {**self._arguments(), "seed": int(self.seed)}
+        return describe_run(self.builder, arguments, self._saver.directory)
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
@@ -447,7 +429,7 @@ class Trainer:
         network = programs.network
         fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
         before = step if step is not None else bad[0] if bad else None
-        with together(self._group, "trainer.replay"):
+        with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
             replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 
