@@ -82,11 +82,9 @@ def run_on_ray(
       function: without arguments; `functools.partial` gives it some. It is pickled.
       num_processes: one a machine with all its accelerators. `(least, most)` runs on what the
         cluster has in between, and starts again from the checkpoint where that changes.
-      max_restarts: how often to start again after a loss. Machines whose end was announced, as
-        of spot instances, are not counted.
-      address: of the cluster, such as `"10.0.0.2:6379"`, `"auto"` or `"ray://head:10001"`. By
-        default that of `RAY_ADDRESS`, or of a cluster on this machine; without one, Ray starts here
-        and ends with the run.
+      max_restarts: how often to start again after a loss that was not announced.
+      address: of the cluster, such as `"10.0.0.2:6379"` or `"ray://head:10001"`; by default that
+        of `RAY_ADDRESS`, or of this machine, where Ray is started if it does not run.
       storage_path: where Ray keeps its notes of the run, a folder that all machines see or an
         address such as `"gs://bucket/runs"`; `~/ray_results` by default.
       use_gpu: give each process GPUs; by default where the cluster has some.
@@ -106,7 +104,7 @@ def run_on_ray(
     check_count("max_restarts", max_restarts, 0)
     _check_secs(hang_secs)
     if use_gpu and use_tpu:
-        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
+        raise ValueError("use_gpu and use_tpu got True, expected one of them.")
     ray = load_ray("run_on_ray")
     with _connect(ray, address, counts[1]):
         platform = _choose_platform(ray.cluster_resources(), use_gpu, use_tpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from penstock.trainer._shared_batches import OnUnequal
 
 if TYPE_CHECKING:
     from penstock._checkpoint import CheckpointConfig
-    from penstock.program_builder import Objective, ProgramBuilder
+    from penstock.program_builder import Objective, ProgramBuilder, State
 
 
 def check_action(on_non_finite: object, checkpoint: object) -> None:
@@ -100,3 +100,11 @@ def list_arguments(
         "freeze": list(options.freeze),
         "checkpoint": None if config is None else config.as_json(),
     }
+
+
+def read_loss_scales(builder: ProgramBuilder, state: State) -> Any:
+    """Return what the loss is multiplied by; by objective, where there are several."""
+    fixed = builder.programs.options.precision.loss_scale
+    live = {name: float(each.scale) for name, each in state.loss_scale.items()}
+    scales = {name: live.get(name, fixed) for name in builder.objectives}
+    return next(iter(scales.values())) if len(scales) == 1 else scales

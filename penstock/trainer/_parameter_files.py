@@ -24,8 +24,9 @@ PARAMETER_NAMES = "parameter_names"
 
 
 def has_parameters(param_path: str | os.PathLike[str]) -> bool:
-    """Return whether a folder holds parameters to start from; warn where it does not."""
+    """Return whether a folder holds parameters to start from; say what that means."""
     if (expand_path(param_path) / _parameters.DATA_FILE).exists():
+        _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
         return True
     _LOGGER.warning(
         "no parameters at %s yet: training starts from initial values", os.fspath(param_path)

@@ -28,9 +28,9 @@ from penstock.events import (
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
+from penstock.trainer._agreement import Agreement
 from penstock.trainer._data_wait import DataWait
 from penstock.trainer._non_finite import Guard
-from penstock.trainer._processes import Agreement
 from penstock.trainer._saver import Saver
 from penstock.trainer._shared_batches import OnUnequal, SharedBatches
 from penstock.trainer._status import HandlerStates, Status

@@ -24,7 +24,7 @@ from penstock._checkpoint import (
 )
 from penstock._errors import CheckpointError, FolderInUseError, UnknownNameError, listed
 from penstock._folder_lock import FolderLock
-from penstock.trainer._agreement import read_newest, run_on_first
+from penstock.trainer._first_process import read_newest, run_on_first
 from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ class CheckpointSaver(Saver):
     ) -> None:
         super().__init__()
         self.store, self.directory = store, store.directory
-        self._engine, self._config, self._extra = engine, store.config, extra
-        self._group = engine.programs.group
+        self._engine, self._group = engine, engine.programs.group
+        self._config, self._extra = store.config, extra
         # Held while something is written and no longer: a notebook makes many trainers.
         self._lock = FolderLock(store.directory)
         self._is_held = False

@@ -31,6 +31,7 @@ from penstock.trainer._arguments import (
     check_on_unequal,
     choose_update_order,
     list_arguments,
+    read_loss_scales,
     read_scale,
 )
 from penstock.trainer._describe import describe_run, list_versions
@@ -151,11 +152,10 @@ class Trainer:
         roll_back, num_updates = self._saver.roll_back, len(self._update_order)
         self._guard = Guard(self._engine, self._status, on_non_finite, roll_back, num_updates)
         if param_path is not None and self._status.resumed is None:
+            # Of several processes those without the folder set what they have: all do the same.
             if has_parameters(param_path):
                 self.load_params(param_path)
-                _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
             elif not self._processes.is_alone:
-                # Others may have found them: their states are compared before the first step.
                 self._adopt(self._engine.state.variables)
 
     @property
@@ -379,11 +379,7 @@ class Trainer:
 
         A dynamic one is read from the state, which waits for the device.
         """
-        builder = self.builder
-        fixed = builder.programs.options.precision.loss_scale
-        live = {name: float(each.scale) for name, each in self._engine.state.loss_scale.items()}
-        scales = {name: live.get(name, fixed) for name in builder.objectives}
-        return next(iter(scales.values())) if len(scales) == 1 else scales
+        return read_loss_scales(self.builder, self._engine.state)
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait for it; handlers may call it too.
