@@ -289,9 +289,8 @@ class CheckpointSaver(Saver):
             # The loop waits for the disk, and no launch takes them meanwhile.
             return list(self._engine.leaves)
         copied = self._engine.snapshot(self._spare)
-        # A list of its own: the writer empties the other when it has fetched.
         self._spare = list(copied) if self._engine.reuses_snapshots else []
-        return copied
+        return copied  # a list of its own: the writer empties it when it has fetched
 
     def newest(self, *, before: int | None = None) -> Contents | None:
         """Return the newest checkpoint up to a global step, the same on all processes. Collective.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -26,14 +25,7 @@ from penstock.program_builder import (
     ProgramBuilder,
 )
 from penstock.program_builder.engine import Engine
-from penstock.trainer._arguments import (
-    check_action,
-    check_on_unequal,
-    choose_update_order,
-    list_arguments,
-    read_loss_scales,
-    read_scale,
-)
+from penstock.trainer import _arguments
 from penstock.trainer._describe import describe_run, list_versions
 from penstock.trainer._non_finite import Guard, OnNonFinite
 from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
@@ -44,8 +36,6 @@ from penstock.trainer._saver import CheckpointSaver, Saver
 from penstock.trainer._shared_batches import OnUnequal
 from penstock.trainer._status import HandlerStates, Status
 from penstock.trainer._testing import run_test
-
-_LOGGER = logging.getLogger("penstock")
 
 
 class Trainer:
@@ -120,8 +110,8 @@ class Trainer:
         on_unequal: OnUnequal = "pad",
     ) -> None:
         check_count("steps_per_call", steps_per_call, 1)
-        check_action(on_non_finite, checkpoint)
-        self._on_unequal: OnUnequal = check_on_unequal(on_unequal)
+        _arguments.check_action(on_non_finite, checkpoint)
+        self._on_unequal = _arguments.check_on_unequal(on_unequal)
         self.builder = ProgramBuilder(
             program_func,
             optimizer,
@@ -134,10 +124,10 @@ class Trainer:
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self._on_non_finite, self._config = on_non_finite, as_config(checkpoint)
-        self._update_order = choose_update_order(self.builder.objectives, schedule)
+        self._update_order = _arguments.choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
-        self._arguments = lambda: list_arguments(
+        self._arguments = lambda: _arguments.list_arguments(
             self.builder, self._update_order, self.steps_per_call, on_non_finite, self._config
         )
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
@@ -149,8 +139,8 @@ class Trainer:
             )
             self._saver.resume(self._status, self._handlers)
         self._processes = Processes(self._engine, self._status, self._saver, self._arguments)
-        roll_back, num_updates = self._saver.roll_back, len(self._update_order)
-        self._guard = Guard(self._engine, self._status, on_non_finite, roll_back, num_updates)
+        updates, roll_back = len(self._update_order), self._saver.roll_back
+        self._guard = Guard(self._engine, self._status, on_non_finite, roll_back, updates)
         if param_path is not None and self._status.resumed is None:
             # Of several processes those without the folder set what they have: all do the same.
             if has_parameters(param_path):
@@ -229,10 +219,7 @@ class Trainer:
         self._saver.raise_failures()
 
     def stop(self) -> None:
-        """End training after the current step's `EndStep`; has no effect outside `train`.
-
-        On several processes one call is enough: all end after the same step, a few steps later.
-        """
+        """End training after the current `EndStep`; of several processes one may call it for all."""
         self._processes.stop()
 
     def test(
@@ -261,9 +248,9 @@ class Trainer:
         if feed_order is None and set(inputs) <= set(self._feed_order or ()):
             feed_order = self._feed_order
         fields = _batches.Fields(inputs, feed_order, self.builder.feed_specs)
-        state = self._engine.state
-        state = programs.states.average(state) if averaged else state
         with self._processes.group.inside("trainer.test"):
+            state = self._engine.state
+            state = programs.states.average(state) if averaged else state
             return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
 
     def infer(self, feed: Feed) -> Any:
@@ -368,7 +355,7 @@ class Trainer:
 
     @update_scale.setter
     def update_scale(self, scale: float) -> None:
-        value = read_scale(scale)
+        value = _arguments.read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
         with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
@@ -379,7 +366,7 @@ class Trainer:
 
         A dynamic one is read from the state, which waits for the device.
         """
-        return read_loss_scales(self.builder, self._engine.state)
+        return _arguments.read_loss_scales(self.builder, self._engine.state)
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait for it; handlers may call it too.
@@ -401,8 +388,8 @@ class Trainer:
 
         With a checkpoint folder it is also written there, as `run.json`.
         """
-        arguments = {**self._arguments(), "seed": int(self.seed)}
-        return describe_run(self.builder, arguments, self._saver.directory)
+        said = {**self._arguments(), "seed": int(self.seed)}
+        return describe_run(self.builder, said, self._saver.directory)
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
