@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] = ()) -> None:
             if shutil.which(LAUNCHERS[name][0]) is None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                _prepare(fault, Path(folder))
+                prepare(fault, Path(folder))
                 outcome = run(LAUNCHERS[name], fault, Path(folder))
             row = [fault, name, f"{outcome.secs:.1f}", str(outcome.code), outcome.line[:160]]
             rows.append(row)
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(_timing.table(["one process", "launcher", "s to the end", "code", "line"], rows))
 
 
-def _prepare(fault: str, folder: Path) -> None:
+def prepare(fault: str, folder: Path) -> None:
     """Write the parameters that process 0 alone can read."""
     if fault != "param_path on one machine alone":
         return

@@ -38,7 +38,7 @@ def run(
     """
     chosen, killed = random.Random(seed), list[int]()
     num_epochs = count_epochs(num_kills)
-    process = _start(launcher, folder, num_epochs)
+    process = start(launcher, folder, num_epochs)
     for _ in range(num_kills):
         pids = _wait_for_pids(process, folder, num_processes)
         time.sleep(chosen.uniform(*SECS_BETWEEN))
@@ -52,7 +52,7 @@ def run(
             path.unlink()
         if "launch" not in launcher:
             process.communicate(timeout=LIMIT_SECS)
-            process = _start(launcher, folder, num_epochs)
+            process = start(launcher, folder, num_epochs)
     output, _ = process.communicate(timeout=10 * LIMIT_SECS)
     results = [line for line in output.splitlines() if "RESULT" in line]
     if process.returncode or not results:
@@ -65,9 +65,10 @@ def count_epochs(num_kills: int) -> int:
     return 16 * (num_kills + 1)
 
 
-def _start(
+def start(
     launcher: Sequence[str], folder: Path, num_epochs: int, step_secs: float = STEP_SECS
 ) -> subprocess.Popen[str]:
+    """Start the processes of a run; what they write comes together."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_root())}
     return subprocess.Popen(
         [*launcher, str(failures.SCRIPT), "none", str(folder), str(num_epochs), str(step_secs)],
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         killed, result = run(launcher, Path(folder), num_kills=chosen.kills, **counts)
         secs = time.monotonic() - start
         # As many epochs, and nobody killed.
-        process = _start(launcher, Path(plain), count_epochs(chosen.kills), 0.0)
+        process = start(launcher, Path(plain), count_epochs(chosen.kills), 0.0)
         output, _ = process.communicate(timeout=10 * LIMIT_SECS)
         expected = output.partition("RESULT ")[2].splitlines()[0]
     print(_timing.environment())

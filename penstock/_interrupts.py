@@ -6,11 +6,15 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 _EXIT_OF_A_SIGNAL = 128
+
+SAME_SIGNAL_SECS = 1.0
+"""How soon after a SIGTERM another one is the same."""
 
 
 class Interrupts:
@@ -36,6 +40,7 @@ class Interrupts:
         self.is_agreed = False
         self.signal: int | None = None
         self._is_second = self._is_raised = False
+        self._came_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -92,6 +97,10 @@ class Interrupts:
             self._raise()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        # A launcher and the queue behind it both pass SIGTERM on: that is one wish to end.
+        if number == signal.SIGTERM == self.signal and now - self._came_at < SAME_SIGNAL_SECS:
+            return
         if self.signal is not None:
             self._is_second = True
             # Between a launch and its result the old state is gone: raised by `release`.
@@ -102,7 +111,7 @@ class Interrupts:
             if number == signal.SIGTERM:
                 os.kill(os.getpid(), signal.SIGTERM)
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal, self._came_at = number, now
         # The host only waits: nothing would be left half done.
         if self.is_open and self.is_alone and not self.is_held:
             self._raise()

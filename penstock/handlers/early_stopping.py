@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
@@ -20,6 +19,7 @@ from penstock.events import (
     Training,
 )
 from penstock.handlers._monitor import Mode, Plateau
+from penstock.handlers._output import choose_output
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -150,7 +150,7 @@ class EarlyStopping:
             trainer.parameters.update(self._best_parameters)
 
     def _print(self, text: str) -> None:
-        print(f"EarlyStopping: {text}", file=self._file or sys.stdout, flush=True)
+        print(f"EarlyStopping: {text}", file=choose_output(self._file), flush=True)
 
     def get_state(self) -> HandlerState:
         """Return best value, count and whether training was stopped, as JSON holds them."""

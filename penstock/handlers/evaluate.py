@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -27,6 +26,7 @@ from penstock.events import (
 )
 from penstock.handlers._metric_names import as_names, encode_json, name_scalars
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
+from penstock.handlers._output import choose_output
 
 _RECORD = "test.json"
 
@@ -202,7 +202,7 @@ class Evaluate:
             kept = self._save_best(self._best_path, trainer, step, metrics)
         shown = ", ".join(f"{name} = {value:.6g}" for name, value in metrics.items())
         line = f"test at step {step}: {shown}{f' (best{kept})' if is_best else ''}"
-        print(line, file=self._file or sys.stdout, flush=True)
+        print(line, file=choose_output(self._file), flush=True)
 
     def _save_best(
         self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]

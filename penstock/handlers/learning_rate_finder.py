@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 
 import jax
@@ -89,7 +88,7 @@ class LearningRateFinder:
         self.losses: list[float] = []
         self.suggestion: float | None = None
         self._trainer: Training | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._kept: dict[str, np.ndarray] = {}
         self._old_scale = self._rate = 1.0
         self._used: list[float] = []
         self._num_done = 0
@@ -115,8 +114,8 @@ class LearningRateFinder:
         self.rates, self.losses, self.suggestion = [], [], None
         self._used, self._num_done = [], 0
         self._mean = self._best = math.inf
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
-        trainer.save_params(self._folder.name)
+        # In memory: of several processes only the first writes files, where others may not look.
+        self._kept = dict(trainer.parameters)
         self._old_scale = trainer.update_scale
         self._set_rate(trainer)
 
@@ -154,10 +153,9 @@ class LearningRateFinder:
         """Restore the parameters and the scale, and report what was found."""
         self._trainer = None
         trainer.update_scale = self._old_scale
-        if self._folder is not None:
-            # The search leaves no trace in the parameters; the scale went back above.
-            trainer.load_params(self._folder.name)
-            self._folder.cleanup()
+        # The search leaves no trace in the parameters; the scale went back above.
+        trainer.parameters.update(self._kept)
+        self._kept = {}
         curve = smooth(self.losses, max(len(self.losses) / 40, 1.0))
         self.suggestion = _find_steepest(self.rates, curve)
         if jax.process_index():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TextIO
 
 from penstock.events import Event
 from penstock.handlers._metric_names import as_names, name_scalars
+from penstock.handlers._output import choose_output
 from penstock.handlers._readings import Reading, Readings, Speed
 
 _LEARNING_RATE_NAMES = ("lrate", "learning_rate")
@@ -76,4 +76,4 @@ class Log:
         if lap is not None:
             secs, samples = lap.secs / lap.num_steps, lap.num_examples / lap.secs
             speed = f"[{secs:.3g} secs/step, {samples:.1f} samples/sec]"
-        print(speed, ", ".join(parts), file=self._file or sys.stdout, flush=True)
+        print(speed, ", ".join(parts), file=choose_output(self._file), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
@@ -21,6 +20,7 @@ from penstock.events import (
 )
 from penstock.handlers._display import Display, Nothing, make_display
 from penstock.handlers._metric_names import as_names, name_scalars
+from penstock.handlers._output import choose_output
 from penstock.handlers._pace import Device, Pace
 
 
@@ -82,7 +82,7 @@ class Progress:
                 self._is_held_ready = self._held is not None
             case BeginTraining():
                 self._display.close()
-                self._display = make_display(self._file or sys.stdout)
+                self._display = make_display(choose_output(self._file))
                 self._pace = Pace(event.epoch, event.num_epochs, _get_device(event))
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
@@ -17,6 +16,7 @@ from penstock.events import (
     Training,
 )
 from penstock.handlers._monitor import Mode, Plateau
+from penstock.handlers._output import choose_output
 
 
 class ReduceOnPlateau:
@@ -119,7 +119,7 @@ class ReduceOnPlateau:
         trainer.update_scale = scale
         self._cooldown_left = self._cooldown
         text = f"ReduceOnPlateau: {self._plateau.describe()}, updates are scaled by {scale:.6g}"
-        print(text, file=self._file or sys.stdout, flush=True)
+        print(text, file=choose_output(self._file), flush=True)
 
     def get_state(self) -> HandlerState:
         """Return best value and counts as JSON holds them; the scale is the trainer's."""

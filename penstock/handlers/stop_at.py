@@ -16,8 +16,7 @@ class StopAt:
         when `trainer.global_step` is there, as FastNN's `stop_at_step`. Where it is there already,
         nothing is trained. Several steps in one launch are all done before it stops.
       seconds: how long this call of `train` may take. The step that runs then is the last; a test
-        or a save may follow. Only for training in one process: the clocks of several would stop
-        them at different steps, and those left would wait for ever.
+        or a save may follow. Of several processes the first whose time is over ends all of them.
 
     >>> import numpy as np, optax, penstock as ps
     >>> def train_program():
@@ -58,7 +57,6 @@ class StopAt:
             case BeginTraining():
                 self._trainer = get_trainer(event, "StopAt")
                 if self._seconds is not None:
-                    _check_one_process()
                     self._deadline = time.monotonic() + self._seconds
                 self._stop_at(event.global_step)
             case BeginEpoch():
@@ -68,14 +66,3 @@ class StopAt:
         is_done = self._step is not None and num_steps >= self._step
         if self._trainer is not None and (is_done or time.monotonic() >= self._deadline):
             self._trainer.stop()
-
-
-def _check_one_process() -> None:
-    from jax import process_count  # jax is loaded by now
-
-    if process_count() > 1:
-        raise ValueError(
-            f"StopAt got seconds in one of {process_count()} processes, expected one process. "
-            "Their clocks would stop them at different steps, and those left would wait for ever. "
-            "Use step."
-        )

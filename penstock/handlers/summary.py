@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
 from penstock._text_tables import align_rows
 from penstock.events import BeginTraining, Event
 from penstock.handlers._monitor import get_trainer
+from penstock.handlers._output import choose_output
 
 _HEAD = ("name", "shape", "count", "dtype", "trainable")
 
@@ -53,7 +53,7 @@ class Summary:
             lines = _table(builder.parameter_table())
             if self._batch_size is not None:
                 lines += _costs(builder, self._batch_size)
-            print("\n".join(lines), file=self._file or sys.stdout, flush=True)
+            print("\n".join(lines), file=choose_output(self._file), flush=True)
 
 
 def _table(rows: Sequence[Any]) -> list[str]:

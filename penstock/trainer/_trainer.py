@@ -111,7 +111,7 @@ class Trainer:
     ) -> None:
         check_count("steps_per_call", steps_per_call, 1)
         _arguments.check_action(on_non_finite, checkpoint)
-        self._on_unequal = _arguments.check_on_unequal(on_unequal)
+        self._on_unequal: OnUnequal = _arguments.check_on_unequal(on_unequal)
         self.builder = ProgramBuilder(
             program_func,
             optimizer,
@@ -219,7 +219,7 @@ class Trainer:
         self._saver.raise_failures()
 
     def stop(self) -> None:
-        """End training after the current `EndStep`; of several processes one may call it for all."""
+        """End training after the current `EndStep`; one of several processes ends all of them."""
         self._processes.stop()
 
     def test(

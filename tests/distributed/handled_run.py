@@ -1,0 +1,76 @@
+"""A run with every stock handler: `handled_run.py FOLDER`, alone or as one of several processes."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+import penstock as ps
+from penstock import handlers, layers, readers
+
+NUM_EXAMPLES, BATCH_SIZE = 90, 24  # the last batch is short
+
+
+def program():
+    """Return loss and accuracy."""
+    logits = layers.fc(layers.data("x", shape=[5]), size=3)
+    label = layers.data("label", shape=[1], dtype="int32")
+    loss = layers.mean(layers.softmax_with_cross_entropy(logits, label))
+    return loss, layers.accuracy(logits, label)
+
+
+def make_reader():
+    x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 5)).astype(np.float32)
+    data = {"x": x, "label": np.argmax(x[:, :3], axis=1).astype(np.int32)}
+    return readers.arrays(data, BATCH_SIZE, shuffle=True, seed=1)
+
+
+def main(folder):
+    """Train, and print as JSON what the handlers have come to."""
+    names = ("loss", "accuracy")
+    test = make_reader()
+    evaluate = handlers.Evaluate(test, best_path=folder / "best", names=names, every_steps=5)
+    watching = [
+        handlers.Progress(),
+        handlers.Log(every_steps=3),
+        handlers.CSVLog(folder / "log.csv", every_steps=2, names=names, test=evaluate),
+        handlers.JSONLog(folder / "log.jsonl", every_steps=2, names=names, test=evaluate),
+        handlers.TensorBoard(folder / "tensorboard", every_steps=2, names=names),
+        handlers.Summary(),
+        handlers.Plot(folder / "curves.png", every_steps=2, names=names),
+        handlers.Profile(folder / "profile", first_step=2, num_steps=2),
+        handlers.ReduceOnPlateau(patience=1, min_delta=10.0, factor=0.5, reader=test, names=names),
+        handlers.EarlyStopping(patience=4, min_delta=10.0, reader=test, names=names),
+        evaluate,
+    ]
+    counts = []
+
+    def count(event):
+        if isinstance(event, ps.EndStep):
+            counts.append(event.num_examples)
+        elif isinstance(event, ps.EndEpoch):
+            counts.append(-event.num_examples)
+
+    trainer = ps.Trainer(program, optax.sgd(0.5))
+    trainer.train(make_reader(), [*watching, count], num_epochs=20)
+    finder = handlers.LearningRateFinder(num_steps=10, path=folder / "rates.png", names=names)
+    found = ps.Trainer(program, optax.sgd(1.0))
+    found.train(make_reader(), finder, num_epochs=5)
+    result = {
+        "step": trainer.global_step,
+        "counts": counts,
+        "scale": trainer.update_scale,
+        "results": evaluate.results,
+        "suggestion": finder.suggestion,
+        "losses": finder.losses,
+        "parameters": {name: value.tolist() for name, value in trainer.parameters.items()},
+    }
+    print("RESULT", json.dumps(result))
+
+
+if __name__ == "__main__":
+    ps.distributed.initialize()
+    main(Path(sys.argv[1]) / str(jax.process_index()) if "--own" in sys.argv else Path(sys.argv[1]))

@@ -1,0 +1,130 @@
+"""One of two real processes does wrong under `penstock launch`: all end, soon, and say why."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import _faulty_run, failures, killed_groups
+from tests import compiling
+from tests.source_tree import ROOT
+
+# By fault: the exit code, and words of the line that names it.
+EXPECTED = {
+    "exception in a handler": (1, "process 1 failed with ValueError: a handler that fails"),
+    "exception in a reader": (1, "process 1 failed with OSError: a disk that fails"),
+    "exception in the program": (1, "process 1 failed with ValueError: a program that fails"),
+    "sys.exit": (3, "process 1 called sys.exit(3)"),
+    "stop()": (0, ""),
+    "SIGTERM": (143, ""),
+    "SIGKILL of process 0": (137, "process 0 was lost: it was killed"),
+    "SIGKILL": (137, "process 1 was lost: it was killed"),
+    "SIGSTOP": (75, "process 1 has not answered for"),
+    "a stuck reader": (75, "process 1 has not moved for"),
+    "a full disk of process 0": (1, "process 0 failed with CheckpointError"),
+    "unequal readers": (1, "readers of different lengths: of batches process 0 has"),
+    "another seed": (0, "process 1 began with another state than process 0 (seeds '0', '1')"),
+    "another program": (1, "process 1 computes"),
+    "other arguments": (1, "process 1 has in its arguments of Trainer 'steps_per_call' 2"),
+    "param_path on one machine alone": (0, "process 1 began with another state than process 0"),
+    "test on one": (1, "process 1 is in trainer.test, but process 0"),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", compiling.xla_flags())
+
+
+def test_every_fault_has_its_end():
+    assert set(EXPECTED) == set(_faulty_run.FAULTS) - {"none"}
+
+
+@pytest.mark.quick("handler")
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_fault_of_one_process_ends_all_with_its_name(fault, tmp_path):
+    code, words = EXPECTED[fault]
+    failures.prepare(fault, tmp_path)
+    outcome = failures.run(failures.LAUNCHERS["launch"], fault, tmp_path)
+    assert outcome.code == code, outcome.output
+    assert words in outcome.output
+    assert "NOT OVER" not in outcome.output
+    # JAX's own end of a process: it names nobody.
+    assert "Terminating process" not in outcome.output
+    if fault in ("SIGSTOP", "a stuck reader"):
+        assert "most recent call first" in outcome.output
+    if not code:
+        assert "RESULT" in outcome.output
+
+
+def train(launcher, fault, folder):
+    """Return the result, None where it has none, and everything that was written."""
+    output = failures.run(launcher, fault, folder).output
+    lines = [line.partition("RESULT ")[2] for line in output.splitlines() if "RESULT" in line]
+    return (json.loads(lines[0]) if lines else None), output
+
+
+@pytest.mark.slow
+def test_run_goes_on_with_other_numbers_of_processes(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    expected, _ = train([sys.executable], "none", whole)
+    launch = failures.LAUNCHERS["launch"]
+    assert train(launch, "SIGKILL", parts)[0] is None
+    (parts / "fault").unlink()
+    alone, said = train([sys.executable], "SIGKILL of process 0", parts)
+    assert alone is None
+    assert "resuming from" in said
+    three = [word if word != "2" else "3" for word in launch]
+    got, said = train(three, "none", parts)
+    assert "resuming from" in said
+    assert got["step"] == expected["step"]
+    for name, value in expected["params"].items():
+        np.testing.assert_allclose(got["params"][name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_group_that_loses_processes_again_and_again_ends_with_the_same_bits(tmp_path):
+    killed, plain = tmp_path / "killed", tmp_path / "plain"
+    for folder in (killed, plain):
+        folder.mkdir()
+    launcher = killed_groups.choose_launcher("launch", 3, 2)
+    victims, result = killed_groups.run(launcher, killed, num_processes=3, num_kills=2)
+    assert len(victims) == 2
+    process = killed_groups.start(launcher, plain, killed_groups.count_epochs(2), 0.0)
+    expected = process.communicate()[0].partition("RESULT ")[2].splitlines()[0]
+    assert json.loads(result) == json.loads(expected)
+
+
+def read_result(output):
+    return json.loads(output.partition("RESULT ")[2].splitlines()[0])
+
+
+@pytest.mark.slow
+def test_every_stock_handler_does_on_two_processes_what_it_does_on_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    outputs = []
+    for count, launcher in ((1, [sys.executable]), (2, failures.LAUNCHERS["launch"])):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        words = [*launcher, "tests/distributed/handled_run.py", str(folder)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    one, two = map(read_result, outputs)
+    for name in ("step", "counts", "scale"):
+        assert two[name] == one[name]
+    for name, value in one["parameters"].items():
+        np.testing.assert_allclose(two["parameters"][name], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4)
+    # The same files, written once, and each line printed once.
+    files = [{path.name for path in (tmp_path / each).iterdir()} for each in "12"]
+    assert files[0] == files[1]
+    rows = [(tmp_path / each / "log.csv").read_text().splitlines() for each in "12"]
+    kinds = [[line.split(",")[:4] for line in each] for each in rows]
+    assert kinds[0] == kinds[1]
+    assert outputs[1].count("training stops") == outputs[0].count("training stops") == 1
+    assert outputs[1].count("non-trainable") == 1
