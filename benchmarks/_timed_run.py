@@ -6,6 +6,7 @@ processes, and of what agreement adds to a step.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -46,7 +47,7 @@ def main(batch_size: int, num_steps: int) -> None:
             times.append(time.perf_counter())
 
     trainer.train(readers.arrays(data, batch_size), on_event, num_epochs=num_steps // 20)
-    blocks = [(b - a) / _BLOCK for a, b in zip(times[2:], times[3:], strict=False)]
+    blocks = [(b - a) / _BLOCK for a, b in itertools.pairwise(times[2:])]
     group = find_group()
     start = time.perf_counter()
     for _ in range(_NUM_EXCHANGES):

@@ -122,11 +122,11 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--processes", type=int, default=3)
     chosen = parser.parse_args(list(arguments))
     launcher = choose_launcher(chosen.launcher, chosen.processes, chosen.kills)
-    start = time.monotonic()
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as plain:
         counts = {"num_processes": chosen.processes}
         killed, result = run(launcher, Path(folder), num_kills=chosen.kills, **counts)
-        secs = time.monotonic() - start
+        secs = time.monotonic() - begun
         # As many epochs, and nobody killed.
         process = start(launcher, Path(plain), count_epochs(chosen.kills), 0.0)
         output, _ = process.communicate(timeout=10 * LIMIT_SECS)
