@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from penstock._errors import check_count, message
-from penstock.distributed import rendezvous, this_process
+from penstock.distributed import rendezvous
 from penstock.distributed.clusters import ask_cloud_tpu, ask_kubernetes
 from penstock.distributed.environments import (
     ALONE,
@@ -91,6 +91,9 @@ def initialize(
     _wait_for_all(patience)
     _is_joined.set()
     _announce(member)
+    # Here: it imports JAX, which a process alone may not need.
+    from penstock.distributed import this_process
+
     this_process.start(heartbeat_secs=heartbeat, hang_secs=hang)
 
 

@@ -149,6 +149,7 @@ class Trainer(trainer.Trainer):
         precision: PrecisionName | Precision = "auto",
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
+        on_unequal: Literal["pad", "raise"] = "pad",
     ) -> None:
         # Both names of an argument are an error, but train_func goes with optimizer: the first
         # argument by position belongs to the release's signature and to the draft's.
@@ -174,6 +175,7 @@ class Trainer(trainer.Trainer):
             precision=precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
             freeze=freeze,
+            on_unequal=on_unequal,
         )
 
     def train(  # pyright: ignore[reportIncompatibleMethodOverride]: the order is Fluid's

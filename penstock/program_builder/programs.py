@@ -235,7 +235,7 @@ class Programs:
             )
         specs = probe.program.feed_specs
         _, size = _device_batches.check_feed(feed, specs, specs)
-        bucket = 1 << (size - 1).bit_length()
+        bucket = max(self.group.exchange("infer", 1 << (size - 1).bit_length()))
         feeder = self._infer_feeders.get(bucket)
         if feeder is None:
             feeder = _device_batches.Feeder(self.mesh, specs, specs)

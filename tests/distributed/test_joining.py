@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.distributed import joining
+from penstock.distributed import joining, this_process
 from tests.distributed.processes import (
     finish,
     free_port,
@@ -127,7 +127,7 @@ def test_seconds_of_arguments_win_over_those_of_variables(monkeypatch):
     joined = []
     monkeypatch.setattr(joining, "_join", lambda member, *secs: joined.append(secs))
     monkeypatch.setattr(joining, "_wait_for_all", joined.append)
-    monkeypatch.setattr(joining.group, "start", lambda **secs: joined.append(secs))
+    monkeypatch.setattr(this_process, "start", lambda **secs: joined.append(secs))
     monkeypatch.setattr(joining, "_is_joined", joining.threading.Event())
     ps.distributed.initialize("a:1", 2, 1)
     monkeypatch.setenv("PENSTOCK_HEARTBEAT_SECS", "7")
