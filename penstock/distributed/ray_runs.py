@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -146,7 +145,7 @@ def launch_on_ray(
 
     Returns:
       The exit status: 0 when all went well, 75 when the restarts are used up, 130 after Ctrl-C,
-      that of the program otherwise.
+      143 after SIGTERM, that of the program otherwise.
 
     Raises:
       ModuleNotFoundError: Ray is not installed.
@@ -172,6 +171,10 @@ def launch_on_ray(
     except KeyboardInterrupt:
         print("\npenstock launch: interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
+    except SystemExit as request:
+        if request.code != signal.SIGTERM:  # which Ray raises so
+            raise
+        return 128 + signal.SIGTERM
     return 0
 
 
@@ -308,7 +311,7 @@ def _fit(
 ) -> object:
     """Return what process 0 returned; raise what ended the run otherwise."""
     task = {"function": ray.cloudpickle.dumps(function), "record": record}
-    trainer = ray.train.v2.jax.JaxTrainer(
+    trainer = _make_trainer_class(ray)(
         work,
         train_loop_config={**task, "directory": os.getcwd()},
         # Only with one of the two it joins the workers in JAX. On CPU `use_gpu` does no more,
@@ -318,8 +321,7 @@ def _fit(
         run_config=run_config,
     )
     try:
-        with _keep_handler():
-            return ray.cloudpickle.loads(trainer.fit().return_value)
+        return ray.cloudpickle.loads(trainer.fit().return_value)
     except ray.train.TrainingFailedError as lost:
         failure: Failure | None = ray.get(record.failure.remote())
         if failure is None:
@@ -330,18 +332,24 @@ def _fit(
         raise error from None
 
 
-@contextlib.contextmanager
-def _keep_handler() -> Iterator[None]:
-    """Put back the handler of Ctrl-C that Ray replaces, and raise what Ctrl-C raises elsewhere."""
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit as request:
-        # Ray's handler ends the workers, and then the driver with a status of 0.
-        if not request.code:
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
+def _make_trainer_class(ray: Any) -> Any:
+    """Return Ray's trainer with Ctrl-C as elsewhere: at once, also while it waits for machines."""
+
+    class Trainer(ray.train.v2.jax.JaxTrainer):
+        _controller: Any = None
+
+        # Ray's own handler asks the controller to end, which answers only between two attempts to
+        # get machines, and then ends the driver with a status of 0.
+        def _register_sigint_handler(self, controller: Any) -> None:
+            self._controller = controller
+
+        def fit(self) -> Any:
+            try:
+                return super().fit()
+            except (KeyboardInterrupt, SystemExit):
+                # The workers end with it.
+                if self._controller is not None:
+                    ray.kill(self._controller)
+                raise
+
+    return Trainer

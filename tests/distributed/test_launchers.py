@@ -121,3 +121,28 @@ def test_ray_runs_a_script_and_ends_at_an_error_of_the_program(folder):
     last = done.stderr.rstrip().splitlines()[-1]
     assert last.endswith("process 1 of 2 failed with ZeroDivisionError: a part of the test")
     assert not Path(folder, "steps", "30").exists()
+
+
+def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(folder):
+    python = launchers.require_python("ray")
+    driver = subprocess.Popen(
+        [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"],
+        env=launchers.environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert driver.stdout is not None
+        said = next((line for line in driver.stdout if "compiled the train program" in line), "")
+        assert said, driver.stdout.read()
+        driver.send_signal(signal.SIGINT)
+        rest, _ = driver.communicate(timeout=launchers.SECONDS)
+    finally:
+        # Ray's processes are in the driver's session, and gone with it.
+        left = launchers.kill_session(driver)
+    assert driver.returncode == 130, rest
+    assert "penstock launch: interrupted" in rest
+    assert not left
