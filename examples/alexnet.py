@@ -12,7 +12,6 @@ Run it with `python examples/alexnet.py`; ten iterations of its 62 million param
 
 import argparse
 import itertools
-import socket
 import sys
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def alexnet():
 def make_example(folder):
     print(f"no parts in {folder} yet: making some of digits")
     Path(folder).mkdir(parents=True)
-    digits = next(iter(readers.dataset("digits", "train", 480)))
+    digits = next(iter(readers.dataset("digits", "train", 480, shard=readers.Shard())))
     for part in range(8):
         with readers.RecordWriter(f"{folder}/part-{part}", framing=readers.OFRECORD) as writer:
             for image, label in list(zip(*digits.values(), strict=True))[part::8]:
@@ -71,19 +70,15 @@ def make_example(folder):
                 writer.write(readers.build_ofrecord(record))
 
 
-def join_machines(nodes, node_id):
-    here = {"127.0.0.1", *socket.gethostbyname_ex(socket.gethostname())[2]}
-    places = [place for place, node in enumerate(nodes) if node in here]
-    if len(nodes) < 2 or (node_id is None and len(places) != 1):
-        sys.exit(f"-n got {nodes}, expected several addresses, one of {sorted(here)}; or --node_id")
-    place = places[0] if node_id is None else node_id
-    jax.distributed.initialize(f"{nodes[0]}:12138", len(nodes), place)
-
-
 def main():
     flags = parser.parse_args()
     if flags.multinode:
-        join_machines(flags.node_list.split(","), flags.node_id)
+        # OneFlow's list of machines and its control port: each finds itself by its address.
+        machines = [f"{node}:12138" for node in flags.node_list.split(",")]
+        try:
+            ps.distributed.initialize(hosts=machines, process_id=flags.node_id)
+        except ValueError as error:
+            sys.exit(f"-n and --node_id: {error}")
     is_needed = EXAMPLE in (flags.train_dir, flags.eval_dir) and not Path(EXAMPLE).exists()
     if is_needed and jax.process_index() == 0:
         make_example(EXAMPLE)

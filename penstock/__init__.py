@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock._errors import LayerContextError as LayerContextError
     from penstock._errors import NonFiniteError as NonFiniteError
     from penstock._errors import ParameterError as ParameterError
+    from penstock._errors import PeerError as PeerError
     from penstock._errors import ProgramError as ProgramError
     from penstock._errors import ReaderError as ReaderError
     from penstock._errors import UnknownNameError as UnknownNameError
@@ -62,7 +63,8 @@ _NAMES = {
     "_checkpoint": ("CheckpointConfig",),
     "_errors": (
         *("CheckpointError", "FeedError", "FolderInUseError", "LayerContextError"),
-        *("NonFiniteError", "ParameterError", "ProgramError", "ReaderError", "UnknownNameError"),
+        *("NonFiniteError", "ParameterError", "PeerError", "ProgramError", "ReaderError"),
+        "UnknownNameError",
     ),
     "_parameters": ("Parameters",),
     "events": (

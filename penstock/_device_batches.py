@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from penstock import _mesh
 from penstock._errors import FeedError, listed, nearest
@@ -33,13 +33,15 @@ class DeviceBatch(NamedTuple):
     """A batch ready for a program: `feed` and `weights` padded to the program's batch size.
 
     With several steps in one launch every array has a leading step axis. `counts` is the number of
-    valid examples of each step, `reader_state` the reader's position after them.
+    valid examples of each step, `reader_state` the reader's position after them. `totals` counts
+    those of all processes, where there are several.
     """
 
     feed: Mapping[str, Array]
     weights: jax.Array
     counts: tuple[int, ...]
     reader_state: object = None
+    totals: tuple[int, ...] = ()
 
 
 def check_feed(
@@ -243,7 +245,7 @@ class Feeder:
         if steps > 1:
             feed = {name: _stack([each[name] for each in padded]) for name in feed}
         if not (self.is_single_cpu or self._rides_along(feed)):
-            feed = put(feed, self._shardings[steps > 1])
+            feed = _mesh.put(feed, self._shardings[steps > 1])
         return DeviceBatch(feed, weights, counts)
 
     def _are_ready(self, batches: Sequence[Feed]) -> TypeGuard[Sequence[Mapping[str, np.ndarray]]]:
@@ -287,7 +289,7 @@ class Feeder:
         if is_full and steps in self._full_weights:
             return self._full_weights[steps]
         weights = (np.arange(size)[None, :] < np.asarray(counts)[:, None]).astype(np.float32)
-        placed = put(weights if steps > 1 else weights[0], self._shardings[steps > 1])
+        placed = _mesh.put(weights if steps > 1 else weights[0], self._shardings[steps > 1])
         if is_full:
             self._full_weights[steps] = placed
         return placed
@@ -296,11 +298,3 @@ class Feeder:
         if self.mesh.size > 1 or not all(isinstance(x, np.ndarray) for x in feed.values()):
             return False
         return sum(value.nbytes for value in feed.values()) <= HOST_FEED_LIMIT_BYTES
-
-
-def put(tree: object, sharding: NamedSharding) -> Any:
-    """Return a pytree of numpy arrays on the devices; each process brings what its devices hold."""
-    if jax.process_count() == 1:
-        return jax.device_put(tree, sharding)
-    # Not `device_put`, which compares what the processes bring, by a collective.
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)

@@ -42,6 +42,10 @@ class FolderInUseError(RuntimeError):
     """Another run is at work in the folder."""
 
 
+class PeerError(RuntimeError):
+    """Another process of the run failed, was lost, or does something else than this one."""
+
+
 class NonFiniteError(FloatingPointError):
     """A loss was nan or infinite."""
 

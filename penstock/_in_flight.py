@@ -125,11 +125,14 @@ class InFlight:
             self._check_flag(jax.device_get(flag), first, end_step - 1)
 
 
-def look_ahead(items: Iterable[T], depth: int) -> Iterator[T]:
+def look_ahead(items: Iterable[T], depth: int, *, defers_errors: bool = True) -> Iterator[T]:
     """Yield items with the next `depth` already taken from the source.
 
     With placed batches their transfer runs while the device computes. An exception of the source
     is raised when its turn comes, after the items before it.
+
+    Arguments:
+      defers_errors: unless False, which raises it at once.
     """
     iterator, queue = iter(items), deque[T]()
     error: Exception | None = None
@@ -142,6 +145,8 @@ def look_ahead(items: Iterable[T], depth: int) -> Iterator[T]:
                 is_open = False
             # Kept: the items before it were read in good order and are yielded first.
             except Exception as raised:
+                if not defers_errors:
+                    raise
                 error, is_open = raised, False
         if queue:
             yield queue.popleft()

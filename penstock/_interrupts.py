@@ -33,6 +33,7 @@ class Interrupts:
         self.is_alone = is_alone
         self.is_held = False
         self.is_open = False
+        self.is_agreed = False
         self.signal: int | None = None
         self._is_second = self._is_raised = False
         self._previous: dict[int, Any] = {}
@@ -71,7 +72,7 @@ class Interrupts:
 
     def agree(self, number: int) -> NoReturn:
         """Raise the signal that some process got."""
-        self.signal = number
+        self.signal, self.is_agreed = number, True
         self._raise()
 
     @contextlib.contextmanager

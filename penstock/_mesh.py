@@ -89,6 +89,20 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), AXIS))
 
 
+def put(tree: object, sharding: NamedSharding) -> Any:
+    """Return a pytree of arrays on the devices; each process brings what its devices hold."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    # Not `device_put`, which compares what the processes bring, by a collective.
+    return jax.tree.map(lambda x: _put_local(x, sharding), tree)
+
+
+def _put_local(value: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(value, jax.Array) and value.sharding == sharding:
+        return value
+    return jax.make_array_from_process_local_data(sharding, np.asarray(value))
+
+
 def psum(value: T, num_devices: int) -> T:
     """Sum a pytree over the devices.
 

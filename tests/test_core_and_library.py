@@ -10,7 +10,7 @@ CORE = {
     *("events", "inferencer", "trainer", "program_builder", "layers", "optimizers", "handlers"),
     "distributed",
     *("_program", "_tracing", "_batches", "_device_batches", "_metrics", "_mesh", "_in_flight"),
-    *("_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
+    *("distributed", "_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
     *("_errors", "_folder_lock", "_interrupts", "_paths", "_text_tables", "_version"),
     *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
     *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),

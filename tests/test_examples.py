@@ -114,8 +114,8 @@ def test_oneflows_alexnet_runs_on_two_machines(tmp_path):
     ("flags", "message"),
     [
         (["-g", "99"], "-g got 99, expected the number of devices or less"),
-        (["-m", "-n", "127.0.0.1"], "-n got ['127.0.0.1'], expected several addresses"),
-        (["-m", "-n", "127.0.0.1,127.0.0.1"], "expected several addresses, one of"),
+        (["-m", "-n", "127.0.0.1,127.0.0.1"], "127.0.0.1:12138: 2 of this machine, "),
+        (["-m", "-n", "198.51.100.1,198.51.100.2"], "198.51.100.2:12138: none of this machine, "),
     ],
 )
 def test_oneflows_alexnet_says_what_is_wrong_with_its_flags(tmp_path, flags, message):

@@ -23,6 +23,7 @@ ROOT_LAYER = "__init__"
 ALLOWED: dict[str, set[str]] = {
     "_errors": set(),
     "events": set(),
+    "distributed": {"_errors", "_version"},
     "_checkpoint": {"_checksums", "_errors", "_paths"},
     "_checksums": set(),
     "_folder_lock": {"_errors"},
@@ -40,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "_weight_files": {"_errors"},
     "readers": {"_checksums", "_errors", "_state_bytes"},
     "preprocessing": {"_errors", "_program", "layers"},
+    "distributed": {"_errors"},
     "handlers": {"_checksums", "_errors", "_paths", "_text_tables", "events"},
     "_program": {"_errors", "_mesh", "_selection"},
     "layers": {"_errors", "_mesh", "_program"},

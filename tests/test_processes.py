@@ -95,7 +95,7 @@ def test_two_processes_both_refuse_a_folder_with_nothing_but_damaged_checkpoints
     first, second = finished(2, 1, "checkpoints", str(tmp_path), "-1")
     assert first[0].returncode == second[0].returncode == 1
     assert "no checkpoint can be read" in first[1][1]
-    assert "another process cannot read" in second[1][1]
+    assert "process 0 cannot read" in second[1][1]
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_two_processes_both_refuse_a_folder_of_another_run(tmp_path):
         first, second = finished(2, 1, "checkpoints", str(tmp_path), "-1")
     assert first[0].returncode == second[0].returncode == 1
     assert f"by process {os.getpid()} on" in first[1][1]
-    assert "expected it to take the folder" in second[1][1]
+    assert "process 0 could not take the folder" in second[1][1]
 
 
 @pytest.mark.slow

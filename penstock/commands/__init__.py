@@ -15,6 +15,7 @@ from penstock._errors import nearest
 
 _COMMANDS = {
     "train": "train a network of the model library, on handwritten digits without further flags",
+    "launch": "start a command or a script as several processes on this machine, or on Ray",
     "eval": "say how well a trained network does, class by class",
     "predict": "name what a trained network sees in images",
     "import-weights": "make parameters from weights that others published",
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _run_words(words)
         # Now: at exit it is too late to handle a closed pipe or a full disk.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     # `penstock train | head` has seen enough.
     except BrokenPipeError:
         _discard_output()
@@ -91,6 +93,9 @@ def _discard_output() -> None:
     """Leave what cannot be written: the flush at exit would fail too. `2>&1` closes both."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
+        # None: it was closed when Python started.
+        if stream is None:
+            continue
         try:
             stream.flush()
         except OSError:

@@ -107,6 +107,7 @@ class Flag:
         is_shown = default not in (None, "", {}, dataclasses.MISSING)
         text = f"{self.help} (default: {default})" if is_shown else self.help
         options: dict[str, Any] = {"type": self.read, "metavar": self.metavar, **self.options}
+        short = options.pop("short", None)
         # argparse expands percent signs.
         options["help"] = text.replace("%", "%%")
         if self.is_positional:
@@ -116,7 +117,8 @@ class Flag:
         if self.hint is bool:
             options |= {"nargs": "?", "const": True}
         is_required = self.default is dataclasses.MISSING
-        group.add_argument(f"--{self.name}", required=is_required, **options)
+        names = [short, f"--{self.name}"] if short else [f"--{self.name}"]
+        group.add_argument(*names, required=is_required, **options)
 
     @property
     def metavar(self) -> str:
@@ -131,7 +133,8 @@ class Flag:
         """How it stands in the first line of `--help`: empty where it can be left out."""
         if not self.is_positional:
             is_required = self.default is dataclasses.MISSING
-            return f"--{self.name}={self.metavar} " if is_required else ""
+            name = f"{self.options['short']} " if "short" in self.options else f"--{self.name}="
+            return f"{name}{self.metavar} " if is_required else ""
         forms = {None: "{0} ", "?": "[{0}] ", "*": "[{0} ...] ", "+": "{0} [{0} ...] "}
         return forms[self.options["nargs"]].format(self.metavar)
 
@@ -148,6 +151,15 @@ def positional(metavar: str, nargs: Literal["?", "*", "+"] | None = None) -> Any
         default=defaults.get(nargs, dataclasses.MISSING),
         metadata={"metavar": metavar, "nargs": nargs},
     )
+
+
+def short_flag(short: str, metavar: str) -> Any:
+    """Return the field of a flag that has to be given and has a short name too, such as `-n`.
+
+    Arguments:
+      metavar: what stands for its value in `--help`.
+    """
+    return dataclasses.field(metadata={"short": short, "metavar": metavar})
 
 
 def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
@@ -187,7 +199,13 @@ def _read_helps(kind: type) -> dict[str, str]:
 
 
 def read_words(
-    flags: Mapping[str, Flag], words: Sequence[str], *, prog: str, text: str = "", epilog: str = ""
+    flags: Mapping[str, Flag],
+    words: Sequence[str],
+    *,
+    prog: str,
+    text: str = "",
+    epilog: str = "",
+    usage: str = "",
 ) -> dict[str, FlagValue]:
     """Return the values of those flags that the words of a command line give, by name.
 
@@ -197,6 +215,7 @@ def read_words(
       prog: the command, as `--help` calls it.
       text: what `--help` says of it.
       epilog: printed below the list of flags.
+      usage: what stands behind the flags in its first line.
 
     Raises:
       UsageError: an unknown flag or a wrong value.
@@ -204,7 +223,7 @@ def read_words(
     """
     parser = _Parser(
         prog=prog,
-        usage=f"{prog} {''.join(flag.usage for flag in flags.values())}[OPTIONS]",
+        usage=f"{prog} {''.join(flag.usage for flag in flags.values())}[OPTIONS]{usage}",
         description=textwrap.fill(" ".join(text.split()), 80),
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -279,6 +298,7 @@ def parse(
     *,
     prog: str,
     epilog: str = "",
+    usage: str = "",
     others: Mapping[str, Flag] = MappingProxyType({}),
 ) -> tuple[FlagsT, dict[str, FlagValue]]:
     """Return the flags that the words of a command line stand for.
@@ -287,6 +307,7 @@ def parse(
       kind: a dataclass of flags; its docstring is the help.
       prog: the command, as `--help` calls it.
       epilog: printed below the list of flags.
+      usage: what stands behind the flags in its first line.
       others: flags that the command takes and `kind` does not have.
 
     Returns:
@@ -297,7 +318,8 @@ def parse(
       SystemExit: after `--help`.
     """
     flags, text = list_flags(kind), describe(kind)
-    given = read_words({**flags, **others}, words, prog=prog, text=text, epilog=epilog)
+    every = {**flags, **others}
+    given = read_words(every, words, prog=prog, text=text, epilog=epilog, usage=usage)
     with raise_usage_errors():
         made = kind(**{name: value for name, value in given.items() if name in flags})
     return made, {name: value for name, value in given.items() if name in others}

@@ -20,6 +20,12 @@ from penstock.commands._run.announce import format_metrics
 from penstock.commands._run.confusion import count_confusions, draw_confusion, print_classes
 from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.folder import RunFolder
+from penstock.commands._run.processes import (
+    is_writing_process,
+    join_processes,
+    pad_to_share,
+    sum_over_processes,
+)
 from penstock.commands._run.samples import Batch, BatchReader
 from penstock.commands._run.saved_network import find_network, load_network
 
@@ -69,18 +75,22 @@ def run(argv: list[str]) -> int:
 def _evaluate(argv: list[str]) -> None:
     flags, given = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, given)
+    join_processes()
     data, reader, num_images = open_for_evaluation(
         saved.flags,
         flags.split,
         saved.weights,
         batch_size=saved.flags.model.batch_size * jax.device_count(),
     )
-    if data.preparation is not None:
+    is_first = is_writing_process()
+    if data.preparation is not None and is_first:
         print(data.preparation.summary, file=sys.stderr if flags.json else sys.stdout)
     trainer = load_network(saved, data.shape)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    metrics = trainer.test(lambda: _collect(reader, trainer, pairs))
-    matrix = count_confusions(pairs, data.shape.num_classes)
+    metrics = trainer.test(lambda: _collect(reader, trainer, data.batch_size, pairs))
+    matrix = sum_over_processes(count_confusions(pairs, data.shape.num_classes))
+    if not is_first:
+        return
     if flags.json:
         counts = {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
         names = {"class_names": list(data.class_names)}
@@ -94,14 +104,18 @@ def _evaluate(argv: list[str]) -> None:
 
 
 def _collect(
-    reader: BatchReader, trainer: Trainer, pairs: list[tuple[np.ndarray, np.ndarray]]
+    reader: BatchReader,
+    trainer: Trainer,
+    batch_size: int,
+    pairs: list[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[Batch]:
     """Yield the batches of a reader, and collect labels and predictions from them."""
     # Within the test: a second pass for the predictions would decode the images again.
     for batch in reader():
-        probabilities = trainer.infer({"image": batch["image"]})
+        images = pad_to_share(batch["image"], batch_size)
+        probabilities = np.asarray(trainer.infer({"image": images}))[: len(batch["image"])]
         # A copy of the labels: the batch is the reader's.
-        pairs.append((np.array(batch["label"]), np.asarray(probabilities).argmax(axis=-1)))
+        pairs.append((np.array(batch["label"]), probabilities.argmax(axis=-1)))
         yield batch
 
 

@@ -18,6 +18,11 @@ from penstock.commands._flags import choose_flags
 from penstock.commands._run.folder import Facts, read_facts
 from penstock.commands._run.network import Shape
 from penstock.commands._run.preparation import choose_preparation
+from penstock.commands._run.processes import (
+    find_own_place,
+    is_writing_process,
+    join_processes,
+)
 from penstock.commands._run.samples import convert_channels
 from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
 from penstock.readers.images import SUFFIXES
@@ -67,6 +72,7 @@ def _predict(argv: list[str]) -> None:
     flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, given)
     files = _find_files(flags.images)
+    join_processes()
     facts = _find_facts(saved)
     height, width, channels = facts.image_shape
     preparation = choose_preparation(saved.flags, saved.weights)
@@ -76,16 +82,19 @@ def _predict(argv: list[str]) -> None:
         num_classes=len(facts.class_names),
         preprocessing=chosen,
     )
-    trainer = load_network(saved, shape)
+    # Each process on its own devices, all of them the same: a few images need no more, and what
+    # no other process takes part in waits for none.
+    trainer = load_network(saved, shape, place=find_own_place())
+    is_first = is_writing_process()
     crop = chosen.for_evaluation(height, width)
     for start in range(0, len(files), _BATCH_SIZE):
         part = files[start : start + _BATCH_SIZE]
         images = [crop({"image": _read_image(path, facts, channels)})["image"] for path in part]
         # Not before a failure to read them, which is to be the only line.
-        if not start:
+        if not start and is_first:
             print(preparation.summary, file=sys.stderr)
         probabilities = np.asarray(trainer.infer({"image": np.stack(images)}))
-        for path, row in zip(part, probabilities, strict=True):
+        for path, row in zip(part, probabilities, strict=True) if is_first else ():
             _show(path, row, facts.class_names, flags)
 
 
@@ -140,11 +149,12 @@ def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     )
     # The crop is for images as they were stored: a scan of a digit is first made as small as those.
     if stored is not None and decoded.shape[:2] != stored[:2]:
-        print(
-            f"{path}: {decoded.shape[0]} x {decoded.shape[1]} pixels, resized to {stored[0]} x "
-            f"{stored[1]}, the size it was trained on",
-            file=sys.stderr,
-        )
+        if is_writing_process():
+            print(
+                f"{path}: {decoded.shape[0]} x {decoded.shape[1]} pixels, resized to {stored[0]} x "
+                f"{stored[1]}, the size it was trained on",
+                file=sys.stderr,
+            )
         is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
         method = "area" if is_smaller else "bilinear"
         decoded = resize_image(decoded, stored[0], stored[1], method)

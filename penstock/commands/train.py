@@ -17,9 +17,10 @@ from penstock.commands._run.announce import (
     conclude,
     format_advice,
 )
-from penstock.commands._run.assembly import assemble, describe_data, is_writing_process
+from penstock.commands._run.assembly import assemble, describe_data
 from penstock.commands._run.digits import show_digits
 from penstock.commands._run.folder import write_description
+from penstock.commands._run.processes import is_writing_process, join_processes
 from penstock.commands._run.replacement import forget
 
 PROG = "penstock train"
@@ -57,6 +58,7 @@ def read_flags(argv: list[str]) -> TrainFlags:
 
 
 def _train(flags: TrainFlags) -> None:
+    join_processes(flags.performance)
     with contextlib.ExitStack() as held:
         held.enter_context(leave_out_alarm())
         held.enter_context(announce_compilations(flags))

@@ -1,22 +1,54 @@
-"""Exit codes by which a process says whether its group should be started again."""
+"""What the exit code of one process of a group means for the group.
+
+| code | meaning | start again |
+|---|---|---|
+| 0 | it finished | no |
+| 1 | an error in the program: it would only come again | no |
+| 2 | the program was called wrongly | no |
+| 75 | `AGAIN`: another process was lost, or this one was stuck | yes |
+| 130, 143 | Ctrl-C, SIGTERM: somebody wants it to end | no |
+| 134, 135, 137, 139 | SIGABRT, SIGBUS, SIGKILL, SIGSEGV: memory, hardware, JAX's abort | yes |
+"""
 
 from __future__ import annotations
 
 import signal
 
 AGAIN = 75
-"""Temporary failure, as `sysexits.h` numbers it: another process was lost."""
+"""The exit code that asks for the group to be started again: `EX_TEMPFAIL` of sysexits.h."""
 
-_DEATHS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}
+_OF_A_SIGNAL = 128
+_LOST = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
 
 
 def is_again(code: int) -> bool:
-    """Return whether an exit code asks for another try: 75, or a death that no program asked for.
+    """Say whether a group is started again after a process of it ended with a code.
 
     Arguments:
-      code: as a shell has it (128 + signal) or as `subprocess` has it (-signal).
+      code: as `subprocess` has it, -9 after SIGKILL, or as a shell has it, 137.
 
-    >>> [is_again(code) for code in (75, -9, 137, 1, 143, 0)]
-    [True, True, True, False, False, False]
+    >>> [is_again(code) for code in (0, 1, 2, 75, -9, 137, 143)]
+    [False, False, False, True, True, True, False]
     """
-    return code == AGAIN or -code in _DEATHS or code - 128 in _DEATHS
+    return code == AGAIN or -code in _LOST or code - _OF_A_SIGNAL in _LOST
+
+
+def to_status(code: int) -> int:
+    """Return a code of `subprocess` as a shell has it: 137 for -9.
+
+    >>> to_status(-9), to_status(1)
+    (137, 1)
+    """
+    return _OF_A_SIGNAL - code if code < 0 else code
+
+
+def describe(code: int) -> str:
+    """Return what became of a process, to be read after its name.
+
+    >>> describe(1), describe(-9)
+    ('ended with code 1', 'was killed by SIGKILL')
+    """
+    if code >= 0:
+        return f"ended with code {code}"
+    names = {member.value: member.name for member in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"

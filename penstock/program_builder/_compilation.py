@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from penstock import _mesh
+from penstock.distributed import group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class Program:
         with contextlib.ExitStack() as contexts:
             if not self.num_compiles:
                 contexts.enter_context(announce_compilation(f"the {self.name} program"))
+                contexts.enter_context(group.current().compiling())
             if not is_allowed:
                 contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
             return self.jitted(*args)
@@ -188,7 +190,7 @@ def copy_to(tree: object, mesh: Mesh) -> Any:
     Arrays that came from the host can share its memory, and then their donation silently fails.
     """
     # Placed first, so that the copy is one program whatever the arrays came from.
-    placed = jax.device_put(tree, _mesh.replicated_sharding(mesh))
+    placed = _mesh.put(tree, _mesh.replicated_sharding(mesh))
     return call_compiled(_copy, mesh, placed)
 
 

@@ -22,6 +22,7 @@ from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import Feed, Nested, Params, Variables
 from penstock._tracing.probe import Probe
+from penstock.distributed.group import of_mesh
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import (
     Program,
@@ -51,6 +52,7 @@ class Programs:
 
     Attributes:
       states: the states that the programs take and return.
+      group: the processes that run the programs together.
       structures: how each objective's metrics are arranged, by its name.
     """
 
@@ -58,6 +60,7 @@ class Programs:
         self.network, self.states = network, States(network)
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
+        self.group = of_mesh(self.mesh)
         self.structures = {name: each.program.structure for name, each in network.train.items()}
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
@@ -190,7 +193,7 @@ class Programs:
     def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         # Made on the host: a program that returned them would compile longer than all of them take.
         zeros = _metrics.zeros(probe.program.structure, probe.shapes, np.zeros)
-        return _device_batches.put(zeros, _mesh.replicated_sharding(self.mesh))
+        return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
         self,
@@ -293,7 +296,7 @@ class States:
         with announce_compilation("the initial values"):
             # Threefry, which initialisers draw from, is compiled for each shape of a parameter. For
             # 13-8-1 that takes 0.3 s as other programs are compiled, 0.17 at level 1, 0.1 at level
-            # 0; for NASNet-Mobile, of 53 shapes, 12 s at level 1 and 6.5 at level 0. A value is
+            # 0; for NASNet-Mobile, of 45 shapes, 12 s at level 1 and 6.5 at level 0. A value is
             # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1

@@ -2,9 +2,10 @@
 
 In memory `arrays`, by index `indexed`, by name `dataset`, record files `tfrecord` and `ofrecord`,
 folders of images `image_folder`, `tfds`, Fluid's decorators `batch shuffle map_readers
-xmap_readers buffered chain compose firstn cache`, and `of` for the readers of others. A `Shard`
-says which part a process reads; `convert` makes record files. The contract is in
-`penstock.readers._contract`, the user's page in `docs/readers.md`.
+xmap_readers buffered chain compose firstn cache`, and `of` for the readers of others. Several
+processes that have been joined each read their part, or the one that a `Shard` says; `convert`
+makes record files. The contract is in `penstock.readers._contract`, the user's page in
+`docs/readers.md`.
 """
 
 from __future__ import annotations

@@ -195,8 +195,11 @@ class IteratorBase(ABC, Generic[Item_co]):
 class ReaderBase(ABC, Generic[Item_co]):
     """The base of our readers: callable and iterable, counting epochs.
 
-    `next_epoch` is the epoch the next `iter(reader)` starts; it may be set.
+    `next_epoch` is the epoch the next `iter(reader)` starts; it may be set. `is_common` says that
+    every process reads the same samples in the same order, for `batch` to divide them.
     """
+
+    is_common: bool = False
 
     def __init__(self) -> None:
         self.next_epoch = 0

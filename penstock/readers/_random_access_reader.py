@@ -48,6 +48,7 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
         self.name, self.decoder, self.options = options.name, decoder, options
         self.cache: dict[int, object] | None = {} if options.cache_records else None
         self._processes: WorkerProcesses | None = None
+        self.is_common = options.yields_all
 
     @property
     @abc.abstractmethod

@@ -15,7 +15,7 @@ from penstock.readers._ragged import Padding
 from penstock.readers._workers import Workers as Workers
 from penstock.readers._workers import check_workers, num_usable_cores
 from penstock.readers.in_memory import Transform as Transform
-from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
+from penstock.readers.sharding import BatchSize, Shard, choose_shard, resolve_batch_size
 
 OnError = Literal["raise", "skip"]
 # Of the user's own samples, whose type no reader knows; what they return is passed on as it is.
@@ -33,7 +33,8 @@ class ReadOptions:
       shuffle: draw a new order of all records each epoch.
       seed: decides the orders, and what `augment` and random preprocessors draw.
       drop_remainder: leave out a last batch that is not full.
-      shard: the part this process reads.
+      shard: the part this process reads, by itself that of the joined processes; `Shard()` is all.
+        Single samples are all there, and `batch` divides them.
       on_error: `"raise"`, or `"skip"`: a record that is damaged or not what was declared, a
         `RecordError`, is left out, its batch is that much shorter, `iterator.num_skipped` counts it
         and one log line a pass reports it. A damaged length hides the rest of its file, which then
@@ -66,7 +67,7 @@ class ReadOptions:
     shuffle: bool = False
     seed: int = 0
     drop_remainder: bool = False
-    shard: Shard = field(default_factory=Shard)
+    shard: Shard | None = None
     on_error: OnError = "raise"
     decode: Decode | None = None
     augment: Augment | None = None
@@ -106,6 +107,7 @@ class ReadOptions:
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})
         # When the reader is made: its files may be indexed much later.
         if self.batch_size is not None:
+            object.__setattr__(self, "shard", choose_shard(self.shard, self.batch_size))
             resolve_batch_size(self.batch_size, self.shard)
 
     @classmethod
@@ -122,11 +124,15 @@ class ReadOptions:
         known = [each.name for each in fields(cls)]
         options: dict[str, Any] = {key: arguments[key] for key in known if key in arguments}
         options["name"] = name
-        # A signature has `None` for them: a default that is made anew each time.
-        for left_out in ("shard", "pad"):
-            if options.get(left_out) is None:
-                options.pop(left_out, None)
+        # A signature has `None` for it: a default that is made anew each time.
+        if options.get("pad") is None:
+            options.pop("pad", None)
         return cls(**options)
+
+    @property
+    def yields_all(self) -> bool:
+        """Whether it yields single samples, all of them to every process."""
+        return self.batch_size is None and self.shard is None
 
     @property
     def worker_count(self) -> int:
@@ -146,7 +152,7 @@ class ReadOptions:
             shuffle=self.shuffle,
             seed=self.seed,
             drop_remainder=self.drop_remainder,
-            shard=self.shard,
+            shard=choose_shard(self.shard, self.batch_size),
             file_names=file_names,
             file_sizes=file_sizes,
         )

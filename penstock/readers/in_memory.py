@@ -12,7 +12,7 @@ from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, RowIndices, describe_rows
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers.sharding import BatchSize, Shard, choose_shard
 
 Batch = TypeVar("Batch")
 # Of batches, or of samples without a batch size, whose structure is that of the user's data.
@@ -199,8 +199,9 @@ def arrays(
       seed: decides the orders.
       drop_remainder: leave out a last batch that is not full.
       transform: a function of a batch (of a sample, without a batch size), applied to each.
-      shard: the part this process reads. A batch of the process is then its chunk of the
-        global batch, `batch_size / count` samples; the last may be empty.
+      shard: the part this process reads, by itself that of the joined processes; `Shard()` is all.
+        A batch is its chunk of the global batch, `batch_size / count` samples; the last may be
+        empty. Single samples are all there, and `batch` divides them.
 
     Returns:
       A reader of batches, each of the structure of `data` with leaves `[b, ...]`.
@@ -224,9 +225,11 @@ def arrays(
         shuffle=shuffle,
         seed=seed,
         drop_remainder=drop_remainder,
-        shard=shard or Shard(),
+        shard=choose_shard(shard, batch_size),
     )
-    return ArrayReader(data, order, transform)
+    reader = ArrayReader(data, order, transform)
+    reader.is_common = shard is None and batch_size is None
+    return reader
 
 
 def _length(data: object) -> int:

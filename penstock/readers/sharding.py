@@ -1,5 +1,9 @@
 """Sharding: which part of the data a process reads, as a value passed to a reader.
 
+A reader that gets none takes, of the batches it makes, this process's part: by itself where
+several processes have been joined when it is made, and `Shard()` is all of them. What yields
+single samples yields all of them everywhere, in one order, and `batch` divides them.
+
 Three rules. `"records"` is the default: every *global batch* is cut into one contiguous chunk
 a process, so the batches of all processes laid side by side are the very batches one process
 would have read, in every epoch, and all processes take the same number of steps.
@@ -15,8 +19,11 @@ it, into the cache folder.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
@@ -57,7 +64,7 @@ class Shard:
                     f"index={self.index}, count={self.count}",
                     "0 <= index < count",
                     "Processes count from 0",
-                    "Pass Shard(jax.process_index(), jax.process_count())",
+                    "Leave it out for the part of this process",
                 )
             )
         if self.rule not in get_args(ShardRule):
@@ -132,6 +139,46 @@ class Shard:
                 UserWarning,
                 stacklevel=3,
             )
+
+
+# What the loader of a data set reads is divided when it has been loaded, and not before as well.
+_READS_WHOLE: ContextVar[bool] = ContextVar("penstock_reads_whole", default=False)
+
+
+@contextlib.contextmanager
+def read_whole() -> Iterator[None]:
+    """Have readers that are made meanwhile read all, unless they are told otherwise.
+
+    >>> with read_whole():
+    ...     find_own_shard()
+    Shard(index=0, count=1, rule='records')
+    """
+    token = _READS_WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _READS_WHOLE.reset(token)
+
+
+def find_own_shard() -> Shard:
+    """Return this process's part where several have been joined, else all."""
+    # Neither imports JAX nor starts its backend, as jax.process_index() does: readers may be made
+    # before the processes are joined, which must come first.
+    distributed = sys.modules.get("jax._src.distributed")
+    is_alone = distributed is None or distributed.global_state.client is None
+    if is_alone or _READS_WHOLE.get():
+        return Shard()
+    return Shard(distributed.global_state.process_id, distributed.global_state.num_processes)
+
+
+def choose_shard(shard: Shard | None, batch_size: BatchSize | None) -> Shard:
+    """Return the part of the data that a reader takes: what it is given, or this process's.
+
+    Single samples are not divided: `batch` does it, by the very batches of one process.
+    """
+    if shard is not None:
+        return shard
+    return Shard() if batch_size is None else find_own_shard()
 
 
 @dataclass(frozen=True, kw_only=True)

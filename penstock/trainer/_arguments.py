@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.trainer._non_finite import OnNonFinite
+from penstock.trainer._shared_batches import OnUnequal
 
 if TYPE_CHECKING:
     from penstock.program_builder import Objective
@@ -27,6 +28,16 @@ def check_action(on_non_finite: object, checkpoint: object) -> None:
             "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside it: "
             "it returns to the last of them."
         )
+
+
+def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
+    """Return `on_unequal` if it is one of its values."""
+    if on_unequal not in get_args(OnUnequal):
+        raise ValueError(
+            f"on_unequal got {on_unequal!r}, expected one of {listed(get_args(OnUnequal))}."
+            + nearest(str(on_unequal), get_args(OnUnequal))
+        )
+    return on_unequal
 
 
 def choose_update_order(

@@ -93,7 +93,7 @@ class Guard:
         Not on several processes: where only some of them read, only those would react. The flags
         are looked at by all of them after the same launch.
         """
-        if self._action == "skip" or jax.process_count() > 1:
+        if self._action == "skip" or self._engine.programs.group.count > 1:
             return
         if first_step < self._first_kept_step:  # its state was given up since
             return

@@ -20,6 +20,7 @@ from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ReaderError, listed
 from penstock._program.requests import Feed
+from penstock.distributed.group import Group
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
@@ -63,7 +64,7 @@ def replay_step(
         restore(engine, contents, "to replay")
         position = contents.position
     number = position.global_step
-    with contextlib.closing(_batches_from(position, reader, fields)) as batches:
+    with contextlib.closing(_batches_from(programs.group, position, reader, fields)) as batches:
         for batch in batches:
             # As the run does: the flag of a loss is its sum since the epoch began.
             if batch is None:  # an epoch begins
@@ -92,7 +93,7 @@ def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> l
 
 
 def _batches_from(
-    position: Position, reader: Any, fields: _batches.Fields
+    group: Group, position: Position, reader: Any, fields: _batches.Fields
 ) -> Generator[Feed | None, None, None]:
     """Yield the batches after a position, epoch after epoch, None between two of them.
 
@@ -106,7 +107,7 @@ def _batches_from(
         # Ours count their passes; they would begin where the run has come to.
         reader.next_epoch = position.epoch
     try:
-        state, num_before = pick_state(position.reader_state), position.step
+        state, num_before = pick_state(group, position.reader_state), position.step
         pass_ = _batches.resume_pass(reader, fields, state, num_before)
         while True:
             num_batches = num_before
@@ -175,7 +176,7 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
     Operation by operation only the process whose examples make the nan would raise, and the others
     would wait for it in the next reduction.
     """
-    if jax.process_count() == 1:
+    if engine.programs.group.count == 1:
         return engine, placed
     from jax.experimental import multihost_utils
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
+import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
-
-import jax
 
 from penstock import _batches, _metrics
 from penstock._device_batches import DeviceBatch
@@ -31,9 +31,17 @@ from penstock.events import (
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
-from penstock.trainer._agreement import AGREE_EVERY, agree
+from penstock.trainer._agreement import agree
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._saver import Saver
+from penstock.trainer._shared_batches import (
+    Batch,
+    OnUnequal,
+    SharedBatches,
+    agree_on_first,
+    check_size,
+    make_empty,
+)
 from penstock.trainer._status import HandlerStates, Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -70,11 +78,14 @@ class Run:
         interrupts: Interrupts,
         saver: Saver,
         handlers: HandlerStates,
+        on_unequal: OnUnequal,
     ) -> None:
         self.engine, self.status, self.reader, self.fields = engine, status, reader, fields
         self.update_order, self.steps_per_call = update_order, steps_per_call
         self.emit, self.guard, self.saver = emit, guard, saver
-        self.interrupts, self._num_since_agreement = interrupts, 0
+        self.interrupts, self.group = interrupts, engine.programs.group
+        self.on_unequal: OnUnequal = on_unequal
+        self._shared: SharedBatches | None = None
         self.handlers = handlers
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
         self.in_flight = InFlight(
@@ -100,6 +111,12 @@ class Run:
             reason = "stopped" if status.is_stopping else "completed"
         except BaseException as raised:
             reason, error = _name_reason(raised), raised
+            if interrupts.is_agreed:
+                self.group.leave()
+            else:
+                error = self.group.note_failure(raised)
+            if error is not raised:
+                raise error from raised
             raise
         finally:
             try:
@@ -114,12 +131,17 @@ class Run:
                 self.emit(EndTraining(reason, error, status.global_step))
 
     def _run_epochs(self, num_epochs: int) -> None:
-        status = self.status
+        status, interrupts = self.status, self.interrupts
         self.guard.begin(self.in_flight.forget)
         self.saver.begin(status)
         end_epoch = status.begin_call() + num_epochs
+        self._meet_if_asked()
         while status.epoch < end_epoch and not status.is_stopping:
             self._run_epoch()
+            self._meet_if_asked()
+        if not interrupts.is_alone:
+            # A signal of the last step is not lost.
+            self._agree()
         # The last flags decide whether what is saved at the end is good.
         self.in_flight.drain()
         if self.saver.is_resuming:
@@ -135,12 +157,13 @@ class Run:
         status.is_in_epoch = True
         emit(BeginEpoch(epoch, status.global_step, _batches.count_batches(self.reader), first_step))
         self.interrupts.check()
+        self._meet_if_asked()
         if status.is_stopping:
             return
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
         with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
             for batch in batches:
-                counts, first, step = batch.counts, status.global_step, status.step
+                counts, first, step = batch.totals or batch.counts, status.global_step, status.step
                 is_fetched = []
                 # All BeginStep of a launch fire before it: its steps run as one.
                 for k in range(len(counts)):
@@ -165,13 +188,15 @@ class Run:
     ) -> _metrics.LaunchValues:
         """Launch the steps of a batch and count them; does not wait for the device."""
         status, interrupts, counts = self.status, self.interrupts, batch.counts
+        if not interrupts.is_alone:
+            self.group.advance(status.global_step)
         # The launch takes the old state: no interrupt until the new one is stored.
         interrupts.is_held = True
         try:
             values, flag, rates = self.engine.run(batch, self.update_order)
             status.global_step += len(counts)
             status.step += len(counts)
-            status.num_examples += sum(counts)
+            status.num_examples += sum(batch.totals or counts)
             status.reader_state = batch.reader_state
         finally:
             interrupts.release()
@@ -198,16 +223,41 @@ class Run:
             if interrupts.signal is not None:
                 interrupts.check()
             return
-        self._num_since_agreement += 1
-        if self._num_since_agreement < AGREE_EVERY:
+        if self.group.is_asked or self.status.is_stop_wanted:
+            self._meet()
+
+    def _meet_if_asked(self) -> None:
+        """Meet the other processes between epochs, where one wants to; does nothing alone."""
+        if self.interrupts.is_alone:
             return
-        # A process that ended alone would leave the others in a collective.
-        self._num_since_agreement = 0
-        signal, is_due = agree(interrupts.signal, self.saver.is_time())
-        if is_due:
-            self.saver.save(self.status)
-        if signal is not None:
-            interrupts.agree(signal)
+        self.group.advance(self.status.global_step)
+        if self.group.is_asked or self.status.is_stop_wanted:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Agree with the other processes, if all are at this place; else go on and do so later."""
+        if self.group.meet():
+            self._agree()
+
+    def _agree(self) -> None:
+        """Stop, save and end as all processes do. A process that did so alone would hang."""
+        status, interrupts = self.status, self.interrupts
+        agreed = agree(
+            self.group,
+            interrupts.signal,
+            is_due=self.saver.is_time(),
+            is_stopping=status.is_stop_wanted,
+        )
+        status.is_stop_wanted = False
+        status.is_stopping = status.is_stopping or agreed.is_stopping
+        if agreed.is_due:
+            self.saver.save(status)
+        if agreed.signal is not None:
+            if not self.group.index:
+                name = signal.Signals(agreed.signal).name
+                step = status.global_step
+                _LOGGER.warning("%s: all processes end after global step %d", name, step)
+            interrupts.agree(agreed.signal)
 
     def _end_epoch(self, epoch: int) -> None:
         status = self.status
@@ -220,6 +270,8 @@ class Run:
         self.in_flight.end_epoch()
         # Taken before the status leaves the epoch, which sets them to 0.
         num_steps, num_examples = status.step, status.num_examples
+        if self._shared is not None:
+            num_examples = self._shared.num_examples
         status.leave_epoch()
         read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
         wait = self.data_wait.end_epoch(epoch)
@@ -236,7 +288,7 @@ class Run:
         self.interrupts.is_open = False  # a first interrupt does not end the save
         try:
             # Alone in failing, a process must not wait for the others in a save.
-            if jax.process_count() == 1 or reason != "failed":
+            if self.interrupts.is_alone or reason != "failed":
                 self.saver.at_end(status, is_good=is_good and not is_over)
         finally:
             if not is_over:
@@ -248,10 +300,16 @@ class Run:
         batches = self._group_batches()
         on_host = self.engine.programs.keeps_feeds_on_host
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
-        return batches if on_host else look_ahead(batches, LOOK_AHEAD)
+        if on_host:
+            return batches
+        # Others may wait for what this process would first have to launch with them.
+        return look_ahead(batches, LOOK_AHEAD, defers_errors=self.interrupts.is_alone)
 
     def _group_batches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""
+        if not self.interrupts.is_alone:
+            yield from self._level_batches()
+            return
         place, group, states = self.engine.programs.place, [], []
         pass_ = self._open_reader()
         is_tracked = self.saver.is_tracking
@@ -270,6 +328,36 @@ class Run:
         # A launch of another number of steps would be one more program to compile.
         for batch, state in zip(group, states, strict=True):
             yield place("train", (batch,))._replace(reader_state=state)
+
+    def _level_batches(self) -> Iterator[DeviceBatch]:
+        """Yield the batches of an epoch as `_group_batches` does: as many on every process."""
+        programs = self.engine.programs
+        inputs = programs.network.inputs("train")
+        shared = self._shared = SharedBatches(
+            self.group,
+            steps=self.steps_per_call,
+            empty=make_empty(inputs),
+            on_unequal=self.on_unequal,
+            what="trainer.train",
+        )
+        pass_ = self._open_reader()
+        is_tracked = self.saver.is_tracking
+        with contextlib.closing(iter(pass_)) as feeds:
+            first = next(feeds, None)
+            num_devices = programs.mesh.local_mesh.size
+            agreed = agree_on_first(self.group, first, num_devices, "trainer.train")
+            programs.fit_batches({"train": agreed.size})
+            size = programs.batch_sizes["train"]
+            batches = (
+                Batch(feed, pass_.state() if is_tracked else None)
+                for feed in itertools.chain([] if first is None else [first], feeds)
+            )
+            for group in shared.level(batches, agreed):
+                for each in group:
+                    check_size(each.feed, size, "trainer.train")
+                placed = programs.place("train", [each.feed for each in group])
+                totals = tuple([each.total for each in group])
+                yield placed._replace(reader_state=group[-1].state, totals=totals)
 
     def _open_reader(self) -> _batches.Pass:
         """Return a pass over the reader from where training stands in it."""

@@ -112,6 +112,7 @@ class CheckpointSaver(Saver):
         super().__init__()
         self.store, self.directory = store, store.directory
         self._engine, self._config, self._extra = engine, store.config, extra
+        self._group = engine.programs.group
         # Held while something is written and no longer: a notebook makes many trainers.
         self._lock = FolderLock(store.directory)
         self._is_held = False
@@ -135,10 +136,11 @@ class CheckpointSaver(Saver):
         restore(self._engine, contents, str(self.store.directory))
         self._saved = position = contents.position
         self.is_resuming = True
-        status.resume(position, pick_state(position.reader_state))
+        status.resume(position, pick_state(self._group, position.reader_state))
         handlers.resume(contents.extra.get("handlers", []))
         # Before the first batch: at a short one the run would compile for its size.
-        self._engine.programs.fit_batches(position.batch_sizes)
+        if len(position.reader_state or [None]) == self._group.count:
+            self._engine.programs.fit_batches(position.batch_sizes)
         where = self.store.directory / str(position.global_step)
         steps = f"{position.step} steps into epoch {position.epoch}"
         _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
@@ -158,7 +160,7 @@ class CheckpointSaver(Saver):
             return
         self._is_held = True
         try:
-            run_on_first(self._take, f"take the folder {str(self.store.directory)!r}")
+            run_on_first(self._group, self._take, f"take the folder {str(self.store.directory)!r}")
             yield
         finally:
             self._is_held = False
@@ -187,7 +189,7 @@ class CheckpointSaver(Saver):
 
     def begin(self, status: Status) -> None:
         """Note that a call of `train` begins: the seconds count from here."""
-        if not jax.process_index():
+        if not self._group.index:
             self.store.prepare()
         self._saved_secs = self._clock()
         if self._saved is None and self._saves_first:
@@ -201,7 +203,7 @@ class CheckpointSaver(Saver):
         # Crossed, not met: a launch of several steps may pass over a multiple.
         is_due = every is not None and status.global_step // every > saved // every
         # On several processes their clocks would not agree: the loop asks the first one's.
-        if is_due or (jax.process_count() == 1 and self.is_time()):
+        if is_due or (self._group.count == 1 and self.is_time()):
             self.save(status)
 
     def is_time(self) -> bool:
@@ -260,7 +262,7 @@ class CheckpointSaver(Saver):
         asked = float(monitor()) if callable(monitor) else None
         self._writer.wait()  # then nobody reads the last snapshot any more
         self._saved, self._saved_secs = position, self._clock()
-        if jax.process_index():
+        if self._group.index:
             return
         copied = self._copy(is_last=is_last)
 
@@ -298,7 +300,7 @@ class CheckpointSaver(Saver):
           CheckpointError: there are checkpoints, and none can be read.
         """
         self._writer.wait()
-        return read_newest(self.store, before=before)
+        return read_newest(self._group, self.store, before=before)
 
     def roll_back(self, last_step: int) -> int | None:
         """Return the engine to the newest checkpoint up to a global step, and say its step.
@@ -317,7 +319,7 @@ class CheckpointSaver(Saver):
 
     def _position(self, status: Status) -> Position:
         return status.position(
-            self._engine.programs.batch_sizes, gather_states(status.reader_state)
+            self._engine.programs.batch_sizes, gather_states(self._group, status.reader_state)
         )
 
     def _mean(self, leaves: list[np.ndarray], monitor: str) -> float | None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import jax
-import numpy as np
 
 from penstock._checkpoint import Contents, Position, check_fits
 from penstock._state_bytes import decode_bytes, encode_bytes
+from penstock.distributed.group import Group
 from penstock.events import HandlerState
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Status:
       call: calls of `train` before this one.
       first_epoch: the epoch in which this call began.
       is_in_epoch: whether an epoch has begun and not ended.
+      is_stopping: whether training ends after the step at hand.
+      is_stop_wanted: whether this one of several processes wants that, which all must agree on.
       resumed: where the checkpoint was written that this process began with.
     """
 
@@ -47,6 +49,7 @@ class Status:
     is_in_epoch: bool = False
     is_running: bool = False
     is_stopping: bool = False
+    is_stop_wanted: bool = False
     resumed: Position | None = None
 
     def position(self, batch_sizes: dict[str, int], reader_state: list[object]) -> Position:
@@ -84,7 +87,7 @@ class Status:
                 "at a time: a trainer has one state. Make a second Trainer, or call train again "
                 "when this run has ended."
             )
-        self.is_running, self.is_stopping = True, False
+        self.is_running, self.is_stopping, self.is_stop_wanted = True, False, False
         try:
             yield
         finally:
@@ -170,7 +173,7 @@ class HandlerStates:
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 
-def gather_states(state: object) -> list[object]:
+def gather_states(group: Group, state: object) -> list[object]:
     """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
 
     Raises:
@@ -183,24 +186,15 @@ def gather_states(state: object) -> list[object]:
             f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
             "expected dicts, lists, strings and Python's own numbers, or bytes. Convert it there."
         ) from error
-    if jax.process_count() == 1:
-        return [json.loads(text)]
-    from jax.experimental import multihost_utils
-
-    # Processes gather arrays of one shape: texts are padded to the longest, which JSON does not
-    # mind.
-    size = int(np.max(multihost_utils.process_allgather(np.int32(len(text)))))
-    padded = np.frombuffer(text.encode().ljust(size), np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(padded))
-    return [json.loads(bytes(row)) for row in rows]
+    return [json.loads(each) for each in group.exchange("a checkpoint", text)]
 
 
-def pick_state(states: list[object] | None) -> object:
+def pick_state(group: Group, states: list[object] | None) -> object:
     """Return this process's state out of what a checkpoint holds; None where it holds none."""
-    if not states or len(states) != jax.process_count():
+    if not states or len(states) != group.count:
         # Our readers' states do not depend on the process that took them.
-        states = (states or [None])[:1] * jax.process_count()
-    return decode_bytes(states[jax.process_index()])
+        states = (states or [None])[:1] * group.count
+    return decode_bytes(states[group.index])
 
 
 def restore(engine: Engine, contents: Contents, where: str) -> None:

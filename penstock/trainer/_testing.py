@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,8 +13,17 @@ from penstock import _batches, _metrics
 from penstock._errors import ReaderError
 from penstock._in_flight import max_in_flight
 from penstock._interrupts import Interrupts
+from penstock._program.requests import Feed
 from penstock.program_builder import State
 from penstock.program_builder.programs import Programs
+from penstock.trainer._shared_batches import (
+    Batch,
+    OnUnequal,
+    SharedBatches,
+    agree_on_first,
+    check_size,
+    make_empty,
+)
 
 
 def run_test(
@@ -20,6 +32,7 @@ def run_test(
     reader: _batches.ReaderLike,
     fields: _batches.Fields,
     interrupts: Interrupts,
+    on_unequal: OnUnequal = "pad",
 ) -> Any:
     """Return the means over every example of `reader`; an interrupt is raised at once.
 
@@ -31,8 +44,9 @@ def run_test(
     limit = max_in_flight(programs.mesh)
     num_batches = 0
     with interrupts.open():
-        for batch in _batches.read_once(reader, fields):
+        for batch in _read(programs, reader, fields, on_unequal):
             placed = programs.place("test", [batch])
+            programs.group.advance(0)
             for name in sums:
                 # Added up on the device: nothing is fetched before the end.
                 sums[name], _ = programs.test(state, sums[name], placed, name)
@@ -51,3 +65,24 @@ def run_test(
         for name, each in sums.items()
     }
     return next(iter(means.values())) if len(means) == 1 else means
+
+
+def _read(
+    programs: Programs, reader: _batches.ReaderLike, fields: _batches.Fields, on_unequal: OnUnequal
+) -> Iterator[Feed]:
+    """Yield the batches of a pass: of several processes as many on each."""
+    feeds, group, what = _batches.read_once(reader, fields), programs.group, "trainer.test"
+    if group.count == 1:
+        yield from feeds
+        return
+    empty = make_empty(programs.network.inputs("test"))
+    shared = SharedBatches(group, steps=1, empty=empty, on_unequal=on_unequal, what=what)
+    with contextlib.closing(feeds):  # pyright: ignore[reportArgumentType]
+        first = next(feeds, None)
+        agreed = agree_on_first(group, first, programs.mesh.local_mesh.size, what)
+        programs.fit_batches({"test": agreed.size})
+        size = programs.batch_sizes["test"]
+        batches = (Batch(feed) for feed in itertools.chain([] if first is None else [first], feeds))
+        for (batch,) in shared.level(batches, agreed):
+            check_size(batch.feed, size, what)
+            yield batch.feed

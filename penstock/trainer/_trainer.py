@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock._errors import CheckpointError, check_count
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock._selection import Patterns, Rename, Selection
+from penstock.distributed.group import Group
 from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
     Objective,
@@ -28,15 +30,18 @@ from penstock.program_builder import (
 from penstock.program_builder.engine import Engine
 from penstock.trainer._arguments import (
     check_action,
+    check_on_unequal,
     choose_update_order,
     read_scale,
 )
+from penstock.trainer._comparison import compare_processes
 from penstock.trainer._describe import describe_run, list_versions
 from penstock.trainer._non_finite import Guard, OnNonFinite
 from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run
 from penstock.trainer._saver import CheckpointSaver, Saver
+from penstock.trainer._shared_batches import OnUnequal
 from penstock.trainer._status import HandlerStates, Status
 from penstock.trainer._testing import run_test
 
@@ -112,9 +117,11 @@ class Trainer:
         precision: PrecisionName | Precision = "auto",
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
+        on_unequal: OnUnequal = "pad",
     ) -> None:
         check_count("steps_per_call", steps_per_call, 1)
         check_action(on_non_finite, checkpoint)
+        self._on_unequal: OnUnequal = check_on_unequal(on_unequal)
         self.builder = ProgramBuilder(
             program_func,
             optimizer,
@@ -130,6 +137,7 @@ class Trainer:
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
+        self._is_compared = False
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
         if self._config is not None:
@@ -145,9 +153,42 @@ class Trainer:
             self._saver.roll_back,
             len(self._update_order),
         )
-        if param_path is not None and self._status.resumed is None and has_parameters(param_path):
+        if param_path is not None and self._status.resumed is None:
+            self._start_from(param_path)
+
+    def _start_from(self, param_path: str | os.PathLike[str]) -> None:
+        """Take the parameters of a folder, where it has any."""
+        is_there = has_parameters(param_path)
+        if is_there:
             self.load_params(param_path)
             _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
+        elif self.builder.programs.group.count > 1:
+            # Others may have found them: their states are compared before the first step.
+            self._adopt(self._engine.state.variables)
+
+    @contextlib.contextmanager
+    def _join(self, group: Group) -> Iterator[None]:
+        """Be one of several processes in a call of `train`; does nothing alone."""
+        if group.count == 1:
+            yield
+            return
+        status, saver, interrupts = self._status, self._saver, self._interrupts
+        if not self._is_compared:
+            compare_processes(group, self._engine, self._list_arguments(), self.seed)
+            self._is_compared = True
+
+        def wants() -> bool:
+            return (
+                interrupts.signal is not None
+                or status.is_stop_wanted
+                or (not group.index and saver.is_time())
+            )
+
+        def describe() -> str:
+            return "waits for its reader" if interrupts.is_open else "is in a step or a handler"
+
+        with group.watched(wants, describe):
+            yield
 
     @property
     def epoch(self) -> int:
@@ -195,10 +236,13 @@ class Trainer:
         order = feed_order or self._feed_order
         fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
         self._feed_order = order
+        group = self.builder.programs.group
         with (
             self._status.running(),
+            group.inside("trainer.train"),
             self._saver.hold_folder(),
-            Interrupts(is_alone=jax.process_count() == 1) as self._interrupts,
+            Interrupts(is_alone=group.count == 1) as self._interrupts,
+            self._join(group),
         ):
             run = Run(
                 engine=self._engine,
@@ -212,13 +256,20 @@ class Trainer:
                 interrupts=self._interrupts,
                 saver=self._saver,
                 handlers=self._handlers,
+                on_unequal=self._on_unequal,
             )
             run.train(self, event_handler, num_epochs)
         self._saver.raise_failures()
 
     def stop(self) -> None:
-        """End training after the current step's `EndStep`; has no effect outside `train`."""
-        self._status.is_stopping = True
+        """End training after the current step's `EndStep`; has no effect outside `train`.
+
+        On several processes one call is enough: all end after the same step, a few steps later.
+        """
+        if self.builder.programs.group.count > 1:
+            self._status.is_stop_wanted = True
+        else:
+            self._status.is_stopping = True
 
     def test(
         self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
@@ -248,20 +299,37 @@ class Trainer:
         fields = _batches.Fields(inputs, feed_order, self.builder.feed_specs)
         state = self._engine.state
         state = programs.states.average(state) if averaged else state
-        return run_test(programs, state, reader, fields, self._interrupts)
+        with programs.group.inside("trainer.test"):
+            return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
 
     def infer(self, feed: Feed) -> Any:
         """Return what `infer_func` returns for a feed of any length, with the live parameters.
 
+        Of several processes all call it, each with examples of its own, as many as the others.
+
         Raises:
           ProgramError: the trainer was made without `infer_func`.
         """
-        return self.builder.infer(self._engine.state, feed)
+        with self._together("trainer.infer"):
+            return self.builder.infer(self._engine.state, feed)
+
+    @contextlib.contextmanager
+    def _together(self, name: str) -> Iterator[None]:
+        """Be in a call that all processes make: one that is alone in it is told so."""
+        group = self.builder.programs.group
+        with group.inside(name):
+            if group.count > 1:
+                group.exchange(name)
+            yield
 
     @property
     def parameters(self) -> _parameters.Parameters:
         """The parameters and running statistics by name; see `penstock.Parameters`."""
-        return _parameters.Parameters(lambda: self._engine.state.variables, self._engine.adopt)
+        return _parameters.Parameters(lambda: self._engine.state.variables, self._adopt)
+
+    def _adopt(self, variables: Mapping[str, Any]) -> None:
+        with self._together("setting parameters"):
+            self._engine.adopt(variables)
 
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is made or overwritten.
@@ -330,7 +398,7 @@ class Trainer:
             partial=partial,
             skip_mismatched=skip_mismatched,
         )
-        self._engine.adopt(variables)
+        self._adopt(variables)
         return report
 
     @property
@@ -347,7 +415,8 @@ class Trainer:
     def update_scale(self, scale: float) -> None:
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
-        self._engine.set_update_scale(value)
+        with self._together("setting update_scale"):
+            self._engine.set_update_scale(value)
 
     @property
     def loss_scale(self) -> Any:
@@ -372,7 +441,7 @@ class Trainer:
                 "save_checkpoint got no folder to write to, expected "
                 "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
             )
-        with self._saver.hold_folder():
+        with self._together("trainer.save_checkpoint"), self._saver.hold_folder():
             self._saver.save(self._status, is_last=True)
         self._saver.raise_failures()
 
@@ -381,19 +450,22 @@ class Trainer:
 
         With a checkpoint folder it is also written there, as `run.json`.
         """
+        configuration = {**self._list_arguments(), "seed": int(self.seed)}
+        return describe_run(self.builder, configuration, self._saver.directory)
+
+    def _list_arguments(self) -> dict[str, object]:
+        """Return what the trainer was made with, as JSON."""
         config, options = self._config, self.builder.programs.options
-        configuration = {
+        return {
             "objectives": list(self.builder.objectives),
             "schedule": list(self._update_order),
             "steps_per_call": self.steps_per_call,
-            "seed": int(self.seed),
             "on_non_finite": self._on_non_finite,
             "precision": str(options.precision),
             "gradient_accumulation_steps": options.num_micro_batches,
             "freeze": list(options.freeze),
             "checkpoint": None if config is None else config.as_json(),
         }
-        return describe_run(self.builder, configuration, self._saver.directory)
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
@@ -416,8 +488,9 @@ class Trainer:
         network = programs.network
         fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
         before = step if step is not None else bad[0] if bad else None
-        contents = self._saver.newest(before=before)
-        replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
+        with self._together("trainer.replay"):
+            contents = self._saver.newest(before=before)
+            replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 
     def _describe_extra(self) -> dict[str, object]:
         said = {"handlers": self._handlers.as_json(), "versions": list_versions()}

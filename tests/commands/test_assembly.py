@@ -1,18 +1,22 @@
 """What flags beyond FastNN's tables make of a run, and runs of several processes."""
 
 import contextlib
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 
+import cv2
 import numpy as np
 import pytest
 
 from penstock.commands import train
 from penstock.commands._run.assembly import assemble
+from tests import compiling
 from tests.commands.running import CODE, run
+from tests.distributed.processes import free_port, jax_variables
 from tests.readers.case import is_missing
 from tests.source_tree import ROOT
 
@@ -136,3 +140,47 @@ def test_processes_of_worker_hosts_train_together(tmp_path):
     assert "batch      64 = 2 processes x 1 device (cpu) x 32; 23 steps an epoch" in printed[0][0]
     assert "best test: " in printed[0][0]
     assert "loss" not in printed[1][0]
+
+
+def run_processes(folder, count, *words):
+    """Run `penstock` in so many processes; return what each printed to stdout, of ours."""
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, *words],
+            cwd=folder,
+            env=os.environ
+            | {"XLA_FLAGS": compiling.xla_flags()}
+            | (jax_variables(port, place, count) if count > 1 else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for place in range(count)
+    ]
+    printed = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0] * count, printed
+    # Gloo, which JAX computes with, prints a line of its own.
+    return [re.sub(r"\[Gloo\] .*\n", "", out) for out, _ in printed]
+
+
+@pytest.mark.slow
+def test_processes_of_a_launcher_train_evaluate_and_predict_and_one_of_them_prints(tmp_path):
+    train = [*TINY[:2], "--batch_size=25", "--stop_at_step=12", "--num_preprocessing_threads=0"]
+    first, second = run_processes(tmp_path, 2, "train", *train)
+    assert "batch      50 = 2 processes x 1 device (cpu) x 25; 29 steps an epoch" in first
+    assert second == ""
+    # The last of 359 images are unequal parts.
+    words = ["runs/digits_tiny", TINY[0]]
+    (alone,) = run_processes(tmp_path, 1, "eval", *words, "--json=True")
+    first, second = run_processes(tmp_path, 2, "eval", *words, "--json=True", "--batch_size=25")
+    one, two = json.loads(alone), json.loads(first)
+    assert two.pop("loss") == pytest.approx(one.pop("loss"), rel=1e-5)
+    assert two == one
+    assert second == ""
+    digits = np.random.default_rng(0).integers(0, 255, (3, 8, 8), np.uint8)
+    for number, digit in enumerate(digits):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), digit)
+    images = [f"{number}.png" for number in range(3)]
+    (alone,) = run_processes(tmp_path, 1, "predict", words[0], *images, TINY[0])
+    assert run_processes(tmp_path, 2, "predict", words[0], *images, TINY[0]) == [alone, ""]

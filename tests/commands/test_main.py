@@ -9,7 +9,10 @@ import pytest
 from penstock import __version__, commands
 from penstock.commands import train
 
-NAMES = ("train", "eval", "predict", "import-weights", "models", "convert", "cache", "plot")
+NAMES = (
+    *("train", "launch", "eval", "predict", "import-weights", "models", "convert", "cache"),
+    "plot",
+)
 LISTED = ", ".join(NAMES)
 
 

@@ -172,3 +172,115 @@ def test_state_by_record_moves_between_numbers_of_processes():
         resumed.set_state(iterator.get_state())
         parts.append(next(resumed).tolist())
     assert [number for part in parts for number in part] == whole[1]
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Return how this process becomes one of several, as far as readers ask."""
+    from jax._src.distributed import global_state
+
+    def join(index, count):
+        monkeypatch.setattr(global_state, "client", object())
+        monkeypatch.setattr(global_state, "process_id", index)
+        monkeypatch.setattr(global_state, "num_processes", count)
+
+    return join
+
+
+def read_digits(**options):
+    reader = readers.dataset("digits", "train", **options)
+    return [batch["label"].tolist() for batch in readers.firstn(reader, 3)]
+
+
+def read_files(**options):
+    return [batch.tolist() for batch in readers.indexed(Files(), num_workers=0, **options)]
+
+
+def read_rows(**options):
+    return [batch["x"].tolist() for batch in readers.arrays({"x": np.arange(12)}, **options)]
+
+
+@pytest.mark.parametrize("read", [read_digits, read_files, read_rows])
+def test_joined_processes_read_their_parts_by_themselves(joined, read):
+    whole = read(batch_size=6, shuffle=True, shard=Shard())
+    assert read(batch_size=6, shuffle=True) == whole
+    parts = []
+    for index in range(2):
+        joined(index, 2)
+        assert read(batch_size=6, shuffle=True, shard=Shard()) == whole
+        parts.append(read(batch_size=6, shuffle=True))
+        assert parts[-1] == read(batch_size=6, shuffle=True, shard=Shard(index, 2))
+    assert [first + second for first, second in zip(*parts, strict=True)] == whole
+
+
+def test_reader_keeps_the_part_that_it_was_made_with(joined):
+    options = readers.records.ReadOptions(batch_size=6)
+    before = readers.arrays({"x": np.arange(12)}, 6)
+    joined(1, 2)
+    assert len(next(before())["x"]) == options.order(12).epoch(0).rows(0).stop == 6
+
+
+def test_batch_size_that_joined_processes_cannot_share_is_refused(joined):
+    joined(1, 4)
+    for make in (readers.arrays, readers.indexed):
+        with pytest.raises(ShardError, match=r"got 6 over 4 processes, .*Pass 8\."):
+            make({"x": np.arange(12)} if make is readers.arrays else range(12), 6)
+    with pytest.raises(ShardError, match="got 6 over 4 processes"):
+        readers.batch(readers.arrays({"x": np.arange(12)}, None), 6)
+
+
+def samples(**options):
+    return readers.arrays(np.arange(12), None, **options)
+
+
+def double(sample):
+    return 2 * sample
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        lambda: samples(),
+        lambda: readers.indexed(range(12), None),
+        lambda: readers.shuffle(samples(), 5, seed=1),
+        lambda: readers.firstn(readers.buffered(samples(), 3), 8),
+        lambda: readers.chain(samples(), samples()),
+        lambda: readers.map_readers(double, samples()),
+        # In any order, which then would be another one in each process.
+        lambda: readers.xmap_readers(double, samples(), 3, 2),
+        lambda: readers.cache(samples()),
+    ],
+)
+def test_samples_are_everybodys_and_batch_divides_them(joined, decorate):
+    numbers = [int(sample) for sample in decorate()]
+    if len(set(numbers)) == 12 and max(numbers) > 11:
+        numbers.sort()  # of xmap_readers
+    parts = []
+    for index in range(2):
+        joined(index, 2)
+        reader = decorate()
+        parts.append([list(map(int, part)) for part in readers.batch(reader, 4)])
+    both = [left + right for left, right in zip(*parts, strict=True)]
+    assert both == [numbers[at : at + 4] for at in range(0, len(numbers), 4)]
+
+
+def test_batch_of_samples_that_may_be_divided_already_takes_them_all(joined):
+    joined(1, 2)
+    own = readers.batch(samples(shard=Shard(1, 2)), 2)
+    assert [list(map(int, part)) for part in own] == [[1, 3], [5, 7], [9, 11]]
+    for reader in (samples(shard=Shard()), lambda: iter(range(12))):
+        assert [len(part) for part in readers.batch(reader, 6)] == [6, 6]
+        assert [len(part) for part in readers.batch(reader, 6, shard=Shard(1, 2))] == [3, 3]
+    mixed = readers.chain(samples(), lambda: iter(range(12)))
+    assert [len(part) for part in readers.batch(mixed, 12)] == [12, 12]
+
+
+def test_data_set_whose_loader_reads_another_is_divided_once(joined):
+    @readers.register_dataset("first_digits", splits=["train"])
+    def load(request):
+        return next(iter(readers.dataset("digits", request.split, 100)))
+
+    whole = [batch["label"].tolist() for batch in readers.dataset("first_digits", "train", 50)]
+    joined(1, 2)
+    part = [batch["label"].tolist() for batch in readers.dataset("first_digits", "train", 50)]
+    assert part == [batch[25:] for batch in whole]

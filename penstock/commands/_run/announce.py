@@ -15,6 +15,7 @@ from penstock import Trainer, optimizers
 from penstock.commands._flags import TrainFlags, UnusedFlags
 from penstock.commands._run.assembly import Run
 from penstock.commands._run.folder import RunFolder, list_steps
+from penstock.commands._run.processes import is_writing_process
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
 
@@ -115,7 +116,7 @@ def announce_compilations(flags: TrainFlags) -> Iterator[None]:
     """Print a line before each compilation, and one after it: a large network takes minutes."""
     # On a terminal the progress line shows it, and would be broken by another line.
     is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
-    if flags.performance.task_index or is_live:
+    if is_live or not is_writing_process():
         yield
         return
     handler, before = _Printing(), (COMPILATIONS.level, COMPILATIONS.propagate)

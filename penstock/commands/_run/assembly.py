@@ -33,6 +33,7 @@ from penstock.commands._run.network import (
 )
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.preparation import describe_weights
+from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.replacement import hold, set_aside
 from penstock.commands._run.weights import Weights, find_weights, load_weights, read_weights
 from penstock.readers import Shard
@@ -89,7 +90,6 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
       ValueError: flags do not fit each other or the data, or weights are of another network.
       FolderInUseError: another run is at work in the folder.
     """
-    _join_processes(flags)
     place = choose_place(flags)
     num_devices = len(_mesh.find_devices(place))
     data = open_data(
@@ -144,11 +144,6 @@ def _read_weights(
     return read_weights(path, model, size)
 
 
-def is_writing_process() -> bool:
-    """Return whether this process is the one that writes the run's folder."""
-    return not jax.process_index()
-
-
 def _take_folder(
     folder: RunFolder, flags: TrainFlags, num_steps: int, held: contextlib.ExitStack
 ) -> list[str]:
@@ -189,13 +184,6 @@ def describe_data(run: Run) -> Facts:
 def saves_checkpoints(flags: TrainFlags) -> bool:
     """Return whether a run with these flags can be resumed."""
     return flags.logging.has_hook("CheckpointSaverHook")
-
-
-def _join_processes(flags: TrainFlags) -> None:
-    """Join the processes of `--worker_hosts`, where there are several."""
-    hosts = split_words(flags.performance.worker_hosts)
-    if len(hosts) > 1 and not jax.distributed.is_initialized():
-        jax.distributed.initialize(hosts[0], len(hosts), flags.performance.task_index)
 
 
 def _choose_shard(flags: TrainFlags) -> Shard:

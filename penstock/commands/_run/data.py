@@ -106,7 +106,7 @@ def open_for_evaluation(
     """
     source = open_split(flags, split)
     chosen = choose_preparation(flags, weights)
-    data = _prepare(flags, chosen, source, source, batch_size, readers.Shard())
+    data = _prepare(flags, chosen, source, source, batch_size, shard=None)
     assert data.test is not None
     return data, data.test, source.num_samples
 
@@ -117,7 +117,7 @@ def _prepare(
     source: Split,
     test: Split | None,
     batch_size: int,
-    shard: readers.Shard,
+    shard: readers.Shard | None,
 ) -> Data:
     """Return splits as batches for the network that flags name."""
     model = models.get(flags.model.model_name)
@@ -189,12 +189,13 @@ def _mock(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> Data:
 
 
 def make_read_options(
-    flags: TrainFlags, batch_size: int, shard: readers.Shard
+    flags: TrainFlags, batch_size: int, shard: readers.Shard | None
 ) -> readers.records.ReadOptions:
     """Return how flags say that a data set is read.
 
     Arguments:
       batch_size: of all devices together.
+      shard: the part of this process; None for an equal part of each batch.
     """
     read = flags.preprocessing
     # FastNN's flag bounds the images in work, so more workers than that would wait.

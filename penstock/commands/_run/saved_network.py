@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock import Trainer
+from penstock._mesh import Place
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._checks import UsageError
@@ -20,6 +21,7 @@ from penstock.commands._run.network import (
     make_precision,
     name_smallest_size,
 )
+from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.weights import find_weights, load_weights, read_weights
 
 
@@ -67,8 +69,11 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
     return SavedNetwork(weights=weights, folder=folder, flags=make_train_flags(config | {**given}))
 
 
-def load_network(saved: SavedNetwork, shape: Shape) -> Trainer:
+def load_network(saved: SavedNetwork, shape: Shape, place: Place = None) -> Trainer:
     """Return a trainer that holds the weights, for `test` and `infer`.
+
+    Arguments:
+      place: as `Trainer` takes it.
 
     Raises:
       ParameterError: they are of another network.
@@ -84,6 +89,7 @@ def load_network(saved: SavedNetwork, shape: Shape) -> Trainer:
     trainer = Trainer(
         network.train_program,
         infer_func=network.infer_program,
+        place=place,
         precision=make_precision(saved.flags.performance),
     )
     _, misfit = load_weights(
@@ -112,6 +118,6 @@ def load_network(saved: SavedNetwork, shape: Shape) -> Trainer:
             f"{saved.weights} is a checkpoint: its parameters are used, not their moving average, "
             "which a run's `params` and `best` hold."
         )
-    for note in notes:
+    for note in notes if is_writing_process() else ():
         print(note, file=sys.stderr)
     return trainer

@@ -21,7 +21,7 @@ from penstock.readers.datasets.registry import (
 )
 from penstock.readers.in_memory import arrays
 from penstock.readers.random_access import IndexedReader
-from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
+from penstock.readers.sharding import BatchSize, Shard, read_whole, resolve_batch_size
 
 
 def dataset(
@@ -98,7 +98,8 @@ def _load(
         image_shape=None if image_shape is None else tuple(image_shape),
         max_length=max_length,
     )
-    return DATASETS[name].load(request)
+    with read_whole():
+        return DATASETS[name].load(request)
 
 
 def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase[Any]:

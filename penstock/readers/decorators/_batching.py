@@ -12,7 +12,7 @@ from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, read
 from penstock.readers._errors import check_int
 from penstock.readers._foreign import of
 from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader
-from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
+from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
 
 
 class _BatchIterator(DecoratedIterator[Item, list[Item]]):
@@ -52,15 +52,17 @@ def batch(
 ) -> DecoratedReader[list[Item]]:
     """Collect samples into lists of `batch_size`: Fluid's `batch`.
 
-    Without a shard the samples are this process's own. With one they are everybody's:
-    every process reads the same samples and keeps its chunk of each batch, so that together
-    they train on the batches one process would have; the last chunk may be an empty list.
+    With a shard the samples are everybody's: every process reads the same samples and keeps its
+    chunk of each batch, so that together they train on the batches one process would have; the
+    last chunk may be an empty list. Without one that holds for samples of penstock's readers that
+    got no shard either, once several processes have been joined. Samples of others, such as
+    generators, are taken for this process's own.
 
     Args:
       reader: a reader of samples.
       batch_size: samples in a list, or `PerDevice(...)`; with a shard, the global batch size.
       drop_last: leave out a last list that is shorter.
-      shard: the part of each batch this process keeps.
+      shard: the part of each batch this process keeps; `Shard()` keeps all.
 
     Raises:
       ValueError: `batch_size` is not a positive int.
@@ -71,6 +73,8 @@ def batch(
     [[1], [3], []]
     """
     source = of(reader)
+    if shard is None and source.is_common and (own := find_own_shard()).count > 1:
+        shard = own
     size = resolve_batch_size(batch_size, shard)
 
     def length() -> int | None:
@@ -79,12 +83,14 @@ def batch(
             return None
         return num_samples // size if drop_last else -(-num_samples // size)
 
-    return DecoratedReader(
+    batches = DecoratedReader(
         "batch",
         lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
         length,
         [source],
     )
+    batches.is_common = False
+    return batches
 
 
 class _ShuffleIterator(DecoratedIterator[Item, Item]):

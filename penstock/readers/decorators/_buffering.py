@@ -141,6 +141,7 @@ class _Cache(ReaderBase[Item]):
 
     def __init__(self, source: ReaderBase[Item]) -> None:
         super().__init__()
+        self.is_common = source.is_common
         self.source = source
         self.items: list[Item] | None = None
 

@@ -34,6 +34,8 @@ class DecoratedReader(ReaderBase[Item_co]):
         self._open_epoch = open_epoch
         self._length = length
         self._kept = kept
+        sources = [one for one in kept if isinstance(one, ReaderBase)]
+        self.is_common = all(source.is_common for source in sources)
 
     def __len__(self) -> int:
         """Return the number of items in a pass.

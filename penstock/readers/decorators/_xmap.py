@@ -23,6 +23,7 @@ from penstock.readers.decorators._decorated import (
     get_name,
     origin,
 )
+from penstock.readers.sharding import find_own_shard
 
 Mapped = TypeVar("Mapped")
 
@@ -156,8 +157,7 @@ def xmap_readers(
       buffer_size: samples ready or in work beyond one a worker.
       order: keep the reader's order; else yield samples as they are ready.
       workers: `"thread"`, right for opencv and numpy, which release the GIL, or `"process"`,
-        where mapper, samples and results are pickled and a script needs
-        `if __name__ == "__main__":`.
+        where all is pickled and a script needs `if __name__ == "__main__":`.
 
     Raises:
       ValueError: a count below 1, or unknown workers.
@@ -181,7 +181,8 @@ def xmap_readers(
             num_workers=process_num,
             num_ahead=process_num + buffer_size,
             processes=processes,
-            in_order=order,
+            # `batch` divides samples that every process has in one order.
+            in_order=order or (source.is_common and find_own_shard().count > 1),
             origin=origin,
         )
 

@@ -1,0 +1,204 @@
+"""`penstock launch`: start a command, a script or a program as several processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from penstock._errors import nearest
+from penstock.commands import _COMMANDS
+from penstock.commands._argument_parser import parse, short_flag
+from penstock.commands._checks import UsageError, check_above_zero, check_at_least
+from penstock.commands._failures import run_command
+from penstock.distributed.python_scripts import is_python_script
+
+PROG = "penstock launch"
+_EPILOG = """What stands behind -- is a command of penstock, a Python file, -m MODULE or any
+other program. Each process has one device, a GPU or the CPU, and finds the
+others by its environment: ps.distributed.initialize() in a script, by itself
+in a command of penstock. Lines come out whole behind [0], the number of their
+process; of a progress bar the last state, or the present one every 5 s.
+
+Ctrl-C, SIGTERM and SIGHUP are passed on once, and the processes save what they
+have; a second Ctrl-C kills them. When one fails, so do the others, within 10 s.
+What the processes leave running is killed with them.
+
+exit status: 0 when all processes ended with 0, else that of the first that
+failed (137 for SIGKILL); 2 for a mistake in the flags. The group is started
+again after 75 and after SIGABRT, SIGBUS, SIGKILL and SIGSEGV, unless it was
+lost within 5 s of its start three times in a row; never after an error in the
+program (1), after SIGTERM (143) or Ctrl-C (130).
+
+environment of a process: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
+JAX_PROCESS_ID, PENSTOCK_LOCAL_RANK, PENSTOCK_RESTARTS (0 at first),
+PENSTOCK_HANG_SECS, PENSTOCK_HEARTBEAT_SECS; CUDA_VISIBLE_DEVICES on GPUs; and
+OMP_NUM_THREADS, its share of the cores, where it is not set.
+
+examples:
+  penstock launch -n 2 -- train
+  penstock launch -n 4 --max_restarts=3 -- train.py --epochs=10
+  penstock launch -n 2:16 --on=ray --address=auto --max_restarts=3 -- train"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaunchFlags:
+    """Start a command, a script or a program as several processes that train as one.
+
+    On this machine, or on the machines of a Ray cluster.
+
+    Arguments:
+      num_processes: how many processes; with --on=ray also MIN:MAX, as many as there is room for.
+      max_restarts: how often all are started again, from the last checkpoint, after one was lost.
+      hang: seconds without progress after which a process counts as stuck.
+      heartbeat: seconds without a sign of life after which a process counts as lost.
+      grace: seconds to save after a signal, before the processes are killed.
+      linger: seconds for the others to end by themselves when one has failed.
+      place: where the processes compute; GPUs where there are some.
+      on: the engine that starts them; without it they run on this machine.
+      address: the address of the Ray cluster.
+    """
+
+    num_processes: str = short_flag("-n", "N")
+    max_restarts: int = 0
+    hang: float | None = None
+    heartbeat: float | None = None
+    grace: float = 30.0
+    linger: float = 8.0
+    place: Literal["cpu", "gpu"] | None = None
+    on: Literal["ray"] | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        least, most = self.size
+        if not 1 <= least <= most:
+            expected = "a number of 1 or more, or with --on=ray MIN:MAX, such as 2:4"
+            raise UsageError(f"-n got {self.num_processes!r}, expected {expected}.")
+        check_at_least(0, max_restarts=self.max_restarts, grace=self.grace, linger=self.linger)
+        check_above_zero(hang=self.hang, heartbeat=self.heartbeat)
+        if self.on is None and ":" in self.num_processes:
+            raise UsageError(
+                f"-n got {self.num_processes!r}, expected one number. Only the size of a group "
+                f"on Ray may change: --on=ray."
+            )
+        # What would be left aside in silence.
+        others = ("address",) if self.on is None else ("heartbeat", "grace", "linger", "place")
+        where = "without --on=ray" if self.on is None else "with --on=ray"
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in others:
+            if getattr(self, name) != defaults[name]:
+                raise UsageError(
+                    f"--{name} got {getattr(self, name)!r}, expected none {where}. It has no "
+                    f"meaning there. Leave it out."
+                )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The smallest and the largest number of processes; zeros where it cannot be read."""
+        if re.fullmatch(r"[0-9]{1,6}(:[0-9]{1,6})?", self.num_processes) is None:
+            return 0, 0
+        least, _, most = self.num_processes.partition(":")
+        return int(least), int(most or least)
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock launch` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0 when all processes ended with 0, 2 when it was called wrongly, else that
+      of the first process that failed.
+    """
+    statuses: list[int] = []
+    return run_command("launch", lambda: statuses.append(_launch(argv))) or statuses[0]
+
+
+def _launch(argv: list[str]) -> int:
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = argv[end + 1 :]
+    usage = " -- COMMAND [ARGUMENTS]"
+    where = "What to start stands behind `--`: penstock launch -n 2 -- train."
+    try:
+        flags, _ = parse(LaunchFlags, argv[:end], prog=PROG, epilog=_EPILOG, usage=usage)
+    except UsageError as error:
+        raise UsageError(f"{error} {where}" if end == len(argv) else str(error)) from error
+    if not words:
+        raise UsageError(f"got nothing to start, expected a program. {where}")
+    program = find_program(words)
+    if flags.on is not None:
+        return _launch_on_ray(flags, words)
+    # Imported here: `penstock launch --help` needs none of it.
+    from penstock.distributed.local_launch import launch
+
+    try:
+        return launch(
+            program,
+            flags.size[1],
+            max_restarts=flags.max_restarts,
+            hang_secs=flags.hang,
+            heartbeat_secs=flags.heartbeat,
+            grace_secs=flags.grace,
+            linger_secs=flags.linger,
+            place=flags.place,
+        )
+    # It was found before anything has started: more processes than GPUs.
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _launch_on_ray(flags: LaunchFlags, words: Sequence[str]) -> int:
+    # A worker of Ray runs Python code in itself.
+    if words[0] not in (*_COMMANDS, "-m") and not words[0].endswith(".py"):
+        raise UsageError(
+            f"got the program {words[0]!r}, expected with --on=ray a command of penstock, a file "
+            f"that ends in .py or -m MODULE."
+        )
+    from penstock.distributed.ray_runs import launch_on_ray
+
+    least, most = flags.size
+    return launch_on_ray(
+        words,
+        num_processes=most,
+        min_processes=least if ":" in flags.num_processes else None,
+        max_restarts=flags.max_restarts,
+        address=flags.address,
+        hang_secs=flags.hang,
+    )
+
+
+def find_program(words: Sequence[str]) -> list[str]:
+    """Return the program and the arguments that the words behind `--` stand for.
+
+    Raises:
+      UsageError: they stand for none; names the nearest command or file.
+
+    >>> find_program(["ls", "-l"])
+    ['ls', '-l']
+    """
+    name, names = words[0], [name for name in _COMMANDS if name != "launch"]
+    # Who writes the whole command means the same, with this Python.
+    if name == "penstock" and len(words) > 1:
+        return find_program(words[1:])
+    if name in names:
+        return [sys.executable, "-m", "penstock", *words]
+    if name == "-m":
+        if len(words) == 1:
+            raise UsageError("-m got no module, expected its name: -m MODULE.")
+        return [sys.executable, *words]
+    path = Path(name)
+    is_file = path.is_file()
+    if is_file and (path.suffix == ".py" or is_python_script(path)):
+        return [sys.executable, *words]
+    if path.suffix != ".py" and shutil.which(name) is not None:
+        return list(words)
+    files = [str(file) for file in path.parent.glob("*.py")]
+    known = files if path.suffix == ".py" else [*names, *files]
+    hint = " It is a file that may not be executed." if is_file else nearest(name, known)
+    raise UsageError(
+        f"got the program {name!r}, expected a command of penstock ({', '.join(names)}), a Python "
+        f"file, -m MODULE or a program that can be run.{hint}"
+    )

@@ -1,0 +1,264 @@
+"""Which processes belong together: found in a mapping of variables, without asking anybody.
+
+Several launchers may have left variables, as mpirun in a Slurm job does. The one nearest to this
+process wins:
+
+1. arguments of `initialize`; then JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID,
+   which `penstock launch` and Kubeflow set. What they leave open the others say
+2. torchrun, or RANK, WORLD_SIZE and MASTER_ADDR of somebody else
+3. Open MPI
+4. MPICH, Intel MPI and others that speak PMI
+5. a step of Slurm
+6. Cloud TPU, as JAX finds it
+7. SkyPilot
+8. dstack
+9. an indexed Job or JobSet of Kubernetes, as JAX finds it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from penstock._errors import message
+from penstock.distributed.launchers import (
+    Environ,
+    IncompleteError,
+    Membership,
+    check_place,
+    find_dstack,
+    find_open_mpi,
+    find_pmi,
+    find_skypilot,
+    find_slurm,
+    find_torchrun,
+    read_number,
+)
+
+ALONE = Membership()
+Detector = Callable[[Environ], Membership | None]
+# Where a launcher, or a person, has already given each process devices of its own.
+_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_VARIABLES = {
+    "coordinator_address": "JAX_COORDINATOR_ADDRESS",
+    "num_processes": "JAX_NUM_PROCESSES",
+    "process_id": "JAX_PROCESS_ID",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a person says about the processes; what is None is for others to say."""
+
+    coordinator_address: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+
+
+def find_nothing(environ: Environ) -> None:
+    """Find no launcher."""
+
+
+def detect(
+    environ: Environ,
+    given: Given,
+    *,
+    ask_cloud_tpu: Detector = find_nothing,
+    ask_kubernetes: Detector = find_nothing,
+) -> Membership:
+    """Return this process's place among those that were started with it.
+
+    Arguments:
+      environ: the variables of its environment.
+      given: what wins over them.
+      ask_cloud_tpu: finds the machines of a TPU slice.
+      ask_kubernetes: finds the pods of a Job.
+
+    Raises:
+      ValueError: what is said contradicts itself, or is not enough.
+
+    >>> torch = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+    >>> found = detect(torch, Given())
+    >>> found.launcher, found.process_id, found.address
+    ('RANK and WORLD_SIZE', 1, 'node7:62268')
+    >>> detect({}, Given()).is_alone
+    True
+    """
+    # Who asks for one process is alone, whatever place a launcher gave it.
+    if given.num_processes == 1 and not given.process_id:
+        return ALONE
+    said = _add_variables(environ, given)
+    if said.num_processes == 1:
+        return ALONE
+    if None in vars(said).values():
+        inner = (find_torchrun, find_open_mpi, find_pmi, find_slurm)
+        outer = (ask_cloud_tpu, find_skypilot, find_dstack, ask_kubernetes)
+        found = _find_launcher(environ, (*inner, *outer))
+        if found.is_alone:
+            _check_alone(said, found)
+            return found
+    else:
+        found = _describe_variables(environ, given)
+    return _complete(environ, found, said, given)
+
+
+def _add_variables(environ: Environ, given: Given) -> Given:
+    """Return what is given, and what JAX's variables say of the rest."""
+    address = environ.get(_VARIABLES["coordinator_address"], "").strip() or None
+    count = read_number(environ, _VARIABLES["num_processes"])
+    place = read_number(environ, _VARIABLES["process_id"])
+    said = Given(
+        coordinator_address=given.coordinator_address or address,
+        num_processes=count if given.num_processes is None else given.num_processes,
+        process_id=place if given.process_id is None else given.process_id,
+    )
+    if said.num_processes is not None:
+        names = (_name("process_id", given), _name("num_processes", given))
+        check_place(names[0], said.process_id or 0, names[1], said.num_processes)
+    return said
+
+
+def _name(key: str, given: Given) -> str:
+    """Return how a person knows one of the three: as an argument or as a variable."""
+    is_argument = getattr(given, key) is not None
+    return key if is_argument else f"the environment variable {_VARIABLES[key]}"
+
+
+def _describe_variables(environ: Environ, given: Given) -> Membership:
+    """Return what stands beside JAX's variables where they say all."""
+    if given != Given():
+        return Membership(launcher="arguments")
+    local_rank = read_number(environ, "PENSTOCK_LOCAL_RANK")
+    # `penstock launch` is for one machine, and says which of its processes this is.
+    return Membership(
+        launcher="JAX_COORDINATOR_ADDRESS" if local_rank is None else "penstock launch",
+        local_rank=local_rank,
+        num_local=1 if local_rank is None else read_number(environ, "JAX_NUM_PROCESSES") or 1,
+    )
+
+
+def _find_launcher(environ: Environ, detectors: tuple[Detector, ...]) -> Membership:
+    """Return what the first launcher says that says enough.
+
+    Raises:
+      IncompleteError: one says something, and none enough.
+    """
+    # Scripts export WORLD_SIZE or RANK for programs of torch, and start them with srun.
+    incomplete: list[IncompleteError] = []
+    for detector in detectors:
+        try:
+            found = detector(environ)
+        except IncompleteError as error:
+            incomplete.append(error)
+            continue
+        if found is not None:
+            return found
+    if incomplete:
+        raise incomplete[0]
+    return ALONE
+
+
+def _check_alone(said: Given, found: Membership) -> None:
+    """Check that nobody asked for more than one process.
+
+    Raises:
+      IncompleteError: somebody did, and did not say enough.
+    """
+    there = {key: value for key, value in vars(said).items() if value is not None}
+    # An address may stand in a profile, for all that a launcher starts: to be alone is no mistake.
+    if not there or (found.launcher and set(there) == {"coordinator_address"}):
+        return
+    names = ", ".join(f"{key}={value!r}" for key, value in there.items())
+    missing = ", ".join(key for key in vars(said) if key not in there)
+    says = f"{found.launcher} says that it is alone" if found.launcher else "No launcher says it"
+    raise IncompleteError(
+        message(
+            "initialize",
+            f"{names} and no {missing}",
+            "all three",
+            f"Together they place this process among the others. {says}",
+            f"Pass {missing}, or set {', '.join(_VARIABLES[key] for key in vars(said))}",
+        )
+    )
+
+
+def _complete(environ: Environ, found: Membership, said: Given, given: Given) -> Membership:
+    """Return what a launcher says, and in its place what was said by others.
+
+    Raises:
+      ValueError: nobody says where process 0 listens, or numbers do not fit.
+    """
+    if said.num_processes is not None:
+        found = replace(found, num_processes=said.num_processes)
+    if said.process_id is not None:
+        found = replace(found, process_id=said.process_id)
+    rank_name, size_name = (
+        f"{key} of {found.launcher}" if getattr(said, key) is None else _name(key, given)
+        for key in ("process_id", "num_processes")
+    )
+    check_place(rank_name, found.process_id, size_name, found.num_processes)
+    if said.coordinator_address is not None:
+        host, port = split_address(said.coordinator_address, _name("coordinator_address", given))
+        found = replace(found, host=host, port=port)
+    # JAX's own variable, for the port that a launcher's variables lead to.
+    elif (port := read_number(environ, "JAX_COORDINATOR_PORT")) is not None:
+        found = replace(found, port=port)
+    if found.host is None or found.port is None:
+        raise IncompleteError(
+            message(
+                found.launcher,
+                f"{found.num_processes} processes and no address",
+                "one where process 0 listens for the others",
+                f"{found.launcher} does not say where that is",
+                "Set JAX_COORDINATOR_ADDRESS=HOST:PORT for all, with the machine of process 0 and "
+                "a port that is free there",
+            )
+        )
+    restarts = read_number(environ, "PENSTOCK_RESTARTS")
+    return found if restarts is None else replace(found, restarts=restarts)
+
+
+def choose_local_devices(environ: Environ, member: Membership) -> list[int] | None:
+    """Return the devices of its machine that a process takes; None for all that it sees.
+
+    One, as JAX has it for Slurm and Open MPI, where the launcher started several processes on the
+    machine and has not divided the devices itself. It matters on GPUs alone.
+
+    >>> member = Membership(num_processes=4, local_rank=1, num_local=2)
+    >>> choose_local_devices({}, member)
+    [1]
+    >>> choose_local_devices({"CUDA_VISIBLE_DEVICES": "3"}, member) is None
+    True
+    """
+    # JAX reads the first itself; by the second Slurm divides the GPUs of a machine.
+    is_said = "JAX_LOCAL_DEVICE_IDS" in environ or "SLURM_GPUS_PER_TASK" in environ
+    if is_said or member.local_rank is None or member.num_local == 1:
+        return None
+    visible = next((environ[name] for name in _VISIBLE_DEVICES if name in environ), None)
+    if visible is not None and len(visible.split(",")) < member.num_local:
+        return None
+    return [member.local_rank]
+
+
+def split_address(address: str, thing: str = "coordinator_address") -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`; IPv6 stands in brackets.
+
+    Raises:
+      ValueError: it is no such address.
+
+    >>> split_address("[fd00::2]:1234"), split_address("node7:80")
+    (('fd00::2', 1234), ('node7', 80))
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(
+            message(
+                thing,
+                repr(address),
+                "HOST:PORT",
+                "Process 0 listens there, and the others look for it there",
+                "Name its machine and a port that is free there, e.g. node1:61440",
+            )
+        )
+    return host, int(port)

@@ -1,0 +1,108 @@
+"""How a process ends that others wait for: at once, its reason said, and never in a barrier."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+_FAILED = 1
+
+_BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
+"""What errors of collectives say, in small letters, whose partner has gone."""
+
+
+class _LastError:
+    """What ended the script, where an exception did."""
+
+    error: BaseException | None = None
+
+
+def install(end: Callable[[BaseException | None], int | None]) -> None:
+    """Have `end` decide how this process ends; it returns an exit code, or None for Python's own.
+
+    Arguments:
+      end: gets the exception that ended the script, if one did.
+    """
+    previous = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        _LastError.error = error
+        previous(kind, error, traceback)
+
+    def at_exit() -> None:
+        code = end(_LastError.error)
+        if code is not None:
+            leave(code)
+
+    sys.excepthook = hook
+    # Runs before what was registered earlier: JAX's barrier, in which it would wait for minutes.
+    atexit.register(at_exit)
+
+
+def leave(code: int) -> None:
+    """End this process at once, with what was written shown."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def say(sentence: str) -> None:
+    """Write a line to stderr, in any thread, whatever became of Python's streams."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"penstock: {sentence}\n")
+        sys.stderr.flush()
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what a process did that an exception ended, in words.
+
+    >>> describe_error(ValueError("no such file"))
+    'failed with ValueError: no such file'
+    >>> describe_error(SystemExit(3))
+    'called sys.exit(3)'
+    """
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    text = str(error)
+    return f"failed with {type(error).__name__}{': ' if text else ''}{text}"
+
+
+def code_of(error: BaseException) -> int:
+    """Return the exit code for the other processes of one that an exception ended."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
+        return error.code
+    return _FAILED
+
+
+def may_follow_from_a_loss(error: BaseException) -> bool:
+    """Return whether an exception looks like a collective whose partner has gone."""
+    text = str(error).lower()
+    return isinstance(error, (ValueError, RuntimeError)) and any(word in text for word in _BROKEN)
+
+
+def dump_stacks(header: str) -> None:
+    """Write the stacks of all threads to stderr."""
+    say(header)
+    # The descriptor itself: a stream that a test or a notebook has put in its place has none.
+    with contextlib.suppress(Exception):
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+
+
+def arm_stack_dump(secs: float) -> None:
+    """Have the stacks written if no thread of this process runs Python for so long.
+
+    A call that never gives back the interpreter's lock stops the thread that would say so, and not
+    this timer.
+    """
+    with contextlib.suppress(Exception):
+        faulthandler.dump_traceback_later(secs, file=sys.__stderr__ or 2)

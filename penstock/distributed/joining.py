@@ -1,0 +1,300 @@
+"""`initialize`: join the processes that were started together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+from penstock._errors import check_count, message
+from penstock.distributed import group, rendezvous
+from penstock.distributed.clusters import ask_cloud_tpu, ask_kubernetes
+from penstock.distributed.environments import (
+    ALONE,
+    Given,
+    choose_local_devices,
+    detect,
+    split_address,
+)
+from penstock.distributed.launchers import Membership, join_address
+
+_LOGGER = logging.getLogger("penstock")
+_HEARTBEAT_SECS, _INITIALIZATION_SECS = 30.0, 1800.0
+# All have met a moment ago. Who waits longer for one that died since is ended by JAX, by SIGABRT.
+_CONNECT_SECS = 60
+# Set once this process watches the others: a fact about the process, like JAX's own client.
+_is_joined = threading.Event()
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    hosts: Sequence[str] | None = None,
+    heartbeat_secs: float | None = None,
+    initialization_secs: float | None = None,
+    hang_secs: float | None = None,
+) -> None:
+    """Join the processes that were started together, before the first computation.
+
+    One line in a script, whatever starts it: a process that is alone does nothing. What is not
+    given is found in the environment, by the launcher nearest to this process:
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as `penstock launch` sets them;
+    torchrun; Open MPI; MPICH, where JAX_COORDINATOR_ADDRESS says where; srun of Slurm; Cloud TPU;
+    SkyPilot; dstack; an indexed Job of Kubernetes. Of several processes that a launcher starts on a
+    machine with GPUs each takes one. All processes call it, and it returns when all are there. What
+    `jax.distributed.initialize` has joined it takes over.
+
+    Arguments:
+      coordinator_address: HOST:PORT where process 0 listens.
+      num_processes: how many there are.
+      process_id: which of them this is, from 0.
+      hosts: in place of both, HOST:PORT of each process, as FastNN's worker_hosts and OneFlow's
+        machines; without `process_id` this is the one that is an address of this machine.
+      heartbeat_secs: how long a process may be silent; else PENSTOCK_HEARTBEAT_SECS, or 30.
+      initialization_secs: how long to wait for the others; else PENSTOCK_INITIALIZATION_SECS, or
+        1800.
+      hang_secs: how long a step may take; else PENSTOCK_HANG_SECS, or any time.
+
+    Raises:
+      ValueError: arguments or variables contradict each other, or do not say enough.
+      TimeoutError: some processes did not come; those that did are told which.
+      OSError: process 0 cannot listen at its port, or another run does.
+      RuntimeError: JAX has computed already, and no longer takes other processes in.
+
+    >>> initialize()  # alone: nothing happens
+    """
+    heartbeat = _choose_secs("heartbeat_secs", heartbeat_secs) or _HEARTBEAT_SECS
+    patience = _choose_secs("initialization_secs", initialization_secs) or _INITIALIZATION_SECS
+    hang = _choose_secs("hang_secs", hang_secs)
+    given = _check_given(coordinator_address, num_processes, process_id, hosts)
+    # A process that multiprocessing spawns runs the script's top level again, to find its
+    # functions there: it is not the one that the launcher started.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return
+    if _is_jax_joined():
+        member = ALONE if _is_joined.is_set() else _describe_jax()
+    else:
+        member = _find_others(given)
+        if not member.is_alone:
+            _join(member, heartbeat, patience)
+    if member.is_alone:
+        return
+    _wait_for_all(patience)
+    _is_joined.set()
+    _announce(member)
+    group.start(heartbeat_secs=heartbeat, hang_secs=hang)
+
+
+def _find_others(given: Given) -> Membership:
+    """Return this process's place among those that were started with it."""
+    member = detect(os.environ, given, ask_cloud_tpu=ask_cloud_tpu, ask_kubernetes=ask_kubernetes)
+    if member.note:
+        _warn_once(member.note)
+    return member
+
+
+@functools.cache
+def _warn_once(note: str) -> None:
+    _LOGGER.warning("%s", note)
+
+
+def _check_given(
+    coordinator_address: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    hosts: Sequence[str] | None,
+) -> Given:
+    """Return the arguments about the processes, checked."""
+    if num_processes is not None:
+        check_count("num_processes", num_processes, 1)
+    if process_id is not None:
+        check_count("process_id", process_id, 0)
+    if hosts is None:
+        return Given(
+            coordinator_address=coordinator_address,
+            num_processes=num_processes,
+            process_id=process_id,
+        )
+    if isinstance(hosts, str) or not hosts or coordinator_address or num_processes:
+        why = "The first is the coordinator's address, and their number is that of the processes"
+        raise ValueError(
+            message(
+                "initialize",
+                f"hosts={hosts!r}, {coordinator_address=}, {num_processes=}",
+                "hosts alone, a list of HOST:PORT",
+                why,
+                "Leave the others out, or hosts",
+            )
+        )
+    if process_id is None and len(hosts) > 1:
+        process_id = _find_place(hosts)
+    return Given(coordinator_address=hosts[0], num_processes=len(hosts), process_id=process_id)
+
+
+def _find_place(hosts: Sequence[str]) -> int:
+    """Return which of the hosts this machine is."""
+    names = [split_address(host, f"hosts[{place}]")[0] for place, host in enumerate(hosts)]
+    places = [place for place, name in enumerate(names) if rendezvous.is_own_address(name)]
+    if len(places) != 1:
+        is_here = f"{len(places)} of this machine" if places else "none of this machine"
+        raise ValueError(
+            message(
+                "hosts",
+                f"{', '.join(hosts)}: {is_here}, {socket.gethostname()}",
+                "one of this machine",
+                "By its address each finds out which of the processes it is",
+                "Check the addresses, or say it with process_id",
+            )
+        )
+    return places[0]
+
+
+def _choose_secs(name: str, given: float | None) -> float | None:
+    """Return seconds as they are given, else as the environment has them; None without both."""
+    variable = f"PENSTOCK_{name.upper()}"
+    thing, text = f"the environment variable {variable}", os.environ.get(variable, "").strip()
+    if given is None and not text:
+        return None
+    try:
+        secs = float(text if given is None else given)
+    except (TypeError, ValueError):
+        secs = math.nan
+    if not 0 < secs < math.inf:
+        raise ValueError(
+            message(
+                thing if given is None else name,
+                repr(text if given is None else given),
+                "a number of seconds above 0",
+                "It is how long is waited",
+                "Leave it out for the default",
+            )
+        )
+    return secs
+
+
+def _is_jax_joined() -> bool:
+    if "jax" not in sys.modules:  # its import takes a second, and a process alone may not need it
+        return False
+    import jax
+
+    return jax.distributed.is_initialized()
+
+
+def _describe_jax() -> Membership:
+    """Return what JAX knows of the processes that it has joined."""
+    # Not jax.process_index(), which would start the backend.
+    from jax._src.distributed import global_state
+
+    host, port = split_address(global_state.coordinator_address or "")
+    return Membership(
+        launcher="jax.distributed",
+        host=host,
+        port=port,
+        num_processes=global_state.num_processes,
+        process_id=global_state.process_id,
+    )
+
+
+def _join(member: Membership, heartbeat_secs: float, timeout_secs: float) -> None:
+    """Meet the others, and have JAX join them."""
+    import jax
+    from jax._src import xla_bridge
+
+    if xla_bridge.backends_are_initialized():
+        raise RuntimeError(
+            message(
+                "initialize",
+                f"{member.num_processes} processes to join, by {member.launcher}, after JAX's "
+                "first computation",
+                "to come before it",
+                "JAX has begun with the devices of this process alone, and takes no others in. "
+                "jax.devices() and jax.process_index() begin too",
+                "Call it at the top of the script",
+            )
+        )
+    if member.process_id == 0 and not rendezvous.is_own_address(member.host or ""):
+        _LOGGER.warning(
+            "process 0 runs on %s, and %s leads the others to %s, which is no address of it. They "
+            "find it only if that is forwarded; JAX_COORDINATOR_ADDRESS=HOST:PORT sets another.",
+            *(socket.gethostname(), member.launcher, member.address),
+        )
+    host, port = _choose_bind_address(member)
+    rendezvous.meet(member, (host, port), timeout_secs)
+    jax.distributed.initialize(
+        member.address,
+        member.num_processes,
+        member.process_id,
+        local_device_ids=choose_local_devices(os.environ, member),
+        # It has been detected, and what JAX does not find it would look for in the network.
+        cluster_detection_method="deactivate",
+        initialization_timeout=_CONNECT_SECS,
+        # JAX ends a process by SIGABRT and names nobody. Our own watch, which names the culprit and
+        # writes all stacks, must have spoken by then.
+        heartbeat_timeout_seconds=math.ceil(heartbeat_secs + max(heartbeat_secs, 15)),
+        coordinator_bind_address=join_address(host, port) if host else None,
+    )
+
+
+def _choose_bind_address(member: Membership) -> tuple[str, int]:
+    """Return where process 0 listens; an empty host is every address of its machine."""
+    address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "").strip()
+    if address:
+        host, port = split_address(address, "the environment variable JAX_COORDINATOR_BIND_ADDRESS")
+        return "" if host in ("::", "0.0.0.0") else host, port
+    host, port = member.host or "", member.port or 0
+    # What listens takes anybody's word: on one machine nobody outside it can call.
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    return host if is_local else "", port
+
+
+def _wait_for_all(timeout_secs: float) -> None:
+    """Wait until all processes are here.
+
+    A collective waits 30 s for the slowest process and then fails, on CPU, and the next thing that
+    a script does may be one.
+    """
+    from jax._src.distributed import global_state
+
+    client = global_state.client
+    assert client is not None
+    try:
+        client.wait_at_barrier("penstock.distributed.initialize", math.ceil(timeout_secs * 1000))
+    except RuntimeError as error:  # JAX's own error, of which this is the documented base
+        raise TimeoutError(
+            message(
+                "initialize",
+                f"not all of {global_state.num_processes} processes at "
+                f"{global_state.coordinator_address} within {timeout_secs:g} s",
+                "each to call it",
+                f"JAX says: {str(error).partition(chr(10))[0]}",
+                "Call ps.distributed.initialize() in every process",
+            )
+        ) from error
+
+
+def _announce(member: Membership) -> None:
+    """Say once what was joined."""
+    restart = f", restart {member.restarts}" if member.restarts else ""
+    line = (
+        f"joined {member.num_processes} processes through {member.launcher} (process "
+        f"{member.process_id} of {member.num_processes} on {socket.gethostname()}, coordinator "
+        f"{member.address}{restart})"
+    )
+    if member.process_id:
+        _LOGGER.debug("%s", line)
+    elif _LOGGER.isEnabledFor(logging.INFO):
+        _LOGGER.info("%s", line)
+    else:
+        # Python shows no more than warnings until a script says otherwise. What was joined is to
+        # be seen: a launcher that was not found is a run that trains as often as it was started.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"penstock: {line}", file=sys.stderr, flush=True)

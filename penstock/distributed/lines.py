@@ -1,0 +1,55 @@
+"""Messages over a socket: JSON, one in a line."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+from penstock.distributed.meeting_rules import Message
+
+_PIECE = 1 << 16
+
+
+def encode(said: Message) -> bytes:
+    r"""Return a message as it travels.
+
+    >>> encode({"kind": "beat"})
+    b'{"kind":"beat"}\n'
+    """
+    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+
+
+class LineBuffer:
+    r"""Puts messages together from the pieces that a socket gives.
+
+    >>> buffer = LineBuffer()
+    >>> list(buffer.take(b'{"kind":"be'))
+    []
+    >>> list(buffer.take(b'at"}\n'))
+    [{'kind': 'beat'}]
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def take(self, piece: bytes) -> Iterator[Message]:
+        """Yield the messages that are complete with this piece."""
+        self._rest += piece
+        if b"\n" not in piece:
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        for line in lines:
+            yield json.loads(line)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return what has arrived, nothing at the end of the connection; waits as the socket does."""
+    try:
+        return connection.recv(_PIECE)
+    except BlockingIOError:
+        raise
+    # A killed process leaves a reset as often as an end.
+    except OSError:
+        return b""

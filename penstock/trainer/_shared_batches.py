@@ -1,0 +1,201 @@
+"""The batches of a reader on several processes: as many launches on each, whatever each has."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from penstock._errors import FeedError, ReaderError
+from penstock._program.requests import Feed, FeedSpec
+from penstock.distributed.group import Group
+
+_LOGGER = logging.getLogger("penstock")
+
+OnUnequal = Literal["pad", "raise"]
+"""What a process does whose reader ends before another's: feed empty batches, or raise."""
+
+_HASHED_BYTES = 1 << 20
+_WARNED: set[str] = set()
+"""Calls whose readers were said to be of different lengths: once for a process is enough."""
+
+
+class Batch(NamedTuple):
+    """A batch of this process, where its reader is after it, and its examples on all processes."""
+
+    feed: Feed
+    state: object = None
+    total: int = 0
+
+
+class First(NamedTuple):
+    """What the first batches of all processes say.
+
+    Attributes:
+      size: how many examples a batch of this process is padded to.
+      counts: how many the first batch of each process has.
+    """
+
+    size: int
+    counts: list[int]
+
+
+class SharedBatches:
+    """Levels the readers of several processes, so that each launch finds all of them.
+
+    While readers are long enough nothing is exchanged. A process whose reader is short, or has a
+    short batch, asks what the others have at the same place.
+
+    Arguments:
+      steps: batches of a launch.
+      empty: a batch without examples.
+
+    Attributes:
+      num_examples: of all processes, once the reader is over.
+    """
+
+    def __init__(
+        self, group: Group, *, steps: int, empty: Feed, on_unequal: OnUnequal, what: str
+    ) -> None:
+        self._group, self._steps, self._empty = group, steps, empty
+        self._on_unequal, self._what = on_unequal, what
+        self._num_batches = self._num_own = 0
+        self.num_examples = 0
+
+    def level(self, batches: Iterator[Batch], first: First) -> Generator[list[Batch], None, None]:
+        """Yield the batches of each launch, empty ones where this process has no more.
+
+        Raises:
+          ReaderError: a reader ended before another's, and that is not to be padded.
+        """
+        state: object = None
+        own = first.counts[self._group.index]
+        while True:
+            taken = list(itertools.islice(batches, self._steps))
+            counts = [count_examples(each.feed) for each in taken]
+            self._num_batches += len(taken)
+            self._num_own += sum(counts)
+            state = taken[-1].state if taken else state
+            is_full = len(taken) == self._steps and all(count >= own for count in counts)
+            shares = None if is_full else self._share(counts)
+            if shares is not None:
+                most = max(len(each["counts"]) if each else self._steps for each in shares)
+                if not most:
+                    self.num_examples = sum(each["num_examples"] for each in shares)
+                    return
+                if len(taken) < most:
+                    self._check_unequal(shares)
+                    taken += [Batch(self._empty, state)] * (most - len(taken))
+            self._group.take()
+            totals = _add_up(len(taken), shares, first.counts)
+            taken = [each._replace(total=n) for each, n in zip(taken, totals, strict=True)]
+            if len(taken) == self._steps:
+                yield taken
+            else:
+                # One by one: a launch of another number of steps would be one more to compile.
+                yield from ([each] for each in taken)
+
+    def _share(self, counts: list[int]) -> list[dict[str, Any] | None]:
+        return self._group.share(
+            {"counts": counts, "num_batches": self._num_batches, "num_examples": self._num_own}
+        )
+
+    def _check_unequal(self, shares: Sequence[Mapping[str, int] | None]) -> None:
+        if self._on_unequal == "pad" and self._what in _WARNED:
+            return
+        _WARNED.add(self._what)
+        counts = ", ".join(
+            f"process {index} has more than {self._num_batches}"
+            if each is None
+            else f"process {index} has {each['num_batches']}"
+            for index, each in enumerate(shares)
+        )
+        text = f"{self._what} got readers of different lengths: of batches {counts}"
+        if self._on_unequal == "raise":
+            raise ReaderError(
+                f"{text}; expected the same number on every process. Give every process as much, "
+                "or pass on_unequal='pad', which feeds empty batches."
+            )
+        _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
+
+
+def _add_up(
+    num_batches: int, shares: Sequence[Mapping[str, Any] | None] | None, full: Sequence[int]
+) -> list[int]:
+    """Return how many examples each batch of a launch has on all processes.
+
+    Who asked for nothing is taken to have full batches, and so are all where nobody asked. Where
+    the last batch is full on some and short on others, the former count too many here; the sum of
+    an epoch is exact.
+    """
+    totals = [0] * num_batches
+    for share, size in zip(shares or [None] * len(full), full, strict=True):
+        counts = [size] * num_batches if share is None else share["counts"]
+        for number, count in enumerate(counts):
+            totals[number] += count
+    return totals
+
+
+def count_examples(feed: Feed) -> int:
+    """Return how many examples a feed has; 0 of one that is no feed, which is found later."""
+    for value in feed.values():
+        shape = np.shape(value)
+        return shape[0] if shape else 0
+    return 1
+
+
+def make_empty(specs: Mapping[str, FeedSpec]) -> dict[str, np.ndarray]:
+    """Return a batch without examples."""
+    return {name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in specs.items()}
+
+
+def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str) -> First:
+    """Return what the first batches say; say what looks wrong. Collective.
+
+    Every device of the run gets as many examples; the largest first batch says how many.
+
+    Arguments:
+      first: this process's first batch, None where its reader has none.
+      num_devices: the devices of this process.
+    """
+    count = 0 if first is None else count_examples(first)
+    rows = group.exchange(what, [-(-count // num_devices), count, _hash(first)])
+    hashes = [digest for _, its, digest in rows if its]
+    if not group.index and len(hashes) > 1 and len(set(hashes)) == 1:
+        _LOGGER.warning(
+            "%s got the same first batch on all %d processes, expected a part of the data on each: "
+            "every example would count several times. Readers of penstock share the data by "
+            "themselves; of a reader of your own yield jax.process_index()'s part.",
+            what,
+            len(hashes),
+        )
+    size = max(share for share, _, _ in rows) * num_devices
+    return First(size, [its for _, its, _ in rows])
+
+
+def check_size(feed: Feed, size: int, what: str) -> None:
+    """Raise if a batch has more examples than the processes agreed on.
+
+    Raises:
+      FeedError: it has.
+    """
+    count = count_examples(feed)
+    if count > size:
+        raise FeedError(
+            f"{what} got a batch of {count} examples on one process, expected at most {size} as in "
+            "the first batches. On several processes a batch must not grow, since the others would "
+            "not know of it. Let the reader begin with its largest."
+        )
+
+
+def _hash(feed: Feed | None) -> int:
+    digest = 0
+    for _, value in sorted((feed or {}).items()):
+        array = np.ascontiguousarray(value)
+        if array.dtype != object:
+            digest = zlib.crc32(array.tobytes()[:_HASHED_BYTES], digest)
+    return digest

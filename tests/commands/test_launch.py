@@ -1,0 +1,162 @@
+"""`penstock launch`: what its words stand for, and what it hands on."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from penstock.commands._checks import UsageError
+from penstock.commands.launch import find_program
+from tests.commands.running import penstock, run
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Work in a folder with a script of each kind."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a script.py").write_text("import sys; print(sys.argv[1:])")
+    (tmp_path / "tool").write_text("#!/usr/bin/env python3\nprint('tool')")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\necho run\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "notes.txt").write_text("no program")
+    (tmp_path / "eval").write_text("#!/usr/bin/env python3\nprint('a command comes first')")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["train", "--model_name=lenet"], ["{}", "-m", "penstock", "train", "--model_name=lenet"]),
+        (["eval"], ["{}", "-m", "penstock", "eval"]),
+        (["import-weights"], ["{}", "-m", "penstock", "import-weights"]),
+        (["a script.py", "--", "x"], ["{}", "a script.py", "--", "x"]),
+        (["tool", "1"], ["{}", "tool", "1"]),
+        (["-m", "json.tool", "x"], ["{}", "-m", "json.tool", "x"]),
+        (["./run.sh"], ["./run.sh"]),
+        (["sh", "-c", "exit"], ["sh", "-c", "exit"]),
+    ],
+)
+def test_words_stand_for_a_program(folder, words, program):
+    assert find_program(words) == [word.replace("{}", sys.executable) for word in program]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], r"got the program 'trian', expected a command .* Did you mean 'train'\?"),
+        (["a scirpt.py"], r"a Python file, .* Did you mean 'a script.py'\?"),
+        (["nowhere/a.py"], "got the program 'nowhere/a.py', expected"),
+        (["notes.txt"], "It is a file that may not be executed"),
+        (["-m"], "-m got no module, expected its name"),
+        (["launch"], "got the program 'launch'"),
+        (["--help"], "got the program '--help'"),
+        ([""], "got the program ''"),
+    ],
+)
+def test_words_that_stand_for_none_are_an_error_with_the_nearest(folder, words, message):
+    with pytest.raises(UsageError, match=message):
+        find_program(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "2"], "got nothing to start, expected a program. What to start stands behind `--`"),
+        (["-n", "2", "train"], "got 'train', expected flags: .* What to start stands behind `--`"),
+        (["--", "train"], "the following arguments are required: -n/--num_processes"),
+        (["-n", "0", "--", "train"], "-n got '0', expected a number of 1 or more"),
+        (["-n", "two", "--", "train"], "-n got 'two', expected a number of 1 or more"),
+        (["-n", "-2", "--", "train"], "-n"),
+        (["-n", "2:4", "--", "train"], "-n got '2:4', expected one number"),
+        (["-n", "4:2", "--on=ray", "--", "train"], "-n got '4:2', expected a number"),
+        (["-n", "2", "--hang=0", "--", "train"], "--hang got 0.0, expected a number above 0"),
+        (["-n", "2", "--grace=-1", "--", "train"], "--grace got -1.0, expected a number of 0 or"),
+        (["-n", "2", "--max-restarts=-1", "--", "train"], "--max_restarts got -1, expected"),
+        (["-n", "2", "--max-restart=1", "--", "train"], "Did you mean '--max_restarts'?"),
+        (["-n", "2", "--address=auto", "--", "train"], "--address got 'auto', expected none"),
+        (["-n", "2", "--on=ray", "--linger=1", "--", "train"], "--linger got 1.0, expected none"),
+        (["-n", "2", "--on=ray", "--place=gpu", "--", "train"], "--place got 'gpu', expected none"),
+        (["-n", "2", "--on=slurm", "--", "train"], "--on got 'slurm', expected"),
+        (["-n", "2", "--on=ray", "--", "sh"], "got the program 'sh', expected with --on=ray"),
+    ],
+)
+def test_wrong_words_are_a_usage_error(words, message, capsys):
+    status, out, err = run(capsys, "launch", *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("penstock launch: ")
+    head, _, tail = message.partition(" .* ")
+    assert head in err
+    assert tail in err
+
+
+def test_more_processes_than_gpus_are_a_usage_error(capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    status, _, err = run(capsys, "launch", "-n", "2", "--place", "gpu", "--", "train")
+    assert status == 2
+    assert "penstock launch: num_processes got 2 on GPUs, expected at most 1" in err
+
+
+@pytest.mark.parametrize("name", ["--max-restarts", "--max_restarts"])
+def test_script_runs_once_a_process_with_its_own_words(folder, name):
+    done = penstock(folder, "launch", "-n2", name, "1", "--", "a script.py", "-n", "3", "--", "x y")
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] ['-n', '3', '--', 'x y']",
+        "[1] ['-n', '3', '--', 'x y']",
+    ]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_command_of_penstock_runs_in_each_process(folder):
+    done = penstock(folder, "launch", "-n", "2", "--", "cache", "--help")
+    for rank in range(2):
+        assert f"[{rank}] usage: penstock cache" in done.stdout
+    assert done.returncode == 0
+
+
+def test_exit_status_is_that_of_the_program(folder):
+    done = penstock(folder, "launch", "-n", "1", "--", "sh", "-c", "exit 5")
+    assert done.returncode == 5
+    assert done.stderr == "penstock launch: process 0 ended with code 5\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "least", "most"), [("3", None, 3), ("2:4", 2, 4)], ids=["fixed", "elastic"]
+)
+def test_group_on_ray_is_handed_on_as_it_was_asked_for(size, least, most, monkeypatch, capsys):
+    given = {}
+
+    def launch_on_ray(words: list[str], **options) -> int:
+        given.update(options, words=list(words))
+        return 75
+
+    # What starts a cluster takes 20 s: tests of Ray itself are elsewhere.
+    module = types.ModuleType("penstock.distributed.ray_runs")
+    monkeypatch.setattr(module, "launch_on_ray", launch_on_ray, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    words = ["--on", "ray", "--address=auto", "--max-restarts=3", "--hang=60", "--", "train", "-x"]
+    assert run(capsys, "launch", "-n", size, *words)[0] == 75
+    assert given == {
+        "words": ["train", "-x"],
+        "num_processes": most,
+        "min_processes": least,
+        "max_restarts": 3,
+        "address": "auto",
+        "hang_secs": 60.0,
+    }
+
+
+def test_help_fits_80_columns_and_names_what_a_process_finds(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(capsys, "launch", "--help")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.startswith("usage: penstock launch -n N [OPTIONS] -- COMMAND [ARGUMENTS]\n")
+    for name in ("JAX_COORDINATOR_ADDRESS", "PENSTOCK_LOCAL_RANK", "PENSTOCK_RESTARTS"):
+        assert name in out
+
+
+def test_closed_stdout_is_no_failure_of_a_command():
+    command = f"'{sys.executable}' -m penstock --version >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")

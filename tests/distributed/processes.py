@@ -1,0 +1,121 @@
+"""Processes of this machine that join each other, started as a launcher starts them.
+
+python -m tests.distributed.processes WHAT: one of them, which prints what it has as JSON. Plain;
+workers, where a reader has processes of its own; or adopt, where JAX has joined them before.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+from tests import compiling
+from tests.source_tree import ROOT
+
+
+def free_port() -> int:
+    """Return a port of this machine at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(what: str, variables: dict[str, str]) -> subprocess.Popen[str]:
+    """Start one process on one CPU device."""
+    own = {"XLA_FLAGS": compiling.xla_flags(), "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.distributed.processes", what],
+        cwd=ROOT,
+        env=os.environ | own | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def jax_variables(port: int, process_id: int, num_processes: int = 2) -> dict[str, str]:
+    """Return the variables that `penstock launch` sets."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(num_processes),
+        "JAX_PROCESS_ID": str(process_id),
+    }
+
+
+def torch_variables(port: int, process_id: int, num_processes: int = 2) -> dict[str, str]:
+    """Return the variables that torchrun sets."""
+    return {
+        "RANK": str(process_id),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_RANK": str(process_id),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"run of {port}",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+    }
+
+
+def finish(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Wait for processes; return status, stdout and stderr of each."""
+    try:
+        outputs = [process.communicate(timeout=180) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [
+        (process.returncode, out, err) for process, (out, err) in zip(started, outputs, strict=True)
+    ]
+
+
+def results(started: list[subprocess.Popen[str]]) -> list[dict]:
+    """Wait for processes that all end well; return what each printed."""
+    found = []
+    for status, out, err in finish(started):
+        assert status == 0, err
+        line = next(line for line in out.splitlines() if line.startswith("RESULT "))
+        found.append(json.loads(line.removeprefix("RESULT ")) | {"said": err})
+    return found
+
+
+def main(what: str) -> None:
+    """Join the others, and print what came of it."""
+    import jax
+    import numpy as np
+
+    import penstock as ps
+    from penstock import readers
+
+    before = readers.arrays({"x": np.arange(12)}, 6)
+    if what == "adopt":
+        address, count, place = (
+            os.environ[f"OWN_{name}"] for name in ("ADDRESS", "COUNT", "PLACE")
+        )
+        jax.distributed.initialize(address, int(count), int(place))
+    ps.distributed.initialize()
+    ps.distributed.initialize()
+    from jax.experimental import multihost_utils
+
+    data = {"x": np.arange(12)}
+    own = readers.arrays(data, 6)
+    workers = "process" if what == "workers" else "thread"
+    numbers = readers.indexed(range(12), 6, num_workers=1, workers=workers)
+    samples = readers.shuffle(readers.arrays(data, None), 12, seed=3)
+    total = multihost_utils.process_allgather(np.float32(jax.process_index() + 1)).sum()
+    result = {
+        "total": float(total),
+        "count": jax.process_count(),
+        "local": jax.local_device_count(),
+        "before": [batch["x"].tolist() for batch in before],
+        "own": [batch["x"].tolist() for batch in own],
+        "all": [batch["x"].tolist() for batch in readers.arrays(data, 6, shard=readers.Shard())],
+        "indexed": [batch.tolist() for batch in numbers],
+        "samples": [[int(one["x"]) for one in batch] for batch in readers.batch(samples, 6)],
+        "generated": list(readers.batch(lambda: iter(range(4)), 4)),
+    }
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

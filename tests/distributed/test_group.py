@@ -1,0 +1,247 @@
+"""Processes that agree through the hub, here threads of one process."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from penstock._errors import PeerError
+from penstock.distributed import exits, group
+from penstock.distributed.exit_codes import AGAIN
+from penstock.distributed.hub import Hub
+
+
+class Members:
+    """A hub and its members; what ends a process is noted in place of being done."""
+
+    def __init__(self, count, monkeypatch, *, heartbeat_secs=30.0, hang_secs=None):
+        self.left, self.said = [], []
+        monkeypatch.setattr(exits, "leave", self.left.append)
+        monkeypatch.setattr(exits, "say", self.said.append)
+        # Whoever dumps the stacks later would take the timer of pytest's own.
+        monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: None)
+        monkeypatch.setattr(exits, "dump_stacks", self.said.append)
+        for name in ("GRACE_SECS", "GRACE_OF_A_LOSS_SECS", "LINGER_SECS"):
+            monkeypatch.setattr(group, name, 0.05)
+        self.hub = Hub(count, "token", heartbeat_secs=heartbeat_secs, hang_secs=hang_secs)
+        self.hub.start()
+        address = ("127.0.0.1", self.hub.port)
+        self.all = [
+            group.Joined(index, count, address, "token", heartbeat_secs=heartbeat_secs)
+            for index in range(count)
+        ]
+
+    def run(self, function):
+        """Return what the function returned or raised on each member, at the same time."""
+        results = [None] * len(self.all)
+
+        def work(index):
+            try:
+                results[index] = function(self.all[index])
+            except BaseException as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(len(self.all))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    def close(self):
+        for each in self.all:
+            each._over = {"code": 0}
+            each.hang_up()
+        self.hub.close()
+
+
+@pytest.fixture
+def make(monkeypatch):
+    made = []
+
+    def make_members(count, **options):
+        made.append(Members(count, monkeypatch, **options))
+        return made[-1]
+
+    yield make_members
+    for each in made:
+        each.close()
+
+
+def wait_until(is_so):
+    while not is_so():
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_exchange_gives_every_process_the_values_of_all(make, count):
+    members = make(count)
+    expected = [{"n": index, "text": "é\n"} for index in range(count)]
+    for _ in range(3):
+        given = members.run(lambda each: each.exchange("a", {"n": each.index, "text": "é\n"}))
+        assert given == [expected] * count
+
+
+def test_exchange_of_megabytes_arrives_whole(make):
+    members = make(3)
+    given = members.run(lambda each: each.exchange("a", f"{each.index}" * 3_000_000))
+    assert [[len(value) for value in values] for values in given] == [[3_000_000] * 3] * 3
+
+
+def test_exception_in_a_call_ends_the_others_with_its_text(make):
+    members = make(2)
+
+    def work(each):
+        with each.inside("trainer.train"):
+            if each.index:
+                raise ValueError("boom")
+            return each.exchange("trainer.train")
+
+    first, second = members.run(work)
+    assert isinstance(second, ValueError)
+    assert isinstance(first, PeerError)
+    assert "process 1 failed with ValueError: boom" in str(first)
+
+
+def test_exception_that_all_raise_alike_may_be_caught_by_all(make):
+    members = make(3)
+
+    def work(each):
+        try:
+            with each.inside("trainer.train"):
+                raise ValueError("boom")
+        except ValueError:
+            pass
+        with each.inside("trainer.train"):
+            return each.exchange("again", each.index)
+
+    assert members.run(work) == [[0, 1, 2]] * 3
+    assert members.left == []
+
+
+def test_process_that_waits_for_one_that_failed_is_ended(make):
+    members, is_over = make(2), threading.Event()
+
+    def work(each):
+        with each.inside("trainer.train"):
+            if each.index:
+                raise ValueError("boom")
+            is_over.wait()  # as in a launch, which no exception of Python ends
+
+    thread = threading.Thread(target=members.run, args=(work,))
+    thread.start()
+    wait_until(lambda: members.left)
+    is_over.set()
+    thread.join()
+    assert members.left == [1]
+    assert "process 1 failed with ValueError: boom" in members.said[0]
+    assert "Process 0 cannot go on without it" in members.said[0]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_loss_of_a_process_is_told_and_asks_for_another_try(make, lost):
+    members = make(3)
+
+    def work(each):
+        if each.index == lost:
+            each._peer.shutdown(socket.SHUT_RDWR)
+            return None
+        with each.inside("trainer.train"):
+            each.exchange("trainer.train")
+
+    results = members.run(work)
+    others = [result for index, result in enumerate(results) if index != lost]
+    assert all(f"process {lost} was lost" in str(result) for result in others)
+    assert all(each._find_failure()["code"] == AGAIN for each in members.all if each.index != lost)
+
+
+def test_process_that_is_silent_is_named(make, monkeypatch):
+    members = make(2, heartbeat_secs=0.5)
+    silent = members.all[1]
+    monkeypatch.setattr(silent, "_send", lambda said: None)
+    wait_until(lambda: members.all[0]._find_failure())
+    failure = members.all[0]._find_failure()
+    assert "process 1 has not answered" in failure["what"]
+    assert failure["code"] == AGAIN
+
+
+def test_call_that_makes_no_progress_is_named_with_the_one_behind(make):
+    members = make(2, heartbeat_secs=1.0, hang_secs=0.8)
+    is_over = threading.Event()
+
+    def work(each):
+        with each.inside("trainer.train"):
+            for step in range(3 + each.index):
+                each.advance(step)
+            is_over.wait()
+
+    thread = threading.Thread(target=members.run, args=(work,))
+    with members.all[0].watched(lambda: False, lambda: "waits for its reader"):
+        thread.start()
+        wait_until(lambda: members.left)
+        is_over.set()
+        thread.join()
+    text = "\n".join(members.said)
+    assert "process 0 has not moved" in text
+    assert "it waits for its reader" in text
+    assert text.count("all stacks") == 2
+    assert set(members.left) == {AGAIN}
+
+
+def test_compiling_is_no_hang(make):
+    members = make(2, heartbeat_secs=1.0, hang_secs=0.8)
+
+    def work(each):
+        with each.inside("trainer.train"):
+            if each.index:
+                with each.compiling():
+                    time.sleep(1.6)
+            return each.exchange("trainer.train", each.index)
+
+    assert members.run(work) == [[0, 1]] * 2
+
+
+def test_stop_of_one_process_is_carried_to_all_at_one_step(make):
+    members = make(3)
+
+    def work(each):
+        for step in range(10_000):
+            # As launches in flight do: nobody is further ahead than they allow.
+            wait_until(lambda: each.position - min(m.position for m in members.all) < 5)
+            each.advance(step)
+            wants = each.index == 1 and step >= 20
+            if (each.is_asked or wants) and each.meet():
+                each.exchange("an agreement")
+                return step
+        return None
+
+    steps = members.run(work)
+    assert len(set(steps)) == 1
+    assert 20 <= steps[0] < 9_999
+
+
+def test_readers_of_different_lengths_are_levelled(make):
+    members = make(3)
+
+    def work(each):
+        left, num_empty = [5, 3, 4][each.index], 0
+        while True:
+            if not left:
+                shares = each.share({"n": 0})
+                if None not in shares:
+                    return num_empty
+                num_empty += 1
+            each.take()
+            left = max(0, left - 1)
+
+    assert members.run(work) == [0, 2, 1]
+
+
+def test_stranger_at_the_hubs_port_disturbs_nobody(make):
+    members = make(2)
+    for said in (b"GET / HTTP/1.0\r\n\r\n", b'{"kind":"hello","token":"x","index":1}\n', b"\xff\n"):
+        with socket.create_connection(("127.0.0.1", members.hub.port)) as stranger:
+            stranger.sendall(said)
+            assert stranger.recv(1) == b""
+    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2

@@ -1,0 +1,264 @@
+"""`initialize`: what it checks, and real processes that it joins."""
+
+import os
+import re
+import socket
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.distributed import joining
+from tests.distributed.processes import (
+    finish,
+    free_port,
+    jax_variables,
+    results,
+    start,
+    torch_variables,
+)
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch):
+    """Leave out what started the tests themselves."""
+    for name in os.environ:
+        if name.startswith(("JAX_COORD", "JAX_NUM", "JAX_PROCESS", "SLURM", "OMPI", "PENSTOCK_H")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def never_joins(monkeypatch):
+    """Fail where a process would wait for others."""
+    monkeypatch.setattr(joining, "_join", lambda *args: pytest.fail("joined"))
+
+
+def test_alone_nothing_happens(never_joins, capsys, caplog):
+    ps.distributed.initialize()
+    ps.distributed.initialize(hosts=["localhost:1"])
+    ps.distributed.initialize(num_processes=1)
+    assert capsys.readouterr() == ("", "")
+    assert caplog.messages == []
+
+
+def test_batch_script_is_warned_once(never_joins, monkeypatch, caplog):
+    joining._warn_once.cache_clear()
+    for name, value in {"JOB_ID": "1", "NTASKS": "2", "PROCID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    ps.distributed.initialize()
+    ps.distributed.initialize()
+    assert [message[:29] for message in caplog.messages] == ["this Slurm job has 2 tasks, a"]
+
+
+def test_process_that_multiprocessing_spawns_joins_nobody(never_joins, monkeypatch):
+    monkeypatch.setenv("RANK", "nonsense")
+    process = joining.multiprocessing.current_process()
+    monkeypatch.setattr(process, "_inheriting", True, raising=False)
+    ps.distributed.initialize("node1:80", 2, 0)
+
+
+def test_after_the_first_computation_it_is_too_late():
+    jax.devices()
+    text = (
+        "initialize got 2 processes to join, by arguments, after JAX's first computation, expected "
+        "to come before it. JAX has begun with the devices of this process alone, and takes no "
+        "others in. jax.devices() and jax.process_index() begin too. Call it at the top of the "
+        "script."
+    )
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        ps.distributed.initialize("127.0.0.1:1", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_processes": 0}, "num_processes got 0, expected an integer of 1 or more."),
+        ({"process_id": -1}, "process_id got -1, expected an integer of 0 or more."),
+        ({"num_processes": "2"}, "num_processes got '2', expected an integer"),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
+            "process_id got 2, expected a number from 0 to 1. It counts processes from 0, and "
+            "num_processes is 2. Correct one of the two.",
+        ),
+        (
+            {"coordinator_address": "a", "num_processes": 2, "process_id": 1},
+            "coordinator_address got 'a', expected HOST:PORT.",
+        ),
+        ({"process_id": 1}, "initialize got process_id=1 and no coordinator_address, num_proc"),
+        (
+            {"hosts": ["a:1", "b:1"], "num_processes": 2},
+            "initialize got hosts=['a:1', 'b:1'], coordinator_address=None, num_processes=2, "
+            "expected hosts alone, a list of HOST:PORT.",
+        ),
+        ({"hosts": "a:1,b:1"}, "initialize got hosts='a:1,b:1', coordinator_address=None, num_"),
+        ({"hosts": ["a:1", "b"]}, "hosts[1] got 'b', expected HOST:PORT."),
+        ({"hosts": ["a:1", "b:1"], "process_id": 2}, "process_id got 2, expected a number from 0"),
+        (
+            {"hosts": ["127.0.0.1:1", "localhost:2"]},
+            f"hosts got 127.0.0.1:1, localhost:2: 2 of this machine, {socket.gethostname()}, "
+            "expected one of this machine. By its address each finds out which of the processes it "
+            "is. Check the addresses, or say it with process_id.",
+        ),
+        (
+            {"hosts": ["198.51.100.1:1", "198.51.100.2:2"]},
+            f"198.51.100.2:2: none of this machine, {socket.gethostname()}, expected one of this",
+        ),
+        ({"heartbeat_secs": 0}, "heartbeat_secs got 0, expected a number of seconds above 0."),
+        ({"hang_secs": float("nan")}, "hang_secs got nan, expected a number of seconds above 0."),
+        ({"initialization_secs": "x"}, "initialization_secs got 'x', expected a number of sec"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(never_joins, arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ps.distributed.initialize(**arguments)
+
+
+@pytest.mark.parametrize("name", ["HEARTBEAT", "INITIALIZATION", "HANG"])
+def test_variable_of_seconds_is_named_where_it_is_none(never_joins, monkeypatch, name):
+    monkeypatch.setenv(f"PENSTOCK_{name}_SECS", "soon")
+    text = f"the environment variable PENSTOCK_{name}_SECS got 'soon', expected a number of seconds"
+    with pytest.raises(ValueError, match=text):
+        ps.distributed.initialize()
+
+
+def test_seconds_of_arguments_win_over_those_of_variables(monkeypatch):
+    joined = []
+    monkeypatch.setattr(joining, "_join", lambda member, *secs: joined.append(secs))
+    monkeypatch.setattr(joining, "_wait_for_all", joined.append)
+    monkeypatch.setattr(joining.group, "start", lambda **secs: joined.append(secs))
+    monkeypatch.setattr(joining, "_is_joined", joining.threading.Event())
+    ps.distributed.initialize("a:1", 2, 1)
+    monkeypatch.setenv("PENSTOCK_HEARTBEAT_SECS", "7")
+    monkeypatch.setenv("PENSTOCK_INITIALIZATION_SECS", "8")
+    monkeypatch.setenv("PENSTOCK_HANG_SECS", "9.5")
+    ps.distributed.initialize("a:1", 2, 1)
+    ps.distributed.initialize("a:1", 2, 1, heartbeat_secs=1, initialization_secs=2, hang_secs=3)
+    assert joined == [
+        *((30, 1800), 1800, {"heartbeat_secs": 30, "hang_secs": None}),
+        *((7, 8), 8, {"heartbeat_secs": 7, "hang_secs": 9.5}),
+        *((1, 2), 2, {"heartbeat_secs": 1, "hang_secs": 3}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "host", "expected"),
+    [
+        ("", "127.0.0.1", ("127.0.0.1", 80)),
+        ("", "localhost", ("localhost", 80)),
+        ("", "node1", ("", 80)),
+        ("[::]:81", "127.0.0.1", ("", 81)),
+        ("10.0.0.1:81", "node1", ("10.0.0.1", 81)),
+    ],
+)
+def test_coordinator_of_one_machine_hears_nobody_outside_it(monkeypatch, variable, host, expected):
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", variable)
+    member = joining.Membership(host=host, port=80, num_processes=2)
+    assert joining._choose_bind_address(member) == expected
+
+
+def check_joined(found):
+    """Check what two processes have that were joined."""
+    first, second = found
+    assert [one["total"] for one in found] == [3.0, 3.0]
+    assert [one["count"] for one in found] == [2, 2]
+    whole = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    for one in found:
+        # Made before they were joined, or told to read all.
+        assert one["before"] == one["all"] == whole
+        assert one["generated"] == [[0, 1, 2, 3]]
+    assert first["own"] == first["indexed"] == [[0, 1, 2], [6, 7, 8]]
+    assert second["own"] == second["indexed"] == [[3, 4, 5], [9, 10, 11]]
+    # The batches of one process, side by side.
+    order = ps.readers.shuffle(ps.readers.arrays({"x": np.arange(12)}, None), 12, seed=3)
+    numbers = [int(one["x"]) for one in order]
+    both = zip(first["samples"], second["samples"], strict=True)
+    assert [left + right for left, right in both] == [numbers[:6], numbers[6:]]
+
+
+# 6 s of processor time: two processes that import JAX.
+def test_two_processes_of_jaxs_variables_are_joined_once_and_share_the_data():
+    port = free_port()
+    found = results([start("plain", jax_variables(port, place)) for place in range(2)])
+    check_joined(found)
+    joined = (
+        "penstock: joined 2 processes through JAX_COORDINATOR_ADDRESS (process 0 of 2 on "
+        f"{socket.gethostname()}, coordinator 127.0.0.1:{port})"
+    )
+    assert found[0]["said"].count(joined) == 1
+    assert "joined" not in found[1]["said"]
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchruns_variables_are_joined_at_another_port():
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):  # torch's own store
+        found = results([start("workers", torch_variables(port, place)) for place in range(2)])
+    check_joined(found)
+    assert "joined 2 processes through torchrun (process 0 of 2 on " in found[0]["said"]
+    assert f"coordinator 127.0.0.1:{61440 + port % 4096}, restart 1)" in found[0]["said"]
+
+
+@pytest.mark.slow
+def test_processes_that_jax_has_joined_are_adopted():
+    port = free_port()
+    variables = [
+        {"OWN_ADDRESS": f"127.0.0.1:{port}", "OWN_COUNT": "2", "OWN_PLACE": str(place)}
+        for place in range(2)
+    ]
+    found = results([start("adopt", each) for each in variables])
+    check_joined(found)
+    assert found[0]["said"].count("joined 2 processes through jax.distributed (process 0") == 1
+
+
+@pytest.mark.slow
+def test_process_that_comes_35_s_late_ends_no_run():
+    port = free_port()
+    started = [start("plain", jax_variables(port, 0))]
+    time.sleep(35)  # longer than the 30 s that a collective waits on CPU
+    assert started[0].poll() is None
+    started.append(start("plain", jax_variables(port, 1)))
+    check_joined(results(started))
+
+
+@pytest.mark.slow
+def test_taken_port_is_an_error_of_process_0_and_no_crash():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ((status, _, said),) = finish([start("plain", jax_variables(port, 0))])
+    assert status == 1
+    assert f"OSError: process 0 got no port {port} to listen at" in said
+
+
+@pytest.mark.slow
+def test_process_that_never_comes_is_an_error_of_the_others_and_no_abort():
+    port = free_port()
+    short, long = {"PENSTOCK_INITIALIZATION_SECS": "12"}, {"PENSTOCK_INITIALIZATION_SECS": "60"}
+    ended = finish(
+        [
+            start("plain", jax_variables(port, 0, 3) | short),
+            start("plain", jax_variables(port, 2, 3) | long),
+        ]
+    )
+    for status, _, said in ended:
+        assert status == 1
+        assert "got 2 of 3 processes within 12 s, expected all of them. Process 1 has not " in said
+
+
+@pytest.mark.slow
+def test_process_0_that_is_killed_while_it_waits_may_be_started_again():
+    port = free_port()
+    waiting = [start("plain", jax_variables(port, place, 3)) for place in (0, 1)]
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except ConnectionRefusedError:
+            assert waiting[0].poll() is None
+            time.sleep(0.1)
+    waiting[0].kill()
+    waiting[0].communicate()
+    again = [start("plain", jax_variables(port, place, 3)) for place in (0, 2)]
+    found = results([waiting[1], *again])
+    assert [one["total"] for one in found] == [6.0] * 3

@@ -1,0 +1,233 @@
+"""`launch`: a group is started, named when it fails, and started again where that may help."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from penstock.distributed import local_launch
+from penstock.distributed.exit_codes import AGAIN
+from tests.source_tree import ROOT
+
+
+def test_processes_find_each_other_by_their_environment(run, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    status, out, err = run(
+        "print(json.dumps(dict(os.environ)), sys.argv[1:])", 3, hang_secs=300, heartbeat_secs=12.5
+    )
+    assert (status, err) == (0, [])
+    found = {}
+    for line in out.splitlines():
+        number, _, text = line.partition(" ")
+        found[number] = json.loads(text.removesuffix(" []"))
+    assert sorted(found) == ["[0]", "[1]", "[2]"]
+    addresses = {each["JAX_COORDINATOR_ADDRESS"] for each in found.values()}
+    assert len(addresses) == 1
+    assert addresses.pop().startswith("127.0.0.1:")
+    for rank in range(3):
+        each = found[f"[{rank}]"]
+        assert each["JAX_PROCESS_ID"] == each["PENSTOCK_LOCAL_RANK"] == str(rank)
+        assert (each["JAX_NUM_PROCESSES"], each["PENSTOCK_RESTARTS"]) == ("3", "0")
+        assert float(each["PENSTOCK_HANG_SECS"]) == 300
+        assert float(each["PENSTOCK_HEARTBEAT_SECS"]) == 12.5
+        assert each["PYTHONUNBUFFERED"] == "1"
+        assert each["JAX_PLATFORMS"] == os.environ["JAX_PLATFORMS"]
+        assert 1 <= int(each["OMP_NUM_THREADS"]) <= max(1, (os.cpu_count() or 1) // 3)
+
+
+@pytest.mark.slow
+def test_settings_that_are_not_given_are_not_in_the_environment(run):
+    _, out, _ = run("print('PENSTOCK_HANG_SECS' in os.environ)", 1)
+    assert out == "[0] False\n"
+
+
+def test_lines_of_processes_that_write_at_once_stay_whole(run):
+    status, out, _ = run("for _ in range(500): print('abc' * 300, rank)", 3)
+    assert status == 0
+    counts = {rank: out.count(f"[{rank}] {'abc' * 300} {rank}\n") for rank in range(3)}
+    assert counts == dict.fromkeys(range(3), 500)
+    assert len(out.splitlines()) == 1500
+
+
+def test_last_line_without_newline_and_bytes_that_are_no_text_come_through(write, launch_apart):
+    body = "sys.stdout.buffer.write(b'\\xff\\x00\\n 1%\\r 2%\\nend')"
+    launched = launch_apart(write(body))
+    out, err = launched.communicate()
+    assert sorted(out.splitlines()) == sorted(
+        [b"[0] \xff\x00", b"[0]  2%", b"[0] end", b"[1] \xff\x00", b"[1]  2%", b"[1] end"]
+    )
+    assert (launched.returncode, err) == (0, b"")
+
+
+def test_error_of_one_ends_all_and_is_named(run):
+    body = """
+if rank == 1:
+    raise ValueError("7 is too much")
+wait()
+"""
+    status, _, err = run(body, linger_secs=0)
+    assert status == 1
+    assert "[1] ValueError: 7 is too much" in err
+    assert err[-1] == "penstock launch: process 1 ended with code 1 (ValueError: 7 is too much)"
+
+
+def test_others_may_end_by_themselves_after_an_error(run):
+    # Process 0 notices by a closed connection, as it would in a collective.
+    body = """
+if rank == 1:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", int(os.environ["JAX_COORDINATOR_ADDRESS"].split(":")[1])))
+        server.listen()
+        server.accept()
+    sys.exit(7)
+while True:
+    try:
+        address = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")
+        peer = socket.create_connection((address[0], int(address[1])))
+        break
+    except OSError:
+        time.sleep(0.01)
+peer.recv(1)
+print("saved")
+"""
+    status, out, err = run(body, linger_secs=60)
+    assert (status, out) == (7, "[0] saved\n")
+    assert err == ["penstock launch: process 1 ended with code 7"]
+
+
+def test_process_that_ends_well_is_no_reason_to_end_the_others(run):
+    body = """
+say_ready()
+if rank == 1:
+    other = wait_for_ready(0)
+    while Path(f"/proc/{other}").exists():
+        time.sleep(0.01)
+    print("done")
+"""
+    assert run(body, linger_secs=0) == (0, "[1] done\n", [])
+
+
+def test_process_that_ignores_sigterm_or_is_stopped_is_killed(run):
+    body = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say_ready()
+if rank == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+elif rank == 1:
+    wait()
+wait_for_ready(1)
+stat = Path(f"/proc/{wait_for_ready(0)}/stat")
+while stat.exists() and stat.read_text().split()[2] != "T":
+    time.sleep(0.01)
+sys.exit(3)
+"""
+    status, _, err = run(body, 3, linger_secs=0)
+    assert status == 3
+    (line,) = err
+    assert line == (
+        "penstock launch: process 2 ended with code 3; "
+        "killed, as it did not end in time: process 0 and 1"
+    )
+
+
+def test_killed_process_is_named_by_its_signal(run):
+    body = "os.kill(os.getpid(), signal.SIGKILL) if rank == 0 else wait()"
+    status, _, err = run(body, linger_secs=0)
+    assert (status, err) == (137, ["penstock launch: process 0 was killed by SIGKILL"])
+
+
+@pytest.mark.quick("kill")
+@pytest.mark.parametrize("end", ["sys.exit(75)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_lost_process_has_all_started_again_with_another_port(run, end):
+    body = f"""
+print(os.environ["JAX_COORDINATOR_ADDRESS"], restarts)
+if restarts == 0:
+    {end} if rank == 1 else wait()
+"""
+    status, out, err = run(body, linger_secs=0, max_restarts=3)
+    assert status == 0
+    first, second = (
+        {line.split()[1] for line in out.splitlines() if line.endswith(n)} for n in "01"
+    )
+    assert len(second) == 1
+    assert first != second
+    (line,) = err
+    assert line.endswith("All start again in 0.5 s: restart 1 of 3.")
+
+
+@pytest.mark.slow
+def test_group_that_is_lost_at_once_is_started_three_times_at_most(run):
+    status, out, err = run(f"print(restarts)\nsys.exit({AGAIN})", 1, max_restarts=50)
+    assert (status, out) == (AGAIN, "[0] 0\n[0] 1\n[0] 2\n")
+    assert err[-1] == (
+        "penstock launch: process 0 ended with code 75, after 2 restarts. "
+        "Lost within 5 s of its start 3 times in a row: not started again."
+    )
+
+
+def test_restarts_are_used_up(run):
+    status, out, err = run(f"print(restarts)\nsys.exit({AGAIN})", 1, max_restarts=1)
+    assert (status, out) == (AGAIN, "[0] 0\n[0] 1\n")
+    assert err[-1] == "penstock launch: process 0 ended with code 75, after 1 restart"
+
+
+@pytest.mark.quick("1")
+@pytest.mark.parametrize("code", [1, 2, 130, 143])
+def test_end_that_is_no_loss_is_final(run, code):
+    status, out, _ = run(f"print(restarts)\nsys.exit({code})", 1, max_restarts=5)
+    assert (status, out) == (code, "[0] 0\n")
+
+
+def test_launch_outside_the_main_thread_runs_and_restores_nothing(write, capfd):
+    before = signal.getsignal(signal.SIGINT)
+    statuses = []
+    words = write("sys.exit(3)")
+    thread = threading.Thread(target=lambda: statuses.append(local_launch.launch(words, 2)))
+    thread.start()
+    thread.join()
+    assert statuses == [3]
+    assert local_launch.launch(write("pass"), 1) == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_taken_port_is_not_chosen(monkeypatch):
+    from penstock.distributed import _child_environment as environment
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(environment, "_PORTS", [port] * environment._NUM_TRIES)
+        assert environment.choose_port() not in (0, port)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_processes": 0}, "num_processes got 0, expected an integer of 1 or more"),
+        ({"max_restarts": -1}, "max_restarts got -1, expected an integer of 0 or more"),
+        ({"hang_secs": 0}, "hang_secs got 0, expected seconds, more than 0"),
+        ({"heartbeat_secs": float("nan")}, "heartbeat_secs got nan, expected seconds, more than 0"),
+        ({"grace_secs": -1.0}, r"grace_secs got -1.0, expected seconds, 0 or more"),
+        ({"linger_secs": float("inf")}, r"linger_secs got inf, expected seconds, 0 or more"),
+    ],
+)
+def test_wrong_number_is_an_error_before_anything_starts(options, message):
+    with pytest.raises(ValueError, match=message):
+        local_launch.launch([sys.executable], **({"num_processes": 1} | options))
+
+
+@pytest.mark.parametrize("words", [[], ["/no/such program"]])
+def test_missing_program_is_an_error_before_anything_starts(words):
+    with pytest.raises(FileNotFoundError, match="expected a program that can be run"):
+        local_launch.launch(words, 2)
+
+
+def test_launcher_needs_no_jax():
+    code = "import sys, penstock.distributed.local_launch, penstock.commands.launch\n"
+    command = [sys.executable, "-c", f"{code}print('jax' in sys.modules, 'numpy' in sys.modules)"]
+    assert subprocess.check_output(command, cwd=ROOT) == b"False False\n"

@@ -1,0 +1,236 @@
+"""The rendezvous, in threads: who comes, who does not, and who is none of the run."""
+
+import errno
+import json
+import os
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.distributed import rendezvous
+from penstock.distributed.launchers import Membership
+from tests.distributed.processes import free_port
+
+
+def member(port, process_id, num_processes=2, **changes):
+    return Membership(
+        launcher="torchrun",
+        host="127.0.0.1",
+        port=port,
+        process_id=process_id,
+        num_processes=num_processes,
+        **changes,
+    )
+
+
+def meet(one, timeout_secs=20.0):
+    rendezvous.meet(one, ("127.0.0.1", one.port), timeout_secs)
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Threads that stand for processes; what JAX listens with afterwards is left out."""
+    monkeypatch.setattr(rendezvous, "_wait_for_service", lambda one: None)
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def listening(monkeypatch):
+    """Return an event that is set when process 0 listens."""
+    event, listen = threading.Event(), rendezvous._listen
+
+    def listen_and_tell(*args):
+        listener = listen(*args)
+        event.set()
+        return listener
+
+    monkeypatch.setattr(rendezvous, "_listen", listen_and_tell)
+    return event
+
+
+def call(port, text):
+    """Say something to process 0; return what it answers before it ends the call."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+        line.sendall(text)
+        answer = b""
+        try:
+            while heard := line.recv(4096):
+                answer += heard
+        except ConnectionResetError:  # it has not read all of it
+            pass
+        return answer
+
+
+def hello(**changes):
+    said = {"protocol": "penstock 1", "process_id": 1, "num_processes": 2, "run": ""} | changes
+    return json.dumps(said).encode() + b"\n"
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
+def test_processes_meet_in_whatever_order_they_come(threads, order):
+    port = free_port()
+    done = [threads.submit(meet, member(port, number, 3)) for number in order]
+    assert [one.result() for one in done] == [None] * 3
+    # The port is free again, for JAX.
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_process_that_does_not_come_is_named_to_all_that_did(threads):
+    port = free_port()
+    waiting = [
+        threads.submit(meet, member(port, 0, 4), 2.0),
+        threads.submit(meet, member(port, 2, 4)),
+    ]
+    text = (
+        f"process 0 on {socket.gethostname()} at 127.0.0.1:{port} got 2 of 4 processes within 2 s, "
+        "expected all of them. Processes 1, 3 have not come yet. See in their logs why, and "
+        f"whether they look for 127.0.0.1:{port}. Give more time by initialization_secs or "
+        "PENSTOCK_INITIALIZATION_SECS."
+    )
+    for one in waiting:
+        with pytest.raises(TimeoutError, match=re.escape(text)):
+            one.result()
+
+
+def test_process_0_that_does_not_come_is_named():
+    port = free_port()
+    text = (
+        f"process 1 of 2 got no answer from process 0 at 127.0.0.1:{port} within 0.3 s "
+        f"({os.strerror(errno.ECONNREFUSED)}), expected it to listen there. torchrun leads to this "
+        "address."
+    )
+    with pytest.raises(TimeoutError, match=re.escape(text)):
+        meet(member(port, 1), 0.3)
+
+
+def test_port_that_is_taken_is_named_with_what_would_free_it():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = (
+            f"process 0 got no port {port} to listen at ({os.strerror(errno.EADDRINUSE)}), "
+            f"expected a free one on 127.0.0.1. torchrun leads to 127.0.0.1:{port}, where the "
+            "others look for it. End what listens there, perhaps an earlier run, or set another "
+            "port for all: JAX_COORDINATOR_PORT where a launcher chose it, else "
+            "JAX_COORDINATOR_ADDRESS."
+        )
+        with pytest.raises(OSError, match=re.escape(text)):
+            meet(member(port, 0))
+        # At every address too: what listens at one of them is in the way.
+        with pytest.raises(OSError, match=f"got no port {port} to listen at"):
+            rendezvous.meet(member(port, 0), ("", port), 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_processes": 3}, "it is one of 3 processes, process 0 one of 2"),
+        ({"process_id": 2}, "there is no place for a process 2 among 2"),
+        ({"process_id": 0}, "there is no place for a process 0 among 2"),
+        ({"process_id": "1"}, "there is no place for a process 1 among 2"),
+        ({"process_id": True}, "there is no place for a process True among 2"),
+        ({"run": "abc"}, "it is of the run 'abc', process 0 of ''"),
+        ({"protocol": None}, "it speaks None, process 0 speaks penstock 1"),
+    ],
+)
+def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
+    threads, listening, changes, reason
+):
+    port = free_port()
+    first = threads.submit(meet, member(port, 0))
+    assert listening.wait(20)
+    assert json.loads(call(port, hello(**changes)))["error"] == reason
+    assert threads.submit(meet, member(port, 1)).result() is None
+    assert first.result() is None
+
+
+def test_refusal_names_both_sides(threads, listening):
+    port = free_port()
+    first = threads.submit(meet, member(port, 0, 3), 1.0)
+    assert listening.wait(20)
+    text = (
+        f"process 1 of 2 got no place at 127.0.0.1:{port} (process 0 on {socket.gethostname()} "
+        "says: it is one of 2 processes, process 0 one of 3), expected one among the others."
+    )
+    with pytest.raises(rendezvous.RefusedError, match=re.escape(text)):
+        meet(member(port, 1))
+    with pytest.raises(TimeoutError, match=r"process 1 on .* was sent away: it is one of 2"):
+        first.result()
+
+
+def test_second_of_a_number_is_refused_and_one_that_was_started_again_is_not(threads, listening):
+    port = free_port()
+    first = threads.submit(meet, member(port, 0, 3))
+    assert listening.wait(20)
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(hello(num_processes=3))
+        answer = json.loads(call(port, hello(num_processes=3)))
+        assert answer["error"] == "there is a process 1 already"
+    # That call has ended, as if its process had been killed.
+    again = threads.submit(meet, member(port, 1, 3))
+    last = threads.submit(meet, member(port, 2, 3))
+    assert [one.result() for one in (first, again, last)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "text", [b"GET / HTTP/1.0\r\n\r\n", b"[1]\n", b"\0" * 20_000, b"{" * 20_000 + b"\n"]
+)
+def test_others_that_look_in_hold_nobody_up(threads, listening, text):
+    port = free_port()
+    first = threads.submit(meet, member(port, 0))
+    assert listening.wait(20)
+    # One that says nothing, to the end.
+    with socket.create_connection(("127.0.0.1", port)):
+        assert call(port, text) == b""
+        meet(member(port, 1))
+    assert first.result() is None
+
+
+def test_something_else_at_the_address_is_said(threads, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        waiting = threads.submit(meet, member(port, 1))
+        # As JAX's service does: it speaks first, and not as we do.
+        with other.accept()[0] as line:
+            line.sendall(b"\0\0\x12\x04")
+            with pytest.raises(TimeoutError, match="something else answers there, perhaps a run"):
+                waiting.result()
+
+
+def test_process_0_that_is_interrupted_tells_the_others(threads, monkeypatch):
+    port, register = free_port(), rendezvous._Gathering._register
+
+    def interrupt(self, caller):
+        register(self, caller)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rendezvous._Gathering, "_register", interrupt)
+    other = threads.submit(meet, member(port, 1, 3))
+    with pytest.raises(KeyboardInterrupt):
+        meet(member(port, 0, 3))
+    text = f"process 0 on {socket.gethostname()} ended: KeyboardInterrupt"
+    with pytest.raises(ConnectionError, match=re.escape(text)):
+        other.result()
+
+
+def test_waiting_is_reported(threads, monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "_REPORT_SECS", 0.1)
+    port = free_port()
+    with pytest.raises(TimeoutError):
+        meet(member(port, 0, 12), 0.5)
+    assert (
+        f"at 127.0.0.1:{port}, processes 1, 2, 3, 4, 5, 6, 7, 8 and 3 more have not come yet"
+    ) in caplog.messages
+    with pytest.raises(TimeoutError):
+        meet(member(port, 1), 0.5)
+    assert f"waiting for process 0 at 127.0.0.1:{port}: " in caplog.text
+
+
+def test_addresses_of_this_machine_are_told_from_others():
+    assert rendezvous.is_own_address("localhost")
+    assert not rendezvous.is_own_address("198.51.100.7")
+    assert not rendezvous.is_own_address("no-such-host.invalid")
