@@ -117,6 +117,10 @@ class Group:
         """Be in what may take minutes and is no hang."""
         yield
 
+    def end(self, error: BaseException | None) -> int | None:
+        """Return the exit code of a script that is over; None for an end as Python has it."""
+        return None if error is None else exits.code_of(error)
+
 
 class Joined(Group):
     """Several processes, each with a thread that listens to the hub.

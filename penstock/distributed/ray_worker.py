@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock._errors import PeerError
+from penstock.distributed import exits
 from penstock.distributed.exit_codes import is_again
 from penstock.distributed.ray_packages import load_ray
 
@@ -131,7 +132,7 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
         error = raised
     if isinstance(error, SystemExit) and not error.code:
         error = None
-    status = group.end(error) or 0
+    status = group.current().end(error) or 0
     if not status:
         return pickled
     if is_again(status):
@@ -139,16 +140,8 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
     # It follows from another's failure, and names it: the other has the traceback.
     is_first = not isinstance(error, PeerError)
     trace = "".join(traceback.format_exception(error)) if error is not None and is_first else ""
-    raise ProcessFailedError(process.fail(_describe(error, status), status, trace))
-
-
-def _describe(error: BaseException | None, status: int) -> str:
-    if error is None:
-        return f"ended with status {status}"
-    if isinstance(error, SystemExit):
-        return f"called sys.exit({error.code!r})"
-    text = str(error)
-    return f"failed with {type(error).__name__}{': ' if text else ''}{text}"
+    what = f"ended with status {status}" if error is None else exits.describe_error(error)
+    raise ProcessFailedError(process.fail(what, status, trace))
 
 
 def _count_restarts(ray: Any, process: Process) -> int:

