@@ -22,6 +22,7 @@ from penstock.distributed.ray_packages import load_ray
 from penstock.distributed.ray_worker import (
     Failure,
     RunRecord,
+    describe_losses,
     make_callback,
     quieten_cleaner,
     run_words,
@@ -325,11 +326,21 @@ def _fit(
     except ray.train.TrainingFailedError as lost:
         failure: Failure | None = ray.get(record.failure.remote())
         if failure is None:
-            raise RayRunError(f"all restarts are used up: {lost}", AGAIN) from None
+            allowed = run_config.failure_config.max_failures
+            text = f"{_describe_end(lost)} No restart is left of {allowed}."
+            raise RayRunError(text, AGAIN) from None
         error = RayRunError(failure.sentence, failure.status)
         if failure.trace:
             error.add_note(f"There, Python says:\n{failure.trace}")
         raise error from None
+
+
+def _describe_end(lost: Any) -> str:
+    """Return what ended a run that nobody's program ended."""
+    # One of workers; of its controller Ray has words alone.
+    if hasattr(lost, "worker_failures"):
+        return describe_losses(lost.worker_failures)
+    return f"{str(lost).strip()}."
 
 
 def _make_trainer_class(ray: Any) -> Any:

@@ -136,7 +136,7 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
     if not status:
         return pickled
     if is_again(status):
-        raise ProcessLostError(str(error) or f"process {process.index} asked for another try")
+        raise ProcessLostError(str(error) or f"Process {process.index} asked for another try.")
     # It follows from another's failure, and names it: the other has the traceback.
     is_first = not isinstance(error, PeerError)
     trace = "".join(traceback.format_exception(error)) if error is not None and is_first else ""
@@ -207,14 +207,14 @@ def describe_losses(worker_exceptions: Mapping[int, Exception]) -> str:
     """Return what became of the processes that Ray starts again.
 
     >>> describe_losses({1: RuntimeError("The actor died unexpectedly")})
-    'process 1 died'
+    'Process 1 died.'
     """
     # What lost another says which; what died says nothing.
     said = [
         str(error) for error in worker_exceptions.values() if isinstance(error, ProcessLostError)
     ]
-    died = [f"process {rank} died" for rank in sorted(worker_exceptions) if not said]
-    return "; ".join(said[:1] or died)
+    died = [f"Process {rank} died." for rank in sorted(worker_exceptions)]
+    return " ".join(said[:1] or died)
 
 
 def quieten_cleaner() -> None:
