@@ -23,7 +23,6 @@ ROOT_LAYER = "__init__"
 ALLOWED: dict[str, set[str]] = {
     "_errors": set(),
     "events": set(),
-    "distributed": {"_errors", "_version"},
     "_checkpoint": {"_checksums", "_errors", "_paths"},
     "_checksums": set(),
     "_folder_lock": {"_errors"},

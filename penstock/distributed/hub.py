@@ -169,7 +169,7 @@ class Hub:
         what = said["what"] or "has ended its script"
         # The calls that it has made are over for it: whoever enters another waits in vain.
         said = {"kind": "failure", "index": index, "code": said["code"] or 1}
-        said |= {"what": f"process {index} {what}", "since": members[index].num_regions + 1}
+        said |= {"what": f"process {index} {what}", "since": members[index].num_calls + 1}
         self._broadcast_failure(said)
 
     def _broadcast_failure(self, said: Message) -> None:

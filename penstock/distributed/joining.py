@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from penstock._errors import check_count, message
-from penstock.distributed import group, rendezvous
+from penstock.distributed import rendezvous, this_process
 from penstock.distributed.clusters import ask_cloud_tpu, ask_kubernetes
 from penstock.distributed.environments import (
     ALONE,
@@ -91,7 +91,7 @@ def initialize(
     _wait_for_all(patience)
     _is_joined.set()
     _announce(member)
-    group.start(heartbeat_secs=heartbeat, hang_secs=hang)
+    this_process.start(heartbeat_secs=heartbeat, hang_secs=hang)
 
 
 def _find_others(given: Given) -> Membership:
@@ -275,7 +275,7 @@ def _wait_for_all(timeout_secs: float) -> None:
                 f"not all of {global_state.num_processes} processes at "
                 f"{global_state.coordinator_address} within {timeout_secs:g} s",
                 "each to call it",
-                f"JAX says: {str(error).partition(chr(10))[0]}",
+                f"JAX says: {str(error).partition(chr(10))[0].rstrip('.')}",
                 "Call ps.distributed.initialize() in every process",
             )
         ) from error

@@ -31,7 +31,7 @@ class Member:
       share: what is left of its reader, where that is short.
       is_stopped: whether it stands still, for all to meet at one position.
       ended: how its script ended; None while it runs.
-      num_regions: calls such as `train` or `test` that it has entered.
+      num_calls: calls such as `train` or `test` that it has entered.
     """
 
     index: int
@@ -44,7 +44,7 @@ class Member:
     share: object = None
     is_stopped: bool = False
     ended: str | None = None
-    num_regions: int = 0
+    num_calls: int = 0
 
     @property
     def waits(self) -> bool:
@@ -85,7 +85,7 @@ class Meetings:
     def take(self, index: int, said: Message) -> Replies:
         """Return what follows from a member's message."""
         member = self.members[index]
-        for name in ("where", "position", "taken", "step", "activity", "num_regions"):
+        for name in ("where", "position", "taken", "step", "activity", "num_calls"):
             if name in said:
                 setattr(member, name, said[name])
         handler = self._handlers.get(said["kind"])

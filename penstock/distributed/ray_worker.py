@@ -119,7 +119,7 @@ def work(config: Mapping[str, Any]) -> bytes:
 
 def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
     # Here: it imports JAX, which the record and the driver can do without.
-    from penstock.distributed import group, joining
+    from penstock.distributed import joining, this_process
 
     error: BaseException | None = None
     pickled = b""
@@ -132,7 +132,7 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
         error = raised
     if isinstance(error, SystemExit) and not error.code:
         error = None
-    status = group.current().end(error) or 0
+    status = this_process.end(error) or (0 if error is None else exits.code_of(error))
     if not status:
         return pickled
     if is_again(status):

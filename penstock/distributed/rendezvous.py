@@ -368,7 +368,10 @@ def _read(said: bytes) -> dict[str, object]:
     Raises:
       ValueError: it is none of ours.
     """
-    what = json.loads(said.partition(b"\n")[0])
+    try:
+        what = json.loads(said.partition(b"\n")[0])
+    except RecursionError as error:
+        raise ValueError("expected a dict, got brackets") from error
     if not isinstance(what, dict):
         raise ValueError(f"expected a dict, got {what!r}")
     return what

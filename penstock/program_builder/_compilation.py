@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from penstock import _mesh
-from penstock.distributed import group
+from penstock.distributed.this_process import find_group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Program:
         with contextlib.ExitStack() as contexts:
             if not self.num_compiles:
                 contexts.enter_context(announce_compilation(f"the {self.name} program"))
-                contexts.enter_context(group.current().compiling())
+                contexts.enter_context(find_group().compiling())
             if not is_allowed:
                 contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
             return self.jitted(*args)

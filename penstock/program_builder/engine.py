@@ -8,15 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from penstock import _mesh
 from penstock._device_batches import DeviceBatch
 from penstock._program.requests import Nested, Variables
-from penstock.program_builder._compilation import compile_function, copy_to
+from penstock.program_builder._compilation import call_compiled, compile_function, copy_to
 from penstock.program_builder._objective import State
 from penstock.program_builder._step import Launched
 from penstock.program_builder.programs import Leaves, Programs
+
+_ODD = 0x9E3779B1
+"""2**32 over the golden ratio: multiplied by it, near numbers lie far apart."""
 
 
 class Engine:
@@ -115,6 +119,14 @@ class Engine:
         """
         return self._health(flag, self.state.variables)
 
+    def digest(self) -> jax.Array:
+        """Return two words for each array of the state, `[N, 2]`, that change with any bit of it.
+
+        Of this process's copy, on one device.
+        """
+        shards = [leaf.addressable_data(0) for leaf in self.leaves]
+        return call_compiled(_hash, self._one_device, shards)
+
     def find_non_finite(self) -> list[str]:
         """Return the names of parameters and statistics that are not finite; waits."""
         return [
@@ -151,3 +163,20 @@ def _copy_leaves(leaves: Leaves) -> Leaves:
 def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:
     is_finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(variables)]
     return jnp.stack([flag, jnp.all(jnp.stack([jnp.bool_(True), *is_finite])).astype(flag.dtype)])
+
+
+def _hash(leaves: list[jax.Array]) -> jax.Array:
+    """Return two words for each array, `[N, 2]`, that change with any bit of it."""
+    return jnp.stack([_hash_one(leaf) for leaf in leaves])
+
+
+def _hash_one(leaf: jax.Array) -> jax.Array:
+    if leaf.dtype == jnp.bool_:
+        leaf = leaf.astype(jnp.uint8)
+    size = leaf.dtype.itemsize
+    width = {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32)
+    # Of 64 bits JAX makes two words along a new axis.
+    words = lax.bitcast_convert_type(leaf, width).reshape(-1).astype(jnp.uint32)
+    place = 2 * lax.iota(jnp.uint32, words.size) + 1
+    mixed = (words ^ (words >> 15)) * jnp.uint32(_ODD)
+    return jnp.stack([jnp.sum(mixed * place), jnp.sum(mixed ^ (place * jnp.uint32(_ODD)))])

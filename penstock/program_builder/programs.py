@@ -22,7 +22,7 @@ from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import Feed, Nested, Params, Variables
 from penstock._tracing.probe import Probe
-from penstock.distributed.group import of_mesh
+from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import (
     Program,
@@ -60,7 +60,7 @@ class Programs:
         self.network, self.states = network, States(network)
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
-        self.group = of_mesh(self.mesh)
+        self.group = find_group_of(self.mesh)
         self.structures = {name: each.program.structure for name, each in network.train.items()}
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from penstock._errors import message
 from penstock.readers._errors import ShardError
@@ -164,11 +164,10 @@ def find_own_shard() -> Shard:
     """Return this process's part where several have been joined, else all."""
     # Neither imports JAX nor starts its backend, as jax.process_index() does: readers may be made
     # before the processes are joined, which must come first.
-    distributed = sys.modules.get("jax._src.distributed")
-    is_alone = distributed is None or distributed.global_state.client is None
-    if is_alone or _READS_WHOLE.get():
+    state: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if state is None or state.client is None or _READS_WHOLE.get():
         return Shard()
-    return Shard(distributed.global_state.process_id, distributed.global_state.num_processes)
+    return Shard(state.process_id, state.num_processes)
 
 
 def choose_shard(shard: Shard | None, batch_size: BatchSize | None) -> Shard:

@@ -2,37 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from penstock._checkpoint import Contents, Store
 from penstock._errors import CheckpointError
+from penstock._interrupts import Interrupts
 from penstock.distributed.group import Group
+from penstock.trainer._status import Status
+
+if TYPE_CHECKING:
+    from penstock.trainer._saver import Saver
+
+_LOGGER = logging.getLogger("penstock")
 
 
-class Agreed(NamedTuple):
-    """What all processes do next.
-
-    Attributes:
-      signal: the first that some process got; None where there is none.
-      is_due: whether the first process's clock says that it is time to save.
-      is_stopping: whether some process called `trainer.stop()`.
-    """
-
-    signal: int | None
-    is_due: bool
-    is_stopping: bool
-
-
-def agree(group: Group, signal: int | None, *, is_due: bool, is_stopping: bool) -> Agreed:
-    """Return what all processes do next. Collective, once they have met.
+class Agreement:
+    """Brings the processes of a run to stop, save and end alike.
 
     A process that left the loop alone would leave the others waiting in a launch for ever.
     """
-    rows = group.exchange("an agreement to stop or save", [signal, is_due, is_stopping])
-    signals = [number for number, _, _ in rows if number is not None]
-    # Whoever got a signal ends all of them; the clock that counts is the first process's.
-    return Agreed(signals[0] if signals else None, rows[0][1], any(stop for _, _, stop in rows))
+
+    def __init__(self, group: Group, status: Status, saver: Saver, interrupts: Interrupts) -> None:
+        self._group, self._status = group, status
+        self._saver, self._interrupts = saver, interrupts
+
+    def meet_if_asked(self) -> None:
+        """Meet the other processes between epochs, where one wants to; does nothing alone."""
+        if self._interrupts.is_alone:
+            return
+        self._group.advance(self._status.global_step)
+        if self._group.is_asked or self._status.is_stop_wanted:
+            self.meet()
+
+    def meet(self) -> None:
+        """Agree with the other processes, if all are at this place; else go on and do so later."""
+        if self._group.meet():
+            self.agree()
+
+    def agree(self) -> None:
+        """Stop, save and end as all processes do; does nothing alone. Collective.
+
+        Raises:
+          KeyboardInterrupt, SystemExit: for the first signal that some process got.
+        """
+        status, interrupts = self._status, self._interrupts
+        if interrupts.is_alone:
+            return
+        said = [interrupts.signal, self._saver.is_time(), status.is_stop_wanted]
+        rows = self._group.exchange("an agreement to stop or save", said)
+        status.is_stop_wanted = False
+        status.is_stopping = status.is_stopping or any(stop for _, _, stop in rows)
+        # The clock that counts is the first process's.
+        if rows[0][1]:
+            self._saver.save(status)
+        signals = [number for number, _, _ in rows if number is not None]
+        if signals:
+            if not self._group.index:
+                name = signal.Signals(signals[0]).name
+                _LOGGER.warning(
+                    "%s: all processes end after global step %d", name, status.global_step
+                )
+            # Whoever got one ends all of them.
+            interrupts.agree(signals[0])
+
+
+@contextlib.contextmanager
+def together(group: Group, name: str) -> Iterator[None]:
+    """Be in a call that all processes make: one that is alone in it is told so."""
+    with group.inside(name):
+        if group.count > 1:
+            group.exchange(name)
+        yield
+
+
+@contextlib.contextmanager
+def watch_run(group: Group, status: Status, saver: Saver, interrupts: Interrupts) -> Iterator[None]:
+    """Have the group know, while a run goes on, what this process wants and does."""
+
+    def wants() -> bool:
+        is_due = not group.index and saver.is_time()
+        return interrupts.signal is not None or status.is_stop_wanted or is_due
+
+    def describe() -> str:
+        return "waits for its reader" if interrupts.is_open else "is in a step or a handler"
+
+    with group.watched(wants, describe):
+        yield
 
 
 def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -12,7 +12,8 @@ from penstock.trainer._non_finite import OnNonFinite
 from penstock.trainer._shared_batches import OnUnequal
 
 if TYPE_CHECKING:
-    from penstock.program_builder import Objective
+    from penstock._checkpoint import CheckpointConfig
+    from penstock.program_builder import Objective, ProgramBuilder
 
 
 def check_action(on_non_finite: object, checkpoint: object) -> None:
@@ -78,3 +79,24 @@ def read_scale(value: float) -> np.ndarray:
             "every update."
         )
     return np.asarray(scale, np.float32)
+
+
+def list_arguments(
+    builder: ProgramBuilder,
+    update_order: Sequence[str],
+    steps_per_call: int,
+    on_non_finite: OnNonFinite,
+    config: CheckpointConfig | None,
+) -> dict[str, object]:
+    """Return what a trainer was made with, as JSON; all but its seed."""
+    options = builder.programs.options
+    return {
+        "objectives": list(builder.objectives),
+        "schedule": list(update_order),
+        "steps_per_call": steps_per_call,
+        "on_non_finite": on_non_finite,
+        "precision": str(options.precision),
+        "gradient_accumulation_steps": options.num_micro_batches,
+        "freeze": list(options.freeze),
+        "checkpoint": None if config is None else config.as_json(),
+    }

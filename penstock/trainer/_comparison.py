@@ -10,20 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 import penstock._version as version
 from penstock._errors import ProgramError, listed
 from penstock.distributed.group import Group
-from penstock.program_builder._compilation import call_compiled
 from penstock.program_builder.engine import Engine
 
 _LOGGER = logging.getLogger("penstock")
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _MOST_NAMED = 5
-_WORD = 0x9E3779B1
 
 
 def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object], seed: int) -> None:
@@ -98,9 +94,7 @@ def _write_out(trace: object) -> str:
 
 def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     """Give every process the state of process 0, where theirs differ; say in what. Collective."""
-    mesh = jax.sharding.Mesh([engine.programs.mesh.local_devices[0]], ("data",))
-    shards = [leaf.addressable_data(0) for leaf in engine.leaves]
-    digests = jax.device_get(call_compiled(_hash, mesh, shards)).tolist()
+    digests = jax.device_get(engine.digest()).tolist()
     rows = group.exchange("the comparison of initial states", [seed, digests])
     first = rows[0][1]
     names = list(engine.programs.states.leaf_names)
@@ -137,20 +131,3 @@ def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
     for number, value in zip(numbers, theirs, strict=True):
         leaves[number] = value
     engine.restore(dict(zip(engine.programs.states.leaf_names, leaves, strict=True)))
-
-
-def _hash(leaves: list[jax.Array]) -> jax.Array:
-    """Return two words for each array, `[N, 2]`, that change with any bit of it."""
-    return jnp.stack([_hash_one(leaf) for leaf in leaves])
-
-
-def _hash_one(leaf: jax.Array) -> jax.Array:
-    if leaf.dtype == jnp.bool_:
-        leaf = leaf.astype(jnp.uint8)
-    size = leaf.dtype.itemsize
-    width = {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32)
-    # Of 64 bits JAX makes two words along a new axis.
-    words = lax.bitcast_convert_type(leaf, width).reshape(-1).astype(jnp.uint32)
-    place = 2 * lax.iota(jnp.uint32, words.size) + 1
-    mixed = (words ^ (words >> 15)) * jnp.uint32(_WORD)
-    return jnp.stack([jnp.sum(mixed * place), jnp.sum(mixed ^ (place * jnp.uint32(_WORD)))])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
-import signal
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from penstock import _batches, _metrics
@@ -31,17 +28,11 @@ from penstock.events import (
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.programs import Programs
-from penstock.trainer._agreement import agree
+from penstock.trainer._agreement import Agreement
+from penstock.trainer._data_wait import DataWait
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._saver import Saver
-from penstock.trainer._shared_batches import (
-    Batch,
-    OnUnequal,
-    SharedBatches,
-    agree_on_first,
-    check_size,
-    make_empty,
-)
+from penstock.trainer._shared_batches import OnUnequal, SharedBatches
 from penstock.trainer._status import HandlerStates, Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -50,10 +41,6 @@ T = TypeVar("T")
 
 LOOK_AHEAD = 2
 """Batches on the device beyond the one that runs; more only costs memory."""
-
-SAMPLE_EVERY = 16
-WARN_SHARE = 0.1
-WARN_AFTER_SECS = 5.0
 
 
 class Run:
@@ -84,6 +71,7 @@ class Run:
         self.update_order, self.steps_per_call = update_order, steps_per_call
         self.emit, self.guard, self.saver = emit, guard, saver
         self.interrupts, self.group = interrupts, engine.programs.group
+        self.agreement = Agreement(self.group, status, saver, interrupts)
         self.on_unequal: OnUnequal = on_unequal
         self._shared: SharedBatches | None = None
         self.handlers = handlers
@@ -131,17 +119,16 @@ class Run:
                 self.emit(EndTraining(reason, error, status.global_step))
 
     def _run_epochs(self, num_epochs: int) -> None:
-        status, interrupts = self.status, self.interrupts
+        status = self.status
         self.guard.begin(self.in_flight.forget)
         self.saver.begin(status)
         end_epoch = status.begin_call() + num_epochs
-        self._meet_if_asked()
+        self.agreement.meet_if_asked()
         while status.epoch < end_epoch and not status.is_stopping:
             self._run_epoch()
-            self._meet_if_asked()
-        if not interrupts.is_alone:
-            # A signal of the last step is not lost.
-            self._agree()
+            self.agreement.meet_if_asked()
+        # A signal of the last step is not lost.
+        self.agreement.agree()
         # The last flags decide whether what is saved at the end is good.
         self.in_flight.drain()
         if self.saver.is_resuming:
@@ -157,7 +144,7 @@ class Run:
         status.is_in_epoch = True
         emit(BeginEpoch(epoch, status.global_step, _batches.count_batches(self.reader), first_step))
         self.interrupts.check()
-        self._meet_if_asked()
+        self.agreement.meet_if_asked()
         if status.is_stopping:
             return
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
@@ -224,40 +211,7 @@ class Run:
                 interrupts.check()
             return
         if self.group.is_asked or self.status.is_stop_wanted:
-            self._meet()
-
-    def _meet_if_asked(self) -> None:
-        """Meet the other processes between epochs, where one wants to; does nothing alone."""
-        if self.interrupts.is_alone:
-            return
-        self.group.advance(self.status.global_step)
-        if self.group.is_asked or self.status.is_stop_wanted:
-            self._meet()
-
-    def _meet(self) -> None:
-        """Agree with the other processes, if all are at this place; else go on and do so later."""
-        if self.group.meet():
-            self._agree()
-
-    def _agree(self) -> None:
-        """Stop, save and end as all processes do. A process that did so alone would hang."""
-        status, interrupts = self.status, self.interrupts
-        agreed = agree(
-            self.group,
-            interrupts.signal,
-            is_due=self.saver.is_time(),
-            is_stopping=status.is_stop_wanted,
-        )
-        status.is_stop_wanted = False
-        status.is_stopping = status.is_stopping or agreed.is_stopping
-        if agreed.is_due:
-            self.saver.save(status)
-        if agreed.signal is not None:
-            if not self.group.index:
-                name = signal.Signals(agreed.signal).name
-                step = status.global_step
-                _LOGGER.warning("%s: all processes end after global step %d", name, step)
-            interrupts.agree(agreed.signal)
+            self.agreement.meet()
 
     def _end_epoch(self, epoch: int) -> None:
         status = self.status
@@ -331,33 +285,15 @@ class Run:
 
     def _level_batches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch as `_group_batches` does: as many on every process."""
-        programs = self.engine.programs
-        inputs = programs.network.inputs("train")
+        pass_, programs = self._open_reader(), self.engine.programs
+        get_state = pass_.state if self.saver.is_tracking else None
         shared = self._shared = SharedBatches(
-            self.group,
-            steps=self.steps_per_call,
-            empty=make_empty(inputs),
-            on_unequal=self.on_unequal,
-            what="trainer.train",
+            programs, "train", steps=self.steps_per_call, on_unequal=self.on_unequal
         )
-        pass_ = self._open_reader()
-        is_tracked = self.saver.is_tracking
-        with contextlib.closing(iter(pass_)) as feeds:
-            first = next(feeds, None)
-            num_devices = programs.mesh.local_mesh.size
-            agreed = agree_on_first(self.group, first, num_devices, "trainer.train")
-            programs.fit_batches({"train": agreed.size})
-            size = programs.batch_sizes["train"]
-            batches = (
-                Batch(feed, pass_.state() if is_tracked else None)
-                for feed in itertools.chain([] if first is None else [first], feeds)
-            )
-            for group in shared.level(batches, agreed):
-                for each in group:
-                    check_size(each.feed, size, "trainer.train")
-                placed = programs.place("train", [each.feed for each in group])
-                totals = tuple([each.total for each in group])
-                yield placed._replace(reader_state=group[-1].state, totals=totals)
+        for group in shared.level(iter(pass_), get_state):
+            placed = programs.place("train", [each.feed for each in group])
+            totals = tuple([each.total for each in group])
+            yield placed._replace(reader_state=group[-1].state, totals=totals)
 
     def _open_reader(self) -> _batches.Pass:
         """Return a pass over the reader from where training stands in it."""
@@ -377,82 +313,6 @@ class Run:
             pass_ = _batches.Pass(self.reader, self.fields)
             pass_.go_to(self.status.reader_state, 0)
             pass_.close()
-
-
-class DataWait:
-    """The account of waiting for data: which share of its time training spends on the reader.
-
-    It samples one launch in 16: reading the clock at each would cost the smallest networks 2 %.
-
-    Taking the next launch from the reader counts as waiting while the device has nothing to do. It
-    counts whole where the device was idle before, half where it became idle meanwhile.
-
-    Arguments:
-      is_idle: whether the device has done everything it was given.
-      interrupts: open while the reader is waited for.
-    """
-
-    def __init__(
-        self,
-        is_idle: Callable[[], bool],
-        interrupts: Interrupts,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._interrupts = interrupts
-        self._is_idle, self._clock = is_idle, clock
-        self._number = 0
-        self._waited = self._sampled = 0.0
-        self._is_warned = False
-
-    def watch(self, launches: Iterable[T]) -> Generator[T, None, None]:
-        """Yield the launches; look at the clock around some of them.
-
-        An interrupt is raised at once while the reader is waited for.
-        """
-        iterator, interrupts = iter(launches), self._interrupts
-        start, was_idle = -1.0, False
-        while True:
-            # From one sampled launch's beginning to the next: waiting and running together.
-            if start >= 0.0:
-                self._sampled += self._clock() - start
-                start = -1.0
-            self._number += 1
-            is_sampled = self._number % SAMPLE_EVERY == 0
-            if is_sampled:
-                # Asked before the clock is read, so that asking is no waiting.
-                was_idle, start = self._is_idle(), self._clock()
-            # Nothing is in a launch now: an exception may come at any line of the reader's.
-            interrupts.is_open = True
-            try:
-                launch = next(iterator)
-            except StopIteration:
-                interrupts.is_open = False
-                return
-            interrupts.is_open = False
-            if is_sampled:
-                share = 1.0 if was_idle else 0.5 if self._is_idle() else 0.0
-                self._waited += share * (self._clock() - start)
-            yield launch
-
-    def end_epoch(self, epoch: int) -> float | None:
-        """Return the share since the last epoch's end, None without a sample; warn if high."""
-        if not self._sampled:
-            return None
-        # One launch in 16 stands for all of them.
-        share, seconds = self._waited / self._sampled, self._sampled * SAMPLE_EVERY
-        self._waited = self._sampled = 0.0
-        if share > WARN_SHARE and seconds > WARN_AFTER_SECS and not self._is_warned:
-            # Once for a run: what to do about it is the same in every epoch.
-            self._is_warned = True
-            _LOGGER.warning(
-                "training waited for data %.0f %% of the time in epoch %d. Let the reader decode "
-                "in more threads or in processes (num_workers=, workers=), keep what it decodes "
-                "(readers.cache), read ahead (readers.buffered), or leave casts and normalisation "
-                "to the program.",
-                100 * share,
-                epoch,
-            )
-        return share
 
 
 def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:

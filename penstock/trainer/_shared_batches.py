@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from penstock._errors import FeedError, ReaderError
 from penstock._program.requests import Feed, FeedSpec
 from penstock.distributed.group import Group
+from penstock.program_builder.programs import Programs
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -51,27 +53,51 @@ class SharedBatches:
     short batch, asks what the others have at the same place.
 
     Arguments:
+      mode: `"train"` or `"test"`.
       steps: batches of a launch.
-      empty: a batch without examples.
 
     Attributes:
       num_examples: of all processes, once the reader is over.
     """
 
-    def __init__(
-        self, group: Group, *, steps: int, empty: Feed, on_unequal: OnUnequal, what: str
-    ) -> None:
-        self._group, self._steps, self._empty = group, steps, empty
-        self._on_unequal, self._what = on_unequal, what
+    def __init__(self, programs: Programs, mode: str, *, steps: int, on_unequal: OnUnequal) -> None:
+        self._programs, self._mode, self._what = programs, mode, f"trainer.{mode}"
+        self._group, self._steps = programs.group, steps
+        self._empty = make_empty(programs.network.inputs(mode))
+        self._on_unequal: OnUnequal = on_unequal
         self._num_batches = self._num_own = 0
         self.num_examples = 0
 
-    def level(self, batches: Iterator[Batch], first: First) -> Generator[list[Batch], None, None]:
-        """Yield the batches of each launch, empty ones where this process has no more.
+    def level(
+        self, feeds: Generator[Feed, None, None], get_state: Callable[[], object] | None = None
+    ) -> Generator[list[Batch], None, None]:
+        """Yield the batches of each launch, empty ones where this process has no more. Collective.
+
+        Arguments:
+          feeds: this process's batches; closed at the end.
+          get_state: tells the reader's position after a batch.
 
         Raises:
           ReaderError: a reader ended before another's, and that is not to be padded.
+          FeedError: a batch is larger than the processes have agreed on.
         """
+        programs, mode = self._programs, self._mode
+        with contextlib.closing(feeds):
+            feed = next(feeds, None)
+            num_devices = programs.mesh.local_mesh.size
+            first = agree_on_first(self._group, feed, num_devices, self._what)
+            programs.fit_batches({mode: first.size})
+            size = programs.batch_sizes[mode]
+            batches = (
+                Batch(each, get_state() if get_state is not None else None)
+                for each in itertools.chain([] if feed is None else [feed], feeds)
+            )
+            for taken in self._level(batches, first):
+                for each in taken:
+                    check_size(each.feed, size, self._what)
+                yield taken
+
+    def _level(self, batches: Iterator[Batch], first: First) -> Generator[list[Batch], None, None]:
         state: object = None
         own = first.counts[self._group.index]
         while True:
@@ -85,7 +111,7 @@ class SharedBatches:
             if shares is not None:
                 most = max(len(each["counts"]) if each else self._steps for each in shares)
                 if not most:
-                    self.num_examples = sum(each["num_examples"] for each in shares)
+                    self.num_examples = sum(each["num_examples"] for each in shares if each)
                     return
                 if len(taken) < most:
                     self._check_unequal(shares)

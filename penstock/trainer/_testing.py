@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,14 +14,7 @@ from penstock._interrupts import Interrupts
 from penstock._program.requests import Feed
 from penstock.program_builder import State
 from penstock.program_builder.programs import Programs
-from penstock.trainer._shared_batches import (
-    Batch,
-    OnUnequal,
-    SharedBatches,
-    agree_on_first,
-    check_size,
-    make_empty,
-)
+from penstock.trainer._shared_batches import OnUnequal, SharedBatches
 
 
 def run_test(
@@ -71,18 +62,9 @@ def _read(
     programs: Programs, reader: _batches.ReaderLike, fields: _batches.Fields, on_unequal: OnUnequal
 ) -> Iterator[Feed]:
     """Yield the batches of a pass: of several processes as many on each."""
-    feeds, group, what = _batches.read_once(reader, fields), programs.group, "trainer.test"
-    if group.count == 1:
+    feeds = iter(_batches.Pass(reader, fields))
+    if programs.group.count == 1:
         yield from feeds
         return
-    empty = make_empty(programs.network.inputs("test"))
-    shared = SharedBatches(group, steps=1, empty=empty, on_unequal=on_unequal, what=what)
-    with contextlib.closing(feeds):  # pyright: ignore[reportArgumentType]
-        first = next(feeds, None)
-        agreed = agree_on_first(group, first, programs.mesh.local_mesh.size, what)
-        programs.fit_batches({"test": agreed.size})
-        size = programs.batch_sizes["test"]
-        batches = (Batch(feed) for feed in itertools.chain([] if first is None else [first], feeds))
-        for (batch,) in shared.level(batches, agreed):
-            check_size(batch.feed, size, what)
-            yield batch.feed
+    shared = SharedBatches(programs, "test", steps=1, on_unequal=on_unequal)
+    yield from (batch.feed for (batch,) in shared.level(feeds))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,6 @@ from penstock._errors import CheckpointError, check_count
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock._selection import Patterns, Rename, Selection
-from penstock.distributed.group import Group
 from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
     Objective,
@@ -28,10 +27,12 @@ from penstock.program_builder import (
     ProgramBuilder,
 )
 from penstock.program_builder.engine import Engine
+from penstock.trainer._agreement import together, watch_run
 from penstock.trainer._arguments import (
     check_action,
     check_on_unequal,
     choose_update_order,
+    list_arguments,
     read_scale,
 )
 from penstock.trainer._comparison import compare_processes
@@ -137,7 +138,15 @@ class Trainer:
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
-        self._is_compared = False
+        self._arguments = functools.partial(
+            list_arguments,
+            self.builder,
+            self._update_order,
+            self.steps_per_call,
+            on_non_finite,
+            self._config,
+        )
+        self._group, self._is_compared = self.builder.programs.group, False
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
         if self._config is not None:
@@ -154,41 +163,12 @@ class Trainer:
             len(self._update_order),
         )
         if param_path is not None and self._status.resumed is None:
-            self._start_from(param_path)
-
-    def _start_from(self, param_path: str | os.PathLike[str]) -> None:
-        """Take the parameters of a folder, where it has any."""
-        is_there = has_parameters(param_path)
-        if is_there:
-            self.load_params(param_path)
-            _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
-        elif self.builder.programs.group.count > 1:
-            # Others may have found them: their states are compared before the first step.
-            self._adopt(self._engine.state.variables)
-
-    @contextlib.contextmanager
-    def _join(self, group: Group) -> Iterator[None]:
-        """Be one of several processes in a call of `train`; does nothing alone."""
-        if group.count == 1:
-            yield
-            return
-        status, saver, interrupts = self._status, self._saver, self._interrupts
-        if not self._is_compared:
-            compare_processes(group, self._engine, self._list_arguments(), self.seed)
-            self._is_compared = True
-
-        def wants() -> bool:
-            return (
-                interrupts.signal is not None
-                or status.is_stop_wanted
-                or (not group.index and saver.is_time())
-            )
-
-        def describe() -> str:
-            return "waits for its reader" if interrupts.is_open else "is in a step or a handler"
-
-        with group.watched(wants, describe):
-            yield
+            if has_parameters(param_path):
+                self.load_params(param_path)
+                _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
+            elif self._group.count > 1:
+                # Others may have found them: their states are compared before the first step.
+                self._adopt(self._engine.state.variables)
 
     @property
     def epoch(self) -> int:
@@ -236,14 +216,16 @@ class Trainer:
         order = feed_order or self._feed_order
         fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
         self._feed_order = order
-        group = self.builder.programs.group
         with (
             self._status.running(),
-            group.inside("trainer.train"),
+            self._group.inside("trainer.train"),
             self._saver.hold_folder(),
-            Interrupts(is_alone=group.count == 1) as self._interrupts,
-            self._join(group),
+            Interrupts(is_alone=self._group.count == 1) as self._interrupts,
+            watch_run(self._group, self._status, self._saver, self._interrupts),
         ):
+            if self._group.count > 1 and not self._is_compared:
+                compare_processes(self._group, self._engine, self._arguments(), self.seed)
+                self._is_compared = True
             run = Run(
                 engine=self._engine,
                 status=self._status,
@@ -266,7 +248,7 @@ class Trainer:
 
         On several processes one call is enough: all end after the same step, a few steps later.
         """
-        if self.builder.programs.group.count > 1:
+        if self._group.count > 1:
             self._status.is_stop_wanted = True
         else:
             self._status.is_stopping = True
@@ -299,7 +281,7 @@ class Trainer:
         fields = _batches.Fields(inputs, feed_order, self.builder.feed_specs)
         state = self._engine.state
         state = programs.states.average(state) if averaged else state
-        with programs.group.inside("trainer.test"):
+        with self._group.inside("trainer.test"):
             return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
 
     def infer(self, feed: Feed) -> Any:
@@ -310,17 +292,8 @@ class Trainer:
         Raises:
           ProgramError: the trainer was made without `infer_func`.
         """
-        with self._together("trainer.infer"):
+        with together(self._group, "trainer.infer"):
             return self.builder.infer(self._engine.state, feed)
-
-    @contextlib.contextmanager
-    def _together(self, name: str) -> Iterator[None]:
-        """Be in a call that all processes make: one that is alone in it is told so."""
-        group = self.builder.programs.group
-        with group.inside(name):
-            if group.count > 1:
-                group.exchange(name)
-            yield
 
     @property
     def parameters(self) -> _parameters.Parameters:
@@ -328,7 +301,7 @@ class Trainer:
         return _parameters.Parameters(lambda: self._engine.state.variables, self._adopt)
 
     def _adopt(self, variables: Mapping[str, Any]) -> None:
-        with self._together("setting parameters"):
+        with together(self._group, "setting parameters"):
             self._engine.adopt(variables)
 
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
@@ -415,7 +388,7 @@ class Trainer:
     def update_scale(self, scale: float) -> None:
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
-        with self._together("setting update_scale"):
+        with together(self._group, "setting update_scale"):
             self._engine.set_update_scale(value)
 
     @property
@@ -441,7 +414,7 @@ class Trainer:
                 "save_checkpoint got no folder to write to, expected "
                 "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
             )
-        with self._together("trainer.save_checkpoint"), self._saver.hold_folder():
+        with together(self._group, "trainer.save_checkpoint"), self._saver.hold_folder():
             self._saver.save(self._status, is_last=True)
         self._saver.raise_failures()
 
@@ -450,22 +423,8 @@ class Trainer:
 
         With a checkpoint folder it is also written there, as `run.json`.
         """
-        configuration = {**self._list_arguments(), "seed": int(self.seed)}
+        configuration = {**self._arguments(), "seed": int(self.seed)}
         return describe_run(self.builder, configuration, self._saver.directory)
-
-    def _list_arguments(self) -> dict[str, object]:
-        """Return what the trainer was made with, as JSON."""
-        config, options = self._config, self.builder.programs.options
-        return {
-            "objectives": list(self.builder.objectives),
-            "schedule": list(self._update_order),
-            "steps_per_call": self.steps_per_call,
-            "on_non_finite": self._on_non_finite,
-            "precision": str(options.precision),
-            "gradient_accumulation_steps": options.num_micro_batches,
-            "freeze": list(options.freeze),
-            "checkpoint": None if config is None else config.as_json(),
-        }
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
@@ -488,7 +447,7 @@ class Trainer:
         network = programs.network
         fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
         before = step if step is not None else bad[0] if bad else None
-        with self._together("trainer.replay"):
+        with together(self._group, "trainer.replay"):
             contents = self._saver.newest(before=before)
             replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 

@@ -102,7 +102,7 @@ def test_end_of_a_reader_and_a_test_of_another_process_do_not_wait_for_each_othe
     tell(meetings, 0, "share", value={"n": 0}, taken=5)
     said = find_failure(meetings, 1, "exchange", name="trainer.test", value=None, taken=5)
     assert "trainer.test" in said
-    assert "is at the end of its reader" in said
+    assert "waits for the others at the end of its reader" in said
 
 
 class Loop:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from penstock._errors import PeerError
-from penstock.distributed import exits, group
+from penstock.distributed import exits, member
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.hub import Hub
 
@@ -23,12 +23,12 @@ class Members:
         monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: None)
         monkeypatch.setattr(exits, "dump_stacks", self.said.append)
         for name in ("GRACE_SECS", "GRACE_OF_A_LOSS_SECS", "LINGER_SECS"):
-            monkeypatch.setattr(group, name, 0.05)
+            monkeypatch.setattr(member, name, 0.05)
         self.hub = Hub(count, "token", heartbeat_secs=heartbeat_secs, hang_secs=hang_secs)
         self.hub.start()
         address = ("127.0.0.1", self.hub.port)
         self.all = [
-            group.Joined(index, count, address, "token", heartbeat_secs=heartbeat_secs)
+            member.Member(index, count, address, "token", heartbeat_secs=heartbeat_secs)
             for index in range(count)
         ]
 
@@ -145,7 +145,7 @@ def test_loss_of_a_process_is_told_and_asks_for_another_try(make, lost):
 
     def work(each):
         if each.index == lost:
-            each._peer.shutdown(socket.SHUT_RDWR)
+            each._link._peer.shutdown(socket.SHUT_RDWR)
             return None
         with each.inside("trainer.train"):
             each.exchange("trainer.train")
@@ -153,15 +153,15 @@ def test_loss_of_a_process_is_told_and_asks_for_another_try(make, lost):
     results = members.run(work)
     others = [result for index, result in enumerate(results) if index != lost]
     assert all(f"process {lost} was lost" in str(result) for result in others)
-    assert all(each._find_failure()["code"] == AGAIN for each in members.all if each.index != lost)
+    assert all(each.find_failure()["code"] == AGAIN for each in members.all if each.index != lost)
 
 
 def test_process_that_is_silent_is_named(make, monkeypatch):
     members = make(2, heartbeat_secs=0.5)
     silent = members.all[1]
     monkeypatch.setattr(silent, "_send", lambda said: None)
-    wait_until(lambda: members.all[0]._find_failure())
-    failure = members.all[0]._find_failure()
+    wait_until(lambda: members.all[0].find_failure())
+    failure = members.all[0].find_failure()
     assert "process 1 has not answered" in failure["what"]
     assert failure["code"] == AGAIN
 

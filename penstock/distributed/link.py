@@ -1,0 +1,93 @@
+"""The link of a process to the hub: what it says, and a thread that hears."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.distributed import exits
+from penstock.distributed.lines import LineBuffer, encode, receive
+from penstock.distributed.meeting_rules import Message
+
+_TICK_SECS, _EAGER_SECS = 0.1, 0.02
+CONNECT_SECS = 60.0
+
+
+class Link:
+    """A connection to the hub.
+
+    Arguments:
+      address: host and port of the hub.
+      heartbeat_secs: how long the hub may be silent.
+      hear: called in the thread with each message.
+      lose: called in the thread, at last, with what became of the hub.
+      tick: called in the thread, often; returns whether to be heard from soon: while all come to a
+        stand, who stands behind another must know.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        heartbeat_secs: float,
+        *,
+        hear: Callable[[Message], None],
+        lose: Callable[[str], None],
+        tick: Callable[[], bool],
+    ) -> None:
+        self._heartbeat_secs, self._beat_secs = heartbeat_secs, min(1.0, heartbeat_secs / 4)
+        self._hear, self._lose, self._tick = hear, lose, tick
+        self._sending = threading.Lock()
+        self._peer = socket.create_connection(address, timeout=CONNECT_SECS)
+        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._peer.settimeout(None)
+        self._thread = threading.Thread(target=self._listen, name="penstock group", daemon=True)
+
+    def start(self, beat: Callable[[], None]) -> None:
+        """Begin to listen.
+
+        Arguments:
+          beat: called in the thread, to say that this process lives.
+        """
+        self._beat = beat
+        self._thread.start()
+
+    def send(self, said: Message) -> None:
+        """Say something to the hub; that it is gone is found out by the thread."""
+        with contextlib.suppress(OSError), self._sending:
+            self._peer.sendall(encode(said))
+
+    def hang_up(self) -> None:
+        """End the connection, and the thread."""
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._peer.close()
+
+    def _listen(self) -> None:
+        lines, heard_at, beat_at = LineBuffer(), time.monotonic(), 0.0
+        while True:
+            now, is_eager = time.monotonic(), self._tick()
+            if now - beat_at >= (_EAGER_SECS if is_eager else self._beat_secs):
+                beat_at = now
+                self._beat()
+                exits.arm_stack_dump(4 * self._heartbeat_secs)
+            readable, _, _ = select.select(
+                [self._peer], [], [], _EAGER_SECS if is_eager else _TICK_SECS
+            )
+            if readable:
+                piece = receive(self._peer)
+                if not piece:
+                    self._lose("was lost: it was killed, or its machine is gone")
+                    return
+                heard_at = time.monotonic()
+                for said in lines.take(piece):
+                    self._hear(said)
+            elif time.monotonic() - now > self._heartbeat_secs / 2:
+                heard_at = time.monotonic()  # this process itself stood still
+            elif time.monotonic() - heard_at > self._heartbeat_secs:
+                self._lose(f"has not answered for {self._heartbeat_secs:.0f} s")
+                return

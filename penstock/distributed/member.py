@@ -1,0 +1,278 @@
+"""One of several processes: what it agrees on with the others, and how it ends with them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock._errors import PeerError
+from penstock.distributed import exits
+from penstock.distributed.exit_codes import AGAIN
+from penstock.distributed.failures import Failures
+from penstock.distributed.group import Group
+from penstock.distributed.hub import Hub
+from penstock.distributed.link import Link
+from penstock.distributed.meeting_rules import Message
+
+LINGER_SECS = 8.0
+"""How long a process that has failed waits for the others to end, or to fail alike."""
+
+GRACE_SECS, GRACE_OF_A_LOSS_SECS = 3.0, 1.0
+"""How long a process may take to end by itself when another has failed."""
+
+
+class Member(Group):
+    """A process with a link to the hub.
+
+    Arguments:
+      address: host and port of the hub.
+      token: what lets this process in.
+      heartbeat_secs: how long a process may be silent.
+      hub: on process 0, to be closed at the end.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        address: tuple[str, int],
+        token: str,
+        *,
+        heartbeat_secs: float,
+        hub: Hub | None = None,
+    ) -> None:
+        super().__init__()
+        self.index, self.count, self._hub = index, count, hub
+        self._step = self._progress = self._num_compiling = 0
+        self._calls: list[str] = []  # those that this process is in, from the outside in
+        self._num_calls, self._is_leaving, self._own_code = 0, False, 0
+        self._failures = Failures(index)
+        self._condition = threading.Condition()
+        self._asked, self._target, self._is_hurried = "", 0, False
+        self._answer: Message | None = None
+        self._over: Message | None = None
+        self._link = Link(
+            address, heartbeat_secs, hear=self._hear, lose=self._lose_hub, tick=self._tick
+        )
+        where = f"{socket.gethostname()}, pid {os.getpid()}"
+        self._send({"kind": "hello", "index": index, "token": token, "where": where})
+        self._link.start(lambda: self._send({"kind": "beat"}))
+
+    # What the main thread calls.
+
+    def exchange(self, name: str, value: object = None) -> list[Any]:
+        """Return the values of all processes, in their order; see `Group.exchange`."""
+        return self._ask({"kind": "exchange", "name": name, "value": value})["values"]
+
+    def share(self, value: Mapping[str, object]) -> list[Any]:
+        """Return what every process has left whose reader is short; see `Group.share`."""
+        values = self._ask({"kind": "share", "value": value})["values"]
+        self._is_hurried = any(each is None for each in values)
+        return values
+
+    def advance(self, step: int) -> None:
+        """Note a launch, or another place where all may meet, before it."""
+        self.position += 1
+        self._step = step
+
+    def meet(self) -> bool:
+        """Stand until all processes stand at this position; see `Group.meet`."""
+        # Another is further on, and may be in a launch that waits for this process.
+        if self.position < self._target:
+            return False
+        said = self._ask({"kind": "stopped"})
+        if said["kind"] == "run_to":
+            self._target = said["position"]
+            return False
+        self.is_asked = False
+        return said["kind"] == "met"
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Be in a call that all processes make; see `Group.inside`."""
+        if not self._calls:
+            self._num_calls += 1
+            self._is_leaving, self._own_code = False, 0
+        self._calls.append(name)
+        try:
+            # Not of what failed in this same call: it may fail here in the same way.
+            if self.find_failure(is_entering=True) is not None:
+                raise self._peer_error()
+            yield
+        except BaseException as error:
+            first = self.note_failure(error)
+            if first is error:
+                raise
+            raise first from error
+        finally:
+            self._calls.pop()
+
+    def note_failure(self, error: BaseException) -> BaseException:
+        """Tell the others that this process cannot go on; see `Group.note_failure`."""
+        if self._is_leaving:
+            return error
+        if exits.may_follow_from_a_loss(error):
+            # The connection of the devices broke: the hub knows whose end that was.
+            with self._condition:
+                self._condition.wait_for(lambda: self.find_failure() is not None, GRACE_SECS)
+            if self.find_failure() is not None:
+                error = self._peer_error()
+        self._is_leaving = True
+        if isinstance(error, PeerError):
+            return error
+        self._own_code = exits.code_of(error)
+        what = f"process {self.index} {exits.describe_error(error)}"
+        # Whoever leaves this call with an exception too may catch it, and go on as this one may.
+        said = {"kind": "failed", "what": what, "code": self._own_code, "until": self._num_calls}
+        self._send(said)
+        return error
+
+    def leave(self) -> None:
+        """Note that an exception is raised now that all processes have agreed on."""
+        self._is_leaving = True
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Be in what may take minutes and is no hang."""
+        self._num_compiling += 1
+        try:
+            yield
+        finally:
+            self._num_compiling -= 1
+
+    def end(self, error: BaseException | None) -> int | None:
+        """Wait until the scripts of all processes are over; return the exit code to end with.
+
+        None is for an end as Python has it. Called at exit, before JAX's own barrier, where a
+        process would wait five minutes for one that has failed.
+        """
+        what = "" if error is None else exits.describe_error(error)
+        code = self._own_code if error is None else exits.code_of(error)
+        self._send({"kind": "ended", "what": what, "code": 0 if error is None else code})
+        with self._condition:
+            # One that has failed waits a little, for those that may have failed alike.
+            secs = None if not code else LINGER_SECS
+            self._condition.wait_for(lambda: self._over is not None or self.find_failure(), secs)
+        if self._over is not None and not self._over["code"]:
+            # Process 0 last: the others' connections end with it.
+            if self._hub is not None:
+                self._hub.linger(GRACE_SECS)
+            self.hang_up()
+            return None
+        failure = self.find_failure() or self._over
+        if failure is not None and error is None and not code:
+            exits.say(self._failures.describe(failure, self._calls))
+        if failure is not None and (not code or isinstance(error, PeerError)):
+            code = failure["code"]
+        if self._hub is not None:
+            self._hub.linger(LINGER_SECS, (failure or {}).get("index", 0))
+        return code or 1
+
+    def hang_up(self) -> None:
+        """Leave the hub, which takes this process for lost unless its script was over."""
+        self._link.hang_up()
+        if self._hub is not None:
+            self._hub.close()
+
+    def find_failure(self, *, is_entering: bool = False) -> Message | None:
+        """Return the first failure elsewhere that leaves this process without partners."""
+        return self._failures.find(self._num_calls, self._calls, is_entering=is_entering)
+
+    def _ask(self, said: Message) -> Message:
+        """Send what is answered, and wait for the answer."""
+        with self._condition:
+            if self.find_failure() is not None:
+                raise self._peer_error()
+            self._answer, self._asked = None, said["kind"]
+        self._send(said)
+        with self._condition:
+            self._condition.wait_for(lambda: self._answer is not None or self.find_failure())
+            if self._answer is None:
+                raise self._peer_error()
+            self._progress += 1
+            return self._answer
+
+    def _peer_error(self) -> PeerError:
+        return PeerError(self._failures.describe(self.find_failure() or {}, self._calls))
+
+    def _send(self, said: Message) -> None:
+        self._link.send(
+            {
+                **said,
+                "position": self.position,
+                "taken": self.taken,
+                "step": self._step,
+                "activity": self.describe(),
+                "num_calls": self._num_calls,
+                "progress": self.position + self._progress,
+                "is_at_work": bool(self._calls),
+                "is_compiling": self._num_compiling > 0,
+            }
+        )
+
+    # What the listening thread calls.
+
+    def _tick(self) -> bool:
+        if not self.is_asked and self.wants():
+            self.is_asked = True
+            self._send({"kind": "ask"})
+        return self.is_asked or self._is_hurried
+
+    def _hear(self, said: Message) -> None:
+        match said["kind"]:
+            case "beat":
+                return
+            case "meet":
+                self.is_asked = True
+                self._send({"kind": "beat"})
+            case "hurry":
+                self._is_hurried = True
+            case "dump":
+                exits.dump_stacks(f"process {self.index}: no process has moved; all stacks:")
+            case "over":
+                with self._condition:
+                    self._over = said
+                    self._condition.notify_all()
+            case "failure":
+                if said["index"] != self.index or said.get("is_final"):
+                    self._fail(said)
+            case "postponed" if self._asked != "stopped":
+                # Who waits in an exchange hears of a meeting put off too, and waits on.
+                self.is_asked = False
+            case _:
+                if said["kind"] == "postponed":
+                    self.is_asked = False
+                with self._condition:
+                    self._answer = said
+                    self._condition.notify_all()
+
+    def _lose_hub(self, what: str) -> None:
+        if self._over is None:
+            said = {"index": 0, "what": f"process 0 {what}", "code": AGAIN, "is_final": True}
+            # JAX aborts this process in less than half a second, without a word of Python.
+            self._fail({"kind": "failure", "step": self._step, **said}, grace_secs=0.0)
+
+    def _fail(self, said: Message, grace_secs: float | None = None) -> None:
+        with self._condition:
+            self._failures.add(said)
+            self._condition.notify_all()
+        if grace_secs is None:
+            # Whoever is lost did not fail as others may have: nobody ends by itself.
+            grace_secs = GRACE_OF_A_LOSS_SECS if said["code"] == AGAIN else GRACE_SECS
+        threading.Thread(target=self._end_if_stuck, args=(grace_secs,), daemon=True).start()
+
+    def _end_if_stuck(self, grace_secs: float) -> None:
+        """End this process where its main thread waits for one that will not come."""
+        time.sleep(grace_secs)
+        failure = self.find_failure()
+        if failure is None or not self._calls or self._is_leaving:
+            return
+        exits.say(self._failures.describe(failure, self._calls))
+        if self._hub is not None:
+            self._hub.linger(GRACE_SECS, failure["index"])
+        exits.leave(failure["code"])
