@@ -84,9 +84,8 @@ def run_on_ray(
         cluster has in between, and starts again from the checkpoint where that changes.
       max_restarts: how often to start again after a loss. Machines whose end was announced, as
         of spot instances, are not counted.
-      address: of the cluster, such as `"10.0.0.2:6379"`, `"auto"` or `"ray://head:10001"`. By
-        default that of `RAY_ADDRESS`, or of a cluster on this machine; without one, Ray starts here
-        and ends with the run.
+      address: of the cluster, such as `"10.0.0.2:6379"`. By default that of `RAY_ADDRESS`, or of
+        a cluster on this machine; without one, Ray starts here and ends with the run.
       storage_path: where Ray keeps its notes of the run, a folder that all machines see or an
         address such as `"gs://bucket/runs"`; `~/ray_results` by default.
       use_gpu: give each process GPUs; by default where the cluster has some.
@@ -103,10 +102,7 @@ def run_on_ray(
       ModuleNotFoundError: Ray is not installed.
     """
     counts = _read_counts(num_processes)
-    check_count("max_restarts", max_restarts, 0)
-    _check_secs(hang_secs)
-    if use_gpu and use_tpu:
-        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
+    _check_options(max_restarts, hang_secs, is_both=bool(use_gpu and use_tpu))
     ray = load_ray("run_on_ray")
     with _connect(ray, address, counts[1]):
         platform = _choose_platform(ray.cluster_resources(), use_gpu, use_tpu)
@@ -196,7 +192,10 @@ def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def _check_secs(hang_secs: float | None) -> None:
+def _check_options(max_restarts: int, hang_secs: float | None, *, is_both: bool) -> None:
+    check_count("max_restarts", max_restarts, 0)
+    if is_both:
+        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
     if hang_secs is not None and not hang_secs > 0:
         raise ValueError(f"hang_secs got {hang_secs!r}, expected a number above 0, or None.")
 
