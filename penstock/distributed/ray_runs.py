@@ -330,7 +330,7 @@ def _fit(
             raise RayRunError(text, AGAIN) from None
         error = RayRunError(failure.sentence, failure.status)
         if failure.trace:
-            error.add_note(f"There, Python says:\n{failure.trace}")
+            error.add_note(f"There, Python says:\n{failure.trace.rstrip()}")
         raise error from None
 
 

@@ -122,14 +122,15 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
     from penstock.distributed import joining, this_process
 
     error: BaseException | None = None
-    pickled = b""
+    pickled = cloudpickle.dumps(None)
     try:
         joining.initialize()
         value = cloudpickle.loads(function)()
         # The driver gets process 0's.
-        pickled = cloudpickle.dumps(value if process.index == 0 else None)
+        pickled = cloudpickle.dumps(value) if process.index == 0 else pickled
     except BaseException as raised:
         error = raised
+    # As at the end of a script.
     if isinstance(error, SystemExit) and not error.code:
         error = None
     status = this_process.end(error) or (0 if error is None else exits.code_of(error))
@@ -137,9 +138,9 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
         return pickled
     if is_again(status):
         raise ProcessLostError(str(error) or f"Process {process.index} asked for another try.")
-    # It follows from another's failure, and names it: the other has the traceback.
-    is_first = not isinstance(error, PeerError)
-    trace = "".join(traceback.format_exception(error)) if error is not None and is_first else ""
+    # One that follows from another's failure names it, and the other has the traceback.
+    has_trace = error is not None and not isinstance(error, PeerError | SystemExit)
+    trace = "".join(traceback.format_exception(error)) if has_trace else ""
     what = f"ended with status {status}" if error is None else exits.describe_error(error)
     raise ProcessFailedError(process.fail(what, status, trace))
 

@@ -69,22 +69,22 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+def run(words: list[str], folder: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command; end it where it takes too long, and all that it started."""
-    with start(words, **more) as process:
+    with start(words, folder, **more) as process:
         out, errors = process.communicate(timeout=SECONDS)
     return subprocess.CompletedProcess(words, process.returncode, out, errors)
 
 
 @contextlib.contextmanager
-def start(words: list[str], **more: str) -> Iterator[subprocess.Popen[str]]:
+def start(words: list[str], folder: Path = ROOT, **more: str) -> Iterator[subprocess.Popen[str]]:
     """Start a command; afterwards it has to be gone, with all that it started."""
     mark = f"PENSTOCK_TEST_MARK={secrets.token_hex(8)}"
     name, _, value = mark.partition("=")
     process = subprocess.Popen(
         words,
         env=environment(**more, **{name: value}),
-        cwd=ROOT,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

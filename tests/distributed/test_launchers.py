@@ -3,7 +3,6 @@
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,14 +109,25 @@ sys.exit(distributed.launch_on_ray(
 """
 
 
-def test_ray_runs_a_script_and_ends_at_an_error_of_the_program(folder):
+def test_ray_ends_at_an_error_of_the_program_and_shows_where(folder):
     python = launchers.require_python("ray")
-    words = [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:raise"]
-    done = run(words)
+    done = run([python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:raise"])
     assert done.returncode == 1, done.stdout + done.stderr
-    last = done.stderr.rstrip().splitlines()[-1]
+    *_, before, last = done.stderr.rstrip().splitlines()
+    assert before == "ZeroDivisionError: a part of the test"
     assert last.endswith("process 1 of 2 failed with ZeroDivisionError: a part of the test")
-    assert not Path(folder, "steps", "30").exists()
+    assert "restart 1" not in done.stderr
+
+
+def test_launch_on_ray_runs_a_command(tmp_path):
+    python = launchers.require_python("ray")
+    words = ["train", "--train_image_size=12", "--stop_at_step=3", "--checkpointDir=a run"]
+    launch = ["launch", "--on=ray", "-n=2", "--", *words]
+    with_penstock = "import sys; from penstock.commands import main; sys.exit(main(sys.argv[1:]))"
+    done = run([python, "-c", with_penstock, *launch], folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 processes x 1 device" in done.stdout
+    assert (tmp_path / "a run" / "params").exists()
 
 
 def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(folder):
