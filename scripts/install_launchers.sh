@@ -53,7 +53,7 @@ install_packages() {
 }
 
 install_packages "Open MPI" "mpirun" openmpi-bin
-install_packages "Slurm" "srun sbatch sinfo slurmctld slurmd munged" slurm-wlm munge
+install_packages "Slurm" "srun sbatch sinfo squeue slurmctld slurmd munged" slurm-wlm munge
 
 if [ ! -x "$BASE/bin/python" ]; then
   say "$BASE got no bin/python, expected an environment with penstock. Run make train first." >&2

@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from penstock.distributed.ray_packages import load_ray
 from penstock.distributed.ray_worker import (
     Failure,
     RunRecord,
+    describe_losses,
     make_callback,
     quieten_cleaner,
     run_words,
@@ -82,9 +82,10 @@ def run_on_ray(
       function: without arguments; `functools.partial` gives it some. It is pickled.
       num_processes: one a machine with all its accelerators. `(least, most)` runs on what the
         cluster has in between, and starts again from the checkpoint where that changes.
-      max_restarts: how often to start again after a loss that was not announced.
-      address: of the cluster, such as `"10.0.0.2:6379"` or `"ray://head:10001"`; by default that
-        of `RAY_ADDRESS`, or of this machine, where Ray is started if it does not run.
+      max_restarts: how often to start again after a loss. Machines whose end was announced, as
+        of spot instances, are not counted.
+      address: of the cluster, such as `"10.0.0.2:6379"`. By default that of `RAY_ADDRESS`, or of
+        a cluster on this machine; without one, Ray starts here and ends with the run.
       storage_path: where Ray keeps its notes of the run, a folder that all machines see or an
         address such as `"gs://bucket/runs"`; `~/ray_results` by default.
       use_gpu: give each process GPUs; by default where the cluster has some.
@@ -101,10 +102,7 @@ def run_on_ray(
       ModuleNotFoundError: Ray is not installed.
     """
     counts = _read_counts(num_processes)
-    check_count("max_restarts", max_restarts, 0)
-    _check_secs(hang_secs)
-    if use_gpu and use_tpu:
-        raise ValueError("use_gpu and use_tpu got True, expected one of them.")
+    _check_options(max_restarts, hang_secs, is_both=bool(use_gpu and use_tpu))
     ray = load_ray("run_on_ray")
     with _connect(ray, address, counts[1]):
         platform = _choose_platform(ray.cluster_resources(), use_gpu, use_tpu)
@@ -144,7 +142,7 @@ def launch_on_ray(
 
     Returns:
       The exit status: 0 when all went well, 75 when the restarts are used up, 130 after Ctrl-C,
-      that of the program otherwise.
+      143 after SIGTERM, that of the program otherwise.
 
     Raises:
       ModuleNotFoundError: Ray is not installed.
@@ -170,6 +168,10 @@ def launch_on_ray(
     except KeyboardInterrupt:
         print("\npenstock launch: interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
+    except SystemExit as request:
+        if request.code != signal.SIGTERM:  # which Ray raises so
+            raise
+        return 128 + signal.SIGTERM
     return 0
 
 
@@ -190,7 +192,10 @@ def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def _check_secs(hang_secs: float | None) -> None:
+def _check_options(max_restarts: int, hang_secs: float | None, *, is_both: bool) -> None:
+    check_count("max_restarts", max_restarts, 0)
+    if is_both:
+        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
     if hang_secs is not None and not hang_secs > 0:
         raise ValueError(f"hang_secs got {hang_secs!r}, expected a number above 0, or None.")
 
@@ -306,7 +311,7 @@ def _fit(
 ) -> object:
     """Return what process 0 returned; raise what ended the run otherwise."""
     task = {"function": ray.cloudpickle.dumps(function), "record": record}
-    trainer = ray.train.v2.jax.JaxTrainer(
+    trainer = _make_trainer_class(ray)(
         work,
         train_loop_config={**task, "directory": os.getcwd()},
         # Only with one of the two it joins the workers in JAX. On CPU `use_gpu` does no more,
@@ -316,30 +321,45 @@ def _fit(
         run_config=run_config,
     )
     try:
-        with _keep_handler():
-            return ray.cloudpickle.loads(trainer.fit().return_value)
+        return ray.cloudpickle.loads(trainer.fit().return_value)
     except ray.train.TrainingFailedError as lost:
         failure: Failure | None = ray.get(record.failure.remote())
         if failure is None:
-            raise RayRunError(f"all restarts are used up: {lost}", AGAIN) from None
+            allowed = run_config.failure_config.max_failures
+            text = f"{_describe_end(lost)} No restart is left of {allowed}."
+            raise RayRunError(text, AGAIN) from None
         error = RayRunError(failure.sentence, failure.status)
         if failure.trace:
-            error.add_note(f"There, Python says:\n{failure.trace}")
+            error.add_note(f"There, Python says:\n{failure.trace.rstrip()}")
         raise error from None
 
 
-@contextlib.contextmanager
-def _keep_handler() -> Iterator[None]:
-    """Put back the handler of Ctrl-C that Ray replaces, and raise what Ctrl-C raises elsewhere."""
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit as request:
-        # Ray's handler ends the workers, and then the driver with a status of 0.
-        if not request.code:
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
+def _describe_end(lost: Any) -> str:
+    """Return what ended a run that nobody's program ended."""
+    # One of workers; of its controller Ray has words alone.
+    if hasattr(lost, "worker_failures"):
+        return describe_losses(lost.worker_failures)
+    return f"{str(lost).strip()}."
+
+
+def _make_trainer_class(ray: Any) -> Any:
+    """Return Ray's trainer with Ctrl-C as elsewhere: at once, also while it waits for machines."""
+
+    class Trainer(ray.train.v2.jax.JaxTrainer):
+        _controller: Any = None
+
+        # Ray's own handler asks the controller to end, which answers only between two attempts to
+        # get machines, and then ends the driver with a status of 0.
+        def _register_sigint_handler(self, controller: Any) -> None:
+            self._controller = controller
+
+        def fit(self) -> Any:
+            try:
+                return super().fit()
+            except (KeyboardInterrupt, SystemExit):
+                # The workers end with it.
+                if self._controller is not None:
+                    ray.kill(self._controller)
+                raise
+
+    return Trainer

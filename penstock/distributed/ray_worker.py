@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock._errors import PeerError
+from penstock.distributed import exits
 from penstock.distributed.exit_codes import is_again
 from penstock.distributed.ray_packages import load_ray
 
@@ -121,34 +122,27 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
     from penstock.distributed import joining, this_process
 
     error: BaseException | None = None
-    pickled = b""
+    pickled = cloudpickle.dumps(None)
     try:
         joining.initialize()
         value = cloudpickle.loads(function)()
         # The driver gets process 0's.
-        pickled = cloudpickle.dumps(value if process.index == 0 else None)
+        pickled = cloudpickle.dumps(value) if process.index == 0 else pickled
     except BaseException as raised:
         error = raised
+    # As at the end of a script.
     if isinstance(error, SystemExit) and not error.code:
         error = None
-    status = this_process.end(error) or 0
+    status = this_process.end(error) or (0 if error is None else exits.code_of(error))
     if not status:
         return pickled
     if is_again(status):
-        raise ProcessLostError(str(error) or f"process {process.index} asked for another try")
-    # It follows from another's failure, and names it: the other has the traceback.
-    is_first = not isinstance(error, PeerError)
-    trace = "".join(traceback.format_exception(error)) if error is not None and is_first else ""
-    raise ProcessFailedError(process.fail(_describe(error, status), status, trace))
-
-
-def _describe(error: BaseException | None, status: int) -> str:
-    if error is None:
-        return f"ended with status {status}"
-    if isinstance(error, SystemExit):
-        return f"called sys.exit({error.code!r})"
-    text = str(error)
-    return f"failed with {type(error).__name__}{': ' if text else ''}{text}"
+        raise ProcessLostError(str(error) or f"Process {process.index} asked for another try.")
+    # One that follows from another's failure names it, and the other has the traceback.
+    has_trace = error is not None and not isinstance(error, PeerError | SystemExit)
+    trace = "".join(traceback.format_exception(error)) if has_trace else ""
+    what = f"ended with status {status}" if error is None else exits.describe_error(error)
+    raise ProcessFailedError(process.fail(what, status, trace))
 
 
 def _count_restarts(ray: Any, process: Process) -> int:
@@ -214,14 +208,14 @@ def describe_losses(worker_exceptions: Mapping[int, Exception]) -> str:
     """Return what became of the processes that Ray starts again.
 
     >>> describe_losses({1: RuntimeError("The actor died unexpectedly")})
-    'process 1 died'
+    'Process 1 died.'
     """
     # What lost another says which; what died says nothing.
     said = [
         str(error) for error in worker_exceptions.values() if isinstance(error, ProcessLostError)
     ]
-    died = [f"process {rank} died" for rank in sorted(worker_exceptions) if not said]
-    return "; ".join(said[:1] or died)
+    died = [f"Process {rank} died." for rank in sorted(worker_exceptions)]
+    return " ".join(said[:1] or died)
 
 
 def quieten_cleaner() -> None:

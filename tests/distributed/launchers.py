@@ -1,11 +1,15 @@
 """Where the launchers are that people have, and what a run under them is compared with."""
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,25 +69,54 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own, and end all of it where it takes too long."""
+def run(words: list[str], folder: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; end it where it takes too long, and all that it started."""
+    with start(words, folder, **more) as process:
+        out, errors = process.communicate(timeout=SECONDS)
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+
+@contextlib.contextmanager
+def start(words: list[str], folder: Path = ROOT, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; afterwards it has to be gone, with all that it started."""
+    mark = f"PENSTOCK_TEST_MARK={secrets.token_hex(8)}"
+    name, _, value = mark.partition("=")
     process = subprocess.Popen(
         words,
-        env=environment(**more),
-        cwd=ROOT,
+        env=environment(**more, **{name: value}),
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
-        out, errors = process.communicate(timeout=SECONDS)
+        yield process
+        _wait_until_gone(mark)
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, errors = process.communicate()
-        print(out, errors, sep="\n")  # pytest shows it beside the error
+        for pid in _find_marked(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        print(*process.communicate(), sep="\n")  # pytest shows it beside the error
         raise
-    return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+
+def _wait_until_gone(mark: str, secs: float = 30.0) -> None:
+    """Wait for what ends after the command, such as daemons; raise where something does not."""
+    end = time.monotonic() + secs
+    while left := _find_marked(mark):
+        if time.monotonic() > end:
+            raise RuntimeError(f"{left} are still there {secs:g} s after what started them.")
+        time.sleep(0.1)
+
+
+def _find_marked(mark: str) -> list[int]:
+    """Return the processes that have a mark in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # gone, or of another user
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def read_result(done: subprocess.CompletedProcess[str]) -> dict:

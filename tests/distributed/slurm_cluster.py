@@ -39,7 +39,7 @@ SlurmdParameters=config_overrides
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE
 """
-PROGRAMS = ("srun", "sbatch", "sinfo", "slurmctld", "slurmd", "munged")
+PROGRAMS = ("srun", "sbatch", "sinfo", "squeue", "slurmctld", "slurmd", "munged")
 
 
 def find(program: str) -> str | None:
@@ -73,7 +73,7 @@ def slurm_cluster(num_nodes: int) -> Iterator[dict[str, str]]:
         for node in nodes:
             start("slurmd", "-D", "-f", environment["SLURM_CONF"], "-N", node)
         _wait(lambda: _count_idle(environment) == num_nodes, daemons, folder)
-        yield environment
+        yield {"SLURM_CONF": environment["SLURM_CONF"]}
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()

@@ -1,7 +1,8 @@
 """The launchers that people have start a script of one process, and it trains as one does."""
 
+import signal
 import sys
-from pathlib import Path
+import time
 
 import numpy as np
 import pytest
@@ -48,29 +49,24 @@ def test_slurm_starts_processes_that_train_as_one(alone, folder, num_nodes):
     with slurm_cluster(num_nodes) as settings:
         # Both nodes are this machine under names that nobody else knows.
         address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{launchers.free_port()}"}
-        more = {"SLURM_CONF": settings["SLURM_CONF"], **(address if num_nodes > 1 else {})}
+        more = {**settings, **(address if num_nodes > 1 else {})}
         words = [srun, "-N", str(num_nodes), "-n", "2", sys.executable, str(SCRIPT), folder]
         assert_equals(read_result(run(words, **more)), alone)
 
 
 def test_batch_script_starts_the_processes_again_until_they_end_well(alone, folder, tmp_path):
-    _, sbatch, *_ = launchers.require_programs(*PROGRAMS)
+    _, sbatch, _, squeue, *_ = launchers.require_programs(*PROGRAMS)
     log = tmp_path / "log"
     with slurm_cluster(1) as settings:
-        words = [
-            sbatch,
-            "--wait",
-            "--nodes=1",
-            "--ntasks-per-node=2",
-            f"--output={log}",
-            f"--chdir={ROOT}",
-        ]
-        script = str(ROOT / "deploy" / "slurm.sbatch")
-        words += [script, sys.executable, str(SCRIPT), folder, "--fail=17:kill"]
-        done = run(words, SLURM_CONF=settings["SLURM_CONF"])
-    assert log.exists(), done.stderr
-    done.stdout += log.read_text()
-    result = read_result(done)
+        words = [sbatch, "--parsable", "--nodes=1", "--ntasks-per-node=2"]
+        words += [f"--output={log}", f"--chdir={ROOT}", str(ROOT / "deploy" / "slurm.sbatch")]
+        job = run([*words, sys.executable, str(SCRIPT), folder, "--fail=17:kill"], **settings)
+        assert job.returncode == 0, job.stderr
+        # `sbatch --wait` asks every half minute.
+        while run([squeue, "--noheader", f"--jobs={job.stdout.strip()}"], **settings).stdout:
+            time.sleep(0.2)
+    job.stdout = log.read_text()
+    result = read_result(job)
     assert result["restarts"] == "1"
     assert result["first_step"] > 0
     assert_equals(result, alone)
@@ -113,11 +109,36 @@ sys.exit(distributed.launch_on_ray(
 """
 
 
-def test_ray_runs_a_script_and_ends_at_an_error_of_the_program(folder):
+def test_ray_ends_at_an_error_of_the_program_and_shows_where(folder):
     python = launchers.require_python("ray")
-    words = [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:raise"]
-    done = run(words)
+    done = run([python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:raise"])
     assert done.returncode == 1, done.stdout + done.stderr
-    last = done.stderr.rstrip().splitlines()[-1]
+    *before, last = done.stderr.rstrip().splitlines()
     assert last.endswith("process 1 of 2 failed with ZeroDivisionError: a part of the test")
-    assert not Path(folder, "steps", "30").exists()
+    assert "ZeroDivisionError: a part of the test" in before  # below its traceback
+    assert "restart 1" not in done.stderr
+
+
+def test_launch_on_ray_runs_a_command(tmp_path):
+    python = launchers.require_python("ray")
+    words = ["train", "--train_image_size=12", "--stop_at_step=3", "--checkpointDir=a run"]
+    launch = ["launch", "--on=ray", "-n=2", "--", *words]
+    with_penstock = "import sys; from penstock.commands import main; sys.exit(main(sys.argv[1:]))"
+    done = run([python, "-c", with_penstock, *launch], folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 processes x 1 device" in done.stdout
+    assert (tmp_path / "a run" / "params").exists()
+
+
+def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(folder):
+    python = launchers.require_python("ray")
+    words = [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"]
+    with launchers.start(words) as driver:
+        assert driver.stderr is not None
+        # Both have the program, and one of them sleeps soon.
+        begun = any("compiled the train program" in line for line in driver.stderr)
+        driver.send_signal(signal.SIGINT)
+        _, errors = driver.communicate(timeout=launchers.SECONDS)
+    assert begun
+    assert driver.returncode == 130, errors
+    assert "penstock launch: interrupted" in errors

@@ -1,6 +1,5 @@
 """What runs on Ray do without Ray: what they refuse, what workers are told, and what words mean."""
 
-import signal
 import sys
 
 import pytest
@@ -148,16 +147,3 @@ def test_other_words_are_a_command_of_penstock(capsys):
         run_words(["--version"])
     assert not raised.value.code
     assert capsys.readouterr().out.startswith("penstock ")
-
-
-def test_ctrl_c_of_a_driver_is_raised_as_elsewhere_and_its_handler_put_back():
-    before = signal.getsignal(signal.SIGINT)
-
-    def fit():
-        with ray_runs._keep_handler():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Ray replaces it
-            sys.exit(0)
-
-    with pytest.raises(KeyboardInterrupt):
-        fit()
-    assert signal.getsignal(signal.SIGINT) is before
