@@ -60,8 +60,7 @@ def initialize(
       hosts: in place of both, HOST:PORT of each process, as FastNN's worker_hosts and OneFlow's
         machines; without `process_id` this is the one that is an address of this machine.
       heartbeat_secs: how long a process may be silent; else PENSTOCK_HEARTBEAT_SECS, or 30.
-      initialization_secs: how long to wait for the others; else PENSTOCK_INITIALIZATION_SECS, or
-        1800.
+      initialization_secs: how long others may take; else PENSTOCK_INITIALIZATION_SECS, or 1800.
       hang_secs: how long a step may take; else PENSTOCK_HANG_SECS, or any time.
 
     Raises:
@@ -91,8 +90,7 @@ def initialize(
     _wait_for_all(patience)
     _is_joined.set()
     _announce(member)
-    # Here: it imports JAX, which a process alone may not need.
-    from penstock.distributed import this_process
+    from penstock.distributed import this_process  # it imports JAX, which one alone may not need
 
     this_process.start(heartbeat_secs=heartbeat, hang_secs=hang)
 

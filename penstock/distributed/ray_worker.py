@@ -200,6 +200,8 @@ def run_words(words: Sequence[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
     else:
         sys.argv = ["penstock", *words]
+        # Whoever imported it before would have `runpy` warn that it runs twice.
+        sys.modules.pop("penstock.__main__", None)
         # By name: the commands are built on this package, which imports none of them.
         runpy.run_module("penstock", run_name="__main__", alter_sys=True)
 

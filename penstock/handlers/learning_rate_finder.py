@@ -53,7 +53,7 @@ class LearningRateFinder:
       UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
       ValueError: `low` and `high` are no range, or `num_steps` are too few for a curve.
 
-    >>> import os, numpy as np, optax, penstock as ps
+    >>> import os, tempfile, numpy as np, optax, penstock as ps
     >>> def train_program():
     ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
     ...     return ps.layers.mean((prediction - 1) ** 2)

@@ -98,12 +98,6 @@ def test_arguments_that_make_no_sense_are_refused(arguments, text):
         StopAt(**arguments)
 
 
-def test_seconds_are_refused_in_one_of_several_processes(monkeypatch):
-    monkeypatch.setattr("jax.process_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"StopAt got seconds in one of 2 .* Use step\."):
-        drive(StopAt(seconds=5), trainer=driven_trainer())
-
-
 def test_begin_training_without_a_trainer_is_refused():
     text = r"StopAt got a BeginTraining without a trainer, expected one with it\. It stops"
     with pytest.raises(ValueError, match=text):
