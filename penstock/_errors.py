@@ -43,7 +43,13 @@ class FolderInUseError(RuntimeError):
 
 
 class PeerError(RuntimeError):
-    """Another process of the run failed, was lost, or does something else than this one."""
+    """Another process of the run failed, was lost, or does something else than this one.
+
+    Attributes:
+      exit_code: what this process should end with, where nobody catches it.
+    """
+
+    exit_code = 1
 
 
 class NonFiniteError(FloatingPointError):

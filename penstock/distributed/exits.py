@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from penstock._errors import PeerError
+
 _FAILED = 1
 
 _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
@@ -71,6 +73,9 @@ def describe_error(error: BaseException) -> str:
     >>> describe_error(SystemExit(3))
     'called sys.exit(3)'
     """
+    # What it follows from is known to all.
+    if isinstance(error, PeerError):
+        return "could not go on"
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
     text = str(error)
@@ -78,7 +83,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code for the other processes of one that an exception ended."""
+    """Return the exit code that an exception ends a process with, and with it the others."""
+    if isinstance(error, PeerError):
+        return error.exit_code
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
         return error.code
     return _FAILED

@@ -15,6 +15,7 @@ from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.lines import LineBuffer, encode, receive
 from penstock.distributed.meeting_rules import Meetings, Message
 
+_GOODBYE_SECS = 1.0
 TICK_SECS = 0.25
 """How often the hub looks for who is silent."""
 
@@ -72,18 +73,23 @@ class Hub:
         """Begin to serve."""
         self._thread.start()
 
-    def linger(self, secs: float, lost: int = 0) -> None:
+    def linger(self, secs: float, failure: Message | None = None) -> None:
         """Wait until the other processes are gone, so that each learns why; at most so long.
 
         JAX's coordinator ends with this process, and what hangs on it then aborts.
 
         Arguments:
-          lost: one that will not go by itself.
+          failure: that one of them is gone or stopped, which is not waited for.
         """
         end = time.monotonic() + secs
+        ended_by = time.monotonic() + _GOODBYE_SECS
+        gone = failure["index"] if failure and failure.get("is_gone") else 0
         members = self.meetings.members
         while time.monotonic() < end and any(
-            members[index].ended is None for index in list(self._by_index) if index not in (0, lost)
+            # Who has ended needs no more than to hear that all have.
+            members[index].ended is None or time.monotonic() < ended_by
+            for index in list(self._by_index)
+            if index not in (0, gone)
         ):
             time.sleep(0.02)
 
@@ -215,11 +221,11 @@ class Hub:
             return
         if self.meetings.members[index].ended is None:
             what = "was lost: it was killed, or its machine is gone"
-            self._fail(index, what, AGAIN)
+            self._fail(index, what, is_gone=True)
 
-    def _fail(self, index: int, what: str, code: int) -> None:
-        said = {"kind": "failure", "index": index, "code": code, "is_final": True}
-        self._broadcast_failure({**said, "what": f"process {index} {what}"})
+    def _fail(self, index: int, what: str, *, is_gone: bool) -> None:
+        said = {"kind": "failure", "index": index, "code": AGAIN, "is_final": True}
+        self._broadcast_failure({**said, "what": f"process {index} {what}", "is_gone": is_gone})
 
     def _look_around(self, now: float) -> None:
         for index in list(self._by_index):
@@ -228,7 +234,8 @@ class Hub:
             silent = now - connection.heard_at
             if silent > self._heartbeat_secs:
                 what = f"has not answered for {silent:.0f} s: it is stopped, swapped out, or its "
-                self._fail(index, what + "machine is gone", AGAIN)
+                self._dump_stacks()
+                self._fail(index, what + "machine is gone", is_gone=True)
         if self._hang_secs is not None and now - self._moved_at > self._hang_secs:
             self._report_hang(now - self._moved_at)
 
@@ -251,6 +258,10 @@ class Hub:
         )
         what = f"has not moved for {secs:.0f} s: it {last.describe()} ({others})"
         self._moved_at = time.monotonic()
-        for index in list(self._by_index):
-            self._send(index, {"kind": "dump"})
-        self._fail(last.index, what, AGAIN)
+        self._dump_stacks()
+        self._fail(last.index, what, is_gone=False)
+
+    def _dump_stacks(self) -> None:
+        if not self._has_failed:
+            for index in list(self._by_index):
+                self._send(index, {"kind": "dump"})

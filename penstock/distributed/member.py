@@ -167,10 +167,10 @@ class Member(Group):
         failure = self.find_failure() or self._over
         if failure is not None and error is None and not code:
             exits.say(self._failures.describe(failure, self._calls))
-        if failure is not None and (not code or isinstance(error, PeerError)):
+        if failure is not None and not code:
             code = failure["code"]
         if self._hub is not None:
-            self._hub.linger(LINGER_SECS, (failure or {}).get("index", 0))
+            self._hub.linger(LINGER_SECS, failure)
         return code or 1
 
     def hang_up(self) -> None:
@@ -198,7 +198,10 @@ class Member(Group):
             return self._answer
 
     def _peer_error(self) -> PeerError:
-        return PeerError(self._failures.describe(self.find_failure() or {}, self._calls))
+        failure = self.find_failure() or {}
+        error = PeerError(self._failures.describe(failure, self._calls))
+        error.exit_code = failure.get("code", 1)
+        return error
 
     def _send(self, said: Message) -> None:
         self._link.send(
@@ -233,7 +236,9 @@ class Member(Group):
             case "hurry":
                 self._is_hurried = True
             case "dump":
-                exits.dump_stacks(f"process {self.index}: no process has moved; all stacks:")
+                exits.dump_stacks(
+                    f"process {self.index}: all stacks, since one does not answer or move:"
+                )
             case "over":
                 with self._condition:
                     self._over = said
@@ -254,16 +259,18 @@ class Member(Group):
     def _lose_hub(self, what: str) -> None:
         if self._over is None:
             said = {"index": 0, "what": f"process 0 {what}", "code": AGAIN, "is_final": True}
-            # JAX aborts this process in less than half a second, without a word of Python.
-            self._fail({"kind": "failure", "step": self._step, **said}, grace_secs=0.0)
+            self._failures.add({"kind": "failure", "step": self._step, **said})
+            # At once: JAX hears of it too, and aborts this process without a word of Python.
+            self._end_if_stuck(0.0)
+            with self._condition:
+                self._condition.notify_all()
 
-    def _fail(self, said: Message, grace_secs: float | None = None) -> None:
+    def _fail(self, said: Message) -> None:
         with self._condition:
             self._failures.add(said)
             self._condition.notify_all()
-        if grace_secs is None:
-            # Whoever is lost did not fail as others may have: nobody ends by itself.
-            grace_secs = GRACE_OF_A_LOSS_SECS if said["code"] == AGAIN else GRACE_SECS
+        # Whoever is lost did not fail as others may have: nobody ends by itself.
+        grace_secs = GRACE_OF_A_LOSS_SECS if said["code"] == AGAIN else GRACE_SECS
         threading.Thread(target=self._end_if_stuck, args=(grace_secs,), daemon=True).start()
 
     def _end_if_stuck(self, grace_secs: float) -> None:
@@ -274,5 +281,5 @@ class Member(Group):
             return
         exits.say(self._failures.describe(failure, self._calls))
         if self._hub is not None:
-            self._hub.linger(GRACE_SECS, failure["index"])
+            self._hub.linger(GRACE_SECS, failure)
         exits.leave(failure["code"])

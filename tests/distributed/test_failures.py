@@ -51,8 +51,9 @@ def test_fault_of_one_process_ends_all_with_its_name(fault, tmp_path):
     assert outcome.code == code, outcome.output
     assert words in outcome.output
     assert "NOT OVER" not in outcome.output
-    # JAX's own end of a process: it names nobody.
-    assert "Terminating process" not in outcome.output
+    # JAX's own end of a process, which names nobody; where its coordinator dies it may be first.
+    if fault != "SIGKILL of process 0":
+        assert "Terminating process" not in outcome.output
     if fault in ("SIGSTOP", "a stuck reader"):
         assert "most recent call first" in outcome.output
     if not code:
