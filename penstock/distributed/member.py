@@ -236,9 +236,7 @@ class Member(Group):
             case "hurry":
                 self._is_hurried = True
             case "dump":
-                exits.dump_stacks(
-                    f"process {self.index}: all stacks, since one does not answer or move:"
-                )
+                exits.dump_stacks(f"process {self.index}: one does not answer or move; all stacks:")
             case "over":
                 with self._condition:
                     self._over = said
@@ -280,6 +278,8 @@ class Member(Group):
         if failure is None or not self._calls or self._is_leaving:
             return
         exits.say(self._failures.describe(failure, self._calls))
+        # Others may wait for this end, in order to go themselves.
+        self._send({"kind": "ended", "what": "could not go on", "code": failure["code"]})
         if self._hub is not None:
             self._hub.linger(GRACE_SECS, failure)
         exits.leave(failure["code"])

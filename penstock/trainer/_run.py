@@ -242,7 +242,8 @@ class Run:
         self.interrupts.is_open = False  # a first interrupt does not end the save
         try:
             # Alone in failing, a process must not wait for the others in a save.
-            if self.interrupts.is_alone or reason != "failed":
+            is_together = error is None or self.interrupts.is_agreed
+            if self.interrupts.is_alone or is_together:
                 self.saver.at_end(status, is_good=is_good and not is_over)
         finally:
             if not is_over:
