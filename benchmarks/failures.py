@@ -2,8 +2,12 @@
 
     python -m benchmarks failures [--launchers launch mpirun srun] [--faults "SIGKILL" ...]
 
-Makes the table of docs/pods.md with real processes on this machine. `srun` needs a Slurm that is
-up, `mpirun` Open MPI; `scripts/install_launchers.sh` brings both.
+Makes the table of docs/pods.md with real processes on this machine. `mpirun` needs Open MPI, `srun`
+a Slurm that is up; `scripts/install_launchers.sh` brings both, and
+
+    python -m tests.distributed.slurm_cluster python -m benchmarks failures --launchers srun
+
+starts one for the command.
 """
 
 from __future__ import annotations

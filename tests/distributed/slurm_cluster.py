@@ -1,10 +1,14 @@
-"""A Slurm of one or two nodes on the loopback, with all its files in a folder of its own."""
+"""A Slurm of one or two nodes on the loopback, with all its files in a folder of its own.
+
+python -m tests.distributed.slurm_cluster COMMAND ...: run a command with one node.
+"""
 
 import contextlib
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -149,3 +153,9 @@ def _wait(is_ready, daemons, folder: Path, secs: float = 60.0) -> None:
             said = "\n".join(f"{log.name}: {log.read_text(errors='replace')}" for log in logs)
             raise RuntimeError(f"Slurm did not start.\n{said}")
         time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    with slurm_cluster(1) as variables:
+        command = subprocess.run(sys.argv[1:], env={**os.environ, **variables}, check=False)
+    sys.exit(command.returncode)
