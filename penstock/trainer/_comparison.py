@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 import penstock._version as version
 from penstock._errors import ProgramError, listed
@@ -87,9 +88,10 @@ def _compare_programs(group: Group, texts: Mapping[str, str]) -> list[str]:
     return said
 
 
-def _write_out(trace: object) -> str:
-    # Functions are written with their addresses, which differ from process to process.
-    return _ADDRESS.sub("", str(trace))
+def _write_out(trace: ClosedJaxpr) -> str:
+    # Functions are written with their addresses, which differ from process to process, and names in
+    # colours where one of them has a terminal.
+    return _ADDRESS.sub("", trace.pretty_print(use_color=False))
 
 
 def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
