@@ -50,6 +50,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # would be the signals that tests send to themselves and to scripts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# `nohup make test-all` ignores SIGHUP, and so would what tests start and send it to.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # [3] + [2, 3] is more often a forgotten axis than a wish.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
