@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 _EXIT_OF_A_SIGNAL = 128
 
 SAME_SIGNAL_SECS = 1.0
-"""How soon after a SIGTERM another one is the same."""
+"""How soon after a SIGTERM another one is the same, to one of several processes."""
 
 
 class Interrupts:
@@ -98,8 +98,9 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        # A launcher and the queue behind it both pass SIGTERM on: that is one wish to end.
-        if number == signal.SIGTERM == self.signal and now - self._came_at < SAME_SIGNAL_SECS:
+        # A launcher and the queue behind it both pass SIGTERM on: of several processes, one wish.
+        is_same = number == signal.SIGTERM == self.signal
+        if is_same and not self.is_alone and now - self._came_at < SAME_SIGNAL_SECS:
             return
         if self.signal is not None:
             self._is_second = True
