@@ -70,6 +70,7 @@ class Run:
         self.num_epochs, self.step_secs = int(num_epochs), float(step_secs)
         self.is_other = jax.process_index() == 1
         self.trainer: ps.Trainer | None = None
+        self.epoch_sizes: list[int] = []
         self.faults: dict[str, Callable[[], object]] = {
             "exception in a handler": lambda: _raise(ValueError("a handler that fails")),
             "sys.exit": lambda: sys.exit(3),
@@ -93,6 +94,8 @@ class Run:
 
     def on_event(self, event: object) -> None:
         """Do wrong at the step."""
+        if isinstance(event, ps.EndEpoch):
+            self.epoch_sizes.append(event.num_examples)
         if isinstance(event, ps.EndStep):
             # Who kills processes finds them here, in the middle of training.
             (self.folder / f"pid-{jax.process_index()}").write_text(str(os.getpid()))
@@ -148,6 +151,7 @@ class Run:
         self.trainer.train(reader, self.on_event, num_epochs=self.num_epochs)
         result = {name: value.tolist() for name, value in self.trainer.parameters.items()}
         if not jax.process_index():
+            print("EPOCHS", *self.epoch_sizes)
             print("RESULT", json.dumps({"step": self.trainer.global_step, "params": result}))
 
 

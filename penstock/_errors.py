@@ -81,6 +81,15 @@ def check_count(argument: str, value: object, least: int) -> None:
         raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
 
 
+def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ProgramError(
+            f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
+            + nearest(str(value), choices)
+        )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the known name closest to `name`, or an empty string.
 

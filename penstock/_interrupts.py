@@ -17,6 +17,20 @@ SAME_SIGNAL_SECS = 1.0
 """How soon after a SIGTERM another one is the same, to one of several processes."""
 
 
+class _Thread:
+    """What trains outside the main thread, where no signal comes, and the one it is to end by."""
+
+    interrupts: Interrupts | None = None
+    signal: int | None = None
+
+
+def request_end(number: int) -> None:
+    """Have training outside the main thread end as by a signal, now or when it begins."""
+    _Thread.signal = number
+    if _Thread.interrupts is not None:
+        _Thread.interrupts.signal = number
+
+
 class Interrupts:
     """A context in which an interrupt ends training after the current step.
 
@@ -52,6 +66,9 @@ class Interrupts:
                 # A handler of the user's, or of a notebook, stays.
                 if signal.getsignal(number) is default:
                     self._previous[number] = signal.signal(number, self._on_signal)
+        else:
+            _Thread.interrupts = self
+            self.signal = _Thread.signal
         return self
 
     def __exit__(
@@ -62,6 +79,8 @@ class Interrupts:
     ) -> None:
         """Restore Python's handlers; raise a signal that came and was not raised yet."""
         self._restore()
+        if _Thread.interrupts is self:
+            _Thread.interrupts = None
         self.is_held = self.is_open = False
         try:
             # A signal that came after the last check is not lost.

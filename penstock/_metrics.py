@@ -163,18 +163,21 @@ def accumulate(
     structure: Structure,
     weights: jax.Array,
     total_weight: jax.Array,
+    row_sums: Sequence[jax.Array] = (),
 ) -> Accumulator:
-    """Add a global batch's values, weighted by its examples. Runs inside a program."""
-    scalars, array_sums = [], []
+    """Add a global batch's values, weighted by its examples. Runs inside a program.
+
+    Arguments:
+      row_sums: the sums over examples of the values with a batch axis, where they are known.
+    """
+    scalars, array_sums, known = [], [], iter(row_sums)
     for value, per_example in zip(values, structure.rows, strict=True):
-        value = value.astype(jnp.float32)
         if not per_example:
+            value = value.astype(jnp.float32)
             # Weighted by the examples: a short last batch counts less in the mean.
             (array_sums if value.ndim else scalars).append(value * total_weight)
-            continue
-        # The rows of one example share its weight.
-        row_weights = jnp.repeat(weights, per_example) / per_example
-        array_sums.append(jnp.tensordot(row_weights, value, axes=(0, 0)))
+        else:
+            array_sums.append(next(known) if row_sums else sum_rows(value, weights, per_example))
     return Accumulator(
         scalars=_add_pair(accumulator.scalars, jnp.stack([*scalars, total_weight])),
         arrays=tuple(
@@ -182,6 +185,13 @@ def accumulate(
             for pair, total in zip(accumulator.arrays, array_sums, strict=True)
         ),
     )
+
+
+def sum_rows(value: jax.Array, weights: jax.Array, per_example: int) -> jax.Array:
+    """Return the sum over examples of a value with a batch axis, of each example the mean row."""
+    # The rows of one example share its weight.
+    row_weights = jnp.repeat(weights, per_example) / per_example
+    return jnp.tensordot(row_weights, value.astype(jnp.float32), axes=(0, 0))
 
 
 def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,21 +16,16 @@ from flax import traverse_util
 from jax.typing import ArrayLike
 
 from penstock._errors import ParameterError, UnknownNameError, find_os_error, nearest
+from penstock._parameter_names import Key, Nested, spell
 from penstock._paths import expand_path
 
 DATA_FILE = "params.safetensors"
 DESCRIPTION_FILE = "description.json"
 
-Key = tuple[str, tuple[str, ...]]
-"""The collection of an entry, and its path in it."""
-
 Table = Mapping[Key, tuple[tuple[int, ...], np.dtype]]
 """Shape and dtype of every entry, by collection and path."""
 
 T = TypeVar("T")
-
-Nested: TypeAlias = "Mapping[str, T | Nested[T]]"
-"""Dicts nested by scope, layer and leaf."""
 
 
 class Parameters(MutableMapping[str, np.ndarray]):
@@ -88,12 +83,12 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def __repr__(self) -> str:
         """Return names and shapes."""
-        shapes = {"/".join(p): tuple(v.shape) for (_, p), v in flatten(self._get()).items()}
+        shapes = {spell(p): tuple(v.shape) for (_, p), v in flatten(self._get()).items()}
         return f"Parameters({shapes})"
 
 
 def _index_by_name(entries: Iterable[Key]) -> dict[str, Key]:
-    return {"/".join(path): (collection, path) for collection, path in entries}
+    return {spell(path): (collection, path) for collection, path in entries}
 
 
 def _find_key(name: str, keys: Mapping[str, Key]) -> Key:
@@ -151,14 +146,14 @@ def save(
         "format": "penstock parameters",
         "version": 1,
         "entries": [
-            {"name": "/".join(p), "collection": c, "shape": list(v.shape), "dtype": str(v.dtype)}
+            {"name": spell(p), "collection": c, "shape": list(v.shape), "dtype": str(v.dtype)}
             for (c, p), v in entries.items()
         ],
     }
     if about:
         description["about"] = dict(about)
     # safetensors writes the memory as it lies.
-    tensors = {"/".join((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
+    tensors = {spell((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
     temporary = folder / f".{os.getpid()}.tmp"
     try:
         _write(tensors, temporary, folder / DATA_FILE)
@@ -243,16 +238,14 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
 def list_differences(entries: Mapping[Key, np.ndarray], table: Table) -> dict[str, list[str]]:
     """Return what is missing, extra and mismatched in `entries`, each as a list of lines."""
     return {
-        "missing": [
-            f"{'/'.join(p)} {_show(table[c, p])}" for c, p in table if (c, p) not in entries
-        ],
+        "missing": [f"{spell(p)} {_show(table[c, p])}" for c, p in table if (c, p) not in entries],
         "extra": [
-            f"{'/'.join(p)} {_show((v.shape, v.dtype))}"
+            f"{spell(p)} {_show((v.shape, v.dtype))}"
             for (c, p), v in entries.items()
             if (c, p) not in table
         ],
         "mismatched": [
-            f"{'/'.join(p)} got {_show((v.shape, v.dtype))}, expected {_show(table[c, p])}"
+            f"{spell(p)} got {_show((v.shape, v.dtype))}, expected {_show(table[c, p])}"
             for (c, p), v in entries.items()
             if (c, p) in table and (tuple(v.shape), v.dtype) != _plain(table[c, p])
         ],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock._errors import ParameterError, UnknownNameError, listed, nearest
+from penstock._parameter_names import Key, parse, spell
 
 Patterns = str | Sequence[str] | None
 """Names such as `"backbone"`, which takes what lies under it too, or globs such as `"*/w"`."""
@@ -16,8 +17,6 @@ Rename = Mapping[str, str] | Callable[[str], str] | None
 """Beginnings of names and what stands in their place, or a function of a name."""
 
 T = TypeVar("T")
-
-Key = tuple[str, tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class Selection:
           UnknownNameError: a name to replace is the beginning of no entry.
           ParameterError: two entries would have one name.
         """
-        names = ["/".join(path) for _, path in entries]
+        names = [spell(path) for _, path in entries]
         if isinstance(self.rename, Mapping):
             for old in self.rename:
                 if not any(_is_under(name, old) for name in names):
@@ -61,10 +60,10 @@ class Selection:
                     )
         renamed: dict[Key, T] = {}
         for (collection, path), value in entries.items():
-            key = collection, tuple(self._name("/".join(path)).split("/"))
+            key = collection, parse(self._name(spell(path)))
             if key in renamed:
                 raise ParameterError(
-                    f"rename got two entries for {'/'.join(key[1])!r}, expected one for each name."
+                    f"rename got two entries for {spell(key[1])!r}, expected one for each name."
                 )
             renamed[key] = value
         return renamed
@@ -84,7 +83,7 @@ class Selection:
 
     def select(self, entries: Mapping[Key, T]) -> dict[Key, T]:
         """Return the entries that are to be loaded."""
-        return {key: value for key, value in entries.items() if self.takes("/".join(key[1]))}
+        return {key: value for key, value in entries.items() if self.takes(spell(key[1]))}
 
     def check(self, table: Mapping[Key, object]) -> None:
         """Raise unless each pattern matches an entry of the program: a typing error is no choice.
@@ -102,8 +101,9 @@ def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, object
     Raises:
       UnknownNameError: naming the pattern, and the entry that is nearest.
     """
-    names = ["/".join(path) for _, path in table]
-    for pattern in _list(patterns):
+    wanted = _list(patterns)
+    names = [spell(path) for _, path in table] if wanted else []
+    for pattern in wanted:
         if not any(_matches(name, pattern) for name in names):
             raise UnknownNameError(
                 f"{argument} got {pattern!r}, expected what matches a parameter: {listed(names)}."

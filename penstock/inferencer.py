@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from penstock import _parameters
 from penstock._mesh import Place
+from penstock._parameter_names import Nested
 from penstock.program_builder import ProgramBuilder
 
 
@@ -79,5 +80,5 @@ class Inferencer:
         """The parameters and running statistics by name."""
         return _parameters.Parameters(lambda: self._variables, self._adopt)
 
-    def _adopt(self, variables: Mapping[str, _parameters.Nested[ArrayLike]]) -> None:
+    def _adopt(self, variables: Mapping[str, Nested[ArrayLike]]) -> None:
         self._variables = self.builder.programs.states.copy(variables)

@@ -8,6 +8,13 @@ from benchmarks import __main__ as command
 from benchmarks import calls
 from penstock import readers
 
+REACHED = {
+    "Trainer(...)": (39, 213, 383),
+    "first step": (41, 148, 276),
+    "steady step": (15, 22, 36),
+}
+"""Files, moves and calls of each window. They may become less, and the numbers here with them."""
+
 
 def test_two_counts_of_a_run_are_the_same_and_name_files_of_the_package(capsys, monkeypatch):
     program, *rest = calls.NETWORKS["small"]
@@ -29,6 +36,14 @@ def test_two_counts_of_a_run_are_the_same_and_name_files_of_the_package(capsys, 
     assert counted["Trainer(...)"].files[0] == "trainer/_trainer.py"
     assert counted["first step"].entered[0].co_qualname == "Trainer.train"
     assert len(counted["steady step"].entered) < len(counted["first step"].entered) / 5
+
+
+def test_calls_files_and_moves_are_no_more_than_they_were():
+    for name, each in calls.measure().items():
+        files, moves, entered = REACHED[name]
+        assert len(each.ordered_files()) <= files, (name, each.ordered_files())
+        assert each.num_moves <= moves, (name, each.frequent_moves(20))
+        assert len(each.entered) <= entered, (name, each.frequent(20))
 
 
 def leave_garbage() -> None:

@@ -26,26 +26,38 @@ ALLOWED: dict[str, set[str]] = {
     "_checkpoint": {"_checksums", "_errors", "_paths"},
     "_checksums": set(),
     "_folder_lock": {"_errors"},
+    "_guardian": set(),
     "_in_flight": {"_errors"},
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},
     "_metrics": {"_errors"},
-    "_parameters": {"_errors", "_paths"},
+    "_parameter_names": set(),
+    "_parameter_files": {
+        "_checkpoint",
+        "_errors",
+        "_parameter_names",
+        "_parameters",
+        "_paths",
+        "_program",
+        "_selection",
+    },
+    "_parameters": {"_errors", "_parameter_names", "_paths"},
     "_paths": set(),
-    "_selection": {"_errors"},
+    "_selection": {"_errors", "_parameter_names"},
     "_state_bytes": set(),
     "_text_tables": set(),
     "_version": set(),
-    "distributed": {"_errors", "_version"},
+    "distributed": {"_errors", "_guardian", "_interrupts", "_version"},
     "_weight_files": {"_errors"},
-    "readers": {"_checksums", "_errors", "_state_bytes"},
+    "readers": {"_checksums", "_errors", "_guardian", "_state_bytes"},
     "preprocessing": {"_errors", "_program", "layers"},
     "handlers": {"_checksums", "_errors", "_paths", "_text_tables", "events"},
-    "_program": {"_errors", "_mesh", "_selection"},
-    "layers": {"_errors", "_mesh", "_program"},
-    "_tracing": {"_errors", "_mesh", "_metrics", "_program"},
+    "_program": {"_errors", "_mesh", "_parameter_names", "_selection"},
+    "layers": {"_errors", "_mesh", "_parameter_names", "_program"},
+    "_tracing": {"_errors", "_mesh", "_metrics", "_parameter_names", "_program"},
     "models": {
         "_errors",
+        "_parameter_names",
         "_program",
         "_weight_files",
         "layers",
@@ -60,6 +72,7 @@ ALLOWED: dict[str, set[str]] = {
         "_device_batches",
         "_mesh",
         "_metrics",
+        "_parameter_names",
         "_parameters",
         "_program",
         "_selection",
@@ -68,7 +81,14 @@ ALLOWED: dict[str, set[str]] = {
         "layers",
         "optimizers",
     },
-    "inferencer": {"_errors", "_device_batches", "_mesh", "_parameters", "program_builder"},
+    "inferencer": {
+        "_errors",
+        "_device_batches",
+        "_mesh",
+        "_parameter_names",
+        "_parameters",
+        "program_builder",
+    },
 }
 ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
 ALLOWED["fluid"] = {
@@ -87,7 +107,7 @@ ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}
 
-MAX_DEPTHS = {"penstock.trainer": 13, "penstock.commands.train": 21}
+MAX_DEPTHS = {"penstock.trainer": 13, "penstock.commands.train": 16}
 """Modules on the longest way of imports down from one, itself included: what a reader may have to
 open. It may become smaller, and the number here with it."""
 

@@ -8,7 +8,8 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock._interrupts import Interrupts
+from penstock import _interrupts
+from penstock._interrupts import Interrupts, request_end
 from tests.networks import Recorder, eight_devices, linear_program, linear_reader, one_device
 
 
@@ -179,3 +180,22 @@ def test_training_in_another_thread_leaves_the_handler_alone():
     thread.join(timeout=60)
     assert handlers == [signal.default_int_handler]
     assert recorder.lines[-1] == "EndTraining completed"
+
+
+def test_request_ends_training_in_a_thread_that_gets_no_signals(trainer, monkeypatch):
+    monkeypatch.setattr(_interrupts._Thread, "signal", None)
+    recorder = Recorder("EndStep 0 1", lambda _: request_end(signal.SIGTERM))
+    codes = []
+
+    def train():
+        with pytest.raises(SystemExit) as caught:
+            trainer.train(linear_reader(), recorder)
+        codes.append(caught.value.code)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert codes == [143]
+    assert trainer.global_step == 2
+    monkeypatch.undo()
+    assert_goes_on(trainer, epoch=1, global_step=2)

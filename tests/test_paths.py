@@ -5,8 +5,8 @@ import pytest
 
 from penstock import _parameters, handlers
 from penstock._checkpoint import CheckpointConfig, Contents, Position, Store
+from penstock._parameter_files import PARAMETER_NAMES, has_parameters, read_parameters
 from penstock.events import BeginTraining, EndTraining
-from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, read_parameters
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """What each process of `test_processes` runs: train on its part, print what it has as JSON.
 
-python -m tests.two_processes PORT INDEX COUNT [checkpoints DIRECTORY SIGTERM_STEP]
+python -m tests.two_processes PORT INDEX COUNT checkpoints DIRECTORY SIGTERM_STEP
 
-With a directory: 12 epochs with checkpoints there; process 0 sends itself SIGTERM at that step.
+12 epochs with checkpoints in a directory; process 0 sends itself SIGTERM at that step.
 
 python -m tests.two_processes PORT INDEX COUNT roll_back DIRECTORY
 
@@ -11,6 +11,10 @@ Three epochs of which the second has a batch of nan; the disk of process 0 takes
 python -m tests.two_processes PORT INDEX COUNT replay
 
 An epoch of which process 1 makes a loss that is not finite, and the replay of that step.
+
+python -m tests.two_processes PORT INDEX COUNT alike
+
+Two trainers, two epochs each, of which every process reads all.
 """
 
 import itertools
@@ -130,36 +134,27 @@ def run_with_a_replay(shard, num_shards):
     return said
 
 
-def run(shard, num_shards):
-    """Return what a training run leaves behind, as lists."""
-    part = readers.Shard(shard, num_shards)
-    data, reader = data_and_reader(part)
-    trainer = ps.Trainer(program, optax.adam(0.05))
-    rows, epochs = [], []
-
-    def on_event(event):
-        if isinstance(event, ps.EndStep):
-            rows.append(len(event.metrics[2]))
-        elif isinstance(event, ps.EndEpoch):
-            epochs.append(event.metrics[:2])
-
-    trainer.train(reader, on_event, num_epochs=3)
-    test = trainer.test(readers.arrays(data, batch_size=BATCH_SIZE, shard=part))
-    parameters = {name: value.tolist() for name, value in trainer.parameters.items()}
-    return {"rows": rows, "epochs": epochs, "test": test[:2], "parameters": parameters}
+def run_alike():
+    """Return how often it was said that the processes read the same."""
+    messages = Messages()
+    logging.getLogger("penstock").addHandler(messages)
+    _, reader = data_and_reader(readers.Shard())
+    for _ in range(2):
+        ps.Trainer(program, optax.sgd(0.05)).train(reader, num_epochs=2)
+    return sum("the same first batch on all 2 processes" in line for line in messages.lines)
 
 
 if __name__ == "__main__":
     port, index, count = map(int, sys.argv[1:4])
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
     assert len(jax.devices()) == count * len(jax.local_devices())
-    what = sys.argv[4:5]
-    if what == ["checkpoints"]:
+    what = sys.argv[4]
+    if what == "checkpoints":
         result = run_with_checkpoints(index, count, sys.argv[5], int(sys.argv[6]))
-    elif what == ["replay"]:
+    elif what == "replay":
         result = run_with_a_replay(index, count)
-    elif what == ["roll_back"]:
-        result = run_with_a_roll_back(index, count, sys.argv[5])
+    elif what == "alike":
+        result = run_alike()
     else:
-        result = run(index, count)
+        result = run_with_a_roll_back(index, count, sys.argv[5])
     print("RESULT " + json.dumps(result))

@@ -167,7 +167,7 @@ def align(vector: jax.Array, num_axes: int, axis: int = -1) -> jax.Array:
 
 
 class MicroBatch(NamedTuple):
-    """Where a batch lies that is one part of a device's share of a batch.
+    """Where a batch lies that is one part of a device's share of a batch, or the whole share.
 
     Means are those of the part alone; the step weights them by the parts' examples, and adds them
     up over parts and devices after the last.
@@ -177,7 +177,7 @@ class MicroBatch(NamedTuple):
       total_weight: the number of valid examples of the global batch.
     """
 
-    first_row: jax.Array
+    first_row: jax.Array | int
     total_weight: jax.Array
 
 
@@ -192,6 +192,7 @@ class Examples:
     Attributes:
       total_weight: the number of valid examples that means are taken over.
       first_row: the position of the first row in the global batch.
+      needs_all_devices: a layer has used the other devices' examples for more than a mean or a sum.
     """
 
     def __init__(
@@ -206,6 +207,7 @@ class Examples:
         self.weights, self.num_devices, self.rows = weights, num_devices, rows
         self.batch_size: int = weights.shape[0]
         self.micro_batch, self.is_probe = micro_batch, is_probe
+        self.needs_all_devices = False
         # A micro-batch is averaged by itself; the devices' are added up after the last.
         self.num_averaged = num_devices if micro_batch is None else 1
         # Made here, in the outermost trace: made lazily inside a scan body it would leak from it.

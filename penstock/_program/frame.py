@@ -21,8 +21,9 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from penstock._errors import LayerContextError
+from penstock._parameter_names import Path, hash_path
 from penstock._program.examples import Examples, MicroBatch, RowAnswers
-from penstock._program.names import Names, Path, hash_path
+from penstock._program.names import Names
 from penstock._program.requests import Mode, Requests, Variables
 
 
@@ -44,6 +45,7 @@ class Frame:
 
     Attributes:
       names, requests, examples: the three parts; see their modules.
+      is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
       logits: what probabilities were computed from, by the id of their array.
       module: the outermost flax module, while it runs.
       sown: collections of what flax modules sow that the function asks for.
@@ -69,17 +71,25 @@ class Frame:
     ) -> None:
         self.mode, self.key, self.is_frozen = mode, key, is_frozen
         self.is_probe, self.has_micro_batches = feed is None, has_micro_batches
-        self.is_training = mode == "train"
+        self.is_mode_read = False
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step
         self.compute_dtype = compute_dtype
         self.examples = Examples(weights, num_devices, rows, micro_batch, is_probe=feed is None)
         self.names = Names()
-        self.requests = Requests(mode, self.names, variables, feed, weights.shape[0], anchor)
+        self.requests = Requests(
+            mode, self.names.is_automatic, variables, feed, weights.shape[0], anchor
+        )
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
         self.module: nn.Module | None = None
         self.sown: set[str] = set()
         self.nnx_paths: dict[int, tuple[Path, object]] = {}
         self.nnx_draws: dict[Path, int] = {}
+
+    @property
+    def is_training(self) -> bool:
+        """Whether this is the train program; that it was asked for is noted."""
+        self.is_mode_read = True
+        return self.mode == "train"
 
     @property
     def is_guessing(self) -> bool:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import jax
 from flax import linen as nn
 
-from penstock._errors import ProgramError, listed, nearest
+from penstock._errors import ProgramError
+from penstock._parameter_names import Path
 
 T = TypeVar("T")
-
-Path = tuple[str, ...]
-"""A name as its scopes, layer and leaf. Users see it joined with slashes, `generator/fc_0/w`."""
 
 # JAX keeps the trace of a scan body or a jitted function and uses it again where the same function
 # meets the same shapes: in another program too, with the mode and the parameters of this one.
@@ -24,27 +21,12 @@ Path = tuple[str, ...]
 _TRACE_KEY = jax.make_user_context(None)
 
 
-def hash_path(path: Path) -> int:
-    """Return a number that depends on the path alone, the same in every process."""
-    # Not `hash`, which is salted by process: several processes must draw alike.
-    return zlib.crc32("/".join(path).encode())
-
-
 def check_name(owner: str, name: str) -> None:
     """Raise unless `name` can stand in a parameter path."""
     if not isinstance(name, str) or not name or "/" in name:
         raise ProgramError(
             f"{owner} got the name {name!r}, expected a non-empty string without '/'. Slashes "
             "separate scopes. Use layers.scope for a nested name."
-        )
-
-
-def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ProgramError(
-            f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
-            + nearest(str(value), choices)
         )
 
 

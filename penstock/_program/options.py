@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jax.sharding import Mesh
-
 from penstock._errors import ProgramError
+from penstock._parameter_names import spell
 from penstock._program.precision import Precision
 from penstock._selection import Selection
 
@@ -17,6 +16,7 @@ class ProgramOptions:
     """The options of a builder; `ProgramBuilder` documents each.
 
     Attributes:
+      precision: with everything decided for the devices of the mesh.
       num_micro_batches: the micro-batches that a device's share of a batch is cut into.
     """
 
@@ -32,10 +32,6 @@ class ProgramOptions:
                 f"gradient_accumulation_steps got {number!r}, expected a whole number of 1 or more."
             )
 
-    def on(self, mesh: Mesh) -> ProgramOptions:
-        """Return the options with everything decided for the devices of a mesh."""
-        return dataclasses.replace(self, precision=self.precision.on(mesh))
-
     def is_frozen(self, path: Sequence[str]) -> bool:
         """Return whether a parameter or running statistic stays as it is."""
-        return bool(self.freeze) and Selection(include=self.freeze).takes("/".join(path))
+        return bool(self.freeze) and Selection(include=self.freeze).takes(spell(path))

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from penstock._program.names import Path as Path
-from penstock._program.names import hash_path
-from penstock._program.requests import Nested, ParameterSpec, Params
+from penstock._parameter_names import Nested, Path, hash_path, spell
+from penstock._program.requests import ParameterSpec, Params
 
 T = TypeVar("T")
 
@@ -52,19 +51,14 @@ def initialize(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict
     alike: dict[tuple[object, ...], list[ParameterSpec]] = {}
     for spec in specs:
         alike.setdefault((spec.initializer, spec.shape, spec.dtype), []).append(spec)
-    drawn = {
-        spec.path: value for group in alike.values() for spec, value in _draw_group(group, key)
-    }
     values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
     for group in alike.values():
-        for spec in group:
-            values[spec.collection][spec.path] = drawn[spec.path]
+        for spec, value in zip(group, _draw_group(group, key), strict=True):
+            values[spec.collection][spec.path] = value
     return values
 
 
-def _draw_group(
-    group: Sequence[ParameterSpec], key: jax.Array
-) -> list[tuple[ParameterSpec, jax.Array]]:
+def _draw_group(group: Sequence[ParameterSpec], key: jax.Array) -> list[jax.Array]:
     """Return initial values of parameters that have the initialiser, shape and dtype in common."""
     spec = group[0]
 
@@ -84,7 +78,7 @@ def _draw_group(
             f"{value.dtype}, expected {spec.shape} and {spec.dtype}. An initializer is called "
             "as initializer(key, shape, dtype)."
         )
-    return [(each, values[number]) for number, each in enumerate(group)]
+    return [values[number] for number in range(len(group))]
 
 
 def list_top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
@@ -94,4 +88,4 @@ def list_top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
 
 def list_prefixes(paths: Iterable[Path]) -> list[str]:
     """Return every name that stands for a part of a tree: scopes, layers and parameters."""
-    return sorted({"/".join(path[:length]) for path in paths for length in range(1, len(path) + 1)})
+    return sorted({spell(path[:length]) for path in paths for length in range(1, len(path) + 1)})

@@ -1,14 +1,11 @@
-"""What a program asks for: inputs and parameters, by name, and the lines of user code that ask."""
+"""What a program asks for: inputs by name, parameters by path."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +13,10 @@ import numpy.typing as npt
 from flax.core import tracers
 
 from penstock._errors import FeedError, ProgramError, listed
-
-if TYPE_CHECKING:
-    from penstock._program.names import Names
-
-T = TypeVar("T")
+from penstock._parameter_names import Nested, Path, spell
+from penstock._program.user_lines import find_user_lines
 
 Initializer = Callable[[jax.Array, tuple[int, ...], np.dtype], jax.Array]
-
-Nested: TypeAlias = "Mapping[str, T | Nested[T]]"
-"""Dicts nested by scope, layer and leaf, of arrays or of what is known of each."""
 
 Params: TypeAlias = "Nested[jax.Array]"
 """One collection of the variables, or those entries of it that are trained."""
@@ -37,17 +28,6 @@ Feed: TypeAlias = Mapping[str, npt.ArrayLike]
 """A batch by input name, each with a leading batch axis: arrays, or what NumPy makes one of."""
 
 Mode = Literal["train", "test", "infer"]
-
-_PACKAGE = Path(__file__).parents[1]
-_CALLER = str(_PACKAGE / "_tracing" / "evaluation.py")
-"""What calls the program function."""
-_SKIPPED_FOLDERS = (
-    *(
-        str(_PACKAGE / name)
-        for name in ("_program", "_tracing", "layers", "fluid", "program_builder")
-    ),
-    *(str(Path(str(module.__file__)).parent) for module in (jax, flax)),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +48,7 @@ class ParameterSpec:
     `is_automatic` whether the layer's name was counted.
     """
 
-    path: tuple[str, ...]
+    path: Path
     collection: str
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -86,8 +66,8 @@ class ParameterSpec:
 
     @property
     def name(self) -> str:
-        """The path joined with slashes, e.g. `generator/fc_0/w`."""
-        return "/".join(self.path)
+        """The path as people write it, e.g. `generator/fc_0/w`."""
+        return spell(self.path)
 
     def agrees_with(self, other: ParameterSpec) -> bool:
         """Return whether two uses of one name ask for the same.
@@ -103,39 +83,6 @@ class ParameterSpec:
         return is_same and (self.regularizer == other.regularizer or self.site == other.site)
 
 
-def find_user_lines(depth: int = 1) -> tuple[str, ...]:
-    """Return `file:line` of every user's frame from the program function down to here.
-
-    Arguments:
-      depth: how many frames above this one to begin.
-    """
-    # Not `traceback` or `inspect`, which read source files: this runs for every layer.
-    lines, frame = [], sys._getframe(depth)
-    # What the builder puts around flax modules stands between the user's lines.
-    while frame is not None and frame.f_code.co_filename != _CALLER:
-        if not frame.f_code.co_filename.startswith(_SKIPPED_FOLDERS):
-            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        frame = frame.f_back
-    return tuple(reversed(lines))
-
-
-def find_user_line(traceback: object, is_wanted: Callable[[str], bool] = lambda file: True) -> str:
-    """Return `file:line` of the user's innermost frame in a traceback of JAX's, or nothing.
-
-    Arguments:
-      is_wanted: of a file, whether it is the user's after all.
-    """
-    for frame in getattr(traceback, "frames", ()):
-        if is_user_file(frame.file_name) and is_wanted(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""
-
-
-def is_user_file(name: str) -> bool:
-    """Return whether a file of Python is neither a layer nor JAX's, flax's or the builder's."""
-    return not name.startswith(_SKIPPED_FOLDERS)
-
-
 class Requests:
     """What one run of a program function asks for, and what it is answered.
 
@@ -144,6 +91,7 @@ class Requests:
     may be called inside `lax.scan` bodies: no initialiser ever runs inside the traced body.
 
     Arguments:
+      is_automatic: of a parameter's path, whether the name of its layer was counted.
       variables: the values by collection, nested; on a probe, where there are any.
       feed: the batch by input name, None on a probe.
       anchor: what a probe's inputs are made of, so that their uses can be traced.
@@ -151,7 +99,7 @@ class Requests:
     Attributes:
       variables: the values it reads.
       feed_specs: the inputs by name, in the order of their declarations.
-      specs: on a probe, the parameters and statistics by name, in the order of their creation.
+      specs: on a probe, the parameters and statistics by path, in the order of their creation.
       updates: the new values of running statistics by path.
       used: the parameters that were asked for, by path.
     """
@@ -159,20 +107,20 @@ class Requests:
     def __init__(
         self,
         mode: Mode,
-        names: Names,
+        is_automatic: Callable[[Path], bool],
         variables: Variables,
         feed: Mapping[str, jax.Array] | None,
         batch_size: int,
         anchor: jax.Array | None = None,
     ) -> None:
         self.feed_specs: dict[str, FeedSpec] = {}
-        self.specs: dict[str, ParameterSpec] = {}
-        self.updates: dict[tuple[str, ...], jax.Array] = {}
-        self.used: dict[tuple[str, ...], jax.Array] = {}
-        self._mode, self._names = mode, names
+        self.specs: dict[Path, ParameterSpec] = {}
+        self.updates: dict[Path, jax.Array] = {}
+        self.used: dict[Path, jax.Array] = {}
+        self._mode, self._is_automatic = mode, is_automatic
         self.variables, self._feed = variables, feed
         self._batch_size, self._anchor = batch_size, anchor
-        self._prefixes: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._prefixes: dict[Path, Path] = {}
         self._trace = tracers.current_trace()
 
     def input(self, spec: FeedSpec) -> jax.Array:
@@ -226,10 +174,10 @@ class Requests:
         return value
 
     def _record(self, spec: ParameterSpec) -> None:
-        is_automatic = self._names.is_automatic(spec.path)
         # On probes only: real runs need no lines.
-        spec = dataclasses.replace(spec, stack=find_user_lines(), is_automatic=is_automatic)
-        known = self.specs.setdefault("/".join(spec.path), spec)
+        stack, is_automatic = find_user_lines(), self._is_automatic(spec.path)
+        spec = dataclasses.replace(spec, stack=stack, is_automatic=is_automatic)
+        known = self.specs.setdefault(spec.path, spec)
         if known is not spec and not known.agrees_with(spec):
             raise ProgramError(
                 f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
@@ -246,12 +194,12 @@ class Requests:
         for length in range(1, len(spec.path)):
             prefix = spec.path[:length]
             self._prefixes.setdefault(prefix, spec.path)
-            if "/".join(prefix) in self.specs:
+            if prefix in self.specs:
                 shorter, longer = prefix, spec.path
         if longer is not None:
             raise ProgramError(
-                f"parameter {'/'.join(shorter)!r} got the name of the layer that owns "
-                f"{'/'.join(longer)!r}. A name is either a parameter or a layer. Rename one."
+                f"parameter {spell(shorter)!r} got the name of the layer that owns "
+                f"{spell(longer)!r}. A name is either a parameter or a layer. Rename one."
             )
 
     def update(self, spec: ParameterSpec, value: jax.Array) -> None:
@@ -269,7 +217,7 @@ class Requests:
         self.updates[spec.path] = value
 
 
-def find_entry(tree: Params, path: tuple[str, ...]) -> Any:
+def find_entry(tree: Params, path: Path) -> Any:
     """Return the entry of a nested dict at `path`, or None."""
     node: Any = tree
     for key in path:

@@ -28,6 +28,7 @@ def batch_statistics(
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Return mean, variance, and how far the global batch's are from the running ones."""
     is_batch = frame.examples.count_rows(x) > 0 if is_batch is None else is_batch
+    frame.examples.needs_all_devices |= sync
     weights = (
         frame.examples.row_weights(x.shape[0]) if is_batch else jnp.ones(x.shape[:1], jnp.float32)
     )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from penstock._program.requests import find_user_line, is_user_file
+from penstock._program.user_lines import find_user_line, is_user_file
 
 _LIBRARIES = {"flax.nnx": "flax.nnx", "equinox": "Equinox", "haiku": "Haiku"}
 _MAX_OBJECTS = 100_000

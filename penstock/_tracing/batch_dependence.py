@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.typing import ArrayLike
 
 from penstock._errors import ProgramError
 from penstock._metrics import Structure
-from penstock._program.examples import PER_DEVICE_SCOPE, REDUCED_SCOPE
-from penstock._program.requests import find_user_line
+from penstock._program.examples import PER_DEVICE_SCOPE, PROBE_BATCH_SIZES, REDUCED_SCOPE
+from penstock._program.user_lines import find_user_line
 from penstock._tracing.kinds import (
     MEAN,
     SAME,
@@ -66,10 +67,12 @@ class Traces:
     Attributes:
       sizes: the batch sizes of a device in both.
       has_micro_batches: whether the batch is cut into micro-batches, whose means are averaged.
+      is_apart: whether devices compute without a word of the others, each its own micro-batch.
     """
 
     sizes: tuple[int, int]
     has_micro_batches: bool
+    is_apart: bool = False
 
     def follow(
         self, first: Jaxpr, second: Jaxpr, kinds: Sequence[Kind], within: _Place = _START
@@ -137,6 +140,8 @@ class Traces:
         if operation.name == "axis_index":
             return [Kind("device")]
         if operation.name in _COLLECTIVES and REDUCED_SCOPE not in scope:
+            if self.is_apart and PER_DEVICE_SCOPE not in scope:
+                return operation.make_other()
             return self._follow_collective(operation)
         # Of ours, in a scope of its own; what it gathers is the whole batch everywhere.
         is_gathering = operation.name in _COLLECTIVES and any(map(batch_axes, operation.results))
@@ -186,9 +191,8 @@ class Traces:
             return [make_other(kinds, reason).with_padding(reason)] * len(a.outvars)
         if is_over_examples:
             # The body sees one row of each: no axis of it is the batch's.
-            results = Traces((1, 1), self.has_micro_batches).follow(
-                *bodies, [*consts, *items], place
-            )
+            rows = dataclasses.replace(self, sizes=(1, 1))
+            results = rows.follow(*bodies, [*consts, *items], place)
             return (
                 results
                 if not any(k.form == "part" for k in results)
@@ -243,6 +247,39 @@ class Traces:
         )
 
 
+def follow_traces(
+    jaxprs: Sequence[Jaxpr],
+    constants: Sequence[Sequence[ArrayLike | None]],
+    *,
+    has_micro_batches: bool,
+    is_apart: bool = False,
+) -> list[Kind]:
+    """Return what each returned value of a program is to the batch.
+
+    Arguments:
+      jaxprs: the traces with both batch sizes.
+      constants: what each takes in front of its inputs, None where not known.
+      has_micro_batches, is_apart: as in `Traces`.
+    """
+    first, second = jaxprs
+    # Constants of the function come first.
+    consts = [
+        classify_constant(a, b, PROBE_BATCH_SIZES)
+        if a is not None and b is not None
+        else Kind("same" if get_aval(x).shape == get_aval(y).shape else "index")
+        for a, b, x, y in zip(*constants, first.invars, second.invars, strict=False)
+    ]
+    # The inputs of a probe: root key, step, anchor and example weights.
+    weights = Kind("rows", is_weighted=True, is_weights=True)
+    traces = Traces(PROBE_BATCH_SIZES, has_micro_batches, is_apart)
+    try:
+        return traces.follow(first, second, [*consts, SAME, SAME, Kind("feed"), weights])
+    # Not equation by equation the same: nothing is known of any result.
+    except DivergedError:
+        reason = Reason("Python code that does something else for another batch size", "")
+        return [Kind("other", why=reason, padding=reason)] * len(first.outvars)
+
+
 _REMEDIES = {
     "reduce_max": "layers.reduce_max",
     "reduce_min": "layers.reduce_min",
@@ -257,6 +294,19 @@ _REMEDIES = {
 }
 
 
+def is_same_when_split(kind: Kind, rows: int) -> bool:
+    """Return whether a returned value is the same however the batch is split.
+
+    Arguments:
+      rows: those of an example in the value, 0 where it has no batch axis.
+    """
+    is_right = kind.form == "same" or (rows and kind.form == "rows" and len(kind.blocks) == 1)
+    # Values without a batch axis are averaged over devices, which makes a mean of means right, and
+    # of a sum a part of it.
+    is_mean = not rows and (kind.form, kind.degree) == ("part", -1)
+    return is_mean or (is_right and not kind.degree) or kind.form == "feed"
+
+
 def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_devices: int) -> None:
     """Raise if a returned value depends on how the batch is split.
 
@@ -265,11 +315,7 @@ def check_split(kinds: Sequence[Kind], structure: Structure, owner: str, num_dev
     """
     found, remedies = [], []
     for number, (kind, rows) in enumerate(zip(kinds, structure.rows, strict=True)):
-        is_right = kind.form == "same" or (rows and kind.form == "rows" and len(kind.blocks) == 1)
-        # Values without a batch axis are averaged over devices, which makes a mean of means right,
-        # and of a sum a part of it.
-        is_mean = not rows and (kind.form, kind.degree) == ("part", -1)
-        if is_mean or (is_right and not kind.degree) or kind.form == "feed":
+        if is_same_when_split(kind, rows):
             continue
         site = kind.padding.site if kind.padding else ""
         why = kind.why or Reason("reduce_sum" if kind.form == "part" else "the order of rows", site)

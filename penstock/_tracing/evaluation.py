@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from flax import linen as nn
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
+from penstock._parameter_names import Path
 from penstock._program import draws
 from penstock._program.examples import MicroBatch, RowAnswers
 from penstock._program.frame import Frame, open_frame
@@ -23,8 +25,12 @@ from penstock._program.names import ScopeModule
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import FeedSpec, Mode, Params, Variables
 from penstock._program.statistics import has_example_axis, sync_statistics
-from penstock._tracing import name_checks
+from penstock._program.user_lines import find_user_lines
 from penstock._tracing.advice import find_advice
+
+Stack = tuple[str, ...]
+Named = list[tuple[Stack, Path]]
+"""The user's lines from the program function down, and the path of what they made."""
 
 
 def name_program(function: Callable[[], object], mode: str) -> str:
@@ -42,6 +48,8 @@ class Runnable:
       rows: which arrays had a batch axis; real runs repeat it.
       sown: collections of flax modules whose values the function asks for.
       options: of the builder; the precision is one of them.
+      reduces_once: each device may compute its share apart, as a micro-batch, since the means of
+        the devices make up those of the batch. What they have is then added up in one all-reduce.
     """
 
     function: Callable[[], object]
@@ -51,6 +59,7 @@ class Runnable:
     rows: RowAnswers
     sown: frozenset[str]
     options: ProgramOptions
+    reduces_once: bool
 
     @property
     def name(self) -> str:
@@ -104,7 +113,7 @@ class Evaluated:
 
     values: list[jax.Array]
     structure: _metrics.Structure
-    modules: name_checks.Named
+    modules: Named
     module_updates: dict[str, Params]
     sown: frozenset[str]
 
@@ -128,7 +137,7 @@ def evaluate(
         "dropout": jax.random.fold_in(frame.key, 1),
     }
     frame.sown, module = set(sown), ScopeModule()
-    modules: name_checks.Named = []
+    modules: Named = []
 
     def run(bound: ScopeModule) -> object:
         frame.module = bound
@@ -138,7 +147,7 @@ def evaluate(
         with (
             open_frame(frame),
             # First, so that it sees modules that the next one runs itself.
-            name_checks.note_modules(modules) if frame.is_probe else contextlib.nullcontext(),
+            _note_modules(modules) if frame.is_probe else contextlib.nullcontext(),
             _follow_examples(frame),
         ):
             options: Any = {"rngs": rngs, "method": run}
@@ -147,7 +156,7 @@ def evaluate(
                 returned, updates = module.init_with_output(mutable=True, **options)
             else:
                 # In the other modes a module that moves statistics raises, as flax has it.
-                statistics = ["batch_stats"] if frame.is_training else []
+                statistics = ["batch_stats"] if frame.mode == "train" else []
                 returned, updates = module.apply(
                     dict(frame.requests.variables), mutable=[*statistics, *sown], **options
                 )
@@ -199,6 +208,25 @@ def _scalar_loss(loss: jax.Array, frame: Frame, owner: str) -> jax.Array:
         f"{owner} got a loss of shape {list(loss.shape)}, expected a scalar, [B] or [B, 1]. The "
         "first value returned is minimised. Reduce it, e.g. with layers.mean."
     )
+
+
+def _note_modules(named: Named) -> contextlib.AbstractContextManager[None]:
+    """Return a context that adds flax modules with automatic names to `named`."""
+
+    def note(
+        call: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        context: Any,
+    ) -> object:
+        module, path = context.module, tuple(context.module.path)
+        # Scopes are modules too, of ours; and a module's other methods make no new name.
+        is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
+        if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
+            named.append((find_user_lines(2), path))
+        return call(*args, **kwargs)
+
+    return nn.intercept_methods(note)
 
 
 def _follow_examples(frame: Frame) -> contextlib.AbstractContextManager[None]:

@@ -1,60 +1,54 @@
-"""Which lines of user code make which names, and whether two programs agree about it.
+"""Whether the programs of a builder agree about the names of the parameter tree that they share.
 
 Automatic names are counted, so a layer that only one program has shifts the names after it; where
-shapes agree, that program would silently use other parameters. The lines tell.
+shapes agree, that program would silently use other parameters. The lines of user code tell.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
-from flax import linen as nn
+from penstock._errors import ProgramError, listed, nearest
+from penstock._parameter_names import Path, spell
+from penstock._tracing.evaluation import Named, Stack
 
-from penstock._errors import ProgramError
-from penstock._program.names import ScopeModule
-from penstock._program.requests import ParameterSpec, find_user_lines
-
-Path = tuple[str, ...]
-Stack = tuple[str, ...]
-Named = list[tuple[Stack, Path]]
-"""The user's lines from the program function down, and the path of what they made."""
+if TYPE_CHECKING:
+    from penstock._tracing.probe import Probe
 
 
-def note_modules(named: Named) -> AbstractContextManager[None]:
-    """Return a context that adds flax modules with automatic names to `named`."""
+def check_modes(train: Probe, other: Probe) -> None:
+    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
 
-    def note(
-        call: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        context: nn.module.InterceptorContext,
-    ) -> object:
-        module, path = context.module, tuple(context.module.path)
-        # Scopes are modules too, of ours; and a module's other methods make no new name.
-        is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
-        if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
-            named.append((find_user_lines(2), path))
-        return call(*args, **kwargs)
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    owner, expected = other.program.name, train.program.name
+    ours, theirs = train.shape_table, other.shape_table
+    # Before shapes are compared: a shift is the cause, another shape only its sign.
+    _check_stacks(train.named, other.named, expected, owner)
+    for (collection, path), entry in theirs.items():
+        name = spell(path)
+        if (collection, path) not in ours:
+            raise ProgramError(
+                f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
+                f"{listed(spell(p) for c, p in ours if c == collection)}. All programs share "
+                "one parameter tree. Create the same layers in the same order in every mode, or "
+                "name them." + nearest(name, [spell(p) for _, p in ours])
+            )
+        if ours[collection, path] != entry:
+            raise ProgramError(
+                f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
+                f"{ours[collection, path][0]} and dtype {ours[collection, path][1]} as in "
+                f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
+                "name, create it last, or put it in a layers.scope."
+            )
 
-    return nn.intercept_methods(note)
 
-
-def list_names(specs: Mapping[str, ParameterSpec], modules: Named) -> Named:
-    """Return everything in a program that has an automatic name, with the lines that made it."""
-    layers = [(spec.stack, spec.path[:-1]) for spec in specs.values() if spec.is_automatic]
-    return [*layers, *modules]
-
-
-def check_modes(train: Named, other: Named, expected: str, owner: str) -> None:
+def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None:
     """Raise if a stack of lines made other names in another mode than in the train program.
 
     The lines of an infer function are the last ones of a train program that calls it; called twice
     it makes two sets of names, of which the infer program must have one.
-
-    Raises:
-      ProgramError: naming the first difference.
     """
     ours = _group(train)
     for (stack, scope), names in _group(other).items():
@@ -68,18 +62,29 @@ def check_modes(train: Named, other: Named, expected: str, owner: str) -> None:
             _raise_shifted(names, candidates[0], stack[-1], owner, expected)
 
 
-def check_objectives(first: Named, second: Named, expected: str, owner: str) -> None:
-    """Raise if one line made differently named parameters for two objectives.
+def check_objectives(first: Probe, second: Probe) -> None:
+    """Raise if two programs of several objectives use a name differently.
 
     Raises:
       ProgramError: naming the first difference.
     """
+    expected, owner = first.program.name, second.program.name
     # The innermost line alone: two networks may call one function from different places.
-    ours = _group(first, is_innermost=True)
-    for (line, scope), names in _group(second, is_innermost=True).items():
+    ours = _group(first.named, is_innermost=True)
+    for (line, scope), names in _group(second.named, is_innermost=True).items():
         each = ours.get((line, scope), names)
         if not _agree(names, each):
             _raise_shifted(names, each, line[-1], owner, expected)
+    for path, spec in second.specs.items():
+        known = first.specs.get(path, spec)
+        if known.shape == spec.shape and not known.agrees_with(spec):
+            raise ProgramError(
+                f"{owner} got {spec.name!r} with trainable={spec.trainable}, learning_rate="
+                f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
+                f"{known.trainable}, learning_rate={known.learning_rate}, regularizer="
+                f"{known.regularizer} as in {expected}. One parameter has one set of attributes. "
+                "Use the same param_attr in both."
+            )
 
 
 def _group(named: Named, *, is_innermost: bool = False) -> dict[tuple[Stack, Path], list[str]]:
@@ -87,7 +92,7 @@ def _group(named: Named, *, is_innermost: bool = False) -> dict[tuple[Stack, Pat
     groups: dict[tuple[Stack, Path], dict[str, None]] = {}
     for stack, path in named:
         lines = stack[-1:] if is_innermost else stack
-        groups.setdefault((lines, path[:-1]), {})["/".join(path)] = None
+        groups.setdefault((lines, path[:-1]), {})[spell(path)] = None
     return {place: list(names) for place, names in groups.items()}
 
 

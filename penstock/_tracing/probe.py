@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,7 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from penstock import _mesh
-from penstock._errors import ProgramError, listed, nearest
+from penstock._errors import ProgramError
+from penstock._parameter_names import Key, Path, spell
 from penstock._program.examples import (
     PROBE_BATCH_SIZES,
     RowAnswers,
@@ -28,16 +29,22 @@ from penstock._program.examples import (
 )
 from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
-from penstock._program.parameter_tree import Path, flatten
+from penstock._program.parameter_tree import flatten
 from penstock._program.requests import Mode, ParameterSpec, Variables
-from penstock._tracing import name_checks, untrained
-from penstock._tracing.batch_dependence import DivergedError, Traces, check_split
-from penstock._tracing.evaluation import Evaluated, Runnable, evaluate, name_program
-from penstock._tracing.kinds import SAME, Kind, Reason, classify_constant
-from penstock._tracing.operation import get_aval
+from penstock._tracing import untrained
+from penstock._tracing.batch_dependence import (
+    check_split,
+    follow_traces,
+    is_same_when_split,
+)
+from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
+from penstock._tracing.kinds import Kind
 
-ShapeTable: TypeAlias = dict[tuple[str, Path], tuple[tuple[int, ...], np.dtype]]
+ShapeTable: TypeAlias = dict[Key, tuple[tuple[int, ...], np.dtype]]
 """Shape and dtype of every entry of the parameter tree, by collection and path."""
+
+
+_OBSERVERS = {"debug_callback", "debug_print", "io_callback"}
 
 
 class Trace(NamedTuple):
@@ -99,23 +106,39 @@ class Probe:
 
     Attributes:
       program: what real runs need of it.
-      specs: the entries that penstock's layers asked for, by name, in order.
+      specs: the entries that penstock's layers asked for, by path, in order.
       named: everything with an automatic name, and the user's lines that made it.
       module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
       shapes: of the returned values, with the probe's batch size.
       traces: of both batch sizes.
+      is_mode_read: whether the function has asked for the mode.
       has_micro_batches: whether the batch is cut into micro-batches.
       has_convolution: whether there is one anywhere, nested functions included.
+      followed: what each returned value is to the batch, where it is known already.
     """
 
     program: Runnable
-    specs: dict[str, ParameterSpec]
-    named: name_checks.Named
+    specs: dict[Path, ParameterSpec]
+    named: Named
     module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
     shapes: tuple[tuple[int, ...], ...]
     traces: tuple[Trace, Trace]
+    is_mode_read: bool
     has_micro_batches: bool
     has_convolution: bool
+    followed: list[Kind] | None
+
+    def in_test_mode(self, num_devices: int) -> Probe:
+        """Return the probe in test mode of a function that has not asked for the mode.
+
+        It does the same there, and need not run again.
+        """
+        program = dataclasses.replace(self.program, mode="test")
+        found = dataclasses.replace(self, program=program, has_micro_batches=False)
+        # Training was checked with micro-batches, of which a test program has none.
+        if self.has_micro_batches:
+            found.check_split(num_devices)
+        return found
 
     @functools.cached_property
     def kinds(self) -> list[Kind]:
@@ -124,7 +147,17 @@ class Probe:
         Found when it is first asked for. On one device nobody asks but a short batch, and following
         a trace takes longer than making it.
         """
-        return _follow(*self.traces, self.has_micro_batches)
+        return self.followed or _follow(self.traces, has_micro_batches=self.has_micro_batches)
+
+    def check_split(self, num_devices: int) -> None:
+        """Raise if what is returned would differ between one device and several, or micro-batches.
+
+        Raises:
+          ProgramError: naming it.
+        """
+        # On one device alone with whole batches, nothing is split and nothing need be followed.
+        if num_devices > 1 or self.has_micro_batches:
+            check_split(self.kinds, self.program.structure, self.program.name, num_devices)
 
     def check_padding(self, mode: str, count: int, size: int) -> None:
         """Raise if a batch of `count` examples, padded to `size`, would be averaged with padding.
@@ -147,15 +180,14 @@ class Probe:
     def shape_table(self) -> ShapeTable:
         """Shape and dtype of every entry of the tree by collection and path."""
         table: ShapeTable = {
-            (spec.collection, spec.path): (spec.shape, spec.dtype) for spec in self.specs.values()
+            (spec.collection, path): (spec.shape, spec.dtype) for path, spec in self.specs.items()
         }
-        ours = {spec.path for spec in self.specs.values()}
         for collection, entries in self.module_shapes.items():
             for path, entry in entries.items():
                 # A path that is a leaf of ours cannot be a folder of a module's.
-                for prefix in ours.intersection(path[: n + 1] for n in range(len(path))):
+                for prefix in self.specs.keys() & {path[: n + 1] for n in range(len(path))}:
                     raise ProgramError(
-                        f"a flax module got the name of penstock's own {'/'.join(prefix)!r}. "
+                        f"a flax module got the name of penstock's own {spell(prefix)!r}. "
                         "Give one of the two another name."
                     )
                 table[collection, path] = (entry.shape, entry.dtype)
@@ -184,6 +216,10 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     primitives = first.trace.find_primitives()
     if mode == "train" and primitives & untrained.SOURCES:
         untrained.check_constants(function, first.trace.whole, structure.loss_index, owner)
+    followed = None
+    # A debug print or callback shows the values of the whole batch, so those must be there.
+    if mesh.size > 1 and mode != "infer" and not primitives & _OBSERVERS:
+        followed = _follow_apart(first, second, rows)
     program = Runnable(
         function=function,
         mode=mode,
@@ -192,20 +228,23 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         rows=first.rows,
         sown=result.sown,
         options=options,
+        reduces_once=followed is not None,
     )
+    specs = frame.requests.specs
+    counted = [(spec.stack, path[:-1]) for path, spec in specs.items() if spec.is_automatic]
     found = Probe(
         program=program,
-        specs=frame.requests.specs,
-        named=name_checks.list_names(frame.requests.specs, result.modules),
+        specs=specs,
+        named=[*counted, *result.modules],
         module_shapes=_read_module_shapes(result.module_updates),
         shapes=first.shapes,
         traces=(first.trace, second.trace),
+        is_mode_read=frame.is_mode_read or second.frame.is_mode_read,
         has_micro_batches=mode == "train" and options.num_micro_batches > 1,
         has_convolution="conv_general_dilated" in primitives,
+        followed=followed,
     )
-    # On one device alone with whole batches, nothing is split and nothing need be followed.
-    if mesh.size > 1 or found.has_micro_batches:
-        check_split(found.kinds, structure, owner, mesh.size)
+    found.check_split(mesh.size)
     return found
 
 
@@ -309,32 +348,23 @@ def _find_returned_rows(
     return rows
 
 
-def _follow(first: Trace, second: Trace, has_micro_batches: bool) -> list[Kind]:
-    """Return what each returned value is to the batch."""
-    # Constants of the function come first.
-    consts = [
-        classify_constant(a, b, PROBE_BATCH_SIZES)
-        if a is not None and b is not None
-        else Kind("same" if get_aval(x).shape == get_aval(y).shape else "index")
-        for a, b, x, y in zip(
-            first.constants,
-            second.constants,
-            first.jaxpr.invars,
-            second.jaxpr.invars,
-            strict=False,
-        )
-    ]
-    # The inputs of `_trace`: root key, step, anchor and example weights.
-    weights = Kind("rows", is_weighted=True, is_weights=True)
-    traces = Traces(PROBE_BATCH_SIZES, has_micro_batches)
-    try:
-        return traces.follow(
-            first.jaxpr, second.jaxpr, [*consts, SAME, SAME, Kind("feed"), weights]
-        )
-    # Not equation by equation the same: nothing is known of any result.
-    except DivergedError:
-        reason = Reason("Python code that does something else for another batch size", "")
-        return [Kind("other", why=reason, padding=reason)] * len(first.jaxpr.outvars)
+def _follow_apart(first: ProbeRun, second: ProbeRun, rows: Sequence[int]) -> list[Kind] | None:
+    """Return what each returned value is to the batch if the devices compute apart.
+
+    None where they cannot.
+    """
+    frame = first.frame
+    # Only what is returned is followed: statistics of users' modules may be made of anything.
+    # Not `is_training`, which notes that the function asked for the mode.
+    has_statistics = frame.mode == "train" and "batch_stats" in first.result.module_updates
+    if frame.examples.needs_all_devices or has_statistics:
+        return None
+    kinds = _follow((first.trace, second.trace), has_micro_batches=True, is_apart=True)
+    return kinds if all(map(is_same_when_split, kinds, rows)) else None
+
+
+def _follow(traces: Sequence[Trace], **how: bool) -> list[Kind]:
+    return follow_traces([t.jaxpr for t in traces], [t.constants for t in traces], **how)
 
 
 def _read_module_shapes(
@@ -354,31 +384,3 @@ def _read_module_shapes(
         }
         for collection, tree in variables.items()
     }
-
-
-def compare(train: Probe, other: Probe) -> None:
-    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
-    owner, expected = other.program.name, train.program.name
-    ours, theirs = train.shape_table, other.shape_table
-    # Before shapes are compared: a shift is the cause, another shape only its sign.
-    name_checks.check_modes(train.named, other.named, expected, owner)
-    for (collection, path), entry in theirs.items():
-        name = "/".join(path)
-        if (collection, path) not in ours:
-            raise ProgramError(
-                f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
-                f"{listed('/'.join(p) for c, p in ours if c == collection)}. All programs share "
-                "one parameter tree. Create the same layers in the same order in every mode, or "
-                "name them." + nearest(name, ["/".join(p) for _, p in ours])
-            )
-        if ours[collection, path] != entry:
-            raise ProgramError(
-                f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
-                f"{ours[collection, path][0]} and dtype {ours[collection, path][1]} as in "
-                f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
-                "name, create it last, or put it in a layers.scope."
-            )

@@ -23,7 +23,7 @@ from penstock.commands._run.folder import RunFolder
 from penstock.commands._run.processes import (
     is_writing_process,
     join_processes,
-    pad_to_share,
+    keep_stdout_clean,
     sum_over_processes,
 )
 from penstock.commands._run.samples import Batch, BatchReader
@@ -85,10 +85,11 @@ def _evaluate(argv: list[str]) -> None:
     is_first = is_writing_process()
     if data.preparation is not None and is_first:
         print(data.preparation.summary, file=sys.stderr if flags.json else sys.stdout)
-    trainer = load_network(saved, data.shape)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    metrics = trainer.test(lambda: _collect(reader, trainer, data.batch_size, pairs))
-    matrix = sum_over_processes(count_confusions(pairs, data.shape.num_classes))
+    with keep_stdout_clean(flags.json):
+        trainer = load_network(saved, data.shape)
+        metrics = trainer.test(lambda: _collect(reader, trainer, pairs))
+        matrix = sum_over_processes(count_confusions(pairs, data.shape.num_classes))
     if not is_first:
         return
     if flags.json:
@@ -106,14 +107,12 @@ def _evaluate(argv: list[str]) -> None:
 def _collect(
     reader: BatchReader,
     trainer: Trainer,
-    batch_size: int,
     pairs: list[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[Batch]:
     """Yield the batches of a reader, and collect labels and predictions from them."""
     # Within the test: a second pass for the predictions would decode the images again.
     for batch in reader():
-        images = pad_to_share(batch["image"], batch_size)
-        probabilities = np.asarray(trainer.infer({"image": images}))[: len(batch["image"])]
+        probabilities = np.asarray(trainer.infer({"image": batch["image"]}))
         # A copy of the labels: the batch is the reader's.
         pairs.append((np.array(batch["label"]), probabilities.argmax(axis=-1)))
         yield batch

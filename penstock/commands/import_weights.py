@@ -6,6 +6,7 @@ import dataclasses
 
 from penstock import _parameters, models, preprocessing
 from penstock._errors import UnknownNameError
+from penstock._parameter_names import spell
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._plugins import import_plugins
@@ -67,7 +68,7 @@ def _import(argv: list[str]) -> None:
     # Drawing the initial values of every layer would take longer than all the rest.
     initial = _parameters.flatten(builder.init().variables) if weights.left_initial else {}
     entries = {
-        key: initial[key] if (name := "/".join(key[1])) in weights.left_initial else weights[name]
+        key: initial[key] if (name := spell(key[1])) in weights.left_initial else weights[name]
         for key in builder.programs.network.table
     }
     about = describe_weights(chosen, weights.left_initial)

@@ -17,6 +17,7 @@ process wins:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -231,7 +232,7 @@ def choose_local_devices(environ: Environ, member: Membership) -> list[int] | No
     True
     """
     # JAX reads the first itself; by the second Slurm divides the GPUs of a machine.
-    is_said = "JAX_LOCAL_DEVICE_IDS" in environ or "SLURM_GPUS_PER_TASK" in environ
+    is_said = environ.get("JAX_LOCAL_DEVICE_IDS") or environ.get("SLURM_GPUS_PER_TASK")
     if is_said or member.local_rank is None or member.num_local == 1:
         return None
     visible = next((environ[name] for name in _VISIBLE_DEVICES if name in environ), None)
@@ -249,16 +250,15 @@ def split_address(address: str, thing: str = "coordinator_address") -> tuple[str
     >>> split_address("[fd00::2]:1234"), split_address("node7:80")
     (('fd00::2', 1234), ('node7', 80))
     """
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    found = re.fullmatch(r"(?:\[([^]\s]+)\]|([^]:/\s[]+)):([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[3]) < 1 << 16:
         raise ValueError(
             message(
                 thing,
                 repr(address),
                 "HOST:PORT",
                 "Process 0 listens there, and the others look for it there",
-                "Name its machine and a port that is free there, e.g. node1:61440",
+                "Name its machine and a port that is free there: node1:61440, [fd00::2]:61440",
             )
         )
-    return host, int(port)
+    return found[1] or found[2], int(found[3])

@@ -7,13 +7,14 @@ import contextlib
 import faulthandler
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from types import TracebackType
 
 from penstock._errors import PeerError
 
-_FAILED = 1
+_FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT
 
 _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
 """What errors of collectives say, in small letters, whose partner has gone."""
@@ -76,6 +77,8 @@ def describe_error(error: BaseException) -> str:
     # What it follows from is known to all.
     if isinstance(error, PeerError):
         return "could not go on"
+    if isinstance(error, KeyboardInterrupt):
+        return "was interrupted"
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
     text = str(error)
@@ -83,9 +86,15 @@ def describe_error(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code that an exception ends a process with, and with it the others."""
+    """Return the exit code that an exception ends a process with, and with it the others.
+
+    >>> code_of(ValueError()), code_of(SystemExit(3)), code_of(KeyboardInterrupt())
+    (1, 3, 130)
+    """
     if isinstance(error, PeerError):
         return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
         return error.code
     return _FAILED
@@ -113,3 +122,8 @@ def arm_stack_dump(secs: float) -> None:
     """
     with contextlib.suppress(Exception):
         faulthandler.dump_traceback_later(secs, file=sys.__stderr__ or 2)
+
+
+def disarm_stack_dump() -> None:
+    """Have no stacks written: from here on nobody says that this process lives."""
+    faulthandler.cancel_dump_traceback_later()

@@ -9,8 +9,8 @@ class Failures:
     """The failures that this process has been told of, the first one first.
 
     A failure with `until` happened in the call of that number, such as the second `train` or
-    `test`; one with `since` ended a process that had made the calls before that number. One with
-    `is_final` ends all of them wherever they are.
+    `test`; one with `since` ended a process that had made the calls before that number, and one
+    with `is_good_end` ended its script so. One with `is_final` ends all of them wherever they are.
 
     Arguments:
       index: this process.
@@ -49,6 +49,7 @@ class Failures:
         step = f"global step {said['step']}" if said.get("step") else ""
         facts = ", ".join(each for each in (said.get("where"), step) if each)
         advice = said.get("advice", f"Process {self.index} cannot go on without it")
-        if "since" in said and calls:
+        # Of a script that an exception ended the calls are as they should be.
+        if said.get("is_good_end") and calls:
             advice = f"Call {calls[-1]} on every process, or on none"
         return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."

@@ -13,9 +13,13 @@ import time
 
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.lines import LineBuffer, encode, receive
+from penstock.distributed.listening import listen
 from penstock.distributed.meeting_rules import Meetings, Message
+from penstock.distributed.waiting_times import CONNECT_SECS
 
 _GOODBYE_SECS = 1.0
+# A hello takes a hundred.
+_MAX_STRANGE_BYTES = 1 << 16
 TICK_SECS = 0.25
 """How often the hub looks for who is silent."""
 
@@ -26,7 +30,7 @@ class _Connection:
     def __init__(self, peer: socket.socket) -> None:
         self.peer, self.lines, self.unsent = peer, LineBuffer(), bytearray()
         self.index: int | None = None
-        self.heard_at = time.monotonic()
+        self.opened_at = self.heard_at = time.monotonic()
 
 
 class Hub:
@@ -35,25 +39,28 @@ class Hub:
     Arguments:
       count: how many processes there are.
       token: what a process must say to be let in.
+      host: where it listens; at every address of this machine where it is empty.
       heartbeat_secs: how long a process may be silent.
       hang_secs: how long all of them may stand still; None for ever.
+      connect_secs: how long a process may take to connect, and a connection to say whose it is.
     """
 
     def __init__(
-        self, count: int, token: str, *, heartbeat_secs: float, hang_secs: float | None
+        self,
+        count: int,
+        token: str,
+        *,
+        host: str,
+        heartbeat_secs: float,
+        hang_secs: float | None,
+        connect_secs: float = CONNECT_SECS,
     ) -> None:
         self.meetings, self._count, self._token = Meetings(count), count, token
         self._heartbeat_secs, self._hang_secs = heartbeat_secs, hang_secs
+        self._connect_secs, self._started_at = connect_secs, time.monotonic()
+        self._missing = set(range(count))
         self._selector = selectors.DefaultSelector()
-        # Every address of this machine, as JAX's coordinator: the others come by the name they
-        # know.
-        has_both = socket.has_dualstack_ipv6()
-        self._server = socket.create_server(
-            ("::" if has_both else "", 0),
-            family=socket.AF_INET6 if has_both else socket.AF_INET,
-            dualstack_ipv6=has_both,
-            backlog=max(128, count),
-        )
+        self._server = listen(host, 0, max(128, count))
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ)
         self._by_index: dict[int, _Connection] = {}
@@ -121,7 +128,11 @@ class Hub:
         self._selector.close()
 
     def _accept(self) -> None:
-        peer, _ = self._server.accept()
+        # It may be gone already, or this process may have no descriptor left for it.
+        try:
+            peer, _ = self._server.accept()
+        except OSError:
+            return
         peer.setblocking(False)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector.register(peer, selectors.EVENT_READ, _Connection(peer))
@@ -138,6 +149,8 @@ class Hub:
         try:
             for said in connection.lines.take(piece):
                 self._take(connection, said)
+            if connection.index is None and connection.lines.num_bytes > _MAX_STRANGE_BYTES:
+                raise ValueError("no member")
         # Whoever speaks otherwise is none of ours: a scanner of ports, a browser.
         except (ValueError, KeyError, TypeError):
             self._lose(connection)
@@ -146,8 +159,11 @@ class Hub:
         if connection.index is None:
             if said.get("kind") != "hello" or said.get("token") != self._token:
                 raise ValueError("no member")
+            if said["index"] not in range(self._count) or said["index"] in self._by_index:
+                raise ValueError("no place")
             connection.index = int(said["index"])
             self._by_index[connection.index] = connection
+            self._missing.discard(connection.index)
             # What happened before this process came.
             for failure in self._failures:
                 self._send(connection.index, failure)
@@ -172,11 +188,11 @@ class Hub:
             for each in list(self._by_index):
                 self._send(each, self._over)
             return
-        what = said["what"] or "has ended its script"
         # The calls that it has made are over for it: whoever enters another waits in vain.
-        said = {"kind": "failure", "index": index, "code": said["code"] or 1}
-        said |= {"what": f"process {index} {what}", "since": members[index].num_calls + 1}
-        self._broadcast_failure(said)
+        failure = {"kind": "failure", "index": index, "code": said["code"] or 1}
+        failure |= {"since": members[index].num_calls + 1, "is_good_end": not said["what"]}
+        what = said["what"] or "has ended its script"
+        self._broadcast_failure({**failure, "what": f"process {index} {what}"})
 
     def _broadcast_failure(self, said: Message) -> None:
         """Tell all of the first failure; the others follow from it."""
@@ -236,8 +252,22 @@ class Hub:
                 what = f"has not answered for {silent:.0f} s: it is stopped, swapped out, or its "
                 self._dump_stacks()
                 self._fail(index, what + "machine is gone", is_gone=True)
+        if now - self._started_at > self._connect_secs:
+            self._end_wait_for_connections(now)
         if self._hang_secs is not None and now - self._moved_at > self._hang_secs:
             self._report_hang(now - self._moved_at)
+
+    def _end_wait_for_connections(self, now: float) -> None:
+        """Name who has not come, and let go of connections that do not say whose they are."""
+        for index in sorted(self._missing):
+            what = f"has not connected to port {self.port} of process 0 within "
+            what += f"{self._connect_secs:g} s: its machine is gone, or may not call there"
+            self._fail(index, what, is_gone=True)
+        self._missing.clear()
+        connections = [key.data for key in self._selector.get_map().values() if key.data]
+        for each in connections:
+            if each.index is None and now - each.opened_at > self._connect_secs:
+                self._lose(each)
 
     def _note_progress(self, index: int, said: Message) -> None:
         """Note whether anything moves: who compiles, or is in no `train` or `test`, hangs not."""

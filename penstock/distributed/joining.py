@@ -10,27 +10,22 @@ import multiprocessing
 import os
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 
 from penstock._errors import check_count, message
 from penstock.distributed import rendezvous
 from penstock.distributed.clusters import ask_cloud_tpu, ask_kubernetes
 from penstock.distributed.environments import (
-    ALONE,
     Given,
     choose_local_devices,
     detect,
     split_address,
 )
 from penstock.distributed.launchers import Membership, join_address
+from penstock.distributed.listening import is_loopback
+from penstock.distributed.waiting_times import CONNECT_SECS, WaitingTimes, choose_waiting_times
 
 _LOGGER = logging.getLogger("penstock")
-_HEARTBEAT_SECS, _INITIALIZATION_SECS = 30.0, 1800.0
-# All have met a moment ago. Who waits longer for one that died since is ended by JAX, by SIGABRT.
-_CONNECT_SECS = 60
-# Set once this process watches the others: a fact about the process, like JAX's own client.
-_is_joined = threading.Event()
 
 
 def initialize(
@@ -71,28 +66,26 @@ def initialize(
 
     >>> initialize()  # alone: nothing happens
     """
-    heartbeat = _choose_secs("heartbeat_secs", heartbeat_secs) or _HEARTBEAT_SECS
-    patience = _choose_secs("initialization_secs", initialization_secs) or _INITIALIZATION_SECS
-    hang = _choose_secs("hang_secs", hang_secs)
+    times = choose_waiting_times(
+        heartbeat_secs=heartbeat_secs, initialization_secs=initialization_secs, hang_secs=hang_secs
+    )
     given = _check_given(coordinator_address, num_processes, process_id, hosts)
     # A process that multiprocessing spawns runs the script's top level again, to find its
     # functions there: it is not the one that the launcher started.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return
     if _is_jax_joined():
-        member = ALONE if _is_joined.is_set() else _describe_jax()
+        member = _describe_jax()
     else:
         member = _find_others(given)
         if not member.is_alone:
-            _join(member, heartbeat, patience)
+            _join(member, times)
     if member.is_alone:
         return
-    _wait_for_all(patience)
-    _is_joined.set()
-    _announce(member)
     from penstock.distributed import this_process  # it imports JAX, which one alone may not need
 
-    this_process.start(heartbeat_secs=heartbeat, hang_secs=hang)
+    if this_process.start(times):
+        _announce(member)
 
 
 def _find_others(given: Given) -> Membership:
@@ -159,29 +152,6 @@ def _find_place(hosts: Sequence[str]) -> int:
     return places[0]
 
 
-def _choose_secs(name: str, given: float | None) -> float | None:
-    """Return seconds as they are given, else as the environment has them; None without both."""
-    variable = f"PENSTOCK_{name.upper()}"
-    thing, text = f"the environment variable {variable}", os.environ.get(variable, "").strip()
-    if given is None and not text:
-        return None
-    try:
-        secs = float(text if given is None else given)
-    except (TypeError, ValueError):
-        secs = math.nan
-    if not 0 < secs < math.inf:
-        raise ValueError(
-            message(
-                thing if given is None else name,
-                repr(text if given is None else given),
-                "a number of seconds above 0",
-                "It is how long is waited",
-                "Leave it out for the default",
-            )
-        )
-    return secs
-
-
 def _is_jax_joined() -> bool:
     if "jax" not in sys.modules:  # its import takes a second, and a process alone may not need it
         return False
@@ -205,7 +175,7 @@ def _describe_jax() -> Membership:
     )
 
 
-def _join(member: Membership, heartbeat_secs: float, timeout_secs: float) -> None:
+def _join(member: Membership, times: WaitingTimes) -> None:
     """Meet the others, and have JAX join them."""
     import jax
     from jax._src import xla_bridge
@@ -229,7 +199,7 @@ def _join(member: Membership, heartbeat_secs: float, timeout_secs: float) -> Non
             *(socket.gethostname(), member.launcher, member.address),
         )
     host, port = _choose_bind_address(member)
-    rendezvous.meet(member, (host, port), timeout_secs)
+    rendezvous.meet(member, (host, port), times.initialization_secs)
     jax.distributed.initialize(
         member.address,
         member.num_processes,
@@ -237,10 +207,11 @@ def _join(member: Membership, heartbeat_secs: float, timeout_secs: float) -> Non
         local_device_ids=choose_local_devices(os.environ, member),
         # It has been detected, and what JAX does not find it would look for in the network.
         cluster_detection_method="deactivate",
-        initialization_timeout=_CONNECT_SECS,
+        # Who waits longer for one that died since is ended by JAX, by SIGABRT.
+        initialization_timeout=math.ceil(CONNECT_SECS),
         # JAX ends a process by SIGABRT and names nobody. Our own watch, which names the culprit and
         # writes all stacks, must have spoken by then.
-        heartbeat_timeout_seconds=math.ceil(heartbeat_secs + max(heartbeat_secs, 15)),
+        heartbeat_timeout_seconds=math.ceil(times.heartbeat_secs + max(times.heartbeat_secs, 15)),
         coordinator_bind_address=join_address(host, port) if host else None,
     )
 
@@ -253,33 +224,7 @@ def _choose_bind_address(member: Membership) -> tuple[str, int]:
         return "" if host in ("::", "0.0.0.0") else host, port
     host, port = member.host or "", member.port or 0
     # What listens takes anybody's word: on one machine nobody outside it can call.
-    is_local = host in ("localhost", "::1") or host.startswith("127.")
-    return host if is_local else "", port
-
-
-def _wait_for_all(timeout_secs: float) -> None:
-    """Wait until all processes are here.
-
-    A collective waits 30 s for the slowest process and then fails, on CPU, and the next thing that
-    a script does may be one.
-    """
-    from jax._src.distributed import global_state
-
-    client = global_state.client
-    assert client is not None
-    try:
-        client.wait_at_barrier("penstock.distributed.initialize", math.ceil(timeout_secs * 1000))
-    except RuntimeError as error:  # JAX's own error, of which this is the documented base
-        raise TimeoutError(
-            message(
-                "initialize",
-                f"not all of {global_state.num_processes} processes at "
-                f"{global_state.coordinator_address} within {timeout_secs:g} s",
-                "each to call it",
-                f"JAX says: {str(error).partition(chr(10))[0].rstrip('.')}",
-                "Call ps.distributed.initialize() in every process",
-            )
-        ) from error
+    return host if is_loopback(host) else "", port
 
 
 def _announce(member: Membership) -> None:

@@ -202,29 +202,32 @@ def _first_host(nodes: str) -> str | None:
 
 def find_skypilot(environ: Environ) -> Membership | None:
     """Find the machines of a SkyPilot task, a process on each."""
-    place = _read_place(environ, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
-    if place is None or place[1] == 1:
-        return place and Membership(launcher="SkyPilot")
-    run = environ.get("SKYPILOT_TASK_ID", "")
-    return Membership(
-        launcher="SkyPilot",
-        host=_require(environ, "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK").split()[0],
-        port=_choose_port(zlib.crc32(run.encode())),
-        process_id=place[0],
-        num_processes=place[1],
-        run=run,
-    )
+    names = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_TASK_ID")
+    return _find_nodes(environ, "SkyPilot", *names)
 
 
 def find_dstack(environ: Environ) -> Membership | None:
     """Find the machines of a dstack task, a process on each."""
-    place = _read_place(environ, "DSTACK_NODE_RANK", "DSTACK_NODES_NUM")
+    names = ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", "DSTACK_RUN_NAME")
+    return _find_nodes(environ, "dstack", *names)
+
+
+def _find_nodes(
+    environ: Environ, launcher: str, rank_name: str, size_name: str, hosts_name: str, run_name: str
+) -> Membership | None:
+    """Find machines with a process on each, by the variables of their launcher.
+
+    Arguments:
+      hosts_name: has the machines, or the first alone.
+      run_name: tells this run from others, and gives the port.
+    """
+    place = _read_place(environ, rank_name, size_name)
     if place is None or place[1] == 1:
-        return place and Membership(launcher="dstack")
-    run = environ.get("DSTACK_RUN_NAME", "")
+        return place and Membership(launcher=launcher)
+    run = environ.get(run_name, "")
     return Membership(
-        launcher="dstack",
-        host=_require(environ, "DSTACK_MASTER_NODE_IP", "DSTACK_NODE_RANK"),
+        launcher=launcher,
+        host=_require(environ, hosts_name, rank_name).split()[0],
         port=_choose_port(zlib.crc32(run.encode())),
         process_id=place[0],
         num_processes=place[1],

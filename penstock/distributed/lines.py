@@ -33,15 +33,34 @@ class LineBuffer:
     def __init__(self) -> None:
         self._rest = bytearray()
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the message that is not complete."""
+        return len(self._rest)
+
     def take(self, piece: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete with this piece."""
+        """Yield the messages that are complete with this piece.
+
+        Raises:
+          ValueError: a line is no message.
+        """
         self._rest += piece
         if b"\n" not in piece:
             return
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
         for line in lines:
-            yield json.loads(line)
+            yield _decode(line)
+
+
+def _decode(line: bytes) -> Message:
+    try:
+        said = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("expected a dict, got brackets") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"expected a dict, got {said!r:.100}")
+    return said
 
 
 def receive(connection: socket.socket) -> bytes:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from penstock.distributed import exits
 from penstock.distributed.lines import LineBuffer, encode, receive
 from penstock.distributed.meeting_rules import Message
+from penstock.distributed.waiting_times import CONNECT_SECS
 
 _TICK_SECS, _EAGER_SECS = 0.1, 0.02
-CONNECT_SECS = 60.0
 
 
 class Link:
@@ -40,10 +40,15 @@ class Link:
     ) -> None:
         self._heartbeat_secs, self._beat_secs = heartbeat_secs, min(1.0, heartbeat_secs / 4)
         self._hear, self._lose, self._tick = hear, lose, tick
-        self._sending = threading.Lock()
+        self._sending, self._is_over = threading.Lock(), False
         self._peer = socket.create_connection(address, timeout=CONNECT_SECS)
         self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._peer.settimeout(None)
+        # A machine that is switched off takes nothing, and refuses nothing: the sender, and behind
+        # it the beats of the thread, would wait for a quarter of an hour.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = int(2000 * heartbeat_secs)
+            self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._thread = threading.Thread(target=self._listen, name="penstock group", daemon=True)
 
     def start(self, beat: Callable[[], None]) -> None:
@@ -62,32 +67,40 @@ class Link:
 
     def hang_up(self) -> None:
         """End the connection, and the thread."""
+        self._is_over = True
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._peer.close()
 
     def _listen(self) -> None:
+        try:
+            what = self._hear_until_lost()
+        finally:
+            exits.disarm_stack_dump()
+        if not self._is_over:
+            self._lose(what)
+
+    def _hear_until_lost(self) -> str:
+        """Hear and beat as long as the hub is there; return what became of it."""
         lines, heard_at, beat_at = LineBuffer(), time.monotonic(), 0.0
+        # Not `select`, which takes no descriptor above 1023: a reader may hold many files open.
+        poll = select.poll()
+        poll.register(self._peer, select.POLLIN)
         while True:
             now, is_eager = time.monotonic(), self._tick()
             if now - beat_at >= (_EAGER_SECS if is_eager else self._beat_secs):
                 beat_at = now
                 self._beat()
                 exits.arm_stack_dump(4 * self._heartbeat_secs)
-            readable, _, _ = select.select(
-                [self._peer], [], [], _EAGER_SECS if is_eager else _TICK_SECS
-            )
-            if readable:
+            if poll.poll(1000 * (_EAGER_SECS if is_eager else _TICK_SECS)):
                 piece = receive(self._peer)
                 if not piece:
-                    self._lose("was lost: it was killed, or its machine is gone")
-                    return
+                    return "was lost: it was killed, or its machine is gone"
                 heard_at = time.monotonic()
                 for said in lines.take(piece):
                     self._hear(said)
             elif time.monotonic() - now > self._heartbeat_secs / 2:
                 heard_at = time.monotonic()  # this process itself stood still
             elif time.monotonic() - heard_at > self._heartbeat_secs:
-                self._lose(f"has not answered for {self._heartbeat_secs:.0f} s")
-                return
+                return f"has not answered for {self._heartbeat_secs:.0f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import math
@@ -12,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from penstock._errors import check_count
+from penstock._errors import check_count, message
+from penstock._guardian import Guardian
 from penstock.distributed._child_environment import (
     Place,
     assign_devices,
@@ -23,11 +25,11 @@ from penstock.distributed._child_environment import (
 from penstock.distributed._child_process import ChildProcess
 from penstock.distributed._forwarded_signals import ForwardedSignals
 from penstock.distributed._line_printer import LinePrinter
-from penstock.distributed._parent_death import Guardian
 from penstock.distributed._supervision import Outcome, Patience, supervise
 from penstock.distributed.exit_codes import is_again, to_status
 
 # A group that fails this soon, so often in a row, would go on to do so.
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 _SOON_SECS = 5.0
 _MAX_SOON = 3
 _PAUSE_SECS = 0.25
@@ -69,7 +71,7 @@ def launch(
 
     Raises:
       ValueError: a number is too small, or there are fewer GPUs than processes.
-      FileNotFoundError: there is no such program.
+      OSError: there is no such program, or no place for so many processes.
     """
     check_count("num_processes", num_processes, 1)
     check_count("max_restarts", max_restarts, 0)
@@ -85,7 +87,7 @@ def launch(
     settings = {"PENSTOCK_HANG_SECS": hang_secs, "PENSTOCK_HEARTBEAT_SECS": heartbeat_secs}
     given = {name: str(value) for name, value in settings.items() if value is not None}
     variables = [{**given, **device} for device in assign_devices(num_processes, place)]
-    with ForwardedSignals() as signals, Guardian() as guardian:
+    with ForwardedSignals() as signals, contextlib.closing(Guardian("groups")) as guardian:
         starter = _Starter(
             words=tuple(words),
             variables=variables,
@@ -127,7 +129,21 @@ class _Starter:
                 # CUDA_VISIBLE_DEVICES has said it: what is left to see is device 0.
                 if "CUDA_VISIBLE_DEVICES" in own:
                     environment.pop("JAX_LOCAL_DEVICE_IDS", None)
-                children.append(ChildProcess(rank, self.words, environment, self.printer))
+                try:
+                    children.append(ChildProcess(rank, self.words, environment, self.printer))
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    raise OSError(
+                        message(
+                            "launch",
+                            f"no place for process {rank} of {len(self.variables)} "
+                            f"({error.strerror})",
+                            "descriptors, memory and process numbers for all of them",
+                            "Each takes three descriptors of the launcher",
+                            "Look at `ulimit -a`, or start fewer",
+                        )
+                    ) from error
                 self.guardian.watch(child.pid for child in children)
             return supervise(children, self.printer, self.received, self.patience)
         finally:

@@ -85,9 +85,12 @@ class Meetings:
     def take(self, index: int, said: Message) -> Replies:
         """Return what follows from a member's message."""
         member = self.members[index]
-        for name in ("where", "position", "taken", "step", "activity", "num_calls"):
+        for name in ("where", "step", "activity"):
             if name in said:
                 setattr(member, name, said[name])
+        # These only grow. A beat is made up in another thread, and may come after what is newer.
+        for name in ("position", "taken", "num_calls"):
+            setattr(member, name, max(getattr(member, name), said.get(name, 0)))
         handler = self._handlers.get(said["kind"])
         if handler is not None:
             handler(member, said)

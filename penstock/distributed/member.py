@@ -75,10 +75,11 @@ class Member(Group):
         self._is_hurried = any(each is None for each in values)
         return values
 
-    def advance(self, step: int) -> None:
-        """Note a launch, or another place where all may meet, before it."""
+    def advance(self, step: int | None = None) -> None:
+        """Note a launch, or another place where all may meet; see `Group.advance`."""
         self.position += 1
-        self._step = step
+        if step is not None:
+            self._step = step
 
     def meet(self) -> bool:
         """Stand until all processes stand at this position; see `Group.meet`."""
@@ -171,6 +172,7 @@ class Member(Group):
             code = failure["code"]
         if self._hub is not None:
             self._hub.linger(LINGER_SECS, failure)
+        self.hang_up()
         return code or 1
 
     def hang_up(self) -> None:
@@ -200,7 +202,8 @@ class Member(Group):
     def _peer_error(self) -> PeerError:
         failure = self.find_failure() or {}
         error = PeerError(self._failures.describe(failure, self._calls))
-        error.exit_code = failure.get("code", 1)
+        # Who has failed by an error of its own is not to be started again, whatever came after.
+        error.exit_code = self._own_code or failure.get("code", 1)
         return error
 
     def _send(self, said: Message) -> None:
@@ -224,7 +227,8 @@ class Member(Group):
         if not self.is_asked and self.wants():
             self.is_asked = True
             self._send({"kind": "ask"})
-        return self.is_asked or self._is_hurried
+        # In no call nothing of what it says changes, perhaps for hours.
+        return bool(self._calls) and (self.is_asked or self._is_hurried)
 
     def _hear(self, said: Message) -> None:
         match said["kind"]:

@@ -19,6 +19,7 @@ from typing import Any
 from penstock._errors import check_count
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.ray_packages import load_ray
+from penstock.distributed.ray_signals import STATUS_OF_SIGTERM, ForwardedSigterm
 from penstock.distributed.ray_worker import (
     Failure,
     RunRecord,
@@ -99,6 +100,7 @@ def run_on_ray(
 
     Raises:
       RayRunError: a process failed; its traceback is in the notes. Or the restarts are used up.
+      SystemExit: SIGTERM came, and the processes have saved.
       ModuleNotFoundError: Ray is not installed.
     """
     counts = _read_counts(num_processes)
@@ -169,9 +171,11 @@ def launch_on_ray(
         print("\npenstock launch: interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
     except SystemExit as request:
-        if request.code != signal.SIGTERM:  # which Ray raises so
+        # Before the run has begun Ray raises the signal's number.
+        if request.code not in (signal.SIGTERM, STATUS_OF_SIGTERM):
             raise
-        return 128 + signal.SIGTERM
+        print("penstock launch: ended by SIGTERM", file=sys.stderr, flush=True)
+        return STATUS_OF_SIGTERM
     return 0
 
 
@@ -210,7 +214,7 @@ def _connect(ray: Any, address: str | None, num_processes: int) -> Iterator[None
     try:
         ray.init(address=address or "auto", runtime_env=environment)
     except ConnectionError:
-        if address is not None or "RAY_ADDRESS" in os.environ:
+        if address is not None or os.environ.get("RAY_ADDRESS"):
             raise
         ray.init(
             address="local",
@@ -321,9 +325,12 @@ def _fit(
         run_config=run_config,
     )
     try:
-        return ray.cloudpickle.loads(trainer.fit().return_value)
+        with ForwardedSigterm(ray, record):
+            return ray.cloudpickle.loads(trainer.fit().return_value)
     except ray.train.TrainingFailedError as lost:
         failure: Failure | None = ray.get(record.failure.remote())
+        if failure is not None and failure.status == STATUS_OF_SIGTERM:
+            raise SystemExit(STATUS_OF_SIGTERM) from None
         if failure is None:
             allowed = run_config.failure_config.max_failures
             text = f"{_describe_end(lost)} No restart is left of {allowed}."

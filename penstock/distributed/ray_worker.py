@@ -7,18 +7,24 @@ import dataclasses
 import logging
 import os
 import runpy
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock._errors import PeerError
+from penstock._interrupts import request_end
 from penstock.distributed import exits
 from penstock.distributed.exit_codes import is_again
 from penstock.distributed.ray_packages import load_ray
 
 _NOTE_SECS = 10.0
 """How long a worker that ends waits until the record has taken its note."""
+
+_LOOK_SECS = 1.0
+"""How often a worker looks whether the run is to end."""
 
 
 class ProcessFailedError(RuntimeError):
@@ -52,12 +58,22 @@ class RunRecord:
 
     def __init__(self) -> None:
         self._num_starts = 0
+        self._is_ending = False
         self._failure: Failure | None = None
 
     def begin(self) -> int:
         """Count a start of the group; return how many there were before."""
         self._num_starts += 1
         return self._num_starts - 1
+
+    def request_end(self) -> bool:
+        """Have all processes save and end; return whether there were any yet."""
+        self._is_ending = True
+        return self._num_starts > 0
+
+    def is_ending(self) -> bool:
+        """Return whether the processes are to save and end."""
+        return self._is_ending
 
     def fail(self, failure: Failure) -> None:
         """Keep the first failure. One with a traceback says more than an exit status."""
@@ -113,7 +129,7 @@ def work(config: Mapping[str, Any]) -> bytes:
     # Ray puts a worker into a folder of its own, where the paths of a command lead nowhere.
     if os.path.isdir(config["directory"]):
         os.chdir(config["directory"])
-    with _noting_exits(process):
+    with _noting_exits(process), _looking_for_the_end(ray, process.record):
         return _run(process, config["function"], ray.cloudpickle)
 
 
@@ -180,6 +196,30 @@ def _noting_exits(process: Process) -> Iterator[None]:
         yield
     finally:
         os._exit = leave
+
+
+@contextlib.contextmanager
+def _looking_for_the_end(ray: Any, record: Any) -> Iterator[None]:
+    """End training, as SIGTERM does elsewhere, once the record says that the run is to end.
+
+    The function runs in a thread, where signals are not seen, and SIGTERM to Ray's process would
+    end it without a save.
+    """
+    is_over = threading.Event()
+
+    def look() -> None:
+        # Without the driver there is no record, and Ray ends this process.
+        with contextlib.suppress(ray.exceptions.RayError):
+            while not is_over.wait(_LOOK_SECS):
+                if ray.get(record.is_ending.remote()):
+                    request_end(signal.SIGTERM)
+                    return
+
+    threading.Thread(target=look, name="penstock end", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def run_words(words: Sequence[str]) -> None:

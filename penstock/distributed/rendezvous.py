@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass, field
 
 from penstock._errors import message
+from penstock.distributed import listening
 from penstock.distributed.launchers import Membership
 
 _LOGGER = logging.getLogger("penstock")
@@ -69,7 +70,7 @@ def is_own_address(host: str) -> bool:
     """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # no name has 64 letters without a dot, or two dots together
         return False
     for family, kind, protocol, _, address in found:
         # Only an address of this machine can be bound.
@@ -82,15 +83,8 @@ def is_own_address(host: str) -> bool:
 def _listen(member: Membership, bind_address: tuple[str, int]) -> socket.socket:
     host, port = bind_address
     try:
-        if host:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            return socket.create_server((host, port), family=family, backlog=_MOST_WAITING)
-        if socket.has_dualstack_ipv6():
-            # At every address and of both kinds, as JAX will.
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_MOST_WAITING
-            )
-        return socket.create_server(("", port), backlog=_MOST_WAITING)
+        # As JAX will.
+        return listening.listen(host, port, _MOST_WAITING)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise OSError(
@@ -242,8 +236,8 @@ def _call(member: Membership, deadline: float, timeout_secs: float) -> None:
     while (now := time.monotonic()) < deadline:
         try:
             answer = _ask(member, deadline)
-        except OSError as error:
-            answer, failure = None, error.strerror or str(error)
+        except (OSError, UnicodeError) as error:
+            answer, failure = None, getattr(error, "strerror", None) or str(error)
         except ValueError:
             # A process 0 that this run had before it was started again may still be ending.
             answer, failure = None, "something else answers there, perhaps a run that has begun"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import math
 import secrets
 
 import jax
 
+from penstock._errors import message
 from penstock.distributed import exits
 from penstock.distributed.group import Group
 from penstock.distributed.hub import Hub
-from penstock.distributed.link import CONNECT_SECS
+from penstock.distributed.listening import is_loopback
 from penstock.distributed.member import Member
-
-HEARTBEAT_SECS = 30.0
-HEARTBEAT_VARIABLE, HANG_VARIABLE = "PENSTOCK_HEARTBEAT_SECS", "PENSTOCK_HANG_SECS"
+from penstock.distributed.waiting_times import CONNECT_SECS, WaitingTimes, choose_waiting_times
 
 _ADDRESS_KEY = "penstock/hub"
 _ALONE = Group()
@@ -27,14 +26,17 @@ class _Process:
 
 
 def find_group() -> Group:
-    """Return the group of this process; alone, where it has joined none."""
-    if _Process.joined is None and jax.distributed.is_initialized() and _count() > 1:
-        start()
+    """Return the group that this process has joined; alone, where it has joined none.
+
+    It joins none itself: that is collective, and the others may not ask.
+    """
     return _Process.joined or _ALONE
 
 
 def find_group_of(mesh: jax.sharding.Mesh) -> Group:
     """Return the group that runs programs on a mesh: this process alone, or all that have joined.
+
+    Where the mesh is that of all processes, and only JAX has joined them, they join here.
 
     Raises:
       ValueError: the mesh has devices of some processes, and not of all.
@@ -42,26 +44,27 @@ def find_group_of(mesh: jax.sharding.Mesh) -> Group:
     processes = {device.process_index for device in mesh.devices.flat}
     if len(processes) == 1:
         return _ALONE
-    group = find_group()
-    if len(processes) != group.count:
+    # Before they are joined: that would wait for those that have no part in the mesh.
+    if len(processes) != _count():
         raise ValueError(
-            f"place got devices of {len(processes)} of {group.count} processes, expected those of "
+            f"place got devices of {len(processes)} of {_count()} processes, expected those of "
             "all of them, or of this one alone. Leave place out, or pass jax.local_devices()."
         )
-    return group
+    start(choose_waiting_times())
+    return find_group()
 
 
-def start(*, heartbeat_secs: float | None = None, hang_secs: float | None = None) -> None:
-    """Join the other processes of this run, which JAX has joined. Collective.
+def start(times: WaitingTimes) -> bool:
+    """Join the other processes of this run, which JAX has joined; return whether it did.
 
-    Arguments:
-      heartbeat_secs: how long a process may be silent; `PENSTOCK_HEARTBEAT_SECS`, or 30.
-      hang_secs: how long all of them may stand still in a call; `PENSTOCK_HANG_SECS`, or for ever.
+    Collective. Whoever has joined already returns at once.
+
+    Raises:
+      TimeoutError: some processes did not come.
     """
-    heartbeat_secs = heartbeat_secs or float(os.environ.get(HEARTBEAT_VARIABLE) or HEARTBEAT_SECS)
-    hang_secs = hang_secs or float(os.environ.get(HANG_VARIABLE) or 0) or None
     if _Process.joined is not None or _count() == 1:
-        return
+        return False
+    _wait_for_all(times.initialization_secs)
     # JAX has no public name for the store that its processes share; Orbax takes it here too.
     from jax._src import distributed
 
@@ -72,17 +75,26 @@ def start(*, heartbeat_secs: float | None = None, hang_secs: float | None = None
     host = state.coordinator_address.rsplit(":", 1)[0].strip("[]")
     if not state.process_id:
         token = secrets.token_hex(16)
-        hub = Hub(_count(), token, heartbeat_secs=heartbeat_secs, hang_secs=hang_secs)
+        # As JAX's coordinator: the others come by the name they know.
+        host = host if is_loopback(host) else ""
+        hub = Hub(
+            _count(),
+            token,
+            host=host,
+            heartbeat_secs=times.heartbeat_secs,
+            hang_secs=times.hang_secs,
+        )
         hub.start()
         client.key_value_set(_ADDRESS_KEY, f"{hub.port} {token}")
-        host = "localhost"
+        host = host or "localhost"
     said = client.blocking_key_value_get(_ADDRESS_KEY, int(1000 * CONNECT_SECS))
     port, token = said.split()
     address = (host, int(port))
     _Process.joined = Member(
-        state.process_id, _count(), address, token, heartbeat_secs=heartbeat_secs, hub=hub
+        state.process_id, _count(), address, token, heartbeat_secs=times.heartbeat_secs, hub=hub
     )
     exits.install(end)
+    return True
 
 
 def end(error: BaseException | None) -> int | None:
@@ -94,8 +106,34 @@ def end(error: BaseException | None) -> int | None:
     return None if joined is None else joined.end(error)
 
 
+def _wait_for_all(timeout_secs: float) -> None:
+    """Wait until all processes are here.
+
+    A collective waits 30 s for the slowest process and then fails, on CPU, and the next thing that
+    a script does may be one.
+    """
+    from jax._src.distributed import global_state
+
+    client = global_state.client
+    assert client is not None
+    try:
+        client.wait_at_barrier("penstock.distributed.initialize", math.ceil(timeout_secs * 1000))
+    except RuntimeError as error:  # JAX's own error, of which this is the documented base
+        raise TimeoutError(
+            message(
+                "initialize",
+                f"not all of {global_state.num_processes} processes at "
+                f"{global_state.coordinator_address} within {timeout_secs:g} s",
+                "each to call it",
+                f"JAX says: {str(error).partition(chr(10))[0].rstrip('.')}",
+                "Call ps.distributed.initialize() in every process",
+            )
+        ) from error
+
+
 def _count() -> int:
     """Return how many processes JAX has joined; starts no backend."""
     from jax._src import distributed
 
-    return distributed.global_state.num_processes
+    state = distributed.global_state
+    return 1 if state.client is None else state.num_processes

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import os
+import io
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 
@@ -14,9 +13,15 @@ def choose_output(file: TextIO | None) -> TextIO:
     """Return a handler's own file, else stdout on the first process and nowhere on the others."""
     if file is not None:
         return file
-    return _nowhere() if jax.process_index() else sys.stdout
+    return _NOWHERE if jax.process_index() else sys.stdout
 
 
-@functools.cache
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")
+class _Nowhere(io.TextIOBase):
+    """A file that keeps nothing."""
+
+    def write(self, text: str, /) -> int:
+        """Drop a text."""
+        return len(text)
+
+
+_NOWHERE: Any = _Nowhere()

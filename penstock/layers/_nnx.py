@@ -11,6 +11,7 @@ from flax import nnx
 
 from penstock import _mesh
 from penstock._errors import ProgramError
+from penstock._parameter_names import Path
 from penstock._program import draws
 from penstock._program.frame import Frame, current_frame
 from penstock._program.requests import ParameterSpec
@@ -18,8 +19,6 @@ from penstock._program.statistics import has_example_axis, sync_statistics
 from penstock.layers.parameter_trees import weight_spec
 
 T = TypeVar("T")
-
-Path = tuple[str, ...]
 
 Keys = tuple[Hashable, ...]
 """The attributes and items that lead to a variable of a module."""
@@ -128,6 +127,8 @@ class _Bound:
 
     def _over_devices(self, value: jax.Array) -> jax.Array:
         """Return the mean of a statistic over the devices, each counted by its examples."""
+        # A statistic of a user's module may be made of anything, and no trace of it is followed.
+        self.frame.examples.needs_all_devices = True
         count, num_devices = jnp.sum(self.frame.examples.weights), self.frame.examples.num_averaged
         if num_devices == 1:
             return value

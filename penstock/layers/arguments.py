@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import ProgramError
-from penstock._program.names import check_choice
+from penstock._errors import ProgramError, check_choice
 
 DataFormat = Literal["NHWC", "NCHW"]
 Padding = int | str | Sequence[int] | Sequence[Sequence[int]]

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.nn import initializers
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_choice
 from penstock._program.examples import align
 from penstock._program.frame import Frame, current_frame
-from penstock._program.names import check_choice
 from penstock._program.requests import ParameterSpec
 from penstock._program.statistics import batch_statistics
 from penstock.layers import arguments
@@ -48,7 +47,7 @@ def batch_norm(
       act: name of an activation, applied last.
       param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
       use_global_stats: in training too use the running statistics, and leave them as they are.
-      sync: share the statistics over the devices.
+      sync: share the statistics over the devices, which then wait for each other in this layer.
       unbiased_running_variance: move it towards `n / (n - 1)` times the variance of the batch's n
         elements, as TensorFlow's fused kernel and torch do.
       momentum_warmup: keep `(1 + step) / (10 + step)` while that is less than `momentum`, as

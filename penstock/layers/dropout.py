@@ -7,10 +7,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_choice
 from penstock._program import draws
 from penstock._program.frame import current_frame
-from penstock._program.names import check_choice
 
 
 def dropout(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
+from penstock._parameter_names import spell
 from penstock._program.frame import current_frame, find_logits
 from penstock._program.precision import widen
 from penstock.layers import arguments
@@ -181,7 +182,7 @@ def weight_decay_loss(
         # A parameter of one's own may be of less.
         value.astype(jnp.float32)
         for path, value in frame.requests.used.items()
-        if path[: len(scope)] == scope and applies_to("/".join(path[len(scope) :]))
+        if path[: len(scope)] == scope and applies_to(spell(path[len(scope) :]))
     ]
     return 0.5 * coefficient * sum((jnp.vdot(w, w) for w in weights), jnp.zeros(()))
 

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_choice
 from penstock._program.frame import current_frame
-from penstock._program.names import check_choice
 from penstock._program.precision import widen
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate

@@ -11,6 +11,7 @@ from jax import core
 from jax.tree_util import KeyPath
 
 from penstock._errors import ProgramError
+from penstock._parameter_names import spell
 from penstock._program.frame import current_frame
 from penstock._program.requests import ParameterSpec
 
@@ -64,7 +65,7 @@ def weight_spec(path: tuple[str, ...], value: Any, collection: str = "params") -
     """
     if isinstance(value, core.Tracer):
         raise ProgramError(
-            f"parameter {'/'.join(path)!r} got a value made inside the program function, expected "
+            f"parameter {spell(path)!r} got a value made inside the program function, expected "
             "an array made outside. Inside, there are no values yet to start from. Make the "
             "module, or the tree, before the programs."
         )
@@ -72,7 +73,7 @@ def weight_spec(path: tuple[str, ...], value: Any, collection: str = "params") -
     def initial(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
         if isinstance(value, jax.ShapeDtypeStruct):
             raise ProgramError(
-                f"parameter {'/'.join(path)!r} got a shape without values, expected an array. "
+                f"parameter {spell(path)!r} got a shape without values, expected an array. "
                 "A new network starts from them. Load parameters, or make the module outside "
                 "jax.eval_shape."
             )

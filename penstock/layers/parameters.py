@@ -14,9 +14,10 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
+from penstock._parameter_names import Path, spell
 from penstock._program.examples import align
 from penstock._program.frame import Frame, current_frame
-from penstock._program.names import Path, check_name
+from penstock._program.names import check_name
 from penstock._program.requests import Initializer, ParameterSpec
 
 
@@ -199,7 +200,7 @@ def parameter(
         path = (*frame.names.scope.path, resolved.name)
     if tuple(map(int, shape)) != tuple(shape) or min(shape, default=1) < 1:
         raise ProgramError(
-            f"parameter {'/'.join(path)!r} got shape {tuple(shape)}, expected positive integers. "
+            f"parameter {spell(path)!r} got shape {tuple(shape)}, expected positive integers. "
             "Every axis has at least one element. Check the sizes given to the layer."
         )
     return frame.requests.parameter(

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError
-from penstock._program.names import check_choice
+from penstock._errors import ProgramError, check_choice
 from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
 

@@ -255,6 +255,7 @@ def _is_over_batch(frame: Frame, x: jax.Array, axes: tuple[int, ...] | None, lay
             "expected a whole batch: only sums and means of micro-batches are those of the batch. "
             "Reduce with layers.mean or layers.reduce_sum, or leave out the accumulation."
         )
+    frame.examples.needs_all_devices |= is_over_batch
     return is_over_batch
 
 

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_choice
 from penstock._program.frame import current_frame
-from penstock._program.names import check_choice
 from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat
 from penstock.layers.norm import l2_normalize

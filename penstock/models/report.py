@@ -13,6 +13,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import DictKey, KeyPath, tree_leaves_with_path
 
 from penstock import layers
+from penstock._parameter_names import spell
 from penstock.models._facts import FACTS
 from penstock.models._registry import Model
 from penstock.program_builder import ParameterRow, ProgramBuilder
@@ -136,7 +137,7 @@ def find_products(traced: jax.stages.Traced) -> list[Product]:
 def _find_parameter(path: KeyPath) -> str | None:
     """Return our path of a parameter among a program's arguments, None for other arguments."""
     collection, *keys = [entry.key for entry in path if isinstance(entry, DictKey)] or [None]
-    return "/".join(keys) if collection == "params" else None
+    return spell(keys) if collection == "params" else None
 
 
 def _walk(jaxpr: Jaxpr, origins: Sequence[str | None]) -> tuple[list[Product], list[str | None]]:

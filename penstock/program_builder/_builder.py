@@ -12,9 +12,10 @@ from jax.typing import ArrayLike
 from penstock import _mesh, _metrics
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ProgramError, UnknownNameError, check_count, listed, message, nearest
+from penstock._parameter_names import Nested
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
-from penstock._program.requests import Feed, FeedSpec, Nested, Variables
+from penstock._program.requests import Feed, FeedSpec, Variables
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import (
@@ -89,12 +90,12 @@ class ProgramBuilder(Generic[R]):
                 "ProgramBuilder got neither program_func nor infer_func, expected at least one."
             )
         options = ProgramOptions(
-            precision=resolve_precision(precision),
+            precision=resolve_precision(precision, self.mesh),
             skips_non_finite=skips_non_finite,
             # A string is one name, and would be taken for its letters.
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
-        ).on(self.mesh)
+        )
         self.programs = Programs(Network(self.objectives, infer_func, self.mesh, options))
 
     def init(self, seed: int = 0) -> State:

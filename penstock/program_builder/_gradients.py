@@ -1,8 +1,10 @@
 """What one device computes of its share of a batch: the forward pass and its gradients.
 
-All of it runs inside `jax.shard_map`; what it returns is reduced over the devices already. A share
-in micro-batches gives the same gradients in the memory of one of them: every micro-batch counts by
-its valid examples, and nothing is reduced over the devices before the last is done.
+All of it runs inside `jax.shard_map`; what it returns is reduced over the devices already.
+
+A share in micro-batches gives the same gradients in the memory of one of them: every micro-batch
+counts by its valid examples, and nothing is reduced over the devices before the last is done. Where
+a program allows it a whole share is such a micro-batch, so that a step has one all-reduce.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from penstock import _mesh
+from penstock._parameter_names import Path
 from penstock._program import parameter_tree
-from penstock._program.examples import MicroBatch, align
+from penstock._program.examples import MicroBatch
 from penstock._program.frame import Frame
-from penstock._program.names import Path
-from penstock._program.requests import Params
+from penstock._program.precision import widen
+from penstock._program.requests import Params, Variables
 from penstock._tracing.evaluation import Evaluated, Runnable, run_program
+from penstock.program_builder import _reduction
 
 Cut: TypeAlias = tuple[jax.Array, dict[str, jax.Array], jax.Array]
 """Number, feed and weights of a micro-batch, or of all of them on a leading axis."""
@@ -38,12 +43,14 @@ class Gradients(NamedTuple):
       gradients: of the mean loss over the global batch.
       statistics: the new running statistics, by path.
       total_weight: the number of valid examples of the global batch.
+      row_sums: the sums over examples of the values with a batch axis, where they are known.
     """
 
     values: list[jax.Array]
     gradients: Params
     statistics: dict[Path, jax.Array]
     total_weight: jax.Array
+    row_sums: list[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,7 @@ class Share:
     """One device's share of a batch, and all that its gradients depend on beside parameters.
 
     Attributes:
+      is_on_cpu: whether the devices are CPUs.
       others: the parameters that are not trained, by path.
       batch_stats: the running statistics before the step.
       known: the paths of penstock's own entries; statistics elsewhere are flax modules'.
@@ -60,6 +68,7 @@ class Share:
 
     program: Runnable
     num_devices: int
+    is_on_cpu: bool
     known: Collection[Path]
     others: Mapping[Path, jax.Array]
     batch_stats: Params
@@ -71,6 +80,8 @@ class Share:
 
     def gradients(self, params: Params) -> Gradients:
         """Return the gradients of the batch as a whole, by the parameters that are trained."""
+        if self.num_devices > 1 and self.program.reduces_once:
+            return self._gradients_apart(params)
         # Values come out reduced already; gradients and flax's statistics are still the device's
         # own.
         values, gradients, updates, total_weight = self.differentiate(
@@ -88,7 +99,26 @@ class Share:
             else _mesh.psum(value * share.astype(value.dtype), self.num_devices)
             for path, value in updates.items()
         }
-        return Gradients(values, gradients, statistics, total_weight)
+        return Gradients(values, gradients, statistics, total_weight, row_sums=[])
+
+    def _gradients_apart(self, params: Params) -> Gradients:
+        """Return the same with one all-reduce: the share is a micro-batch, and the only one."""
+        values, gradients, updates, _ = self.differentiate(
+            params,
+            self.feed,
+            self.weights,
+            self.batch_stats,
+            _reduction.place_in_batch(self.weights, self.num_devices),
+        )
+        count = jnp.sum(self.weights)
+        # Of padding alone nothing counts, and it may well give nan. Weighted in float32 at least:
+        # in bfloat16 a count of examples is rounded.
+        sums = jax.tree.map(lambda g: jnp.where(count > 0, widen(g) * count, 0), gradients)
+        before = parameter_tree.flatten(self.batch_stats)
+        statistics = {
+            path: jnp.where(count > 0, value, before[path]) for path, value in updates.items()
+        }
+        return _average(self, sums, statistics, [v[None] for v in values], self.weights[None])
 
     def differentiate(
         self,
@@ -97,8 +127,14 @@ class Share:
         weights: jax.Array,
         batch_stats: Params,
         micro_batch: MicroBatch | None = None,
+        fraction: jax.Array | None = None,
     ) -> tuple[list[jax.Array], Params, dict[Path, jax.Array], jax.Array]:
-        """Return values, scaled gradients, new statistics, and the number of valid examples."""
+        """Return values, scaled gradients, new statistics, and the number of valid examples.
+
+        Arguments:
+          fraction: what the loss counts for, beside those of other devices that it meets on the
+            way back through a layer such as a synchronised batch norm.
+        """
 
         def scaled_loss(
             params: Params,
@@ -107,6 +143,7 @@ class Share:
             loss = self.loss(result)
             # The loss that is reported stays unscaled: the scale is for what flows backwards.
             scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
+            scaled = scaled if fraction is None else scaled * fraction.astype(loss.dtype)
             updates = self._updated_statistics(result, frame)
             return scaled, (result.values, updates, frame.examples.total_weight)
 
@@ -161,6 +198,31 @@ class Share:
         return {**theirs, **frame.requests.updates}
 
 
+def evaluate_share(
+    program: Runnable,
+    mesh: Mesh,
+    variables: Variables,
+    key: jax.Array,
+    feed: Mapping[str, jax.Array],
+    weights: jax.Array,
+) -> _reduction.Totals:
+    """Return the values of a test or infer program, from inside `jax.shard_map`.
+
+    Arguments:
+      key: the raw random key.
+    """
+    operands = (program, variables, feed, weights, jax.random.wrap_key_data(key), mesh.size)
+    if not program.reduces_once:
+        result, frame = run_program(*operands)
+        return _reduction.Totals(result.values, [], frame.examples.total_weight)
+    result, _ = run_program(*operands, micro_batch=_reduction.place_in_batch(weights, mesh.size))
+    values, weights = [v[None] for v in result.values], weights[None]
+    is_on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return _reduction.add_up(
+        values, (), program.structure, weights, mesh.size, is_on_cpu=is_on_cpu
+    )[0]
+
+
 def with_gradient(
     value: jax.Array, scale: jax.Array, change: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> jax.Array:
@@ -186,7 +248,7 @@ def accumulate_gradients(
       is_unrolled: write the scan out, since XLA runs convolutions in a loop slowly on CPU.
     """
     size = share.weights.shape[0] // num_micro_batches
-    first_row, total_weight = _place_in_batch(share)
+    whole = _reduction.place_in_batch(share.weights, share.num_devices)
     # Flat, by path: a micro-batch returns only the statistics that it moves, and what a scan
     # carries keeps one structure.
     flat_stats = parameter_tree.flatten(share.batch_stats)
@@ -194,22 +256,24 @@ def accumulate_gradients(
     def add(carry: Sums, operands: Cut) -> tuple[Sums, list[jax.Array]]:
         sums, statistics = carry
         number, feed, weights = operands
-        micro_batch = MicroBatch(first_row + number * size, total_weight)
-        values, gradients, updates, _ = share.differentiate(
-            params, feed, weights, parameter_tree.nest(statistics), micro_batch
-        )
+        micro_batch = whole._replace(first_row=whole.first_row + number * size)
         count = jnp.sum(weights)
+        # Weighted on the way in: behind a synchronised layer a gradient is of several devices'
+        # losses, each with examples of its own number.
+        values, gradients, updates, _ = share.differentiate(
+            params, feed, weights, parameter_tree.nest(statistics), micro_batch, count / size
+        )
         # Chosen, not multiplied: padding alone may well give nan.
         sums = jax.tree.map(
-            lambda total, g: total + jnp.where(count > 0, g * count.astype(g.dtype), 0),
-            sums,
-            gradients,
+            lambda total, g: total + jnp.where(count > 0, g * size, 0), sums, gradients
         )
-        # Padding alone moves no statistics either: they would go towards copies of one example.
-        statistics = {
-            path: jnp.where(count > 0, updates[path], old) if path in updates else old
-            for path, old in statistics.items()
+        # Nor does padding alone move a module's own statistics: they would go towards copies of one
+        # example. Penstock's layers see to it, and may be moved by other devices' examples.
+        moved = {
+            path: value if path in share.known else jnp.where(count > 0, value, statistics[path])
+            for path, value in updates.items()
         }
+        statistics = {**statistics, **moved}
         return (sums, statistics), values
 
     operands = _cut(share, num_micro_batches)
@@ -228,14 +292,14 @@ def example_gradients(share: Share, params: Params, num_micro_batches: int) -> P
 
     Each example is a micro-batch of its own and meets no other.
     """
-    first_row, total_weight = _place_in_batch(share)
+    whole = _reduction.place_in_batch(share.weights, share.num_devices)
 
     def differentiate(
         number: jax.Array, feed: Mapping[str, jax.Array], weight: jax.Array
     ) -> Params:
         # A batch axis of one row: the program function is written for batches.
         feed = {name: value[None] for name, value in feed.items()}
-        micro_batch = MicroBatch(first_row + number, total_weight)
+        micro_batch = whole._replace(first_row=whole.first_row + number)
         return share.differentiate(params, feed, weight[None], share.batch_stats, micro_batch)[1]
 
     numbers = jnp.arange(share.weights.shape[0])
@@ -257,7 +321,7 @@ def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax
         result, _ = share.run(params, share.feed, share.weights, share.batch_stats)
         return share.scale_gradient(share.loss(result))
     size = share.weights.shape[0] // num_micro_batches
-    first_row, total_weight = _place_in_batch(share)
+    whole = _reduction.place_in_batch(share.weights, share.num_devices)
 
     # Without it a line search that differentiates the loss would keep the activations of all
     # micro-batches.
@@ -267,18 +331,12 @@ def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax
         count = jnp.sum(weights)
         # Of padding alone nothing counts, but 0 times nan is nan.
         weights = jnp.where(count > 0, weights, 1)
-        micro_batch = MicroBatch(first_row + number * size, total_weight)
+        micro_batch = whole._replace(first_row=whole.first_row + number * size)
         result, _ = share.run(params, feed, weights, share.batch_stats, micro_batch)
         return total + share.scale_gradient(share.loss(result)) * count, None
 
     total, _ = jax.lax.scan(add, jnp.zeros(()), _cut(share, num_micro_batches))
-    return _mesh.psum(total, share.num_devices) / total_weight
-
-
-def _place_in_batch(share: Share) -> tuple[jax.Array | int, jax.Array]:
-    """Return the position of the share's first row, and the global number of valid examples."""
-    first_row = _mesh.device_index(share.num_devices) * share.weights.shape[0]
-    return first_row, _mesh.psum(jnp.sum(share.weights), share.num_devices)
+    return _mesh.psum(total, share.num_devices) / whole.total_weight
 
 
 def _cut(share: Share, number: int) -> Cut:
@@ -299,29 +357,24 @@ def _average(
     weights: jax.Array,
 ) -> Gradients:
     """Return means over the micro-batches and the devices: the one reduction of the step."""
-    # `weights` is `[micro-batches, rows]`, so `counts` has the examples of each.
-    counts = jnp.sum(weights, axis=1)
-    count = jnp.sum(counts)
-    rows = share.program.structure.rows
-    scalars = [
-        # A micro-batch without examples may have nan for a value, and 0 times nan is nan.
-        jnp.tensordot(counts, jnp.where(align(counts, v.ndim, 0) > 0, v, 0), axes=(0, 0))
-        for v, r in zip(values, rows, strict=True)
-        if not r
-    ]
     # On one device they are what the scan left; each other device has seen other examples.
     changed = statistics if share.num_devices > 1 else {}
+    count = jnp.sum(weights)
     weighted = {path: value * count for path, value in changed.items()}
-    # All in one call: an all-reduce costs its latency more than its bytes.
-    total, sums, scalars, weighted = _mesh.psum((count, sums, scalars, weighted), share.num_devices)
-    means = iter([scalar / total for scalar in scalars])
+    totals, (sums, weighted) = _reduction.add_up(
+        values,
+        (sums, weighted),
+        share.program.structure,
+        weights,
+        share.num_devices,
+        is_on_cpu=share.is_on_cpu,
+    )
+    total = totals.total_weight
+    means = {path: (value / total).astype(changed[path].dtype) for path, value in weighted.items()}
     return Gradients(
-        values=[
-            # `[micro-batches, rows, ...]` to the rows of the share, in their order.
-            v.reshape(-1, *v.shape[2:]) if r else next(means)
-            for v, r in zip(values, rows, strict=True)
-        ],
+        values=totals.values,
         gradients=share.unscale(jax.tree.map(lambda g: g / total.astype(g.dtype), sums)),
-        statistics={**statistics, **{path: value / total for path, value in weighted.items()}},
+        statistics={**statistics, **means},
         total_weight=total,
+        row_sums=totals.row_sums,
     )

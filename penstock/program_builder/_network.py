@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._parameter_names import Path, parse, spell
 from penstock._program import parameter_tree
 from penstock._program.examples import PROBE_BATCH_SIZES, RowAnswers
 from penstock._program.frame import Frame
@@ -22,7 +23,7 @@ from penstock._program.requests import FeedSpec, Params, Variables
 from penstock._selection import check_patterns
 from penstock._tracing import name_checks
 from penstock._tracing.evaluation import evaluate, name_program
-from penstock._tracing.probe import Path, Probe, ShapeTable, compare, probe
+from penstock._tracing.probe import Probe, ShapeTable, probe
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._loss_scale import LossScale
 from penstock.program_builder._objective import Objective, State
@@ -39,6 +40,7 @@ class Network:
     Attributes:
       train, test: a probe for each objective, by name.
       infer: the probe of the infer function, or None.
+      owners: the probes whose parameters make the tree: those that train, or the infer function's.
       specs: what penstock's layers asked for, by path.
       table: shape and dtype of every entry of the parameter tree, by collection and path.
       updates: the update of each objective that has an optimizer, by name.
@@ -54,37 +56,39 @@ class Network:
         self.objectives, self.mesh, self.options = objectives, mesh, options
         functions = {name: each.program_func for name, each in objectives.items()}
         self.train = {n: probe(f, "train", mesh, options) for n, f in functions.items()}
-        self.test = {n: probe(f, "test", mesh, options) for n, f in functions.items()}
+        self.test = {n: self._probe_test(f, self.train[n]) for n, f in functions.items()}
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
-        for name, each in self.test.items():
-            # Layers that one mode alone has would shift the automatic names of the others.
-            compare(self.train[name], each)
+        programs = [each for each in (*self.train.values(), self.infer) if each]
+        self.owners = list(self.train.values()) or programs
         # Of several objectives none is the one that the infer function belongs to.
-        if self.infer and len(self.train) == 1:
-            compare(next(iter(self.train.values())), self.infer)
-        for first, second in itertools.combinations([*self.train.values(), self.infer], 2):
-            if second and len(self.train) > 1:
-                _check_objectives(first, second)
+        is_one = len(self.train) == 1
+        check = name_checks.check_modes if is_one else name_checks.check_objectives
+        for first, second in itertools.combinations(programs, 2):
+            check(first, second)
         self.table = _join_tables(self.owners)
         if self.infer:
-            _join_tables([*self.owners, self.infer])
+            _join_tables(programs)
             self._check_infer(self.infer)
         # flax's modules have no specs: their entries are in the table alone.
-        self.specs = {spec.path: spec for each in self.owners for spec in each.specs.values()}
+        self.specs = {path: spec for each in self.owners for path, spec in each.specs.items()}
         # Only now are the names known that a pattern may match.
         check_patterns("freeze", options.freeze, self.table)
         trained = self._list_trained()
         # Updates are made once and shared by all programs: trying an optimizer out takes 0.1 s.
-        is_cpu = mesh.devices.flat[0].platform == "cpu"
+        is_on_cpu = mesh.devices.flat[0].platform == "cpu"
         self.updates = {
-            name: self._make_update(name, paths, is_unrolled=is_cpu)
+            name: self._make_update(name, paths, is_on_cpu=is_on_cpu)
             for name, paths in trained.items()
         }
 
-    @property
-    def owners(self) -> list[Probe]:
-        """The probes whose parameters make the tree: those that train, or the infer function's."""
-        return list(self.train.values()) or [self.infer]  # pyright: ignore[reportReturnType]
+    def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
+        """Return the probe in test mode of a function that was probed in training."""
+        if not train.is_mode_read:
+            return train.in_test_mode(self.mesh.size)
+        test = probe(function, "test", self.mesh, self.options)
+        # Layers that one mode alone has would shift the automatic names of the others.
+        name_checks.check_modes(train, test)
+        return test
 
     @functools.cached_property
     def feed_specs(self) -> dict[str, FeedSpec]:
@@ -110,14 +114,14 @@ class Network:
         return inputs
 
     def _check_infer(self, infer: Probe) -> None:
-        names = ["/".join(path) for _, path in self.table]
+        names = [spell(path) for _, path in self.table]
         for collection, path in infer.shape_table:
             if (collection, path) not in self.table:
                 raise ProgramError(
                     f"{infer.program.name} got the parameter "
-                    f"{'/'.join(path)!r}, expected only parameters of the objectives: "
+                    f"{spell(path)!r}, expected only parameters of the objectives: "
                     f"{listed(names)}. All programs share one parameter tree. Give its layers the "
-                    "names and scopes they have there." + nearest("/".join(path), names)
+                    "names and scopes they have there." + nearest(spell(path), names)
                 )
 
     def _list_trained(self) -> dict[str, frozenset[Path]]:
@@ -130,7 +134,7 @@ class Network:
         paths = [path for collection, path in self.table if collection == "params"]
         for name, objective in self.objectives.items():
             for wanted in objective.updates or ():
-                prefix = tuple(str(wanted).split("/"))
+                prefix = parse(str(wanted))
                 if not any(path[: len(prefix)] == prefix for path in paths):
                     known = parameter_tree.list_top_levels(paths)
                     raise UnknownNameError(
@@ -149,7 +153,7 @@ class Network:
             trained[name] = frozenset(ours)
         return trained
 
-    def _make_update(self, name: str, trained: frozenset[Path], *, is_unrolled: bool) -> Update:
+    def _make_update(self, name: str, trained: frozenset[Path], *, is_on_cpu: bool) -> Update:
         """Return an objective's update.
 
         Raises:
@@ -164,7 +168,8 @@ class Network:
             specs=self.specs,
             trained=trained,
             mesh=self.mesh,
-            is_unrolled=is_unrolled and self.train[name].has_convolution,
+            is_on_cpu=is_on_cpu,
+            is_unrolled=is_on_cpu and self.train[name].has_convolution,
         )
 
     def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:
@@ -215,7 +220,7 @@ class Network:
         """Return the parameter table, parameters first, in the order of their creation."""
         return [
             ParameterRow(
-                name="/".join(path),
+                name=spell(path),
                 collection=collection,
                 shape=tuple(shape),
                 dtype=str(dtype),
@@ -347,27 +352,6 @@ class Network:
         return {name: parameter_tree.flatten(tree) for name, tree in made.items()}
 
 
-def _check_objectives(first: Probe | None, second: Probe) -> None:
-    """Raise if two programs use a name differently.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
-    assert first is not None
-    expected, owner = first.program.name, second.program.name
-    name_checks.check_objectives(first.named, second.named, expected, owner)
-    for name, spec in second.specs.items():
-        known = first.specs.get(name, spec)
-        if known.shape == spec.shape and not known.agrees_with(spec):
-            raise ProgramError(
-                f"{owner} got {name!r} with trainable={spec.trainable}, learning_rate="
-                f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
-                f"{known.trainable}, learning_rate={known.learning_rate}, regularizer="
-                f"{known.regularizer} as in {expected}. One parameter has one set of attributes. "
-                "Use the same param_attr in both."
-            )
-
-
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
     """Return the union of the probes' parameter tables.
 
@@ -379,7 +363,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
         for key, entry in each.shape_table.items():
             if table.setdefault(key, entry) != entry:
                 raise ProgramError(
-                    f"{each.program.name} got {'/'.join(key[1])!r} with shape "
+                    f"{each.program.name} got {spell(key[1])!r} with shape "
                     f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
                     f"{table[key][1]} as in another program. All programs share one parameter "
                     "tree. Put each network into a layers.scope of its own."
@@ -387,7 +371,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
     twice = {path for c, path in table if c == "params"} & {p for c, p in table if c != "params"}
     if twice:
         raise ProgramError(
-            f"{'/'.join(sorted(twice)[0])!r} got used for a parameter and for a running statistic, "
+            f"{spell(sorted(twice)[0])!r} got used for a parameter and for a running statistic, "
             "expected one use of a name. Give one of the two layers another name."
         )
     return table

@@ -10,6 +10,7 @@ import jax
 import optax
 
 from penstock._metrics import Accumulator
+from penstock._parameter_names import parse
 from penstock._program.requests import Params
 from penstock._tracing.advice import check_without_arguments
 from penstock.program_builder._loss_scale import LossScale
@@ -65,7 +66,7 @@ class Objective:
         """Return whether `updates` names the entry at `path` or something above it."""
         if self.updates is None:
             return True
-        wanted = [tuple(name.split("/")) for name in self.updates]
+        wanted = [parse(name) for name in self.updates]
         return any(tuple(path[: len(prefix)]) == prefix for prefix in wanted)
 
 

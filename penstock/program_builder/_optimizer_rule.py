@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Literal, Var
 
-from penstock._program.requests import Nested, Params
+from penstock._parameter_names import Nested
+from penstock._program.requests import Params
 from penstock.layers.parameters import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from penstock._errors import ProgramError, listed
+from penstock._parameter_names import Nested, Path, spell
 from penstock._program import parameter_tree
-from penstock._program.requests import Nested, ParameterSpec, Params
+from penstock._program.requests import ParameterSpec, Params
 from penstock.program_builder._optimizer_rule import (
     OFFERS,
     PENALTIES,
@@ -42,10 +43,11 @@ def make_rule(
     """
     # Adam of 1,400 parameters is traced for seconds. Some of each kind tell, but for masks that
     # are trees, which fit all of them alone.
-    few = _some_of_each(trained)
-    has_more = len(parameter_tree.flatten(few)) < len(parameter_tree.flatten(trained))
+    entries = parameter_tree.flatten(trained)
+    few = _some_of_each(entries)
+    trees = [parameter_tree.nest(few), trained] if len(few) < len(entries) else [trained]
     errors: list[Exception] = []
-    for tree in (few, trained) if has_more else (trained,):
+    for tree in trees:
         errors = []
         for takes_examples in (False, True):
             for offered in _OFFERED:
@@ -60,19 +62,20 @@ def make_rule(
     raise _explain_refusal(owner, transformation, trained, refusals[0]) from refusals[0]
 
 
-def _some_of_each(trained: Nested[jax.ShapeDtypeStruct]) -> Nested[jax.ShapeDtypeStruct]:
+def _some_of_each(
+    entries: dict[Path, jax.ShapeDtypeStruct],
+) -> dict[Path, jax.ShapeDtypeStruct]:
     """Return one parameter of each name, number of axes and dtype."""
-    entries = parameter_tree.flatten(trained)
     kinds = {(path[-1], x.ndim, str(x.dtype)): path for path, x in reversed(entries.items())}
     kept = set(kinds.values())
-    return parameter_tree.nest({path: value for path, value in entries.items() if path in kept})
+    return {path: value for path, value in entries.items() if path in kept}
 
 
 def check_rule(
     owner: str,
     rule: Rule,
     specs: Sequence[ParameterSpec],
-    statistics: Sequence[parameter_tree.Path],
+    statistics: Sequence[Path],
 ) -> None:
     """Raise unless an optimizer can do what the attributes of its parameters ask for.
 
@@ -108,7 +111,7 @@ def check_rule(
             )
     if rule.takes_examples and statistics:
         raise ProgramError(
-            f"{owner} got the running statistics {'/'.join(statistics[0])!r} and the optimizer "
+            f"{owner} got the running statistics {spell(statistics[0])!r} and the optimizer "
             f"{rule.name}, expected none. The optimizer takes the gradient of each example by "
             "itself, and batch norm mixes them. Use layers.layer_norm, or freeze the layer."
         )
@@ -200,7 +203,7 @@ def _explain_refusal(
     trained: Nested[jax.ShapeDtypeStruct],
     error: Exception,
 ) -> ProgramError:
-    names = ["/".join(path) for path in parameter_tree.flatten(trained)]
+    names = [spell(path) for path in parameter_tree.flatten(trained)]
     shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     if isinstance(error, _Misfit):
         problem = str(error)

@@ -20,14 +20,15 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, optimizers
+from penstock._parameter_names import Path
 from penstock._program import parameter_tree
-from penstock._program.names import Path
 from penstock._program.requests import ParameterSpec, Params, Variables, find_entry
-from penstock._tracing.evaluation import Runnable, run_program
+from penstock._tracing.evaluation import Runnable
 from penstock.program_builder import _gradients
 from penstock.program_builder._gradients import Gradients, Share
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
+from penstock.program_builder._reduction import Totals
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class Update:
     Attributes:
       specs: the entries of penstock's layers; flax modules' parameters have none.
       trained: the paths of the parameters that it updates.
+      is_on_cpu: whether the devices are CPUs.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
     """
@@ -56,6 +58,7 @@ class Update:
     specs: Mapping[Path, ParameterSpec]
     trained: frozenset[Path]
     mesh: Mesh
+    is_on_cpu: bool
     is_unrolled: bool
     watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
@@ -81,7 +84,9 @@ class Update:
             params = parameter_tree.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
-        sums = _metrics.accumulate(sums, found.values, structure, weights, found.total_weight)
+        sums = _metrics.accumulate(
+            sums, found.values, structure, weights, found.total_weight, found.row_sums
+        )
         after = state._replace(
             step=state.step + 1,
             variables={
@@ -228,7 +233,7 @@ class _Batch:
             )
 
         values: Any = list(value_specs(update.program))
-        return self._on_devices(compute, Gradients(values, WHOLE, WHOLE, WHOLE))(params)  # pyright: ignore
+        return self._on_devices(compute, Gradients(values, WHOLE, WHOLE, WHOLE, WHOLE))(params)  # pyright: ignore
 
     def example_gradients(self, params: Params) -> Params:
         """Return the gradient of each example's loss, on a leading axis over the batch."""
@@ -256,6 +261,7 @@ class _Batch:
             share = Share(
                 program=update.program,
                 num_devices=update.mesh.size,
+                is_on_cpu=update.is_on_cpu,
                 known=update.specs,
                 **shared,
                 **split,
@@ -354,9 +360,11 @@ def test_step(
     weights: jax.Array,
 ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
     """Return the sums with this batch's values added, and the values."""
-    values, total_weight = _forward(program, mesh, variables, key, feed, weights)
-    after = _metrics.accumulate(sums, values, program.structure, weights, total_weight)
-    return after, tuple(values)
+    found = _forward(program, mesh, variables, key, feed, weights)
+    after = _metrics.accumulate(
+        sums, found.values, program.structure, weights, found.total_weight, found.row_sums
+    )
+    return after, tuple(found.values)
 
 
 def infer_step(
@@ -364,7 +372,7 @@ def infer_step(
 ) -> tuple[jax.Array, ...]:
     """Return the values of an infer program."""
     key = jax.random.key_data(jax.random.key(0))
-    return tuple(_forward(program, mesh, variables, key, feed, weights)[0])
+    return tuple(_forward(program, mesh, variables, key, feed, weights).values)
 
 
 def _forward(
@@ -374,21 +382,13 @@ def _forward(
     key: jax.Array,
     feed: Inputs,
     weights: jax.Array,
-) -> tuple[list[jax.Array], jax.Array]:
+) -> Totals:
     """Return the values of a program function, and the number of valid examples."""
-
-    def run(
-        variables: Variables, key: jax.Array, feed: Inputs, weights: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        key = jax.random.wrap_key_data(key)
-        result, frame = run_program(program, variables, feed, weights, key, mesh.size)
-        return result.values, frame.examples.total_weight
-
     sharded = jax.shard_map(
-        run,
+        functools.partial(_gradients.evaluate_share, program, mesh),
         mesh=mesh,
         in_specs=(WHOLE, WHOLE, SPLIT, SPLIT),
-        out_specs=(list(value_specs(program)), WHOLE),
+        out_specs=Totals(list(value_specs(program)), WHOLE, WHOLE),  # pyright: ignore
         check_vma=False,
     )
     return sharded(variables, key, feed, weights)

@@ -13,7 +13,8 @@ from jax.typing import ArrayLike
 
 from penstock import _mesh
 from penstock._device_batches import DeviceBatch
-from penstock._program.requests import Nested, Variables
+from penstock._parameter_names import Nested
+from penstock._program.requests import Variables
 from penstock.program_builder._compilation import call_compiled, compile_function, copy_to
 from penstock.program_builder._objective import State
 from penstock.program_builder._step import Launched

@@ -19,8 +19,9 @@ from jax.typing import ArrayLike
 
 from penstock import _device_batches, _mesh, _metrics, optimizers
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._parameter_names import Nested
 from penstock._program.options import ProgramOptions
-from penstock._program.requests import Feed, Nested, Params, Variables
+from penstock._program.requests import Feed, Params, Variables
 from penstock._tracing.probe import Probe
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _step

@@ -3,19 +3,19 @@
 Python ends its workers when it exits by itself. When it is killed (SIGKILL, SIGTERM without a
 handler, out of memory) they wait for work for ever, 465 MB each. So our own workers watch their
 parent (`end_with_parent`). No code of ours runs in those that Grain or torch start: a guardian
-watches the parent for them (`Guardian`).
+watches the parent for them.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING
+
+from penstock._guardian import Guardian
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -47,66 +47,12 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="penstock-parent-watch", daemon=True).start()
 
 
-# What the guardian runs: without penstock and site-packages it starts in 15 ms and holds 10 MB. It
-# reads lists of processes, the last of which counts, until the parent is gone or closes the pipe.
-_GUARDIAN = """
-import os, select, signal, subprocess, sys
-
-def end(number, handle):
-    if handle is not None:  # it is of this very process, also where its number is used again
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        return
-    said = subprocess.run(["ps", "-o", "command=", "-p", str(number)], capture_output=True)
-    if b"multiprocessing" in said.stdout:
-        os.kill(number, signal.SIGKILL)
-
-parent, poll_secs = int(sys.argv[1]), float(sys.argv[2])
-watched, text = {}, b""
-while True:
-    is_gone = os.getppid() != parent  # asked first: it may have written before it was killed
-    if not select.select([0], [], [], 0 if is_gone else poll_secs)[0]:
-        if is_gone:
-            break
-        continue
-    read = os.read(0, 1 << 16)
-    if not read:
-        break
-    *lines, text = (text + read).split(b"\\n")
-    for line in lines:
-        named = {int(word) for word in line.split()}
-        for number in watched.keys() - named:
-            handle = watched.pop(number)
-            if handle is not None:
-                os.close(handle)
-        for number in named - watched.keys():
-            try:
-                has_handles = hasattr(os, "pidfd_open")
-                watched[number] = os.pidfd_open(number) if has_handles else None
-            except OSError:
-                pass
-for number, handle in watched.items():
-    try:
-        end(number, handle)
-    except OSError:
-        pass
-"""
-
-
-class Guardian:
-    """A small process that ends others when this process is gone.
-
-    It starts with the first process it is to watch and ends with this one, like Python's own
-    resource tracker. In a session of its own it outlives what kills a whole process group.
-
-    >>> guardian = Guardian()
-    >>> guardian.watch([])
-    >>> guardian.release()
-    """
+class _Workers:
+    """The workers of this process, which a guardian watches; it ends with this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+        self._guardian = Guardian("processes")
         self._watched: frozenset[int] = frozenset()
 
     def watch(self, numbers: Collection[int]) -> None:
@@ -114,56 +60,20 @@ class Guardian:
         import multiprocessing
 
         with self._lock:
-            # A fork has its parent's guardian, which watches the parent.
-            if self._owner != os.getpid():
-                self._process, self._watched = None, frozenset()
+            if not self._guardian.is_own:
+                self._watched = frozenset()
             children = multiprocessing.active_children()
             running = {child.pid for child in children if child.pid is not None}
             watched = frozenset(running & (self._watched | set(numbers)))
             if watched != self._watched:
+                if not self._guardian.is_own:
+                    atexit.register(self._guardian.close)
                 self._watched = watched
-                self._send(" ".join(map(str, sorted(watched))))
-
-    def release(self) -> None:
-        """End the guardian, and none of the processes it watches: this process exits by itself."""
-        with self._lock:
-            process, self._process, self._watched = self._process, None, frozenset()
-            if process is None or self._owner != os.getpid():
-                return
-            with contextlib.suppress(OSError):
-                _write(process, "")
-            with contextlib.suppress(OSError):
-                process.stdin.close()  # type: ignore[union-attr]
-            process.wait()
-
-    def _send(self, line: str) -> None:
-        if self._process is None:
-            self._process = self._start()
-        # The guardian may have been killed itself: no worker depends on it.
-        with contextlib.suppress(OSError):
-            _write(self._process, line)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._owner = os.getpid()
-        atexit.register(self.release)
-        arguments = (str(self._owner), str(_POLL_SECS))
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARDIAN, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,  # whoever reads ours waits for every process that holds it
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
-
-
-def _write(process: subprocess.Popen[bytes], line: str) -> None:
-    process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
-    process.stdin.flush()  # type: ignore[union-attr]
+                self._guardian.watch(sorted(watched))
 
 
 # One for each process: it must know of all workers when the process is gone.
-_GUARDIAN_OF_PROCESS = Guardian()
+_WORKERS = _Workers()
 
 
 class WatchedChildren:
@@ -183,7 +93,7 @@ class WatchedChildren:
             return
         self._known |= {child.pid for child in new}
         if os.name == "posix":
-            _GUARDIAN_OF_PROCESS.watch([child.pid for child in new if child.daemon and child.pid])
+            _WORKERS.watch([child.pid for child in new if child.daemon and child.pid])
 
 
 def _children() -> list[BaseProcess]:

@@ -1,6 +1,5 @@
 """`Trainer`: the training loop, its events, and the parameters it trains."""
 
-from penstock.trainer._parameter_files import read_parameters as read_parameters
 from penstock.trainer._trainer import Trainer as Trainer
 
-__all__ = ["Trainer", "read_parameters"]
+__all__ = ["Trainer"]

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-import penstock._version as version
 from penstock._errors import ProgramError, listed
+from penstock._parameter_names import spell
+from penstock._version import __version__
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, digest
 
@@ -32,10 +33,10 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
     network = engine.programs.network
     texts = {name: _write_out(each.traces[0].whole) for name, each in network.train.items()}
     facts: dict[str, object] = {
-        "versions": {"penstock": version.__version__, "jax": jax.__version__},
+        "versions": {"penstock": __version__, "jax": jax.__version__},
         "arguments of Trainer": dict(flags),
         "inputs": {n: f"{s.shape} {s.dtype}" for n, s in network.feed_specs.items()},
-        "parameters": {"/".join(p): f"{s} {d}" for (_, p), (s, d) in network.table.items()},
+        "parameters": {spell(p): f"{s} {d}" for (_, p), (s, d) in network.table.items()},
         "programs": {
             name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()
         },
@@ -97,7 +98,7 @@ def _write_out(trace: ClosedJaxpr) -> str:
 def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     """Give every process the state of process 0, where theirs differ; say in what. Collective."""
     digests = jax.device_get(digest(engine)).tolist()
-    rows = group.exchange("the comparison of initial states", [seed, digests])
+    rows = group.exchange("the comparison of initial states", [int(seed), digests])
     first = rows[0][1]
     names = list(engine.programs.states.leaf_names)
     others = {
@@ -127,9 +128,8 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
 def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
     from jax.experimental import multihost_utils
 
-    own = [jax.device_get(engine.leaves[number].addressable_data(0)) for number in numbers]
-    theirs = multihost_utils.broadcast_one_to_all(own)
     leaves = [jax.device_get(leaf.addressable_data(0)) for leaf in engine.leaves]
+    theirs = multihost_utils.broadcast_one_to_all([leaves[number] for number in numbers])
     for number, value in zip(numbers, theirs, strict=True):
         leaves[number] = value
     engine.restore(dict(zip(engine.programs.states.leaf_names, leaves, strict=True)))

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
+from penstock._parameter_files import PARAMETER_NAMES
 from penstock._version import __version__
 
 if TYPE_CHECKING:
     from penstock.program_builder import ProgramBuilder
+    from penstock.program_builder.engine import Engine
+    from penstock.trainer._status import HandlerStates
 
 FILE = "run.json"
 
@@ -39,6 +42,12 @@ def _find_version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def describe_checkpoint(handlers: HandlerStates, engine: Engine) -> dict[str, object]:
+    """Return what a checkpoint holds beside the state and the position."""
+    names = engine.programs.states.variable_paths
+    return {"handlers": handlers.as_json(), "versions": list_versions(), PARAMETER_NAMES: names}
 
 
 def describe_run(

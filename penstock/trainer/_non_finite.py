@@ -54,7 +54,7 @@ class Guard:
         updates_per_step: int,
     ) -> None:
         self.bad_steps: tuple[int, int] | None = None
-        self.forget: Callable[[int], None] = lambda step: None
+        self.forget: Callable[[int], None] = _forget_nothing
         self._engine, self._status, self._action = engine, status, action
         self._roll_back = roll_back
         self._updates_per_step = updates_per_step
@@ -67,6 +67,10 @@ class Guard:
         self.forget, self._num_roll_backs, self._lost_since = forget, 0, None
         if self._action == "skip":
             self._num_skipped = int(jax.device_get(self._engine.state.num_skipped))
+
+    def end(self) -> None:
+        """Let go of the run, which holds this guard: they and the state would be a circle."""
+        self.forget = _forget_nothing
 
     def add_health(self, flag: jax.Array) -> jax.Array:
         """Return what `check_flag` takes, of the flag of the last launch; does not wait."""
@@ -173,6 +177,10 @@ class Guard:
         said = f"Metrics of this epoch that are not finite: {listed(metrics)}. " if metrics else ""
         followed = f"followed in {listed(parameters[:5])}{more}" if parameters else "stayed finite"
         return f"{said}The parameters {followed}. "
+
+
+def _forget_nothing(next_step: int) -> None:
+    """Do nothing: no launch is in flight."""
 
 
 def _list_bad_metrics(

@@ -14,22 +14,12 @@ from penstock.trainer._status import Status
 
 
 class Processes:
-    """The processes of a trainer; one that is alone does nothing here.
+    """The processes of a trainer; one that is alone does nothing here."""
 
-    Arguments:
-      arguments: what the trainer was made with, as JSON.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        status: Status,
-        saver: Saver,
-        arguments: Callable[[], Mapping[str, object]],
-    ) -> None:
+    def __init__(self, engine: Engine, status: Status, saver: Saver) -> None:
         self.group: Group = engine.programs.group
         self._engine, self._status, self._saver = engine, status, saver
-        self._arguments, self._is_compared = arguments, False
+        self._is_compared = False
 
     @property
     def is_alone(self) -> bool:
@@ -45,8 +35,13 @@ class Processes:
             yield
 
     @contextlib.contextmanager
-    def run(self, interrupts: Interrupts, seed: int) -> Iterator[None]:
+    def run(
+        self, interrupts: Interrupts, seed: int, arguments: Callable[[], Mapping[str, object]]
+    ) -> Iterator[None]:
         """Be in a run, whose wishes and whereabouts the group is told.
+
+        Arguments:
+          arguments: what the trainer was made with, as JSON.
 
         Raises:
           ProgramError: another process runs something else.
@@ -65,7 +60,7 @@ class Processes:
 
         with group.watched(wants, describe):
             if not self._is_compared:
-                compare_processes(group, self._engine, self._arguments(), seed)
+                compare_processes(group, self._engine, arguments(), seed)
                 self._is_compared = True
             yield
 

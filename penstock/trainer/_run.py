@@ -246,6 +246,7 @@ class Run:
             if self.interrupts.is_alone or is_together:
                 self.saver.at_end(status, is_good=is_good and not is_over)
         finally:
+            self.guard.end()
             if not is_over:
                 status.leave_epoch()
             status.call += 1
@@ -289,7 +290,12 @@ class Run:
         pass_, programs = self._open_reader(), self.engine.programs
         get_state = pass_.state if self.saver.is_tracking else None
         shared = self._shared = SharedBatches(
-            programs, "train", steps=self.steps_per_call, on_unequal=self.on_unequal
+            programs,
+            "train",
+            steps=self.steps_per_call,
+            on_unequal=self.on_unequal,
+            # Not 0 where training goes on in the middle of an epoch.
+            num_before=self.status.num_examples,
         )
         for group in shared.level(iter(pass_), get_state):
             placed = programs.place("train", [each.feed for each in group])

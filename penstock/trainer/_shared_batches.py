@@ -8,6 +8,7 @@ import logging
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,8 +23,8 @@ OnUnequal = Literal["pad", "raise"]
 """What a process does whose reader ends before another's: feed empty batches, or raise."""
 
 _HASHED_BYTES = 1 << 20
-_WARNED: set[str] = set()
-"""Calls whose readers were said to be of different lengths: once for a process is enough."""
+_SAID: WeakKeyDictionary[Programs, set[str]] = WeakKeyDictionary()
+"""What was said of the readers of each trainer: once, and not in every epoch."""
 
 
 class Batch(NamedTuple):
@@ -40,10 +41,12 @@ class First(NamedTuple):
     Attributes:
       size: how many examples a batch of this process is padded to.
       counts: how many the first batch of each process has.
+      is_same: on process 0, whether all processes have the same first batch.
     """
 
     size: int
     counts: list[int]
+    is_same: bool
 
 
 class SharedBatches:
@@ -55,18 +58,27 @@ class SharedBatches:
     Arguments:
       mode: `"train"` or `"test"`.
       steps: batches of a launch.
+      num_before: examples of all processes in this pass before the readers' positions.
 
     Attributes:
-      num_examples: of all processes, once the reader is over.
+      num_examples: of all processes in this pass, once the reader is over.
     """
 
-    def __init__(self, programs: Programs, mode: str, *, steps: int, on_unequal: OnUnequal) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        mode: str,
+        *,
+        steps: int,
+        on_unequal: OnUnequal,
+        num_before: int = 0,
+    ) -> None:
         self._programs, self._mode, self._what = programs, mode, f"trainer.{mode}"
         self._group, self._steps = programs.group, steps
         self._empty = make_empty(programs.network.inputs(mode))
         self._on_unequal: OnUnequal = on_unequal
         self._num_batches = self._num_own = 0
-        self.num_examples = 0
+        self.num_examples = num_before
 
     def level(
         self, feeds: Generator[Feed, None, None], get_state: Callable[[], object] | None = None
@@ -86,6 +98,8 @@ class SharedBatches:
             feed = next(feeds, None)
             num_devices = programs.mesh.local_mesh.size
             first = agree_on_first(self._group, feed, num_devices, self._what)
+            if first.is_same and self._is_first_time("same"):
+                _warn_of_same(self._what, first)
             programs.fit_batches({mode: first.size})
             size = programs.batch_sizes[mode]
             batches = (
@@ -111,7 +125,7 @@ class SharedBatches:
             if shares is not None:
                 most = max(len(each["counts"]) if each else self._steps for each in shares)
                 if not most:
-                    self.num_examples = sum(each["num_examples"] for each in shares if each)
+                    self.num_examples += sum(each["num_examples"] for each in shares if each)
                     return
                 if len(taken) < most:
                     self._check_unequal(shares)
@@ -125,15 +139,21 @@ class SharedBatches:
                 # One by one: a launch of another number of steps would be one more to compile.
                 yield from ([each] for each in taken)
 
+    def _is_first_time(self, saying: str) -> bool:
+        said = _SAID.setdefault(self._programs, set())
+        key = f"{self._what} {saying}"
+        is_first = key not in said
+        said.add(key)
+        return is_first
+
     def _share(self, counts: list[int]) -> list[dict[str, Any] | None]:
         return self._group.share(
             {"counts": counts, "num_batches": self._num_batches, "num_examples": self._num_own}
         )
 
     def _check_unequal(self, shares: Sequence[Mapping[str, int] | None]) -> None:
-        if self._on_unequal == "pad" and self._what in _WARNED:
+        if self._on_unequal == "pad" and not self._is_first_time("unequal"):
             return
-        _WARNED.add(self._what)
         counts = ", ".join(
             f"process {index} has more than {self._num_batches}"
             if each is None
@@ -180,7 +200,7 @@ def make_empty(specs: Mapping[str, FeedSpec]) -> dict[str, np.ndarray]:
 
 
 def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str) -> First:
-    """Return what the first batches say; say what looks wrong. Collective.
+    """Return what the first batches say. Collective.
 
     Every device of the run gets as many examples; the largest first batch says how many.
 
@@ -191,16 +211,9 @@ def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str
     count = 0 if first is None else count_examples(first)
     rows = group.exchange(what, [-(-count // num_devices), count, _hash(first)])
     hashes = [digest for _, its, digest in rows if its]
-    if not group.index and len(hashes) > 1 and len(set(hashes)) == 1:
-        _LOGGER.warning(
-            "%s got the same first batch on all %d processes, expected a part of the data on each: "
-            "every example would count several times. Readers of penstock share the data by "
-            "themselves; of a reader of your own yield jax.process_index()'s part.",
-            what,
-            len(hashes),
-        )
+    is_same = not group.index and len(hashes) > 1 and len(set(hashes)) == 1
     size = max(share for share, _, _ in rows) * num_devices
-    return First(size, [its for _, its, _ in rows])
+    return First(size, [its for _, its, _ in rows], is_same)
 
 
 def check_size(feed: Feed, size: int, what: str) -> None:
@@ -218,10 +231,22 @@ def check_size(feed: Feed, size: int, what: str) -> None:
         )
 
 
+def _warn_of_same(what: str, first: First) -> None:
+    _LOGGER.warning(
+        "%s got the same first batch on all %d processes, expected a part of the data on each: "
+        "every example would count several times. Readers of penstock share the data by "
+        "themselves; of a reader of your own yield jax.process_index()'s part.",
+        what,
+        sum(map(bool, first.counts)),
+    )
+
+
 def _hash(feed: Feed | None) -> int:
     digest = 0
     for _, value in sorted((feed or {}).items()):
-        array = np.ascontiguousarray(value)
-        if array.dtype != object:
-            digest = zlib.crc32(array.tobytes()[:_HASHED_BYTES], digest)
+        array = np.atleast_1d(value)
+        if array.dtype != object and array.size:
+            # The first examples alone: it is done at the start of every epoch.
+            num_rows = max(1, _HASHED_BYTES * len(array) // array.nbytes)
+            digest = zlib.crc32(array[:num_rows].tobytes(), digest)
     return digest

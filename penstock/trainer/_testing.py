@@ -37,7 +37,7 @@ def run_test(
     with interrupts.open():
         for batch in _read(programs, reader, fields, on_unequal):
             placed = programs.place("test", [batch])
-            programs.group.advance(0)
+            programs.group.advance()
             for name in sums:
                 # Added up on the device: nothing is fetched before the end.
                 sums[name], _ = programs.test(state, sums[name], placed, name)

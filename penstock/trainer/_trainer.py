@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import CheckpointError, check_count
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
+from penstock._parameter_files import has_parameters, load_parameters
 from penstock._selection import Patterns, Rename, Selection
 from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
@@ -26,9 +28,8 @@ from penstock.program_builder import (
 )
 from penstock.program_builder.engine import Engine
 from penstock.trainer import _arguments
-from penstock.trainer._describe import describe_run, list_versions
+from penstock.trainer._describe import describe_checkpoint, describe_run
 from penstock.trainer._non_finite import Guard, OnNonFinite
-from penstock.trainer._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock.trainer._processes import Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run
@@ -123,22 +124,22 @@ class Trainer:
             freeze=freeze,
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
-        self._on_non_finite, self._config = on_non_finite, as_config(checkpoint)
+        self._on_non_finite: OnNonFinite = on_non_finite
+        self._config = as_config(checkpoint)
         self._update_order = _arguments.choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
-        self._arguments = lambda: _arguments.list_arguments(
-            self.builder, self._update_order, self.steps_per_call, on_non_finite, self._config
-        )
+        # None of these may hold the trainer: its device memory would wait for Python's collector.
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
+            describe = functools.partial(describe_checkpoint, self._handlers, self._engine)
             self._saver = CheckpointSaver(
-                self._engine, Store(self._config), self._describe_extra, saves_first=saves_first
+                self._engine, Store(self._config), describe, saves_first=saves_first
             )
             self._saver.resume(self._status, self._handlers)
-        self._processes = Processes(self._engine, self._status, self._saver, self._arguments)
+        self._processes = Processes(self._engine, self._status, self._saver)
         updates, roll_back = len(self._update_order), self._saver.roll_back
         self._guard = Guard(self._engine, self._status, on_non_finite, roll_back, updates)
         if param_path is not None and self._status.resumed is None:
@@ -199,7 +200,7 @@ class Trainer:
             self._processes.group.inside("trainer.train"),
             self._saver.hold_folder(),
             Interrupts(is_alone=self._processes.is_alone) as self._interrupts,
-            self._processes.run(self._interrupts, self.seed),
+            self._processes.run(self._interrupts, self.seed, self._list_arguments),
         ):
             run = Run(
                 engine=self._engine,
@@ -219,7 +220,7 @@ class Trainer:
         self._saver.raise_failures()
 
     def stop(self) -> None:
-        """End training after the current `EndStep`; one of several processes ends all of them."""
+        """End training after the current `EndStep`, on all processes; no effect outside `train`."""
         self._processes.stop()
 
     def test(
@@ -277,7 +278,7 @@ class Trainer:
         """Write parameters and running statistics to a folder, which is made or overwritten.
 
         Optimizer state is not part of it. `Inferencer` and `load_params` read it. What `about`
-        holds is written into its description.
+        holds is written into its description. Of several processes all call it for an average.
 
         Arguments:
           averaged: write the moving average of the parameters that the optimizer keeps.
@@ -286,7 +287,10 @@ class Trainer:
           ValueError: no optimizer keeps a moving average.
         """
         state = self._engine.state
-        state = self.builder.programs.states.average(state) if averaged else state
+        if averaged:
+            # An average is a program of all processes; what they hold each of them may write.
+            with self._processes.call("trainer.save_params"):
+                state = self.builder.programs.states.average(state)
         _parameters.save(param_path, state.variables, about=self.about)
 
     def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
@@ -388,8 +392,12 @@ class Trainer:
 
         With a checkpoint folder it is also written there, as `run.json`.
         """
-        said = {**self._arguments(), "seed": int(self.seed)}
+        said = {**self._list_arguments(), "seed": int(self.seed)}
         return describe_run(self.builder, said, self._saver.directory)
+
+    def _list_arguments(self) -> dict[str, object]:
+        action, order, config = self._on_non_finite, self._update_order, self._config
+        return _arguments.list_arguments(self.builder, order, self.steps_per_call, action, config)
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
@@ -415,7 +423,3 @@ class Trainer:
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
             replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
-
-    def _describe_extra(self) -> dict[str, object]:
-        said = {"handlers": self._handlers.as_json(), "versions": list_versions()}
-        return {**said, PARAMETER_NAMES: self.builder.programs.states.variable_paths}

@@ -3,7 +3,8 @@
 python tests/distributed/launched_training.py FOLDER [--fail=STEP:HOW]
 
 Process 0 prints what it has as JSON behind `RESULT`. With `--fail`, the last process does at that
-step, in the first start of the group, what HOW says: `kill` itself, `raise`, or `sleep`.
+step, in the first start of the group, what HOW says: `kill` itself, `raise`, `sleep`, or `wait`,
+which makes the step last until a signal has come.
 """
 
 import json
@@ -37,12 +38,16 @@ def make_reader():
     return readers.arrays(data, batch_size=BATCH_SIZE, shuffle=True, seed=1)
 
 
-def fail(how):
+def fail(how, trainer):
     """End this process, or hold it up."""
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "raise":
         raise ZeroDivisionError("a part of the test")
+    elif how == "wait":
+        print("waits for a signal", flush=True)
+        while trainer._interrupts.signal is None:
+            time.sleep(0.01)
     else:
         time.sleep(3600)
 
@@ -60,7 +65,7 @@ def train(folder, failure=None):
             return
         begun.append(event.global_step)
         if failure and is_last and is_first_start and event.global_step == failure[0]:
-            fail(failure[1])
+            fail(failure[1], trainer)
 
     trainer.train(make_reader(), on_event, num_epochs=NUM_EPOCHS)
     return {

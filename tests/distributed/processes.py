@@ -22,10 +22,17 @@ def free_port() -> int:
 
 
 def start(what: str, variables: dict[str, str]) -> subprocess.Popen[str]:
-    """Start one process on one CPU device."""
-    own = {"XLA_FLAGS": compiling.xla_flags(), "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+    """Start one process of this module on one CPU device."""
+    return start_module("tests.distributed.processes", what, variables=variables)
+
+
+def start_module(
+    name: str, *words: str, variables: dict[str, str], num_devices: int = 1
+) -> subprocess.Popen[str]:
+    """Start one process of a module on so many CPU devices."""
+    own = {"XLA_FLAGS": compiling.xla_flags(num_devices), "JAX_PLATFORMS": "cpu", "NPROC": "16"}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.processes", what],
+        [sys.executable, "-W", "error", "-m", name, *words],
         cwd=ROOT,
         env=os.environ | own | variables,
         stdout=subprocess.PIPE,
@@ -75,7 +82,7 @@ def results(started: list[subprocess.Popen[str]]) -> list[dict]:
     for status, out, err in finish(started):
         assert status == 0, err
         line = next(line for line in out.splitlines() if line.startswith("RESULT "))
-        found.append(json.loads(line.removeprefix("RESULT ")) | {"said": err})
+        found.append(json.loads(line.removeprefix("RESULT ")) | {"said": err, "printed": out})
     return found
 
 

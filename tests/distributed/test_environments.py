@@ -355,6 +355,7 @@ def test_what_is_missing_is_told_from_what_is_wrong():
         # One process on the machine has all of its devices.
         ({}, {"num_local": 1}, None),
         ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, {}, None),
+        ({"JAX_LOCAL_DEVICE_IDS": "", "SLURM_GPUS_PER_TASK": ""}, {}, [1]),
         ({"CUDA_VISIBLE_DEVICES": "5"}, {}, None),
         ({"CUDA_VISIBLE_DEVICES": "4,5"}, {}, [1]),
         ({"ROCR_VISIBLE_DEVICES": "5"}, {}, None),
@@ -368,7 +369,13 @@ def test_processes_of_a_machine_take_a_device_each_unless_they_have_their_own(
     assert choose_local_devices(environ, dataclasses.replace(member, **changes)) == devices
 
 
-@pytest.mark.parametrize("address", ["node1", ":80", "node1:", "node1:x", "node1:0", "node1:65536"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("node1", ":80", "node1:", "node1:x", "node1:0", "node1:65536"),
+        *("fd00::2", "[fd00::2:80", "a b:80", "tcp://node1:80"),
+    ],
+)
 def test_address_that_is_none_is_refused(address):
     with pytest.raises(
         ValueError, match=re.escape(f"hosts[0] got {address!r}, expected HOST:PORT")

@@ -1,6 +1,8 @@
 """One of two real processes does wrong under `penstock launch`: all end, soon, and say why."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 
@@ -9,6 +11,8 @@ import pytest
 
 from benchmarks import _faulty_run, failures, killed_groups
 from tests import compiling
+from tests.distributed.launchers import SCRIPT
+from tests.distributed.launching import read_until
 from tests.source_tree import ROOT
 
 # By fault: the exit code, and words of the line that names it.
@@ -60,6 +64,22 @@ def test_fault_of_one_process_ends_all_with_its_name(fault, tmp_path):
         assert "RESULT" in outcome.output
 
 
+@pytest.mark.slow
+def test_sigterm_in_a_long_step_saves_after_it_and_kills_nobody(launch_apart, tmp_path):
+    folder = tmp_path / "run"
+    launched = launch_apart([str(SCRIPT), str(folder), "--fail=7:wait"])
+    read_until(launched.stdout, b"waits for a signal")
+    launched.send_signal(signal.SIGTERM)
+    out, err = map(bytes.decode, launched.communicate())
+    assert launched.returncode == 143, out + err
+    assert "penstock launch: ended by SIGTERM\n" in err  # and not: killed, as it did not end
+    ended = re.search(r"SIGTERM: all processes end after global step (\d+)", err)
+    assert ended is not None, err
+    # The interval would save steps 5 and 10.
+    assert (folder / "steps" / ended[1]).is_dir()
+    assert int(ended[1]) in (8, 9)
+
+
 def train(launcher, fault, folder):
     """Return the result, None where it has none, and everything that was written."""
     output = failures.run(launcher, fault, folder).output
@@ -83,6 +103,8 @@ def test_run_goes_on_with_other_numbers_of_processes(tmp_path):
     got, said = train(three, "none", parts)
     assert "resuming from" in said
     assert got["step"] == expected["step"]
+    # The epoch that it goes on with too: all of it counts, and not what is left.
+    assert set(said.partition("EPOCHS ")[2].splitlines()[0].split()) == {"84"}
     for name, value in expected["params"].items():
         np.testing.assert_allclose(got["params"][name], value, rtol=1e-5, atol=1e-6)
 

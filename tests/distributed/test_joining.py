@@ -1,5 +1,6 @@
 """`initialize`: what it checks, and real processes that it joins."""
 
+import dataclasses
 import os
 import re
 import socket
@@ -125,21 +126,17 @@ def test_variable_of_seconds_is_named_where_it_is_none(never_joins, monkeypatch,
 
 def test_seconds_of_arguments_win_over_those_of_variables(monkeypatch):
     joined = []
-    monkeypatch.setattr(joining, "_join", lambda member, *secs: joined.append(secs))
-    monkeypatch.setattr(joining, "_wait_for_all", joined.append)
-    monkeypatch.setattr(this_process, "start", lambda **secs: joined.append(secs))
-    monkeypatch.setattr(joining, "_is_joined", joining.threading.Event())
+    monkeypatch.setattr(joining, "_join", lambda member, times: joined.append(times))
+    monkeypatch.setattr(this_process, "start", joined.append)
     ps.distributed.initialize("a:1", 2, 1)
     monkeypatch.setenv("PENSTOCK_HEARTBEAT_SECS", "7")
     monkeypatch.setenv("PENSTOCK_INITIALIZATION_SECS", "8")
     monkeypatch.setenv("PENSTOCK_HANG_SECS", "9.5")
     ps.distributed.initialize("a:1", 2, 1)
     ps.distributed.initialize("a:1", 2, 1, heartbeat_secs=1, initialization_secs=2, hang_secs=3)
-    assert joined == [
-        *((30, 1800), 1800, {"heartbeat_secs": 30, "hang_secs": None}),
-        *((7, 8), 8, {"heartbeat_secs": 7, "hang_secs": 9.5}),
-        *((1, 2), 2, {"heartbeat_secs": 1, "hang_secs": 3}),
-    ]
+    expected = [(30, 1800, None), (7, 8, 9.5), (1, 2, 3)]
+    assert [dataclasses.astuple(times) for times in joined[::2]] == expected
+    assert joined[::2] == joined[1::2]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 """The launchers that people have start a script of one process, and it trains as one does."""
 
+import fcntl
+import re
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +82,18 @@ def test_torchrun_starts_processes_that_train_as_one(alone, folder):
     assert_equals(read_result(run([*words, str(SCRIPT), folder])), alone)
 
 
+@pytest.fixture
+def ray_python():
+    """Return the Python that has Ray; one test at a time has a cluster.
+
+    Ray joins one that runs on this machine, another test's too, and goes down with it.
+    """
+    python = launchers.require_python("ray")
+    with open(Path(tempfile.gettempdir()) / "penstock-tests-ray.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield python
+
+
 RUN_ON_RAY = """
 import functools, json, sys
 from penstock import distributed
@@ -89,12 +105,11 @@ print("RESULT " + json.dumps(result))
 """
 
 
-def test_ray_starts_a_killed_process_again_and_ends_bit_for_bit_alike(folder, tmp_path):
-    python = launchers.require_python("ray")
+def test_ray_starts_a_killed_process_again_and_ends_bit_for_bit_alike(ray_python, folder, tmp_path):
     program = RUN_ON_RAY.format(
         folder=folder, failure=(17, "kill"), num_processes=2, storage=str(tmp_path / "ray")
     )
-    result = read_result(run([python, "-c", program]))
+    result = read_result(run([ray_python, "-c", program]))
     undisturbed = launchers.run_processes(2, tmp_path / "undisturbed")
     assert result["restarts"] == "1"
     assert result["first_step"] > undisturbed["first_step"] == 0
@@ -109,9 +124,8 @@ sys.exit(distributed.launch_on_ray(
 """
 
 
-def test_ray_ends_at_an_error_of_the_program_and_shows_where(folder):
-    python = launchers.require_python("ray")
-    done = run([python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:raise"])
+def test_ray_ends_at_an_error_of_the_program_and_shows_where(ray_python, folder):
+    done = run([ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:raise"])
     assert done.returncode == 1, done.stdout + done.stderr
     *before, last = done.stderr.rstrip().splitlines()
     assert last.endswith("process 1 of 2 failed with ZeroDivisionError: a part of the test")
@@ -119,20 +133,18 @@ def test_ray_ends_at_an_error_of_the_program_and_shows_where(folder):
     assert "restart 1" not in done.stderr
 
 
-def test_launch_on_ray_runs_a_command(tmp_path):
-    python = launchers.require_python("ray")
+def test_launch_on_ray_runs_a_command(ray_python, tmp_path):
     words = ["train", "--train_image_size=12", "--stop_at_step=3", "--checkpointDir=a run"]
     launch = ["launch", "--on=ray", "-n=2", "--", *words]
     with_penstock = "import sys; from penstock.commands import main; sys.exit(main(sys.argv[1:]))"
-    done = run([python, "-c", with_penstock, *launch], folder=tmp_path)
+    done = run([ray_python, "-c", with_penstock, *launch], folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 processes x 1 device" in done.stdout
     assert (tmp_path / "a run" / "params").exists()
 
 
-def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(folder):
-    python = launchers.require_python("ray")
-    words = [python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"]
+def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(ray_python, folder):
+    words = [ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"]
     with launchers.start(words) as driver:
         assert driver.stderr is not None
         # Both have the program, and one of them sleeps soon.
@@ -142,3 +154,20 @@ def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(folder):
     assert begun
     assert driver.returncode == 130, errors
     assert "penstock launch: interrupted" in errors
+
+
+def test_sigterm_to_a_run_on_ray_saves_before_the_end(ray_python, folder):
+    words = [ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:wait"]
+    with launchers.start(words) as driver:
+        assert driver.stdout is not None
+        begun = any("waits for a signal" in line for line in driver.stdout)
+        driver.send_signal(signal.SIGTERM)
+        _, errors = driver.communicate(timeout=launchers.SECONDS)
+    assert begun
+    assert driver.returncode == 143, errors
+    assert "penstock launch: ended by SIGTERM" in errors
+    ended = re.search(r"SIGTERM: all processes end after global step (\d+)", errors)
+    assert ended is not None, errors
+    # The interval would save steps 5 and 10.
+    assert int(ended[1]) in (8, 9)
+    assert (Path(folder) / "steps" / ended[1]).is_dir()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -219,6 +220,29 @@ def test_taken_port_is_not_chosen(monkeypatch):
 def test_wrong_number_is_an_error_before_anything_starts(options, message):
     with pytest.raises(ValueError, match=message):
         local_launch.launch([sys.executable], **({"num_processes": 1} | options))
+
+
+def test_filter_whose_reader_has_ended_ends_without_a_word(capfd):
+    assert local_launch.launch(["sh", "-c", "yes | head -n 1"], 1) == 0
+    assert capfd.readouterr() == ("[0] y\n", "")
+
+
+def test_machine_without_place_for_all_is_an_error_that_ends_those_that_were_started(write):
+    words = write("wait()")
+    code = (
+        "import resource, sys; from penstock.distributed import local_launch\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
+        "local_launch.launch(sys.argv[1:], 30)"
+    )
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"OSError: launch got no place for process \d of 30 \(Too many open files\), expected "
+        r"descriptors, memory and process numbers for all of them\. Each takes three descriptors "
+        r"of the launcher\. Look at `ulimit -a`, or start fewer\.",
+        last,
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["/no/such program"]])

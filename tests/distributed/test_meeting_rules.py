@@ -42,6 +42,15 @@ def test_none_and_zero_are_values():
     assert exchange(meetings, 1, value=0) == to_all(2, [None, 0])
 
 
+def test_late_beat_takes_no_process_back_to_where_it_was():
+    meetings = Meetings(2)
+    tell(meetings, 0, "beat", taken=5, position=5)
+    tell(meetings, 1, "share", value=[3], taken=5, position=5)
+    # Made up before, in the thread that beats: the other would be past it, with a full batch.
+    assert tell(meetings, 1, "beat", taken=4, position=4) == {}
+    assert tell(meetings, 0, "share", value=[4], taken=5, position=5) == to_all(2, [[4], [3]])
+
+
 def find_failure(meetings, index, kind, **said):
     [reply] = {
         repr(reply): reply for _, reply in meetings.take(index, {"kind": kind, **said})

@@ -1,5 +1,7 @@
 """Processes that agree through the hub, here threads of one process."""
 
+import fcntl
+import resource
 import socket
 import threading
 import time
@@ -15,21 +17,23 @@ from penstock.distributed.hub import Hub
 class Members:
     """A hub and its members; what ends a process is noted in place of being done."""
 
-    def __init__(self, count, monkeypatch, *, heartbeat_secs=30.0, hang_secs=None):
-        self.left, self.said = [], []
+    def __init__(self, count, monkeypatch, *, heartbeat_secs=30.0, num_missing=0, **options):
+        self.left, self.said, self.timers = [], [], []
         monkeypatch.setattr(exits, "leave", self.left.append)
         monkeypatch.setattr(exits, "say", self.said.append)
         # Whoever dumps the stacks later would take the timer of pytest's own.
-        monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: None)
+        monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: self.timers.append("armed"))
+        monkeypatch.setattr(exits, "disarm_stack_dump", lambda: self.timers.append("disarmed"))
         monkeypatch.setattr(exits, "dump_stacks", self.said.append)
         for name in ("GRACE_SECS", "GRACE_OF_A_LOSS_SECS", "LINGER_SECS"):
             monkeypatch.setattr(member, name, 0.05)
-        self.hub = Hub(count, "token", heartbeat_secs=heartbeat_secs, hang_secs=hang_secs)
+        options = {"host": "", "hang_secs": None} | options
+        self.hub = Hub(count, "token", heartbeat_secs=heartbeat_secs, **options)
         self.hub.start()
         address = ("127.0.0.1", self.hub.port)
         self.all = [
             member.Member(index, count, address, "token", heartbeat_secs=heartbeat_secs)
-            for index in range(count)
+            for index in range(count - num_missing)
         ]
 
     def run(self, function):
@@ -156,6 +160,81 @@ def test_loss_of_a_process_is_told_and_asks_for_another_try(make, lost):
     assert all(each.find_failure()["code"] == AGAIN for each in members.all if each.index != lost)
 
 
+def test_loss_of_another_after_an_error_of_its_own_asks_for_no_other_try(make):
+    members = make(2)
+    failed = members.all[1]
+
+    def use_a_handler():
+        with failed.inside("trainer.train"):
+            failed.note_failure(ValueError("boom"))
+            members.all[0]._link._peer.shutdown(socket.SHUT_RDWR)
+            # As a handler of EndTraining does that tests once more.
+            with failed.inside("trainer.test"):
+                failed.exchange("trainer.test")
+
+    with pytest.raises(PeerError, match="process 0 was lost") as caught:
+        use_a_handler()
+    assert caught.value.exit_code == 1
+    assert failed.end(caught.value) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            None,
+            r"process 1 has ended its script \(.*\)\. Call trainer\.test on every process, or on",
+        ),
+        (
+            ValueError("boom"),
+            r"failed with ValueError: boom \(.*\)\. Process 0 cannot go on without",
+        ),
+    ],
+)
+def test_call_after_anothers_end_is_told_how_that_ended(make, error, text):
+    members = make(2)
+    ending = threading.Thread(target=members.all[1].end, args=(error,))
+    ending.start()
+    wait_until(lambda: members.all[0]._failures._all)
+    with pytest.raises(PeerError, match=text), members.all[0].inside("trainer.test"):
+        pass
+    members.all[0].end(None)
+    ending.join()
+
+
+@pytest.mark.parametrize("error", [None, ValueError("boom")])
+def test_no_stacks_are_written_of_a_process_that_goes_on_after_its_end(make, error):
+    members = make(1)
+    wait_until(lambda: members.timers)
+    members.all[0].end(error)
+    assert members.timers[-1] == "disarmed"
+    assert not members.all[0]._link._thread.is_alive()
+
+
+def test_process_that_never_connects_is_named(make):
+    members = make(3, num_missing=1)
+    wait_until(lambda: len(members.hub._by_index) == 2)
+    members.hub._connect_secs = 0.0
+    with pytest.raises(PeerError) as caught:
+        members.all[0].exchange("trainer.train")
+    text = f"process 2 has not connected to port {members.hub.port} of process 0 within 0 s: its"
+    assert str(caught.value).startswith(text)
+    assert caught.value.exit_code == AGAIN
+
+
+def test_ctrl_c_ends_all_with_the_code_of_a_shell(make):
+    members = make(3)
+    assert members.run(lambda each: each.end(KeyboardInterrupt())) == [130] * 3
+
+
+def test_ctrl_c_on_one_is_no_error_of_the_others(make):
+    members = make(2)
+    assert (
+        members.run(lambda each: each.end(KeyboardInterrupt() if each.index else None)) == [130] * 2
+    )
+    assert "process 1 was interrupted" in members.said[0]
+
+
 def test_process_that_is_silent_is_named(make, monkeypatch):
     members = make(2, heartbeat_secs=0.5)
     silent = members.all[1]
@@ -221,6 +300,41 @@ def test_stop_of_one_process_is_carried_to_all_at_one_step(make):
     assert 20 <= steps[0] < 9_999
 
 
+def test_launch_of_a_test_leaves_the_global_step(make):
+    members = make(2)
+    with members.all[1].inside("trainer.train"):
+        members.all[1].advance(7)
+        members.all[1].advance()
+        members.all[1].note_failure(ValueError("boom"))
+    wait_until(lambda: members.all[0]._failures._all)
+    with pytest.raises(PeerError, match=r"boom \(.*, global step 7\)"):
+        members.all[0].exchange("trainer.train")
+
+
+def test_process_is_eager_in_a_call_alone(make):
+    each = make(1).all[0]
+    each.is_asked = True
+    with each.inside("trainer.train"):
+        assert each._tick()
+    assert not each._tick()
+
+
+def test_process_with_a_thousand_files_open_is_heard(make, monkeypatch):
+    connect = socket.create_connection
+
+    def connect_high(*args, **options):
+        with connect(*args, **options) as low:
+            return socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100))
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2000), limits[1]))
+    monkeypatch.setattr(socket, "create_connection", connect_high)
+    try:
+        assert make(2).run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_readers_of_different_lengths_are_levelled(make):
     members = make(3)
 
@@ -238,10 +352,33 @@ def test_readers_of_different_lengths_are_levelled(make):
     assert members.run(work) == [0, 2, 1]
 
 
-def test_stranger_at_the_hubs_port_disturbs_nobody(make):
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\xff\n",
+        b"[1]\n",
+        b"[" * 60_000 + b"\n",
+        b'{"kind":"hello","token":"x","index":1}\n',
+        b'{"kind":"hello","token":"token","index":2}\n',
+        b'{"kind":"hello","token":"token","index":1}\n',  # it is there already
+        b'{"kind":"hello","token":"token","index":[]}\n',
+        b"\0" * 70_000,
+    ],
+)
+def test_stranger_at_the_hubs_port_disturbs_nobody(make, said):
     members = make(2)
-    for said in (b"GET / HTTP/1.0\r\n\r\n", b'{"kind":"hello","token":"x","index":1}\n', b"\xff\n"):
-        with socket.create_connection(("127.0.0.1", members.hub.port)) as stranger:
-            stranger.sendall(said)
-            assert stranger.recv(1) == b""
+    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
+        stranger.sendall(said)
+        assert stranger.recv(1) == b""
+    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+
+
+def test_stranger_that_says_nothing_is_let_go(make):
+    members = make(2)
+    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
+        members.hub._connect_secs = 0.0
+        assert stranger.recv(1) == b""
     assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2

@@ -112,6 +112,15 @@ def test_record_keeps_the_first_failure_that_has_a_traceback():
     assert record.failure() == Failure("process 1 of 2 failed with ValueError: x", 1, "Traceback")
 
 
+def test_record_asked_for_the_end_says_whether_there_are_processes():
+    record = RunRecord()
+    assert not record.is_ending()
+    assert not record.request_end()
+    record.begin()
+    assert record.request_end()
+    assert record.is_ending()
+
+
 @pytest.fixture
 def own_words(monkeypatch):
     """Leave this process's own words and path as they were."""

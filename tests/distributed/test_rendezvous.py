@@ -16,13 +16,9 @@ from tests.distributed.processes import free_port
 
 
 def member(port, process_id, num_processes=2, **changes):
+    place = {"process_id": process_id, "num_processes": num_processes}
     return Membership(
-        launcher="torchrun",
-        host="127.0.0.1",
-        port=port,
-        process_id=process_id,
-        num_processes=num_processes,
-        **changes,
+        **{"launcher": "torchrun", "host": "127.0.0.1", "port": port} | place | changes
     )
 
 
@@ -235,3 +231,10 @@ def test_addresses_of_this_machine_are_told_from_others():
     assert rendezvous.is_own_address("localhost")
     assert not rendezvous.is_own_address("198.51.100.7")
     assert not rendezvous.is_own_address("no-such-host.invalid")
+    assert not rendezvous.is_own_address("no..host")
+
+
+def test_name_that_can_be_none_is_named():
+    text = r"no answer from process 0 at no\.\.host:80 within 0\.1 s \(.*label empty"
+    with pytest.raises(TimeoutError, match=text):
+        meet(member(80, 1, host="no..host"), 0.1)

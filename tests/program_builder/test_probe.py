@@ -9,9 +9,11 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
+from penstock._program.examples import PROBE_BATCH_SIZES
 from tests.networks import (
     PLACES,
     assert_close,
+    eight_devices,
     linear_data,
     linear_program,
     one_device,
@@ -124,6 +126,42 @@ def test_program_function_that_cannot_be_called_is_refused():
             make_builder(wrong)
     with pytest.raises(TypeError, match="infer_func got int as program function, expected a func"):
         ps.ProgramBuilder(infer_func=3)
+
+
+# How often a program function is run.
+
+
+@pytest.mark.parametrize(
+    ("asks", "num_runs"),
+    [
+        (lambda x: x, 2),
+        (lambda x: layers.dropout(x, 0.5), 4),
+        (lambda x: x if layers.is_training() else 2 * x, 4),
+        # Asked for with the batch size of the second probe alone.
+        (lambda x: x if len(x) == PROBE_BATCH_SIZES[0] or layers.is_training() else 2 * x, 4),
+        (lambda x: nn.Dropout(0.5, deterministic=not layers.is_training())(x), 4),
+    ],
+)
+def test_function_that_never_asks_for_the_mode_is_not_run_again_in_test_mode(asks, num_runs):
+    runs = []
+
+    def program():
+        runs.append(1)
+        prediction, label = network()
+        return layers.mean((asks(prediction) - label) ** 2)
+
+    builder = make_builder(program)
+    assert len(runs) == num_runs
+    state, data = builder.init(), linear_data(8)
+    tested = np.asarray(builder.test(state, data))
+    if num_runs == 2:
+        assert tested == np.asarray(builder.train(state, data)[1])
+
+
+def test_function_that_never_asks_for_the_mode_is_probed_once_on_several_devices_too():
+    network = make_builder(linear_program, eight_devices).programs.network
+    for name, probe in network.train.items():
+        assert network.test[name].traces is probe.traces
 
 
 # Arrays and modules of others inside a program function.

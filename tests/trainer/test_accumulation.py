@@ -161,3 +161,37 @@ def test_learning_rate_of_an_optimizer_that_does_not_tell_is_none():
         lambda e: seen.append(e.learning_rate) if isinstance(e, ps.EndStep) else None,
     )
     assert seen == [None]
+
+
+def synchronised():
+    hidden = layers.fc(layers.data("x", [6]), 8, bias_attr=False)
+    hidden = layers.batch_norm(hidden, act="relu", sync=True)
+    prediction = layers.fc(hidden, 3, act="softmax")
+    return layers.mean(layers.cross_entropy(prediction, layers.data("y", [1], dtype="int32")))
+
+
+def change(rows, **options):
+    """Return what a step of plain descent by these rows changes."""
+    trainer = ps.Trainer(synchronised, optax.sgd(1.0), **options)
+    before = {name: np.array(value) for name, value in trainer.parameters.items()}
+    trainer.train(lambda: iter([{"x": X[rows], "y": Y[rows]}]))
+    return {name: np.array(value) - before[name] for name, value in trainer.parameters.items()}
+
+
+def test_micro_batches_that_meet_other_devices_count_by_their_examples():
+    devices = jax.devices()[:2]
+    trainer = ps.Trainer(synchronised, optax.sgd(1.0), place=devices, gradient_accumulation_steps=2)
+    before = {name: np.array(value) for name, value in trainer.parameters.items()}
+    # Padded to 24: the second device has 3 examples in its first micro-batch, none in the second.
+    trainer.builder.programs.fit_batches({"train": 24})
+    trainer.train(lambda: iter([{"x": X[:15], "y": Y[:15]}]))
+    parts = np.r_[0:6, 12:15], np.r_[6:12]
+    first, second = (change(rows, place=ONE) for rows in parts)
+    # Running statistics move with each micro-batch, those of all devices alike.
+    alone = ps.Trainer(synchronised, optax.sgd(0.0), place=ONE)
+    alone.train(lambda: iter([{"x": X[rows], "y": Y[rows]} for rows in parts]))
+    for name, value in trainer.parameters.items():
+        expected = before[name] + (9 * first[name] + 6 * second[name]) / 15
+        if name in ("batch_norm_0/mean", "batch_norm_0/variance"):
+            expected = np.array(alone.parameters[name])
+        np.testing.assert_allclose(np.array(value), expected, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from penstock._program.precision import PrecisionName
 from penstock.commands._checks import (
     UsageError,
     check_above_zero,
@@ -12,7 +13,6 @@ from penstock.commands._checks import (
     check_choice,
     split_words,
 )
-from penstock.program_builder import PrecisionName
 
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
 

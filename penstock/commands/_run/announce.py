@@ -8,14 +8,17 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import jax
 
 from penstock import Trainer, optimizers
 from penstock.commands._flags import TrainFlags, UnusedFlags
-from penstock.commands._run.assembly import Run
 from penstock.commands._run.folder import RunFolder, list_steps
 from penstock.commands._run.processes import is_writing_process
+
+if TYPE_CHECKING:
+    from penstock.commands._run.assembly import Run
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
 

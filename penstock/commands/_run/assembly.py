@@ -22,6 +22,7 @@ from penstock.commands._run.folder import (
     check_usable,
     choose_folder,
     find_differences,
+    find_weights,
     list_steps,
 )
 from penstock.commands._run.handlers import RunHandlers, make_handlers
@@ -35,7 +36,7 @@ from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.preparation import describe_weights
 from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.replacement import hold, set_aside
-from penstock.commands._run.weights import Weights, find_weights, load_weights, read_weights
+from penstock.commands._run.weights import Weights, load_weights, read_weights
 from penstock.readers import Shard
 
 

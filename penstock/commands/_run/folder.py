@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock._checkpoint import CheckpointConfig, Store
+from penstock._errors import nearest
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
@@ -112,6 +113,30 @@ def has_weights(path: Path) -> bool:
     # A folder called like a step need not be one: another's, `2024`, may be empty.
     is_checkpoint = path.name.isdigit() and any(path.iterdir())
     return (path / DATA_FILE).is_file() or is_checkpoint or bool(list_steps(path))
+
+
+def find_weights(model_dir: str | None, name: str | None) -> Path:
+    """Return the folder or file of weights that flags name.
+
+    Raises:
+      FileNotFoundError: there is none; says what is there.
+    """
+    path = Path(model_dir or ".") / (name or "")
+    if path.is_dir() and not has_weights(path):
+        folder = RunFolder(path)
+        # A run that replaces another may have saved nothing yet.
+        inside = folder.find_weights() or RunFolder(folder.replaced).find_weights()
+        if inside is not None:
+            return inside
+    if path.is_file() or has_weights(path) or Path(f"{path}.index").is_file():
+        return path
+    folder = path if path.is_dir() else path.parent
+    there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    what = "a folder without weights" if path.is_dir() else "nothing"
+    raise FileNotFoundError(
+        f"{str(path)!r} got {what}, expected parameters, checkpoints or a run of penstock, or a "
+        f"file of TF-Slim, Keras or torch.{nearest(path.name, there)}"
+    )
 
 
 def list_steps(path: Path) -> list[int]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from penstock import handlers
 from penstock.commands._flags import LoggingFlags, TrainFlags
 from penstock.commands._run.benchmark import Benchmark, TimedReader
-from penstock.commands._run.data import Data
 from penstock.commands._run.folder import RunFolder
 from penstock.commands._run.plan import Plan
 from penstock.commands._run.samples import BatchReader
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
+
+if TYPE_CHECKING:
+    from penstock.commands._run.data import Data
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from penstock import distributed
 from penstock._mesh import Place
 from penstock.commands._checks import split_words
 from penstock.commands._flags import PerformanceFlags
+from penstock.distributed.this_process import find_group
 
 
 def join_processes(flags: PerformanceFlags | None = None) -> None:
@@ -31,31 +36,45 @@ def is_writing_process() -> bool:
     return not jax.distributed.is_initialized() or not jax.process_index()
 
 
+@contextlib.contextmanager
+def keep_stdout_clean(is_wanted: bool) -> Iterator[None]:
+    """Have what several processes write to stdout meanwhile go to stderr, also what C++ writes.
+
+    Gloo, with which JAX joins the CPUs of processes, writes a line when it connects: no JSON.
+
+    Arguments:
+      is_wanted: whether stdout is for a program.
+    """
+    if not is_wanted or not jax.distributed.is_initialized() or sys.stdout is None:
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
 def find_own_place() -> Place:
     """Return the devices of this process alone, as `Trainer` takes them."""
     # Of one process whatever there is: `Trainer` says what is wrong where there is none.
     return jax.local_devices() if jax.distributed.is_initialized() else None
 
 
-def pad_to_share(batch: np.ndarray, batch_size: int) -> np.ndarray:
-    """Return a batch padded to what each process has of a full one; unchanged on one process.
-
-    Of a short last batch processes have unequal parts, and `infer` would run another program on
-    each.
-
-    Arguments:
-      batch: `[B, ...]`.
-      batch_size: of all processes together.
-    """
-    if jax.process_count() == 1:
-        return batch
-    missing = batch_size // jax.process_count() - len(batch)
-    return np.pad(batch, [(0, missing)] + [(0, 0)] * (batch.ndim - 1))
-
-
 def sum_over_processes(counts: np.ndarray) -> np.ndarray:
-    """Return the sum of what all processes have counted, of any shape."""
-    if jax.process_count() == 1:
-        return counts
-    # JAX has no integers of 64 bits unless it is told to.
-    return np.asarray(multihost_utils.process_allgather(counts.astype(np.int32))).sum(axis=0)
+    """Return the sum of what all processes have counted, of any shape. Collective.
+
+    Raises:
+      PeerError: another process has failed, or does something else.
+    """
+    # What is not zero alone: a confusion matrix of 1,000 classes has few entries.
+    places = np.flatnonzero(counts)
+    own = [places.tolist(), counts.flat[places].tolist()]
+    total = np.zeros_like(counts)
+    for theirs, values in find_group().exchange("adding up what all have counted", own):
+        total.flat[theirs] += np.asarray(values, total.dtype)
+    return total

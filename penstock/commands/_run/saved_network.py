@@ -13,7 +13,7 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import ModelFlags, TrainFlags, make_train_flags
-from penstock.commands._run.folder import RunFolder, find_run_folder
+from penstock.commands._run.folder import RunFolder, find_run_folder, find_weights
 from penstock.commands._run.network import (
     Shape,
     find_last_layers,
@@ -22,7 +22,7 @@ from penstock.commands._run.network import (
     name_smallest_size,
 )
 from penstock.commands._run.processes import is_writing_process
-from penstock.commands._run.weights import find_weights, load_weights, read_weights
+from penstock.commands._run.weights import load_weights, read_weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,36 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from penstock import Trainer, _parameters, models
-from penstock._errors import ParameterError, nearest
+from penstock._errors import ParameterError
+from penstock._parameter_files import read_parameters
+from penstock._parameter_names import spell
 from penstock._selection import Selection
 from penstock.commands._checks import split_words
 from penstock.commands._flags import ModelFlags
-from penstock.commands._run.folder import RunFolder, has_weights
-from penstock.trainer import read_parameters
-
-
-def find_weights(model_dir: str | None, name: str | None) -> Path:
-    """Return the folder or file of weights that flags name.
-
-    Raises:
-      FileNotFoundError: there is none; says what is there.
-    """
-    path = Path(model_dir or ".") / (name or "")
-    if path.is_dir() and not has_weights(path):
-        folder = RunFolder(path)
-        # A run that replaces another may have saved nothing yet.
-        inside = folder.find_weights() or RunFolder(folder.replaced).find_weights()
-        if inside is not None:
-            return inside
-    if path.is_file() or has_weights(path) or Path(f"{path}.index").is_file():
-        return path
-    folder = path if path.is_dir() else path.parent
-    there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-    what = "a folder without weights" if path.is_dir() else "nothing"
-    raise FileNotFoundError(
-        f"{str(path)!r} got {what}, expected parameters, checkpoints or a run of penstock, or a "
-        f"file of TF-Slim, Keras or torch.{nearest(path.name, there)}"
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +42,7 @@ def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
       ParameterError: they are of another network.
     """
     if path.is_dir():
-        arrays = {"/".join(keys): value for (_, keys), value in read_parameters(path).items()}
+        arrays = {spell(keys): value for (_, keys), value in read_parameters(path).items()}
         optional = tuple(_parameters.read_about(path).get("left_initial", ()))
         arrays = {name: np.asarray(value) for name, value in arrays.items()}
         return Weights(path=path, arrays=arrays, optional=optional)

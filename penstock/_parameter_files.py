@@ -13,8 +13,9 @@ from jax.typing import ArrayLike
 from penstock import _parameters
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
 from penstock._errors import CheckpointError
+from penstock._parameter_names import Key, Nested, spell
 from penstock._paths import expand_path
-from penstock._program.requests import Nested, Variables
+from penstock._program.requests import Variables
 from penstock._selection import Selection
 
 _LOGGER = logging.getLogger("penstock")
@@ -72,8 +73,8 @@ def load_parameters(
             hint="Pass partial=True to load what fits and keep the rest.",
         )
     report = {
-        "loaded": sorted("/".join(path) for _, path in fitting),
-        "excluded": sorted("/".join(path) for _, path in table.keys() - wanted.keys()),
+        "loaded": sorted(spell(path) for _, path in fitting),
+        "excluded": sorted(spell(path) for _, path in table.keys() - wanted.keys()),
         **_parameters.list_differences(chosen, wanted),
     }
     if partial or skip_mismatched or not selection.is_all:
@@ -94,7 +95,7 @@ def _print_report(param_path: str | os.PathLike[str], report: Mapping[str, list[
             print(f"  {reason}: {line}")
 
 
-def read_parameters(path: str | os.PathLike[str]) -> dict[_parameters.Key, np.ndarray]:
+def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     """Return parameters and running statistics by collection and path.
 
     Arguments:
@@ -132,7 +133,7 @@ def _read_one(folder: Path) -> Contents | None:
         store.close()
 
 
-def _name_entries(contents: Contents, where: str) -> dict[_parameters.Key, np.ndarray]:
+def _name_entries(contents: Contents, where: str) -> dict[Key, np.ndarray]:
     # Leaf names are made for files, and lose what a path's parts are called.
     names: Mapping[str, Sequence[str]] | None = contents.extra.get(PARAMETER_NAMES)
     if names is None:
