@@ -6,6 +6,7 @@ milliseconds; JAX's own heartbeats take a minute, and end a process without a wo
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
@@ -123,15 +124,21 @@ class Hub:
             if now - looked_at >= TICK_SECS:
                 looked_at = now
                 self._look_around(now)
+                if self._server not in self._selector.get_map():
+                    self._selector.register(self._server, selectors.EVENT_READ)
+        self._server.close()
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # pyright: ignore
         self._selector.close()
 
     def _accept(self) -> None:
-        # It may be gone already, or this process may have no descriptor left for it.
         try:
             peer, _ = self._server.accept()
-        except OSError:
+        except OSError as error:
+            # It may be gone already. Where no descriptor is left for it, it waits for the next
+            # look around: asked at once, the answer would be the same.
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._selector.unregister(self._server)
             return
         peer.setblocking(False)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

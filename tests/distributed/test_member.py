@@ -1,6 +1,9 @@
 """Processes that agree through the hub, here threads of one process."""
 
+import contextlib
 import fcntl
+import functools
+import os
 import resource
 import socket
 import threading
@@ -333,6 +336,46 @@ def test_process_with_a_thousand_files_open_is_heard(make, monkeypatch):
         assert make(2).run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    most = len(os.listdir("/dev/fd")) + 16
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in taken:
+            os.close(each)
+
+
+def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(make, monkeypatch):
+    members = make(2)
+    hub, calls = members.hub, []
+    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+
+    def count(name, function, *args):
+        calls.append(name)
+        function(*args)
+
+    for name in ("_accept", "_look_around"):
+        counted = functools.partial(count, name, getattr(hub, name))
+        monkeypatch.setattr(hub, name, counted)
+    with socket.socket() as late:
+        late.settimeout(60)
+        with no_descriptor_left():
+            late.connect(("127.0.0.1", hub.port))
+            wait_until(lambda: calls.count("_accept") >= 3)
+            assert calls.count("_accept") <= calls.count("_look_around") + 1
+            assert members.run(lambda each: each.exchange("b", each.index)) == [[0, 1]] * 2
+        late.sendall(b"[1]\n")
+        assert late.recv(1) == b""  # it was let in, and is a stranger
+    assert members.run(lambda each: each.exchange("c", each.index)) == [[0, 1]] * 2
 
 
 def test_readers_of_different_lengths_are_levelled(make):

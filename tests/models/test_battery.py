@@ -43,7 +43,15 @@ QUICK = [
     "resnet_v1_50",
     "vgg_bn_drop",
 ]
-SIZES = {"overfeat": 231, "vgg": 224, "alexnet": 128, "inception": 75}
+SIZES = {
+    "overfeat": 231,
+    "vgg": 224,
+    "alexnet": 128,
+    "inception": 75,
+    "mobilenet": 32,
+    **dict.fromkeys(("resnet", "keras_resnet", "resnext"), 32),
+    **dict.fromkeys(("nasnet", "keras_nasnet", "pnasnet"), 64),
+}
 NAMES = models.names()
 
 
