@@ -1,6 +1,5 @@
 """Fluid's decorators: their meaning, and none of their hangs."""
 
-import multiprocessing
 import os
 import re
 import threading
@@ -99,27 +98,6 @@ def test_xmap_in_processes_maps_in_order_and_raises_what_the_mapper_raised():
     with pytest.raises(TypeError, match="bad operand type") as caught:
         next(iterator)
     assert "in xmap_readers(abs), sample 2 of epoch 0" in caught.value.__notes__
-
-
-def process_of(sample):
-    return os.getpid()
-
-
-def test_xmap_keeps_its_processes_from_pass_to_pass_until_the_reader_is_closed():
-    before = set(multiprocessing.active_children())
-    mapped = readers.xmap_readers(process_of, lambda: range(3), 1, 2, workers="process")
-    reader = readers.compose(readers.cache(lambda: range(3)), readers.firstn(mapped, 3))
-    pids = [{pid for _, pid in reader} for _ in range(2)]
-    (child,) = set(multiprocessing.active_children()) - before
-    assert pids == [{child.pid}] * 2
-    reader.close()  # through the decorators around it
-    assert not set(multiprocessing.active_children()) - before
-    assert len(list(reader)) == 3
-    del reader, mapped  # nobody waits for them then, but they end
-    ended_by = time.monotonic() + 20
-    while set(multiprocessing.active_children()) - before and time.monotonic() < ended_by:
-        time.sleep(0.01)
-    assert not set(multiprocessing.active_children()) - before
 
 
 def test_xmap_says_so_when_a_process_dies():

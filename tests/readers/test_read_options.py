@@ -5,7 +5,6 @@ import inspect
 import multiprocessing
 import os
 import re
-import time
 import typing
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -229,30 +228,6 @@ def test_function_that_cannot_travel_to_processes_is_refused_by_its_name(make):
 def test_option_out_of_range_is_refused_with_the_readers_name(make, options, text):
     with pytest.raises(ValueError, match=r"^\w+(\('of-\w+'\))?" + re.escape(text)):
         make(**options)
-
-
-def children() -> set[int]:
-    return {child.pid for child in multiprocessing.active_children()}
-
-
-def test_processes_are_kept_from_pass_to_pass_and_end_with_the_reader(tmp_path):
-    write_tfrecord(tmp_path)
-    before = children()
-    reader = read_tfrecord(tmp_path, batch_size=4, decode=tag, num_workers=1, workers="process")
-    pids = [{pid for batch in reader for pid in batch["process"].tolist()} for _ in range(3)]
-    assert pids[0] == pids[1] == pids[2] == children() - before
-    with reader() as iterator:
-        next(iterator)
-    assert children() - before == pids[0]
-    reader.close()
-    reader.close()
-    assert not children() - before
-    assert {pid for batch in reader for pid in batch["process"].tolist()}.isdisjoint(pids[0])
-    del reader, iterator  # nobody waits for them then, but they end
-    ended_by = time.monotonic() + 20
-    while children() - before and time.monotonic() < ended_by:
-        time.sleep(0.01)
-    assert not children() - before
 
 
 def die_in_a_worker(sample):
