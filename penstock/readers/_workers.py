@@ -106,13 +106,15 @@ class Task(Generic[Item, Result]):
 
     def finish_by(self, future: Future[Result]) -> None:
         """Take the result of a process."""
-        try:
-            self.finish(future.result(), None)
-        except BrokenExecutor as error:
+        # Nothing is raised here: a traceback would hold the frame that cancels, and with it the
+        # reader and its processes.
+        if future.cancelled():
+            self.finish(None, CancelledError())
+            return
+        error = future.exception()
+        if isinstance(error, BrokenExecutor):
             note(error, _PROCESS_ENDED)
-            self.finish(None, error)
-        except BaseException as error:
-            self.finish(None, error)
+        self.finish(future.result() if error is None else None, error)
 
     def cancel(self) -> None:
         """Drop the task if a process has not begun it; threads drop all of theirs at once."""

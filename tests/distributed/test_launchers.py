@@ -143,28 +143,28 @@ def test_launch_on_ray_runs_a_command(ray_python, tmp_path):
     assert (tmp_path / "a run" / "params").exists()
 
 
+def end_at(stream, text, number, words):
+    """Send a driver a signal when a line has a text; return its exit code and errors."""
+    with launchers.start(words) as driver:
+        has_text = any(text in line for line in getattr(driver, stream))
+        driver.send_signal(number)
+        _, errors = driver.communicate(timeout=launchers.SECONDS)
+    assert has_text, errors
+    return driver.returncode, errors
+
+
 def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(ray_python, folder):
     words = [ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"]
-    with launchers.start(words) as driver:
-        assert driver.stderr is not None
-        # Both have the program, and one of them sleeps soon.
-        begun = any("compiled the train program" in line for line in driver.stderr)
-        driver.send_signal(signal.SIGINT)
-        _, errors = driver.communicate(timeout=launchers.SECONDS)
-    assert begun
-    assert driver.returncode == 130, errors
+    # Both have the program, and one of them sleeps soon.
+    code, errors = end_at("stderr", "compiled the train program", signal.SIGINT, words)
+    assert code == 130, errors
     assert "penstock launch: interrupted" in errors
 
 
 def test_sigterm_to_a_run_on_ray_saves_before_the_end(ray_python, folder):
     words = [ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:wait"]
-    with launchers.start(words) as driver:
-        assert driver.stdout is not None
-        begun = any("waits for a signal" in line for line in driver.stdout)
-        driver.send_signal(signal.SIGTERM)
-        _, errors = driver.communicate(timeout=launchers.SECONDS)
-    assert begun
-    assert driver.returncode == 143, errors
+    code, errors = end_at("stdout", "waits for a signal", signal.SIGTERM, words)
+    assert code == 143, errors
     assert "penstock launch: ended by SIGTERM" in errors
     ended = re.search(r"SIGTERM: all processes end after global step (\d+)", errors)
     assert ended is not None, errors

@@ -15,6 +15,8 @@ from typing import Any
 
 from penstock import readers
 
+# Many more than are in work at a time: where a pass is closed, some are left that nobody began.
+NUM_SAMPLES = 48
 HANGS_AFTER_SECS = 60  # a bound on a test that fails, not a time that one that passes waits
 
 
@@ -36,12 +38,13 @@ def find_process(sample: int) -> int:
 def read_records(folder: Path) -> tuple[Any, Callable[[Any], int]]:
     """Return a reader of files in processes, and what tells a batch's process."""
     with readers.RecordWriter(folder / "0.tfrecord") as writer:
-        for number in range(8):
+        for number in range(NUM_SAMPLES):
             writer.write(readers.build_example({"label": number}))
     reader = readers.tfrecord(
         folder / "*.tfrecord",
         {"label": readers.FixedLenFeature((), "int32")},
         batch_size=4,
+        look_ahead=8,
         decode=add_process,
         num_workers=1,
         workers="process",
@@ -51,8 +54,12 @@ def read_records(folder: Path) -> tuple[Any, Callable[[Any], int]]:
 
 def map_samples(folder: Path) -> tuple[Any, Callable[[Any], int]]:
     """Return a map over processes with decorators around it, and what tells a sample's process."""
-    mapped = readers.xmap_readers(find_process, lambda: range(3), 1, 2, workers="process")
-    reader = readers.compose(readers.cache(lambda: range(3)), readers.firstn(mapped, 3))
+    mapped = readers.xmap_readers(
+        find_process, lambda: range(NUM_SAMPLES), 1, 16, workers="process"
+    )
+    reader = readers.compose(
+        readers.cache(lambda: range(NUM_SAMPLES)), readers.firstn(mapped, NUM_SAMPLES)
+    )
     return reader, lambda sample: int(sample[1])
 
 
