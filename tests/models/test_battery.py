@@ -12,7 +12,7 @@ import penstock as ps
 from penstock import layers, models
 from penstock.layers import _convolution
 from tests.models.reference import FASTNN, PUBLISHED, Published
-from tests.models.shapes import slow_if_large
+from tests.models.shapes import LARGE, slow_if_large
 
 # One of each family, at the smallest size at which it works and its cells mean something.
 SMALL = {
@@ -43,13 +43,13 @@ QUICK = [
     "resnet_v1_50",
     "vgg_bn_drop",
 ]
+# What the others take: no smaller, where a network normalises by what is left of four images.
 SIZES = {
     "overfeat": 231,
     "vgg": 224,
     "alexnet": 128,
     "inception": 75,
-    "mobilenet": 32,
-    **dict.fromkeys(("resnet", "keras_resnet", "resnext"), 32),
+    **dict.fromkeys(("mobilenet", "resnet", "keras_resnet", "resnext"), 64),
     **dict.fromkeys(("nasnet", "keras_nasnet", "pnasnet"), 64),
 }
 NAMES = models.names()
@@ -157,10 +157,9 @@ def test_class_count_changes_the_last_layers_alone(name):
     check_class_counts(name, [1001])
 
 
-def check_forward(name):
-    """Logits, end points and features; infer equals test; bfloat16 is finite and near."""
-    images, size = images_for(name), size_of(name)
-    forward = program(name, 10, size)
+def builder_of(name):
+    """Return a builder of a network's loss and logits, and of its logits and end points."""
+    forward = program(name, 10, size_of(name))
 
     def infer_program():
         logits, end_points = forward()
@@ -171,11 +170,14 @@ def check_forward(name):
         label = layers.data("label", [1], "int32")
         return layers.mean(layers.softmax_with_cross_entropy(logits, label)), logits
 
-    place = jax.devices()[:1]
-    builder = ps.ProgramBuilder(
-        train_program, optax.sgd(0.0), infer_func=infer_program, place=place
+    return ps.ProgramBuilder(
+        train_program, optax.sgd(0.0), infer_func=infer_program, place=jax.devices()[:1]
     )
-    state = builder.init()
+
+
+def check_logits(name, builder, state):
+    """Return the logits of two images, after a look at them and at the end points."""
+    images = images_for(name)
     end_points = builder.infer(state, {"image": images})
     logits = end_points.pop("logits")
     assert logits.shape == (2, 10)
@@ -185,11 +187,20 @@ def check_forward(name):
     assert all(point.shape[0] == 2 and np.isfinite(point).all() for point in end_points.values())
     if "at Predictions" in end_points:
         np.testing.assert_allclose(end_points["at Predictions"].sum(-1), 1, rtol=1e-5)
+    return logits
+
+
+def check_forward(name):
+    """Logits, end points and features; infer equals test; bfloat16 is finite and near."""
+    images, size, place = images_for(name), size_of(name), jax.devices()[:1]
+    builder = builder_of(name)
+    state = builder.init()
+    logits = check_logits(name, builder, state)
     label = np.zeros([2, 1], np.int32)
     _, tested = builder.test(state, {"image": images, "label": label})
     np.testing.assert_allclose(tested, logits, rtol=1e-4, atol=1e-5)
     half = ps.ProgramBuilder(
-        infer_func=lambda: forward()[0], place=place, precision="bfloat16"
+        infer_func=lambda: program(name, 10, size)()[0], place=place, precision="bfloat16"
     ).infer(state, {"image": images})
     assert half.dtype == np.float32
     assert np.isfinite(half).all()
@@ -222,9 +233,25 @@ def test_forward_pass_of_each_family(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in QUICK_FORWARD])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in LARGE and n not in QUICK_FORWARD])
 def test_forward_pass(name):
     check_forward(name)
+
+
+@pytest.fixture
+def plain_depthwise(monkeypatch):
+    """Leave depthwise convolutions to XLA: by taps those of a NASNet compile twice as long."""
+    monkeypatch.setattr(_convolution, "_MOST_TAPS", 0)
+
+
+# A minute of compiling each, four times that for all that is asked of a smaller network of the
+# same functions.
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain_depthwise")
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_forward_pass_of_the_largest(name):
+    builder = builder_of(name)
+    check_logits(name, builder, builder.init())
 
 
 # Adam moves each weight by the rate, however small its gradient. At 1e-4 two networks overshoot:
@@ -233,8 +260,8 @@ def test_forward_pass(name):
 RATES = {"oneflow_alexnet": 1e-5, "mobilenet_v2_035": 1e-5}
 
 
-def check_training(name, **changes):
-    """Train a few steps on one batch: its loss falls, and everything stays finite.
+def training_builder(name, **changes):
+    """Return a builder of a network's training on four classes.
 
     Arguments:
       changes: what to pass to the network's function besides.
@@ -243,7 +270,12 @@ def check_training(name, **changes):
     model = dataclasses.replace(model, function=functools.partial(model.function, **changes))
     chosen = models.classifier(model, 4, image_size=size_of(name))
     optimizer = optax.adam(RATES.get(name, 1e-4))
-    builder = ps.ProgramBuilder(chosen.train_program, optimizer, place=jax.devices()[:1])
+    return ps.ProgramBuilder(chosen.train_program, optimizer, place=jax.devices()[:1])
+
+
+def check_training(name, **changes):
+    """Train a few steps on one batch: its loss falls, and everything stays finite."""
+    builder = training_builder(name, **changes)
     state = builder.init()
     batch = {"image": images_for(name, 4), "label": np.arange(4)[:, None] % 4}
     losses = []
@@ -258,10 +290,7 @@ def check_training(name, **changes):
 @pytest.mark.quick("alexnet_v2", "cifarnet", "mobilenet_v1_025", "lenet", "overfeat")
 @pytest.mark.parametrize("name", QUICK)
 def test_training_is_traced_in_each_family(name):
-    model = models.get(name)
-    chosen = models.classifier(model, 4, image_size=size_of(name))
-    builder = ps.ProgramBuilder(chosen.train_program, optax.sgd(0.1), place=jax.devices()[:1])
-    assert builder.parameter_table()
+    assert training_builder(name).parameter_table()
 
 
 # Seven seconds each: they compile a whole step, the residual network at its smallest depth.
@@ -283,12 +312,27 @@ def test_a_step_of_training_lowers_the_loss_of_nasnet_with_fewer_cells():
     check_training("nasnet_cifar", num_cells=3)
 
 
+# The deeper and wider of those whose functions a smaller one trains: minutes of compiling each.
+DEEPEST = {
+    *("resnet_v1_152", "resnet_v1_200", "resnet_v2_152", "resnet_v2_200", "keras_resnet_v2_152"),
+    *("nasnet_large", "keras_nasnet_large", "pnasnet_large"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("cifarnet", "lenet")])
-def test_a_step_of_training_lowers_the_loss(name, monkeypatch):
-    if "nasnet_" in name and name not in SMALL:
-        # At the 331 pixels of the largest a step takes 9 GB. By taps their depthwise convolutions
-        # compile twice as long; NASNet-CIFAR and PNASNet-Mobile train so.
-        monkeypatch.setitem(SMALL, name, 64)
-        monkeypatch.setattr(_convolution, "_MOST_TAPS", 0)
+@pytest.mark.usefixtures("plain_depthwise")
+@pytest.mark.parametrize("name", sorted(LARGE - DEEPEST))
+def test_a_step_of_training_lowers_the_loss_of_large_networks(name):
+    check_training(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(DEEPEST))
+def test_training_of_the_largest_is_traced(name):
+    assert training_builder(name).parameter_table()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in LARGE | {"cifarnet", "lenet"}])
+def test_a_step_of_training_lowers_the_loss(name):
     check_training(name)
