@@ -1,10 +1,5 @@
 """Processes that agree through the hub, here threads of one process."""
 
-import contextlib
-import fcntl
-import functools
-import os
-import resource
 import socket
 import threading
 import time
@@ -12,73 +7,13 @@ import time
 import pytest
 
 from penstock._errors import PeerError
-from penstock.distributed import exits, member
 from penstock.distributed.exit_codes import AGAIN
-from penstock.distributed.hub import Hub
-
-
-class Members:
-    """A hub and its members; what ends a process is noted in place of being done."""
-
-    def __init__(self, count, monkeypatch, *, heartbeat_secs=30.0, num_missing=0, **options):
-        self.left, self.said, self.timers = [], [], []
-        monkeypatch.setattr(exits, "leave", self.left.append)
-        monkeypatch.setattr(exits, "say", self.said.append)
-        # Whoever dumps the stacks later would take the timer of pytest's own.
-        monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: self.timers.append("armed"))
-        monkeypatch.setattr(exits, "disarm_stack_dump", lambda: self.timers.append("disarmed"))
-        monkeypatch.setattr(exits, "dump_stacks", self.said.append)
-        for name in ("GRACE_SECS", "GRACE_OF_A_LOSS_SECS", "LINGER_SECS"):
-            monkeypatch.setattr(member, name, 0.05)
-        options = {"host": "", "hang_secs": None} | options
-        self.hub = Hub(count, "token", heartbeat_secs=heartbeat_secs, **options)
-        self.hub.start()
-        address = ("127.0.0.1", self.hub.port)
-        self.all = [
-            member.Member(index, count, address, "token", heartbeat_secs=heartbeat_secs)
-            for index in range(count - num_missing)
-        ]
-
-    def run(self, function):
-        """Return what the function returned or raised on each member, at the same time."""
-        results = [None] * len(self.all)
-
-        def work(index):
-            try:
-                results[index] = function(self.all[index])
-            except BaseException as error:
-                results[index] = error
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(len(self.all))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
-
-    def close(self):
-        for each in self.all:
-            each._over = {"code": 0}
-            each.hang_up()
-        self.hub.close()
+from tests.distributed.members import make_and_close, wait_until
 
 
 @pytest.fixture
 def make(monkeypatch):
-    made = []
-
-    def make_members(count, **options):
-        made.append(Members(count, monkeypatch, **options))
-        return made[-1]
-
-    yield make_members
-    for each in made:
-        each.close()
-
-
-def wait_until(is_so):
-    while not is_so():
-        time.sleep(0.005)
+    yield from make_and_close(monkeypatch)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -214,17 +149,6 @@ def test_no_stacks_are_written_of_a_process_that_goes_on_after_its_end(make, err
     assert not members.all[0]._link._thread.is_alive()
 
 
-def test_process_that_never_connects_is_named(make):
-    members = make(3, num_missing=1)
-    wait_until(lambda: len(members.hub._by_index) == 2)
-    members.hub._connect_secs = 0.0
-    with pytest.raises(PeerError) as caught:
-        members.all[0].exchange("trainer.train")
-    text = f"process 2 has not connected to port {members.hub.port} of process 0 within 0 s: its"
-    assert str(caught.value).startswith(text)
-    assert caught.value.exit_code == AGAIN
-
-
 def test_ctrl_c_ends_all_with_the_code_of_a_shell(make):
     members = make(3)
     assert members.run(lambda each: each.end(KeyboardInterrupt())) == [130] * 3
@@ -322,62 +246,6 @@ def test_process_is_eager_in_a_call_alone(make):
     assert not each._tick()
 
 
-def test_process_with_a_thousand_files_open_is_heard(make, monkeypatch):
-    connect = socket.create_connection
-
-    def connect_high(*args, **options):
-        with connect(*args, **options) as low:
-            return socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100))
-
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2000), limits[1]))
-    monkeypatch.setattr(socket, "create_connection", connect_high)
-    try:
-        assert make(2).run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@contextlib.contextmanager
-def no_descriptor_left():
-    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
-    most = len(os.listdir("/dev/fd")) + 16
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.dup(0))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for each in taken:
-            os.close(each)
-
-
-def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(make, monkeypatch):
-    members = make(2)
-    hub, calls = members.hub, []
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
-
-    def count(name, function, *args):
-        calls.append(name)
-        function(*args)
-
-    for name in ("_accept", "_look_around"):
-        counted = functools.partial(count, name, getattr(hub, name))
-        monkeypatch.setattr(hub, name, counted)
-    with socket.socket() as late:
-        late.settimeout(60)
-        with no_descriptor_left():
-            late.connect(("127.0.0.1", hub.port))
-            wait_until(lambda: calls.count("_accept") >= 3)
-            assert calls.count("_accept") <= calls.count("_look_around") + 1
-            assert members.run(lambda each: each.exchange("b", each.index)) == [[0, 1]] * 2
-        late.sendall(b"[1]\n")
-        assert late.recv(1) == b""  # it was let in, and is a stranger
-    assert members.run(lambda each: each.exchange("c", each.index)) == [[0, 1]] * 2
-
-
 def test_readers_of_different_lengths_are_levelled(make):
     members = make(3)
 
@@ -393,35 +261,3 @@ def test_readers_of_different_lengths_are_levelled(make):
             left = max(0, left - 1)
 
     assert members.run(work) == [0, 2, 1]
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.0\r\n\r\n",
-        b"\xff\n",
-        b"[1]\n",
-        b"[" * 60_000 + b"\n",
-        b'{"kind":"hello","token":"x","index":1}\n',
-        b'{"kind":"hello","token":"token","index":2}\n',
-        b'{"kind":"hello","token":"token","index":1}\n',  # it is there already
-        b'{"kind":"hello","token":"token","index":[]}\n',
-        b"\0" * 70_000,
-    ],
-)
-def test_stranger_at_the_hubs_port_disturbs_nobody(make, said):
-    members = make(2)
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
-    with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
-        stranger.sendall(said)
-        assert stranger.recv(1) == b""
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
-
-
-def test_stranger_that_says_nothing_is_let_go(make):
-    members = make(2)
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
-    with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
-        members.hub._connect_secs = 0.0
-        assert stranger.recv(1) == b""
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
