@@ -43,7 +43,10 @@ def by_hand(mark: Callable[[str], None]) -> None:
 
 def penstock(mark: Callable[[str], None]) -> None:
     """Train one batch with a Trainer."""
-    import penstock  # noqa: F401
+    # Names of penstock load when they are first used, and JAX with them.
+    import optax  # noqa: F401
+
+    from penstock import Trainer, layers  # noqa: F401
 
     mark(PHASES[0])
     from benchmarks import _workloads
