@@ -38,6 +38,7 @@ def install(end: Callable[[BaseException | None], int | None]) -> None:
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         _LastError.error = error
+        ignore_sigterm()
         previous(kind, error, traceback)
 
     def at_exit() -> None:
@@ -48,6 +49,17 @@ def install(end: Callable[[BaseException | None], int | None]) -> None:
     sys.excepthook = hook
     # Runs before what was registered earlier: JAX's barrier, in which it would wait for minutes.
     atexit.register(at_exit)
+
+
+def ignore_sigterm() -> None:
+    """Keep the exit code of a process that is ending by an error.
+
+    srun sends the others SIGTERM as soon as one has failed, and what ends by it has code 143, which
+    asks to be started again.
+    """
+    # Outside the main thread it cannot be set.
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def leave(code: int) -> None:

@@ -154,6 +154,8 @@ class Member(Group):
         """
         what = "" if error is None else exits.describe_error(error)
         code = self._own_code if error is None else exits.code_of(error)
+        if code:
+            exits.ignore_sigterm()
         self._send({"kind": "ended", "what": what, "code": 0 if error is None else code})
         with self._condition:
             # One that has failed waits a little, for those that may have failed alike.
@@ -165,6 +167,7 @@ class Member(Group):
                 self._hub.linger(GRACE_SECS)
             self.hang_up()
             return None
+        exits.ignore_sigterm()
         failure = self.find_failure() or self._over
         if failure is not None and error is None and not code:
             exits.say(self._failures.describe(failure, self._calls))

@@ -14,6 +14,7 @@ class Members:
         self.left, self.said, self.timers = [], [], []
         monkeypatch.setattr(exits, "leave", self.left.append)
         monkeypatch.setattr(exits, "say", self.said.append)
+        monkeypatch.setattr(exits, "ignore_sigterm", lambda: None)
         # Whoever dumps the stacks later would take the timer of pytest's own.
         monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: self.timers.append("armed"))
         monkeypatch.setattr(exits, "disarm_stack_dump", lambda: self.timers.append("disarmed"))
