@@ -204,7 +204,7 @@ class Feeder:
     ) -> None:
         self.mesh = mesh
         self.batch_size = 0
-        self.is_single_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+        self.is_single_cpu = mesh.size == 1 and _mesh.is_on_cpu(mesh)
         self._specs, self._known = specs, known
         # Of one batch, and of several stacked for one launch.
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)

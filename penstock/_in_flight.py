@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from penstock import _mesh
+
 T = TypeVar("T")
 
 # JAX itself blocks at 32 on a CPU, and a host that it wakes for every step takes a core from the
@@ -31,7 +33,7 @@ def max_in_flight(mesh: Mesh) -> int:
     threads the other's all-reduce waits for, which aborts the process after 40 s. So there each
     launch is waited for.
     """
-    if mesh.devices.flat[0].platform != "cpu":
+    if not _mesh.is_on_cpu(mesh):
         return MAX_ON_ACCELERATOR
     return 0 if mesh.size > 1 else MAX_STEPS_IN_FLIGHT
 
@@ -59,9 +61,10 @@ class InFlight:
         add_health: Callable[[jax.Array], jax.Array] = lambda flag: flag,
     ) -> None:
         self._limit = max_in_flight(mesh)
-        is_cpu = mesh.devices.flat[0].platform == "cpu"
         # Where every launch is waited for, each has a flag.
-        self._stride = min(STRIDE if is_cpu else STRIDE_ON_ACCELERATOR, self._limit + 1)
+        self._stride = min(
+            STRIDE if _mesh.is_on_cpu(mesh) else STRIDE_ON_ACCELERATOR, self._limit + 1
+        )
         self._check_flag, self._add_health = check, add_health
         self._first_step = first_step
         self._queue: deque[tuple[Any, int, int, bool]] = deque()

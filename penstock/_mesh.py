@@ -87,6 +87,11 @@ def _missing(place: str | None, error: BaseException) -> str:
     )
 
 
+def is_on_cpu(mesh: Mesh) -> bool:
+    """Return whether the devices are CPUs."""
+    return mesh.devices.flat[0].platform == "cpu"
+
+
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a value that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
@@ -120,15 +125,14 @@ def psum(value: T, num_devices: int) -> T:
     return value if num_devices == 1 else jax.lax.psum(value, AXIS)
 
 
-def psum_at_once(value: T, num_devices: int, *, is_joined: bool) -> T:
+def psum_at_once(value: T, mesh: Mesh) -> T:
     """Sum a pytree over the devices in one all-reduce.
 
-    Arguments:
-      is_joined: send what is small as one vector. XLA on CPU sends the arrays of an all-reduce one
-        after the other; elsewhere XLA itself joins what is worth it, and may send some earlier.
+    On CPU what is small is sent as one vector: XLA sends the arrays of an all-reduce one after the
+    other there. Elsewhere it joins by itself what is worth it, and may send some earlier.
     """
-    if num_devices == 1 or not is_joined:
-        return psum(value, num_devices)
+    if mesh.size == 1 or not is_on_cpu(mesh):
+        return psum(value, mesh.size)
     leaves, tree = jax.tree.flatten(value)
     sizes = sorted([leaf.size for leaf in leaves], reverse=True)
     least = max([_LARGE, *[size + 1 for size in sizes[_MOST:]]])

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "_checksums": set(),
     "_folder_lock": {"_errors"},
     "_guardian": set(),
-    "_in_flight": {"_errors"},
+    "_in_flight": {"_mesh"},
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},
     "_metrics": {"_errors"},

@@ -28,8 +28,9 @@ from penstock.distributed._line_printer import LinePrinter
 from penstock.distributed._supervision import Outcome, Patience, supervise
 from penstock.distributed.exit_codes import is_again, to_status
 
-# A group that fails this soon, so often in a row, would go on to do so.
+# This machine has no room for another process.
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+# A group that fails this soon, so often in a row, would go on to do so.
 _SOON_SECS = 5.0
 _MAX_SOON = 3
 _PAUSE_SECS = 0.25

@@ -166,7 +166,7 @@ def compile_function(
       level: how much LLVM optimises, from 0 on.
     """
     options: Any = None
-    if mesh.devices.flat[0].platform == "cpu":
+    if _mesh.is_on_cpu(mesh):
         options = {"xla_backend_optimization_level": level, **_known_options(_CODE_OPTIONS)}
     return jax.jit(
         function,

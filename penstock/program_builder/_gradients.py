@@ -58,7 +58,6 @@ class Share:
     """One device's share of a batch, and all that its gradients depend on beside parameters.
 
     Attributes:
-      is_on_cpu: whether the devices are CPUs.
       others: the parameters that are not trained, by path.
       batch_stats: the running statistics before the step.
       known: the paths of penstock's own entries; statistics elsewhere are flax modules'.
@@ -67,8 +66,7 @@ class Share:
     """
 
     program: Runnable
-    num_devices: int
-    is_on_cpu: bool
+    mesh: Mesh
     known: Collection[Path]
     others: Mapping[Path, jax.Array]
     batch_stats: Params
@@ -77,6 +75,11 @@ class Share:
     scale: jax.Array | None
     feed: Mapping[str, jax.Array]
     weights: jax.Array
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices compute together."""
+        return self.mesh.size
 
     def gradients(self, params: Params) -> Gradients:
         """Return the gradients of the batch as a whole, by the parameters that are trained."""
@@ -217,10 +220,7 @@ def evaluate_share(
         return _reduction.Totals(result.values, [], frame.examples.total_weight)
     result, _ = run_program(*operands, micro_batch=_reduction.place_in_batch(weights, mesh.size))
     values, weights = [v[None] for v in result.values], weights[None]
-    is_on_cpu = mesh.devices.flat[0].platform == "cpu"
-    return _reduction.add_up(
-        values, (), program.structure, weights, mesh.size, is_on_cpu=is_on_cpu
-    )[0]
+    return _reduction.add_up(values, (), program.structure, weights, mesh)[0]
 
 
 def with_gradient(
@@ -366,8 +366,7 @@ def _average(
         (sums, weighted),
         share.program.structure,
         weights,
-        share.num_devices,
-        is_on_cpu=share.is_on_cpu,
+        share.mesh,
     )
     total = totals.total_weight
     means = {path: (value / total).astype(changed[path].dtype) for path, value in weighted.items()}

@@ -75,11 +75,7 @@ class Network:
         check_patterns("freeze", options.freeze, self.table)
         trained = self._list_trained()
         # Updates are made once and shared by all programs: trying an optimizer out takes 0.1 s.
-        is_on_cpu = mesh.devices.flat[0].platform == "cpu"
-        self.updates = {
-            name: self._make_update(name, paths, is_on_cpu=is_on_cpu)
-            for name, paths in trained.items()
-        }
+        self.updates = {name: self._make_update(name, paths) for name, paths in trained.items()}
 
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
         """Return the probe in test mode of a function that was probed in training."""
@@ -153,7 +149,7 @@ class Network:
             trained[name] = frozenset(ours)
         return trained
 
-    def _make_update(self, name: str, trained: frozenset[Path], *, is_on_cpu: bool) -> Update:
+    def _make_update(self, name: str, trained: frozenset[Path]) -> Update:
         """Return an objective's update.
 
         Raises:
@@ -168,8 +164,7 @@ class Network:
             specs=self.specs,
             trained=trained,
             mesh=self.mesh,
-            is_on_cpu=is_on_cpu,
-            is_unrolled=is_on_cpu and self.train[name].has_convolution,
+            is_unrolled=_mesh.is_on_cpu(self.mesh) and self.train[name].has_convolution,
         )
 
     def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
 from penstock._program.examples import MicroBatch, align
@@ -43,9 +44,7 @@ def add_up(
     others: T,
     structure: _metrics.Structure,
     weights: jax.Array,
-    num_devices: int,
-    *,
-    is_on_cpu: bool,
+    mesh: Mesh,
 ) -> tuple[Totals, T]:
     """Return what the micro-batches of all devices make together.
 
@@ -70,12 +69,10 @@ def add_up(
     row_sums = [
         _metrics.sum_rows(v, weights.reshape(-1), r)
         for v, r in zip(rows, structure.rows, strict=True)
-        if r and num_devices > 1
+        if r and mesh.size > 1
     ]
     # All in one call: an all-reduce costs its latency more than its bytes.
-    total, others, scalars, row_sums = _mesh.psum_at_once(
-        (count, others, scalars, row_sums), num_devices, is_joined=is_on_cpu
-    )
+    total, others, scalars, row_sums = _mesh.psum_at_once((count, others, scalars, row_sums), mesh)
     means = iter([scalar / total for scalar in scalars])
     found = [v if r else next(means) for v, r in zip(rows, structure.rows, strict=True)]
     return Totals(found, row_sums, total), others

@@ -46,7 +46,6 @@ class Update:
     Attributes:
       specs: the entries of penstock's layers; flax modules' parameters have none.
       trained: the paths of the parameters that it updates.
-      is_on_cpu: whether the devices are CPUs.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
     """
@@ -58,7 +57,6 @@ class Update:
     specs: Mapping[Path, ParameterSpec]
     trained: frozenset[Path]
     mesh: Mesh
-    is_on_cpu: bool
     is_unrolled: bool
     watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
@@ -260,8 +258,7 @@ class _Batch:
         def run(params: Params, shared: Mapping[str, Any], split: Mapping[str, Any]) -> T:
             share = Share(
                 program=update.program,
-                num_devices=update.mesh.size,
-                is_on_cpu=update.is_on_cpu,
+                mesh=update.mesh,
                 known=update.specs,
                 **shared,
                 **split,

@@ -91,7 +91,7 @@ class Engine:
         There fresh memory costs more than the copy: 50 ms of a core for 96 MB, on top of 12. On an
         accelerator it costs nothing, and is dear.
         """
-        return self.programs.mesh.devices.flat[0].platform == "cpu"
+        return _mesh.is_on_cpu(self.programs.mesh)
 
     def snapshot(self, spare: Sequence[jax.Array] = ()) -> Leaves:
         """Return a copy of the state on one device, which later launches leave alone.
