@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +88,7 @@ def _missing(place: str | None, error: BaseException) -> str:
     )
 
 
+@functools.lru_cache(maxsize=16)
 def is_on_cpu(mesh: Mesh) -> bool:
     """Return whether the devices are CPUs."""
     return mesh.devices.flat[0].platform == "cpu"

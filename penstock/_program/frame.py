@@ -42,6 +42,8 @@ class Frame:
       step: the global step, 0 by default.
       compute_dtype: what products are computed in; None leaves every dtype as it is.
       is_frozen: whether the parameter or statistic at a path stays as it is.
+      is_on_cpu: whether the run is compiled for CPUs, where layers compute some things another way;
+        probes see what accelerators do.
 
     Attributes:
       names, requests, examples: the three parts; see their modules.
@@ -68,8 +70,10 @@ class Frame:
         compute_dtype: DTypeLike | None = None,
         micro_batch: MicroBatch | None = None,
         is_frozen: Callable[[Path], bool] = lambda path: False,
+        is_on_cpu: bool = False,
     ) -> None:
         self.mode, self.key, self.is_frozen = mode, key, is_frozen
+        self.is_on_cpu = is_on_cpu
         self.is_probe, self.has_micro_batches = feed is None, has_micro_batches
         self.is_mode_read = False
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step

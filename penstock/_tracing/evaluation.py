@@ -48,6 +48,7 @@ class Runnable:
       rows: which arrays had a batch axis; real runs repeat it.
       sown: collections of flax modules whose values the function asks for.
       options: of the builder; the precision is one of them.
+      is_on_cpu: whether it is compiled for CPUs.
       reduces_once: each device may compute its share apart, as a micro-batch, since the means of
         the devices make up those of the batch. What they have is then added up in one all-reduce.
     """
@@ -59,6 +60,7 @@ class Runnable:
     rows: RowAnswers
     sown: frozenset[str]
     options: ProgramOptions
+    is_on_cpu: bool
     reduces_once: bool
 
     @property
@@ -96,6 +98,7 @@ def run_program(
         compute_dtype=program.options.precision.compute_dtype,
         micro_batch=micro_batch,
         is_frozen=program.options.is_frozen,
+        is_on_cpu=program.is_on_cpu,
     )
     result = evaluate(program.function, frame, program.sown)
     for number, rows in enumerate(program.structure.rows):

@@ -228,6 +228,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         rows=first.rows,
         sown=result.sown,
         options=options,
+        is_on_cpu=_mesh.is_on_cpu(mesh),
         reduces_once=followed is not None,
     )
     specs = frame.requests.specs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -34,19 +35,24 @@ class Geometry:
         return self.strides, self.dilations, self.pads
 
 
-def convolve(x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat) -> jax.Array:
+def convolve(
+    x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat, *, is_on_cpu: bool
+) -> jax.Array:
     """Return the convolution of operands of one dtype.
 
-    On CPU a convolution of single channels is computed by `_shift_and_add`.
+    On CPU those by one pixel and those of single channels are computed another way; accelerators
+    are given XLA's convolution.
     """
     # A kernel as large as the image is a matrix product, which XLA's CPU backend does not see: the
     # first dense layer of VGG, batch 8, takes 183 ms forward and backward as one, 951 otherwise.
     if _is_product(x, w, geometry, data_format):
         y = x.reshape(x.shape[0], -1) @ w.reshape(-1, w.shape[3])
         return y[:, None, None, :]
-    is_depthwise = geometry.groups > 1 and w.shape[2] == 1 and geometry.spread == (1, 1)
-    if is_depthwise and math.prod(w.shape[:2]) <= _MOST_TAPS:
-        return _depthwise(x, w, geometry, data_format)
+    if is_on_cpu and geometry.spread == (1, 1):
+        if geometry.groups > 1 and w.shape[2] == 1 and math.prod(w.shape[:2]) <= _MOST_TAPS:
+            return _depthwise(x, w, geometry, data_format)
+        if w.shape[:2] == (1, 1) and geometry.groups == 1 and geometry.pads == ((0, 0), (0, 0)):
+            return _pointwise(x, w, geometry, data_format)
     return _convolve_on_xla(x, w, geometry, data_format)
 
 
@@ -104,32 +110,37 @@ def _pad_beyond_reach(
     return x, dataclasses.replace(geometry, spread=(1, 1), pads=inner)
 
 
-def _by_platform(
+def _pointwise(
     x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
 ) -> jax.Array:
-    """Return the convolution of each channel, by taps on CPU."""
+    """Return the convolution by a kernel of one pixel, as a matrix product.
 
-    def by_taps(x: jax.Array, w: jax.Array) -> jax.Array:
-        y = shift_and_add.convolve(_channels_last(x, data_format), w, *geometry.steps)
-        return _channels_back(y, data_format)
-
-    def in_groups(x: jax.Array, w: jax.Array) -> jax.Array:
-        return _convolve_on_xla(x, w, geometry, data_format)
-
-    # Decided when it is lowered: a program may be traced for devices that are not the default.
-    return lax.platform_dependent(x, w, cpu=by_taps, default=in_groups)
+    XLA sees the product too, and takes the gradient of the kernel, where the image's pixels are
+    added up, for a convolution all the same.
+    """
+    first, steps = data_format.index("H"), [1] * 4
+    steps[first : first + 2] = geometry.strides
+    x = lax.slice(x, [0] * 4, x.shape, steps)
+    y = lax.dot_general(x, w[0, 0], (((data_format.index("C"),), (0,)), ((), ())))
+    return _channels_back(y, data_format)
 
 
 # Its gradients by taps are not what differentiating the sum would give: that takes 10 times longer.
-# The price is no forward-mode differentiation (`jax.jvp`) on any platform, and 0.2 s more of
-# compiling a layer.
-_depthwise = jax.custom_vjp(_by_platform, nondiff_argnums=(2, 3))
+# The price is no forward-mode differentiation (`jax.jvp`) on CPU, and 0.2 s more of compiling a
+# layer.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _depthwise(
+    x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
+) -> jax.Array:
+    """Return the convolution of each channel, by taps."""
+    y = shift_and_add.convolve(_channels_last(x, data_format), w, *geometry.steps)
+    return _channels_back(y, data_format)
 
 
 def _depthwise_forward(
     x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _by_platform(x, w, geometry, data_format), (x, w)
+    return _depthwise(x, w, geometry, data_format), (x, w)
 
 
 def _depthwise_backward(
@@ -138,18 +149,11 @@ def _depthwise_backward(
     operands: tuple[jax.Array, jax.Array],
     dy: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    def by_taps(dy: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        dy, x = (_channels_last(each, data_format) for each in (dy, x))
-        dx = shift_and_add.image_gradient(dy, x, w, *geometry.steps)
-        return _channels_back(dx, data_format), shift_and_add.kernel_gradient(
-            dy, x, w, *geometry.steps
-        )
-
-    def in_groups(dy: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        _, transposed = jax.vjp(lambda x, w: _convolve_on_xla(x, w, geometry, data_format), x, w)
-        return transposed(dy)
-
-    return lax.platform_dependent(dy, *operands, cpu=by_taps, default=in_groups)
+    x, w = operands
+    dy, x = (_channels_last(each, data_format) for each in (dy, x))
+    dx = shift_and_add.image_gradient(dy, x, w, *geometry.steps)
+    dw = shift_and_add.kernel_gradient(dy, x, w, *geometry.steps)
+    return _channels_back(dx, data_format), dw
 
 
 _depthwise.defvjp(_depthwise_forward, _depthwise_backward)

@@ -73,7 +73,7 @@ def conv2d(
     default = normal(math.sqrt(2.0 / math.prod(shape[:3])))
     w = parameter(frame, path, "w", shape, default, param_attr, layer="conv2d")
     geometry = Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
-    y = convolve(*frame.promote(x, w), geometry, data_format)
+    y = convolve(*frame.promote(x, w), geometry, data_format, is_on_cpu=frame.is_on_cpu)
     axis = arguments.channel_axis(y, data_format)
     y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="conv2d", leaf="b")
     return activate(y, act, "conv2d")
@@ -134,7 +134,8 @@ def conv2d_transpose(
     geometry = Geometry(spread=strides, dilations=dilations, pads=edges, groups=groups)
     # A transposed convolution is one by the turned kernel, of the input with zeros between its
     # pixels.
-    y = convolve(*frame.promote(x, jnp.flip(w, (0, 1))), geometry, data_format)
+    x, w = frame.promote(x, jnp.flip(w, (0, 1)))
+    y = convolve(x, w, geometry, data_format, is_on_cpu=frame.is_on_cpu)
     axis = arguments.channel_axis(y, data_format)
     y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="conv2d_transpose", leaf="b")
     return activate(y, act, "conv2d_transpose")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
@@ -34,6 +35,9 @@ class Program:
     Arguments:
       in_specs, out_specs: how arguments and results lie on the mesh.
       recompile_level: the level at which another compile is logged.
+      largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any: XLA's
+        CPU backend is told how to run them.
+      has_gradients: whether the function computes gradients.
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
 
     Attributes:
@@ -45,12 +49,14 @@ class Program:
         self,
         name: str,
         function: Callable[..., Any],
-        mesh: Mesh,
         *,
+        mesh: Mesh,
         in_specs: _mesh.Specs,
         out_specs: _mesh.Specs,
         donated: tuple[int, ...] = (),
         recompile_level: int = logging.WARNING,
+        largest_kernel: int = 0,
+        has_gradients: bool = False,
         saves_memory: bool = False,
     ) -> None:
         self.name = name
@@ -58,13 +64,21 @@ class Program:
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self._function = function
         self._recompile_level = recompile_level
+        options: Any = None
+        if _mesh.is_on_cpu(mesh):
+            wanted = _MEMORY_OPTIONS if saves_memory else ()
+            # What the user has said of the same option holds.
+            if largest_kernel and _CONVOLUTION_OPTION not in os.environ.get("XLA_FLAGS", ""):
+                is_wide = largest_kernel >= _WIDE and not has_gradients
+                wanted += _WIDE_CONVOLUTION_OPTIONS if is_wide else _CONVOLUTION_OPTIONS
+            options = _known_options(wanted) if wanted else None
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
             self._trace,
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
-            compiler_options=_known_options(_MEMORY_OPTIONS) if saves_memory else None,
+            compiler_options=options,
         )
 
     def __call__(self, *args: Any) -> Any:
@@ -131,6 +145,32 @@ memory: 203 MB instead of 27 for ten unrolled steps of a small convolutional net
 allocated anew in each run and faulted in page by page. Ordered for memory they take 0.99x the time
 of a hand-written loop instead of 1.13x to 1.31x; the numbers are the same bits. One step alone is
 not ordered so: on two idle cores it took 1.08x (JAX 0.10.2)."""
+
+_CONVOLUTION_OPTION = "xla_cpu_experimental_ynn_fusion_type"
+
+_CONVOLUTION_OPTIONS = (
+    (_CONVOLUTION_OPTION, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"),
+)
+"""Leave products and sums to YNNPACK, as XLA does by default, and convolutions not.
+
+There one by a single pixel is no longer seen to be a product, and the gradient of a kernel takes up
+to 9 times as long as XLA's own: 304 ms instead of 41 from 256 to 512 channels of 28x28, 121 instead
+of 47 for 3x3 on 64 channels of 56x56, batch 16. A step of ResNet-50 takes 0.52 of the time, the
+regression and the perceptron compile to the same text (JAX 0.10.2, `python -m benchmarks
+convolutions` and `cpu_networks`). Without its sums, batch norm's, a step of MobileNet v1 takes 2.5
+times as long."""
+
+_WIDE_CONVOLUTION_OPTIONS = ((_CONVOLUTION_OPTION, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),)
+"""Leave products alone to YNNPACK.
+
+Together with a pooling it takes all convolutions before it, and arranges their kernels anew in
+every run: of three 3x3 on 512 channels of 8x8 that is 49 ms instead of 8, batch 1, and 59 instead
+of 51, batch 16. Of narrow ones it is faster, 14 ms instead of 16 for 64 channels of 128x128, since
+what lies between them stays in the cache. A training step needs what lies between, and they stay
+apart."""
+
+_WIDE = 2**19
+"""From so many numbers in a kernel on: 3x3 from 256 to 256 channels are 590,000."""
 
 _CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
 """Write fusions without MLIR, which takes longer than all else that a short program compiles."""

@@ -76,14 +76,9 @@ class Share:
     feed: Mapping[str, jax.Array]
     weights: jax.Array
 
-    @property
-    def num_devices(self) -> int:
-        """How many devices compute together."""
-        return self.mesh.size
-
     def gradients(self, params: Params) -> Gradients:
         """Return the gradients of the batch as a whole, by the parameters that are trained."""
-        if self.num_devices > 1 and self.program.reduces_once:
+        if self.mesh.size > 1 and self.program.reduces_once:
             return self._gradients_apart(params)
         # Values come out reduced already; gradients and flax's statistics are still the device's
         # own.
@@ -92,14 +87,14 @@ class Share:
         )
         # Each device differentiated the global loss with respect to its own copy: the sum over
         # devices counts it once per device, the mean is the gradient of the global mean.
-        gradients = self.unscale(_mesh.pmean(gradients, self.num_devices))
+        gradients = self.unscale(_mesh.pmean(gradients, self.mesh.size))
         # A device counts by its examples, as in a batch norm of ours.
         share = jnp.sum(self.weights) / total_weight
         statistics = {
             path: value
             # Ours are averaged in the layer, over the examples of all devices.
-            if path in self.known or self.num_devices == 1
-            else _mesh.psum(value * share.astype(value.dtype), self.num_devices)
+            if path in self.known or self.mesh.size == 1
+            else _mesh.psum(value * share.astype(value.dtype), self.mesh.size)
             for path, value in updates.items()
         }
         return Gradients(values, gradients, statistics, total_weight, row_sums=[])
@@ -111,7 +106,7 @@ class Share:
             self.feed,
             self.weights,
             self.batch_stats,
-            _reduction.place_in_batch(self.weights, self.num_devices),
+            _reduction.place_in_batch(self.weights, self.mesh.size),
         )
         count = jnp.sum(self.weights)
         # Of padding alone nothing counts, and it may well give nan. Weighted in float32 at least:
@@ -169,7 +164,7 @@ class Share:
         }
         # Raw numbers are what files and copies take; the typed key exists only inside the step.
         key = jax.random.fold_in(jax.random.wrap_key_data(self.root_key), self.step)
-        devices, step = self.num_devices, self.step
+        devices, step = self.mesh.size, self.step
         return run_program(self.program, variables, feed, weights, key, devices, step, micro_batch)
 
     def loss(self, result: Evaluated) -> jax.Array:
@@ -248,7 +243,7 @@ def accumulate_gradients(
       is_unrolled: write the scan out, since XLA runs convolutions in a loop slowly on CPU.
     """
     size = share.weights.shape[0] // num_micro_batches
-    whole = _reduction.place_in_batch(share.weights, share.num_devices)
+    whole = _reduction.place_in_batch(share.weights, share.mesh.size)
     # Flat, by path: a micro-batch returns only the statistics that it moves, and what a scan
     # carries keeps one structure.
     flat_stats = parameter_tree.flatten(share.batch_stats)
@@ -292,7 +287,7 @@ def example_gradients(share: Share, params: Params, num_micro_batches: int) -> P
 
     Each example is a micro-batch of its own and meets no other.
     """
-    whole = _reduction.place_in_batch(share.weights, share.num_devices)
+    whole = _reduction.place_in_batch(share.weights, share.mesh.size)
 
     def differentiate(
         number: jax.Array, feed: Mapping[str, jax.Array], weight: jax.Array
@@ -321,7 +316,7 @@ def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax
         result, _ = share.run(params, share.feed, share.weights, share.batch_stats)
         return share.scale_gradient(share.loss(result))
     size = share.weights.shape[0] // num_micro_batches
-    whole = _reduction.place_in_batch(share.weights, share.num_devices)
+    whole = _reduction.place_in_batch(share.weights, share.mesh.size)
 
     # Without it a line search that differentiates the loss would keep the activations of all
     # micro-batches.
@@ -336,7 +331,7 @@ def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax
         return total + share.scale_gradient(share.loss(result)) * count, None
 
     total, _ = jax.lax.scan(add, jnp.zeros(()), _cut(share, num_micro_batches))
-    return _mesh.psum(total, share.num_devices) / whole.total_weight
+    return _mesh.psum(total, share.mesh.size) / whole.total_weight
 
 
 def _cut(share: Share, number: int) -> Cut:
@@ -358,7 +353,7 @@ def _average(
 ) -> Gradients:
     """Return means over the micro-batches and the devices: the one reduction of the step."""
     # On one device they are what the scan left; each other device has seen other examples.
-    changed = statistics if share.num_devices > 1 else {}
+    changed = statistics if share.mesh.size > 1 else {}
     count = jnp.sum(weights)
     weighted = {path: value * count for path, value in changed.items()}
     totals, (sums, weighted) = _reduction.add_up(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
@@ -44,6 +46,8 @@ class Network:
       specs: what penstock's layers asked for, by path.
       table: shape and dtype of every entry of the parameter tree, by collection and path.
       updates: the update of each objective that has an optimizer, by name.
+      largest_kernel: how many numbers the largest kernel of several pixels has, 0 where no program
+        has a convolution.
     """
 
     def __init__(
@@ -69,6 +73,11 @@ class Network:
         if self.infer:
             _join_tables(programs)
             self._check_infer(self.infer)
+        self.largest_kernel = 0
+        if any(map(operator.attrgetter("has_convolution"), (*programs, *self.test.values()))):
+            for shape, _ in self.table.values():
+                is_kernel = len(shape) == 4 and shape[:2] != (1, 1)
+                self.largest_kernel = max(self.largest_kernel, math.prod(shape) * is_kernel, 1)
         # flax's modules have no specs: their entries are in the table alone.
         self.specs = {path: spec for each in self.owners for path, spec in each.specs.items()}
         # Only now are the names known that a pattern may match.

@@ -63,6 +63,8 @@ class Programs:
         self.options: ProgramOptions = network.options
         self.group = find_group_of(self.mesh)
         self.structures = {name: each.program.structure for name, each in network.train.items()}
+        size = network.largest_kernel
+        self._make_program = functools.partial(Program, mesh=self.mesh, largest_kernel=size)
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
             mode: _device_batches.Feeder(
@@ -158,13 +160,13 @@ class Programs:
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
         values = {each.name: value_specs(each.program, split) for each in updates}
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
-        return Program(
+        return self._make_program(
             label if num_steps == 1 else f"{label} x{num_steps}",
             self._train_function(updates, num_steps),
-            self.mesh,
             in_specs=(WHOLE, WHOLE, split, split),
             out_specs=(WHOLE, Launched(values, WHOLE, WHOLE)),  # pyright: ignore
             donated=(0,),
+            has_gradients=True,
             saves_memory=num_steps > 1 and _step.is_unrolled(updates),
         )
 
@@ -213,10 +215,9 @@ class Programs:
     def test_program(self, objective: str) -> Program:
         """Return the test program of an objective, not compiled yet."""
         program = self.network.test[objective].program
-        return Program(
+        return self._make_program(
             "test" if len(self.network.objectives) == 1 else f"test {objective}",
             functools.partial(_step.test_step, program, self.mesh),
-            self.mesh,
             in_specs=(WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
             out_specs=(WHOLE, value_specs(program)),
         )
@@ -255,10 +256,9 @@ class Programs:
         """Return the infer program, not compiled yet; for networks with an infer function."""
         assert self.network.infer is not None
         program = self.network.infer.program
-        return Program(
+        return self._make_program(
             "infer",
             functools.partial(_step.infer_step, program, self.mesh),
-            self.mesh,
             in_specs=(WHOLE, SPLIT, SPLIT),
             out_specs=value_specs(program),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant

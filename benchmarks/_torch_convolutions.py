@@ -1,0 +1,43 @@
+"""One convolution of `convolutions` in torch for each line read, its milliseconds written back.
+
+Runs in an interpreter of its own and imports nothing of penstock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+
+
+def main() -> None:
+    """Answer `[image, kernel, strides, pads, dilations, groups, what, rounds]`."""
+    for line in sys.stdin:
+        image, kernel, strides, pads, dilations, groups, what, rounds = json.loads(line)
+        height, width, inputs, outputs = kernel
+        (top, bottom), (left, right) = pads
+        x = torch.randn(image[0], image[3], image[1], image[2])
+        # Padding that is not the same on both sides is a copy, here as in torch's users' networks.
+        if (top, left) != (bottom, right):
+            x, top, left = torch.nn.functional.pad(x, (left, right, top, bottom)), 0, 0
+        x = x.to(memory_format=torch.channels_last)
+        w = torch.randn(outputs, inputs, height, width).to(memory_format=torch.channels_last)
+        options: Any = (None, strides, (top, left), dilations, False, (0, 0), groups)
+        dy = torch.convolution(x, w, *options)
+        mask = [what == "dX", what == "dW", False]
+        least = float("inf")
+        for _ in range(rounds + 1):
+            start = time.perf_counter()
+            if what == "y":
+                torch.convolution(x, w, *options)
+            else:
+                torch.ops.aten.convolution_backward(dy, x, w, None, *options[1:], mask)
+            least = min(least, time.perf_counter() - start)
+        print(json.dumps(least * 1e3), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Every distinct convolution of some networks on the CPU, and ways to compute it.
+
+    python -m benchmarks convolutions
+    python -m benchmarks convolutions --network resnet50 --batch_size 1 16 64
+    python -m benchmarks convolutions --torch_python ~/torch/bin/python
+
+For each the forward pass (y), the gradient of the kernel (dW) and of the image (dX), milliseconds:
+
+- default: XLA's convolution as JAX compiles it,
+- own: without the library that XLA leaves convolutions to by default,
+- taps, im2col, phases: sums of products, see `_convolution_forms`,
+- torch: oneDNN's, in a process of its own.
+
+`penstock` is what penstock's CPU programs do: own, and the product where the kernel is one pixel.
+Minimum of a few runs, one after the other in each round. The last table adds up what the networks
+have, each convolution as often as it occurs, and tells what the fastest of all forms would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import penstock as ps
+from benchmarks import _timing, _workloads
+from benchmarks._convolution_forms import Convolution, forms
+from benchmarks.cpu_networks import plain_convolutions
+from penstock import models
+from penstock.program_builder import _compilation
+
+SIZES = {
+    "resnet50": 224,
+    "inception_v3": 299,
+    "mobilenet_v1": 224,
+    "mobilenet_v2": 224,
+    "mobilenet_v3_large": 224,
+    "vgg_16": 128,
+    "keras_nasnet_mobile": 224,
+    "conv_net": 28,
+}
+KINDS = ("y", "dW", "dX")
+COLUMNS = ("penstock", "default", "own", "taps", "im2col", "phases", "torch")
+
+
+def gather(name: str, batch_size: int) -> collections.Counter[Convolution]:
+    """Return the convolutions of a network's forward pass, and how often it has each."""
+    if name == "conv_net":
+        program = _workloads.WORKLOADS[2].train_program
+    else:
+        settings = models.Settings(dropout=0.0, weight_decay=0.0)
+        program = models.classifier(
+            name, 1000, image_size=SIZES[name], settings=settings, auxiliary_weight=0.0
+        ).train_program
+    with plain_convolutions():
+        builder = ps.ProgramBuilder(program, place=jax.devices()[:1])
+        traced = builder.inspect("test", batch_size=batch_size).traced
+    return collections.Counter(map(Convolution.read, _find(traced.jaxpr.jaxpr)))
+
+
+def _find(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive is lax.conv_general_dilated_p:
+            yield equation
+        for value in equation.params.values():
+            for each in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(each, "jaxpr", each)
+                if hasattr(inner, "eqns"):
+                    yield from _find(inner)
+
+
+def derive(conv: Convolution) -> dict[str, Convolution]:
+    """Return a convolution and those that its gradients are."""
+    x, w, dy = (jax.ShapeDtypeStruct(each, np.float32) for each in (conv.lhs, conv.rhs, conv.out))
+
+    def kernel_gradient(x: Any, w: Any, dy: Any) -> Any:
+        return jax.vjp(lambda w: conv.compute(x, w), w)[1](dy)
+
+    def image_gradient(x: Any, w: Any, dy: Any) -> Any:
+        return jax.vjp(lambda x: conv.compute(x, w), x)[1](dy)
+
+    found = {"y": conv}
+    for kind, function in (("dW", kernel_gradient), ("dX", image_gradient)):
+        # The forward pass is not read in the gradient, and comes first.
+        *_, last = _find(jax.make_jaxpr(function)(x, w, dy).jaxpr)
+        found[kind] = Convolution.read(last)
+    return found
+
+
+def _compile(function: Callable[..., Any], operands: Sequence[Any], *, is_own: bool) -> Any:
+    options: Any = dict(_compilation._CONVOLUTION_OPTIONS) if is_own else {}
+    return jax.jit(function, compiler_options=options).lower(*operands).compile()
+
+
+def measure(conv: Convolution, rounds: int) -> dict[str, float]:
+    """Return the milliseconds of each way to compute one."""
+    rng = np.random.default_rng(0)
+    operands = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in (conv.lhs, conv.rhs)]
+    ways = {
+        "default": _compile(conv.compute, operands, is_own=False),
+        "own": _compile(conv.compute, operands, is_own=True),
+    }
+    for name, form in forms(conv).items():
+        ways[name] = _compile(form, operands, is_own=True)
+    expected = np.asarray(ways["default"](*operands))
+    least = dict.fromkeys(ways, np.inf)
+    for name, way in ways.items():
+        error = np.abs(np.asarray(way(*operands)) - expected).max() / np.abs(expected).max()
+        if error > 1e-4:
+            raise AssertionError(f"{name} of {conv} is off by {error:.1e}")
+    for _ in range(rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            jax.block_until_ready(way(*operands))
+            least[name] = min(least[name], (time.perf_counter() - start) * 1e3)
+    return {name: float(value) for name, value in least.items()}
+
+
+class _Torch:
+    """torch in another process, which computes a convolution when it is told to."""
+
+    def __init__(self, python: str) -> None:
+        script = str(Path(__file__).with_name("_torch_convolutions.py"))
+        command = [os.path.expanduser(python), script]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def measure(self, conv: Convolution, kind: str, rounds: int) -> float:
+        """Return its milliseconds."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked = [conv.lhs, conv.rhs, conv.window_strides, conv.padding, conv.rhs_dilation]
+        line = json.dumps([*asked, conv.feature_group_count, kind, rounds])
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+
+def _chosen(conv: Convolution, found: dict[str, float]) -> float:
+    """Return the time of what penstock does for a convolution or one of its gradients."""
+    is_pixel = conv.kernel == (1, 1) and conv.padding == ((0, 0), (0, 0))
+    return found["taps"] if is_pixel and "taps" in found else found["own"]
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Print a row for each convolution, and the sums."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks convolutions")
+    parser.add_argument("--network", nargs="*", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--batch_size", type=int, nargs="*", default=[16])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--torch_python", default="", help="an interpreter that has torch")
+    flags = parser.parse_args(list(arguments))
+    print(f"{_timing.environment()}, float32\n")
+    torch = _Torch(flags.torch_python) if flags.torch_python else None
+    known: dict[tuple[Convolution, str], dict[str, float]] = {}
+    sums = []
+    header = ["image", "kernel", "result", "what", *COLUMNS]
+    print(_timing.table(header, []))
+    for batch_size in flags.batch_size:
+        for name in flags.network:
+            totals = {kind: collections.defaultdict[str, float](float) for kind in KINDS}
+            for conv, number in gather(name, batch_size).items():
+                # Those of single channels have a way of their own, see `layers._shift_and_add`.
+                if conv.feature_group_count > 1 and conv.rhs[2] == 1:
+                    continue
+                for kind, each in derive(conv).items():
+                    found = known.get((conv, kind))
+                    if found is None:
+                        found = measure(each, flags.rounds)
+                        found["penstock"] = _chosen(conv, found)
+                        if torch is not None:
+                            found["torch"] = torch.measure(conv, kind, flags.rounds)
+                        known[conv, kind] = found
+                        _print_row(conv, kind, found)
+                    ours = [value for way, value in found.items() if way != "torch"]
+                    for way in ("penstock", "default", "own", "torch"):
+                        totals[kind][way] += number * found.get(way, 0.0)
+                    totals[kind]["fastest"] += number * min(ours)
+            ways = ("penstock", "default", "own", "fastest", "torch")
+            for kind in KINDS:
+                figures = [f"{totals[kind][way]:.4g}" for way in ways]
+                sums.append([name, str(batch_size), kind, *figures])
+    print("\nOf a whole network, milliseconds a step:\n")
+    header = ["network", "batch", "what", "penstock", "default", "own", "fastest form", "torch"]
+    print(_timing.table(header, sums))
+
+
+def _print_row(conv: Convolution, kind: str, found: dict[str, float]) -> None:
+    shapes = [" ".join(map(str, each)) for each in (conv.lhs, conv.rhs, conv.out)]
+    figures = [f"{found[way]:.3g}" if way in found else "-" for way in COLUMNS]
+    print("| " + " | ".join([*shapes, kind, *figures]) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

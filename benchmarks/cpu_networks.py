@@ -1,0 +1,273 @@
+"""Networks on the CPU: a training step and a prediction, with convolutions as penstock runs them.
+
+    python -m benchmarks cpu_networks
+    python -m benchmarks cpu_networks --network resnet50 --torch_python ~/torch/bin/python
+
+Set against the same network with XLA's plain convolutions and Keras's on JAX, alternately in one
+process, and torchvision's in a process of its own, which has its turn in every round and waits
+otherwise. `--torch_python` names an interpreter that has torch and torchvision; without it they are
+left out. Float32, the same images for all. Training is plain SGD, batch 16; a prediction is of one
+image. Dropout, weight decay and auxiliary heads are off everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import numpy as np
+import optax
+
+import penstock as ps
+from benchmarks import _timing, _workloads
+from penstock import models
+
+NUM_CLASSES = 1000
+CONV_NET = "conv_net"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network here, what makes Keras's, and what `_torch_networks` calls torch's."""
+
+    name: str
+    size: int
+    keras: Callable[[Any, int], Any] | None = None
+    num_channels: int = 3
+
+
+NETWORKS = (
+    Network(
+        name="resnet50",
+        size=224,
+        keras=lambda apps, size: apps.ResNet50(input_shape=(size, size, 3), weights=None),
+    ),
+    Network(
+        name="inception_v3",
+        size=299,
+        keras=lambda apps, size: apps.InceptionV3(input_shape=(size, size, 3), weights=None),
+    ),
+    Network(
+        name="mobilenet_v1",
+        size=224,
+        keras=lambda apps, size: apps.MobileNet((size, size, 3), weights=None),
+    ),
+    Network(
+        name="mobilenet_v2",
+        size=224,
+        keras=lambda apps, size: apps.MobileNetV2((size, size, 3), weights=None),
+    ),
+    Network(
+        name="vgg_16",
+        size=128,
+        keras=lambda apps, size: apps.VGG16(input_shape=(size, size, 3), weights=None),
+    ),
+    Network(name=CONV_NET, size=28, num_channels=1),
+)
+
+Contender = dict[str, Callable[[], float]]
+"""What trains a step and what predicts, each returning the seconds that it took."""
+
+
+def _clock(run: Callable[[], object]) -> Callable[[], float]:
+    def timed() -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return timed
+
+
+def make_programs(network: Network) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return the train and the infer program."""
+    if network.name == CONV_NET:
+        workload = _workloads.WORKLOADS[2]
+
+        def infer() -> Any:
+            return workload.program()(ps.layers.data("x", shape=workload.shape))
+
+        return workload.train_program, infer
+    settings = models.Settings(dropout=0.0, weight_decay=0.0)
+    made = models.classifier(
+        network.name, NUM_CLASSES, image_size=network.size, settings=settings, auxiliary_weight=0.0
+    )
+    return made.train_program, made.infer_program
+
+
+def find_input_names(network: Network) -> tuple[str, str]:
+    """Return what the program calls its images and its labels."""
+    return ("x", "y") if network.name == CONV_NET else ("image", "label")
+
+
+def _penstock(network: Network, images: np.ndarray, labels: np.ndarray) -> Contender:
+    train_program, infer_program = make_programs(network)
+    builder = ps.ProgramBuilder(
+        train_program, optax.sgd(1e-3), infer_func=infer_program, place=jax.devices()[:1]
+    )
+    image, label = find_input_names(network)
+    holder = [builder.init()]
+
+    def train() -> None:
+        holder[0], values = builder.train(holder[0], {image: images, label: labels})
+        jax.block_until_ready((holder[0], values))
+
+    def infer() -> None:
+        builder.infer(holder[0], {image: images[:1]})
+
+    train()
+    infer()
+    return {"train": _clock(train), "infer": _clock(infer)}
+
+
+@contextlib.contextmanager
+def plain_convolutions() -> Iterator[None]:
+    """Build and compile networks as accelerators run them: each convolution is XLA's."""
+    from penstock.layers import _convolution
+    from penstock.program_builder import _compilation
+
+    def convolve(*operands: Any, is_on_cpu: bool) -> jax.Array:
+        # Those of single channels were never left to XLA.
+        is_depthwise = operands[2].groups > 1 and operands[1].shape[2] == 1
+        return _convolution.convolve(*operands, is_on_cpu=is_on_cpu and is_depthwise)
+
+    with (
+        mock.patch("penstock.layers.conv.convolve", convolve),
+        mock.patch("penstock.layers.depthwise.convolve", convolve),
+        mock.patch.object(_compilation, "_CONVOLUTION_OPTIONS", ()),
+        mock.patch.object(_compilation, "_WIDE_CONVOLUTION_OPTIONS", ()),
+    ):
+        yield
+
+
+def _plain(network: Network, images: np.ndarray, labels: np.ndarray) -> Contender:
+    with plain_convolutions():
+        return _penstock(network, images, labels)
+
+
+def _keras(network: Network, images: np.ndarray, labels: np.ndarray) -> Contender:
+    import keras
+
+    if network.keras is None:
+        workload = _workloads.WORKLOADS[2]
+        model = keras.Sequential(workload.keras_layers(keras.layers))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    else:
+        model = network.keras(keras.applications, network.size)
+        loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.SGD(1e-3), loss)
+
+    def train() -> None:
+        model.train_on_batch(images, labels)
+
+    def infer() -> None:
+        # Its own compiled call: `predict` adds a loop, a reader and callbacks to one image.
+        model.predict_on_batch(images[:1])
+
+    train()
+    infer()
+    return {"train": _clock(train), "infer": _clock(infer)}
+
+
+class _Torch:
+    """torchvision's network in another process, which computes when it is told to."""
+
+    def __init__(self, python: str, network: Network, batch_size: int) -> None:
+        script = str(Path(__file__).with_name("_torch_networks.py"))
+        command = [python, script, network.name, str(network.size), str(batch_size)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, what: str) -> float:
+        """Return the seconds that a step took there."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{what}\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate("")
+
+
+def _measure(network: Network, flags: argparse.Namespace) -> list[list[str]]:
+    rng = np.random.default_rng(0)
+    shape = (flags.batch_size, network.size, network.size, network.num_channels)
+    images = rng.uniform(-1, 1, shape).astype(np.float32)
+    labels = rng.integers(0, 10, (flags.batch_size, 1)).astype(np.int32)
+    makers = {"penstock": _penstock, "plain": _plain, "Keras": _keras}
+    contenders = {
+        name: make(network, images, labels)
+        for name, make in makers.items()
+        if name not in flags.without
+    }
+    torch = None
+    if flags.torch_python:
+        torch = _Torch(os.path.expanduser(flags.torch_python), network, flags.batch_size)
+        ask = torch.ask
+        contenders["torch"] = {what: lambda w=what: ask(w) for what in ("train", "infer")}
+    rows = []
+    for what, repeats in (("train", 1), ("infer", 5)):
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        names = list(contenders)
+        for number in range(flags.rounds + 1):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                taken = statistics.median(contenders[name][what]() for _ in range(repeats))
+                # The first round warms up.
+                if number:
+                    seconds[name].append(taken)
+        row = [network.name, what]
+        for name in ("penstock", "plain", "Keras", "torch"):
+            row.append(_milliseconds(seconds[name]) if name in seconds else "-")
+        for name in ("plain", "Keras", "torch"):
+            known = name in seconds
+            row.append(f"{_timing.ratio(seconds, 'penstock', name):.2f}" if known else "-")
+        rows.append(row)
+        print("  ".join(row), flush=True)
+    if torch is not None:
+        torch.close()
+    return rows
+
+
+def _milliseconds(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:.4g}"
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks cpu_networks")
+    parser.add_argument("--network", default="", help="one of them; all of them without")
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--torch_python", default="", help="an interpreter that has torchvision")
+    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
+    flags = parser.parse_args(list(arguments))
+    print(f"{_timing.environment()}\n")
+    rows = []
+    for network in NETWORKS:
+        if flags.network in ("", network.name):
+            rows += _measure(network, flags)
+    header = ["network", "what", "penstock, ms", "plain", "Keras", "torch"]
+    header += ["to plain", "to Keras", "to torch"]
+    print(f"\nbatch {flags.batch_size}; infer at 1; medians, ratios by round\n")
+    print(_timing.table(header, rows))
+
+
+if __name__ == "__main__":
+    main()
