@@ -121,8 +121,11 @@ def _pointwise(
     first, steps = data_format.index("H"), [1] * 4
     steps[first : first + 2] = geometry.strides
     x = lax.slice(x, [0] * 4, x.shape, steps)
-    y = lax.dot_general(x, w[0, 0], (((data_format.index("C"),), (0,)), ((), ())))
-    return _channels_back(y, data_format)
+    x = _channels_last(x, data_format)
+    # Of two axes: of four XLA would make a transposed copy for the gradient of the kernel, of all
+    # that the gradient's operand is computed from: 77 ms instead of 12 in MobileNet's first.
+    y = x.reshape(-1, x.shape[3]) @ w[0, 0]
+    return _channels_back(y.reshape(*x.shape[:3], w.shape[3]), data_format)
 
 
 # Its gradients by taps are not what differentiating the sum would give: that takes 10 times longer.
