@@ -137,6 +137,11 @@ def open_frame(frame: Frame) -> Iterator[Frame]:
         _CURRENT.reset(token)
 
 
+def find_frame() -> Frame | None:
+    """Return the current frame, None outside a program."""
+    return _CURRENT.get()
+
+
 def current_frame(layer: str) -> Frame:
     """Return the current frame.
 

@@ -12,6 +12,7 @@ from jax import lax
 
 from penstock._errors import ProgramError, check_choice
 from penstock.layers import arguments
+from penstock.layers._max_pool import take_maxima
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
 
 T = TypeVar("T")
@@ -66,10 +67,10 @@ def pool2d(
     _check_padding(windows, pads)
     each = zip(sizes, windows, strides, pads, strict=True)
     (vertical, rows), (horizontal, columns) = (_windows_along(*one, ceil_mode) for one in each)
+    if pool_type == "max":
+        return take_maxima(x, windows, strides, (vertical, horizontal), data_format)
     full, steps = _expand(windows, 1, data_format), _expand(strides, 1, data_format)
     edges = _expand((vertical, horizontal), (0, 0), data_format)
-    if pool_type == "max":
-        return lax.reduce_window(x, _lowest(x.dtype), lax.max, full, steps, edges)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(jnp.float32)
     sums = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, full, steps, edges)
@@ -105,10 +106,3 @@ def _check_padding(windows: Pair, pads: Pairs) -> None:
             f"layers.pool2d got pool_padding {pads} and pool_size {windows}, expected padding "
             "smaller than the window. A window would hold nothing but padding. Use less padding."
         )
-
-
-def _lowest(dtype: np.dtype) -> np.ndarray:
-    if jnp.issubdtype(dtype, jnp.floating):
-        # What every number is above, so that padding is no maximum.
-        return np.full((), -np.inf, dtype)
-    return np.full((), jnp.iinfo(dtype).min, dtype)

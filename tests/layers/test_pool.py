@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
+from penstock.layers import _max_pool
 from tests.layers.programs import normal
 
 
@@ -120,3 +123,48 @@ def test_pool2d_of_whole_numbers_does_not_overflow():
 def test_pool2d_with_a_wrong_argument_says_what_it_expects(arguments, message):
     with pytest.raises(ProgramError, match=r"layers.pool2d got .*" + message):
         layers.pool2d(normal(1, 7, 6, 1), **arguments)
+
+
+MAXIMA = [
+    ((7, 6), (2, 2), (2, 2), ((0, 0), (0, 0))),
+    ((7, 9), (3, 2), (2, 3), ((1, 1), (0, 1))),
+    ((5, 5), (3, 3), (1, 1), ((1, 1), (1, 1))),
+    ((8, 8), (1, 2), (3, 3), ((0, 0), (0, 0))),
+    ((4, 4), (2, 2), (5, 5), ((1, 0), (0, 1))),
+]
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+@pytest.mark.parametrize(("size", "window", "stride", "pads"), MAXIMA)
+def test_maximum_on_cpu_has_the_gradients_of_xlas(size, window, stride, pads, data_format):
+    axis = 1 if data_format == "NHWC" else 2
+    windows = _max_pool.Windows(axis, window, stride, pads)
+    # Of few values, so that many pixels are equal, as behind a relu.
+    x = np.round(normal(3, *size, 4)).astype(np.float32)
+    x = jnp.asarray(x if data_format == "NHWC" else np.moveaxis(x, 3, 1))
+
+    def differentiate(function):
+        y, transpose = jax.vjp(lambda x: function(x, windows), x)
+        ways = jnp.asarray(normal(*y.shape, seed=1))
+        (dx,) = transpose(ways)
+        slope = jax.grad(lambda x: jnp.sum(function(x, windows) ** 3))
+        return y, dx, jax.grad(lambda x: jnp.sum(slope(x) ** 2))(x)
+
+    found = jax.jit(lambda: differentiate(_max_pool.max_windows_on_cpu))()
+    expected = jax.jit(lambda: differentiate(_max_pool.max_windows))()
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    # Forwards: the product with any direction is that of the gradient.
+    direction = jnp.asarray(normal(*x.shape, seed=2))
+    _, forwards = jax.jvp(lambda x: _max_pool.max_windows_on_cpu(x, windows), (x,), (direction,))
+    ways = jnp.asarray(normal(*found[0].shape, seed=1))
+    np.testing.assert_allclose(jnp.vdot(forwards, ways), jnp.vdot(direction, found[1]), rtol=1e-4)
+
+
+def test_maximum_in_a_program_on_cpu_scatters_nothing():
+    def program():
+        x = layers.conv2d(layers.data("x", [8, 8, 1]), 2, 3)
+        return layers.mean(layers.reduce_mean(layers.pool2d(x, 2, pool_stride=2)))
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1])
+    assert "select_and_scatter" not in builder.inspect("train", batch_size=2).lowered_text

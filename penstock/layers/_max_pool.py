@@ -1,0 +1,109 @@
+"""The maximum of windows, with a gradient that suits CPUs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from penstock._program.frame import find_frame
+from penstock.layers.arguments import DataFormat, Pair, Pairs
+
+# Each pixel of a window is a term of one compiled sum.
+_MOST_PIXELS = 49
+
+
+class Windows(NamedTuple):
+    """Which windows of an image: `axis` is that of its height, the width is behind it."""
+
+    axis: int
+    size: Pair
+    strides: Pair
+    pads: Pairs
+
+    def expand(self, pair: tuple[Any, Any], other: Any) -> list[Any]:
+        """Return one value an axis: those of `pair` for height and width."""
+        return [*[other] * self.axis, *pair, *[other] * (2 - self.axis)]
+
+
+def take_maxima(
+    x: jax.Array, size: Pair, strides: Pair, pads: Pairs, data_format: DataFormat
+) -> jax.Array:
+    """Return the maximum of each window of an image."""
+    windows = Windows(data_format.index("H"), size, strides, pads)
+    frame = find_frame()
+    is_on_cpu = frame is not None and frame.is_on_cpu and math.prod(size) <= _MOST_PIXELS
+    if is_on_cpu and jnp.issubdtype(x.dtype, jnp.floating):
+        return max_windows_on_cpu(x, windows)
+    return max_windows(x, windows)
+
+
+def max_windows(x: jax.Array, windows: Windows) -> jax.Array:
+    """Return the maximum of each window, as XLA computes it."""
+    # What every number is above, so that padding is no maximum.
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    lowest = -np.inf if is_float else jnp.iinfo(x.dtype).min
+    return lax.reduce_window(
+        x,
+        np.full((), lowest, x.dtype),
+        lax.max,
+        windows.expand(windows.size, 1),
+        windows.expand(windows.strides, 1),
+        windows.expand(windows.pads, (0, 0)),
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def max_windows_on_cpu(x: jax.Array, windows: Windows) -> jax.Array:
+    """Return the maximum of each window, whose gradient is a sum over the window's pixels.
+
+    XLA's CPU backend takes each window's maximum again with its place, scalar by scalar, and then
+    scatters: forwards and backwards 212 ms for 3x3 by 2 on `[16, 112, 112, 64]`, this way 93; 100
+    and 12 for 2x2 on `[16, 64, 64, 128]`. As there the first of equal pixels has the gradient.
+    """
+    return max_windows(x, windows)
+
+
+@max_windows_on_cpu.defjvp
+def _differentiate(
+    windows: Windows, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    y = max_windows(x, windows)
+    number = math.prod(windows.size)
+    winner = jnp.full(y.shape, number, jnp.int8)
+    pixels = _cut(x, -jnp.inf, y.shape, windows)
+    for place in reversed(range(number)):
+        winner = jnp.where(pixels[place] == y, jnp.int8(place), winner)
+    moves = enumerate(_cut(dx, 0.0, y.shape, windows))
+    # A sum of slices, from which JAX makes the gradient by itself.
+    terms = [jnp.where(winner == place, move, jnp.zeros_like(move)) for place, move in moves]
+    return y, functools.reduce(jnp.add, terms)
+
+
+def _cut(x: jax.Array, padding: float, shape: tuple[int, ...], windows: Windows) -> list[jax.Array]:
+    """Return the first pixel of all windows, their second, and so on."""
+    axis, size, strides, pads = windows
+    counts = [-(-(x.shape[axis + i] + sum(pads[i])) // strides[i]) for i in (0, 1)]
+    edges = [
+        (pads[i][0], counts[i] * strides[i] - x.shape[axis + i] - pads[i][0], 0) for i in (0, 1)
+    ]
+    # Negative where the last pixels are in no window.
+    x = lax.pad(x, jnp.asarray(padding, x.dtype), windows.expand((edges[0], edges[1]), (0, 0, 0)))
+    # The pixels that one stride reaches lie together then: a strided slice is read pixel by pixel.
+    split = [each for i in (0, 1) for each in (counts[i], strides[i])]
+    x = x.reshape(*x.shape[:axis], *split, *x.shape[axis + 2 :])
+    found = []
+    for row in range(size[0]):
+        for column in range(size[1]):
+            place: list[Any] = [slice(None)] * axis
+            for i, offset in enumerate((row, column)):
+                first = offset // strides[i]
+                place += [slice(first, first + shape[axis + i]), offset % strides[i]]
+            found.append(x[tuple(place)])
+    return found
