@@ -176,6 +176,10 @@ class Probe:
                 "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
             )
 
+    def for_accelerators(self) -> Probe:
+        """Return the same program, computed as on accelerators."""
+        return dataclasses.replace(self, program=dataclasses.replace(self.program, is_on_cpu=False))
+
     @functools.cached_property
     def shape_table(self) -> ShapeTable:
         """Shape and dtype of every entry of the tree by collection and path."""

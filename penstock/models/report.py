@@ -112,7 +112,9 @@ def describe(
     # On one CPU device whatever else there is: it is traced, never run.
     builder = ProgramBuilder(infer_func=infer_program, place=jax.devices("cpu")[:1])
     table = builder.parameter_table()
-    products = find_products(builder.inspect("infer", batch_size=1).traced)
+    # Where every product is a convolution or a dense layer that the network's authors counted.
+    inspection = builder.inspect("infer", batch_size=1, as_on_accelerators=True)
+    products = find_products(inspection.traced)
     trained = [row for row in table if row.is_trainable]
     report = Report(
         num_classes=classes,

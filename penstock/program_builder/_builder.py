@@ -205,7 +205,12 @@ class ProgramBuilder(Generic[R]):
         return _inspect.summary(self.parameter_table())
 
     def inspect(
-        self, mode: str = "train", *, batch_size: int | None = None, objective: str | None = None
+        self,
+        mode: str = "train",
+        *,
+        batch_size: int | None = None,
+        objective: str | None = None,
+        as_on_accelerators: bool = False,
     ) -> _inspect.Inspection:
         """Return a program's trace, compiled text, operations and memory.
 
@@ -213,6 +218,8 @@ class ProgramBuilder(Generic[R]):
           mode: `"train"`, `"test"` or `"infer"`.
           batch_size: the global batch size, a multiple of the number of devices, in training
             times the number of micro-batches; by default the first from 64 on.
+          as_on_accelerators: show convolutions and poolings as accelerators are given them, on CPU
+            too, where layers compute some another way.
 
         Raises:
           UnknownNameError: there is no such mode or objective, or no infer function.
@@ -233,7 +240,10 @@ class ProgramBuilder(Generic[R]):
                 )
             )
         name = self._choose_objective(objective) if mode in ("train", "test") else ""
-        return _trace_program(self.programs, mode, name, batch_size)
+        programs = self.programs
+        if as_on_accelerators:
+            programs = Programs(programs.network.for_accelerators())
+        return _trace_program(programs, mode, name, batch_size)
 
     def _choose_objective(self, objective: str | None) -> str:
         if not self.objectives:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import itertools
 import logging
@@ -109,6 +111,18 @@ class Network:
                         "program of the builder. One name is one input."
                     )
         return specs
+
+    def for_accelerators(self) -> Network:
+        """Return the same network with everything computed as on accelerators."""
+        plain = copy.copy(self)
+        plain.train = {name: each.for_accelerators() for name, each in self.train.items()}
+        plain.test = {name: each.for_accelerators() for name, each in self.test.items()}
+        plain.infer = self.infer and self.infer.for_accelerators()
+        plain.updates = {
+            name: dataclasses.replace(each, program=plain.train[name].program)
+            for name, each in self.updates.items()
+        }
+        return plain
 
     def inputs(self, mode: str) -> dict[str, FeedSpec]:
         """Return the inputs that a batch must have, `mode` being `"train"` or `"test"`."""

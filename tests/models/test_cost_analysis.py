@@ -45,7 +45,7 @@ def traced(name, num_channels, num_classes):
         return model(images, num_classes)[0]
 
     builder = ProgramBuilder(infer_func=infer_program, place=jax.devices()[:1])
-    return builder.inspect("infer", batch_size=1).traced
+    return builder.inspect("infer", batch_size=1, as_on_accelerators=True).traced
 
 
 def products(jaxpr):

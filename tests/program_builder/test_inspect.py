@@ -107,3 +107,17 @@ def test_summary_lists_every_entry_and_the_totals():
 def test_summary_of_a_program_without_parameters_says_so():
     builder = ps.ProgramBuilder(infer_func=lambda: layers.data("x", [2]), place=one_device())
     assert builder.summary() == "no parameters"
+
+
+def test_inspect_shows_what_accelerators_are_given():
+    def program():
+        x = layers.data("x", [8, 8, 4])
+        x = layers.depthwise_conv2d(layers.conv2d(x, 4, 1), 3)
+        return layers.mean(layers.reduce_mean(layers.pool2d(x, 2, pool_stride=2)))
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), infer_func=program, place="cpu")
+    for mode, number in (("train", 5), ("test", 2), ("infer", 2)):
+        plain = builder.inspect(mode, as_on_accelerators=True).lowered_text
+        assert plain.count("stablehlo.convolution") == number
+        assert ("select_and_scatter" in plain) == (mode == "train")
+        assert "stablehlo.convolution" not in builder.inspect(mode).lowered_text
