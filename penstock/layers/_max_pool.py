@@ -75,11 +75,14 @@ def _differentiate(
 ) -> tuple[jax.Array, jax.Array]:
     (x,), (dx,) = primals, tangents
     y = max_windows(x, windows)
-    number = math.prod(windows.size)
-    winner = jnp.full(y.shape, number, jnp.int8)
-    pixels = _cut(x, -jnp.inf, y.shape, windows)
-    for place in reversed(range(number)):
-        winner = jnp.where(pixels[place] == y, jnp.int8(place), winner)
+    # Compared with each other and not with `y`: XLA computes a pixel again where it fuses what made
+    # it, rounds it otherwise there, and no pixel would be equal to the maximum.
+    best, *others = _cut(x, -jnp.inf, y.shape, windows)
+    winner = jnp.zeros(y.shape, jnp.int8)
+    for place, pixel in enumerate(others, 1):
+        is_larger = pixel > best
+        winner = jnp.where(is_larger, jnp.int8(place), winner)
+        best = jnp.where(is_larger, pixel, best)
     moves = enumerate(_cut(dx, 0.0, y.shape, windows))
     # A sum of slices, from which JAX makes the gradient by itself.
     terms = [jnp.where(winner == place, move, jnp.zeros_like(move)) for place, move in moves]

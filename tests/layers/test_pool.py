@@ -1,5 +1,7 @@
 """Pooling against windows written out in numpy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,6 +161,27 @@ def test_maximum_on_cpu_has_the_gradients_of_xlas(size, window, stride, pads, da
     _, forwards = jax.jvp(lambda x: _max_pool.max_windows_on_cpu(x, windows), (x,), (direction,))
     ways = jnp.asarray(normal(*found[0].shape, seed=1))
     np.testing.assert_allclose(jnp.vdot(forwards, ways), jnp.vdot(direction, found[1]), rtol=1e-4)
+
+
+def test_maximum_of_what_xla_computes_twice_has_the_gradients_of_xlas(monkeypatch):
+    feed = {"x": normal(8, 12, 12, 3)}
+
+    def gradients():
+        def program():
+            x = layers.conv2d(layers.data("x", [12, 12, 3]), 4, 3, bias_attr=False)
+            x = layers.pool2d(layers.batch_norm(x, act="relu", sync=True), 2, pool_stride=2)
+            return layers.mean(layers.reduce_mean(jnp.sin(x)))
+
+        # Steps of the gradients, large enough to be told from the parameters.
+        builder = ps.ProgramBuilder(program, optax.sgd(1e3), place=jax.devices()[:8])
+        state, _ = builder.train(builder.init(), feed)
+        return jax.device_get(state.variables["params"])
+
+    found = gradients()
+    monkeypatch.setattr(_max_pool, "max_windows_on_cpu", _max_pool.max_windows)
+    expected = gradients()
+    compare = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
+    jax.tree.map(compare, found, expected)
 
 
 def test_maximum_in_a_program_on_cpu_scatters_nothing():
