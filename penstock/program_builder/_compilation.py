@@ -155,10 +155,9 @@ _CONVOLUTION_OPTIONS = (
 
 There one by a single pixel is no longer seen to be a product, and the gradient of a kernel takes up
 to 9 times as long as XLA's own: 304 ms instead of 41 from 256 to 512 channels of 28x28, 121 instead
-of 47 for 3x3 on 64 channels of 56x56, batch 16. A step of ResNet-50 takes 0.52 of the time, the
-regression and the perceptron compile to the same text (JAX 0.10.2, `python -m benchmarks
-convolutions` and `cpu_networks`). Without its sums, batch norm's, a step of MobileNet v1 takes 2.5
-times as long."""
+of 47 for 3x3 on 64 channels of 56x56, batch 16. The regression and the perceptron compile to
+the same text (JAX 0.10.2, `python -m benchmarks convolutions` and `cpu_networks`). Without its
+sums, batch norm's, a step of MobileNet v1 takes more than twice as long."""
 
 _WIDE_CONVOLUTION_OPTIONS = ((_CONVOLUTION_OPTION, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),)
 """Leave products alone to YNNPACK.

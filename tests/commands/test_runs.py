@@ -265,11 +265,15 @@ def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
     status, out, err = run(capsys, "train", "--task_type=pretrain", *words)
     assert status == 0, err
     assert "cifar10: 20 images to train on, 4 to test on; 10 classes" in out
-    best = re.search(r"best test: (.*?) at step", out)
+    best = re.search(r"best test: loss (.*?), (.*?) at step", out)
     assert best is not None
     status, out, err = run(capsys, "eval", f"runs/cifar10_{model}")
     assert status == 0, err
-    assert f"{best[1]}\n" in out
+    evaluated = re.search(r"^loss (.*?), (.*)$", out, re.MULTILINE)
+    assert evaluated is not None
+    assert evaluated[2] == best[2]
+    # Two programs: the network's loss is 5e10 after these three steps, and its last digit moves.
+    assert float(evaluated[1]) == pytest.approx(float(best[1]), rel=1e-5)
     assert "airplane" in out
     weights = (f"--model_dir=runs/cifar10_{model}", "--ckpt_file_name=params")
     status, out, err = run(capsys, "train", "--task_type=finetune", *words, *weights)
