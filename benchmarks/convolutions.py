@@ -21,11 +21,8 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,10 +31,10 @@ import numpy as np
 from jax import lax
 
 import penstock as ps
-from benchmarks import _timing, _workloads
+from benchmarks import _timing
 from benchmarks._convolution_forms import Convolution, forms
+from benchmarks._networks import Network, TorchProcess, make_programs
 from benchmarks.cpu_networks import plain_convolutions
-from penstock import models
 from penstock.program_builder import _compilation
 
 SIZES = {
@@ -56,13 +53,7 @@ COLUMNS = ("penstock", "default", "own", "taps", "im2col", "phases", "torch")
 
 def gather(name: str, batch_size: int) -> collections.Counter[Convolution]:
     """Return the convolutions of a network's forward pass, and how often it has each."""
-    if name == "conv_net":
-        program = _workloads.WORKLOADS[2].train_program
-    else:
-        settings = models.Settings(dropout=0.0, weight_decay=0.0)
-        program = models.classifier(
-            name, 1000, image_size=SIZES[name], settings=settings, auxiliary_weight=0.0
-        ).train_program
+    program, _ = make_programs(Network(name=name, size=SIZES[name]))
     with plain_convolutions():
         builder = ps.ProgramBuilder(program, place=jax.devices()[:1])
         traced = builder.inspect("test", batch_size=batch_size).traced
@@ -127,26 +118,10 @@ def measure(conv: Convolution, rounds: int) -> dict[str, float]:
     return {name: float(value) for name, value in least.items()}
 
 
-class _Torch:
-    """torch in another process, which computes a convolution when it is told to."""
-
-    def __init__(self, python: str) -> None:
-        script = str(Path(__file__).with_name("_torch_convolutions.py"))
-        command = [os.path.expanduser(python), script]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def measure(self, conv: Convolution, kind: str, rounds: int) -> float:
-        """Return its milliseconds."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        asked = [conv.lhs, conv.rhs, conv.window_strides, conv.padding, conv.rhs_dilation]
-        line = json.dumps([*asked, conv.feature_group_count, kind, rounds])
-        process.stdin.write(f"{line}\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
+def _measure_torch(torch: TorchProcess, conv: Convolution, kind: str, rounds: int) -> float:
+    """Return the milliseconds of torch's."""
+    asked = [conv.lhs, conv.rhs, conv.window_strides, conv.padding, conv.rhs_dilation]
+    return torch.ask(json.dumps([*asked, conv.feature_group_count, kind, rounds]))
 
 
 def _chosen(conv: Convolution, found: dict[str, float]) -> float:
@@ -164,7 +139,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--torch_python", default="", help="an interpreter that has torch")
     flags = parser.parse_args(list(arguments))
     print(f"{_timing.environment()}, float32\n")
-    torch = _Torch(flags.torch_python) if flags.torch_python else None
+    python, script = flags.torch_python, "_torch_convolutions.py"
+    torch = TorchProcess(python, script) if python else None
     known: dict[tuple[Convolution, str], dict[str, float]] = {}
     sums = []
     header = ["image", "kernel", "result", "what", *COLUMNS]
@@ -182,7 +158,7 @@ def main(arguments: Sequence[str] = ()) -> None:
                         found = measure(each, flags.rounds)
                         found["penstock"] = _chosen(conv, found)
                         if torch is not None:
-                            found["torch"] = torch.measure(conv, kind, flags.rounds)
+                            found["torch"] = _measure_torch(torch, conv, kind, flags.rounds)
                         known[conv, kind] = found
                         _print_row(conv, kind, found)
                     ours = [value for way, value in found.items() if way != "torch"]

@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,52 +25,16 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
 import numpy as np
-import optax
 
-import penstock as ps
-from benchmarks import _timing, _workloads
-from penstock import models
-
-NUM_CLASSES = 1000
-CONV_NET = "conv_net"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Network:
-    """A network here, what makes Keras's, and what `_torch_networks` calls torch's."""
-
-    name: str
-    size: int
-    keras: Callable[[Any, int], Any] | None = None
-    num_channels: int = 3
-
+from benchmarks import _networks, _timing
+from benchmarks._networks import CONV_NET, Network, TorchProcess
 
 NETWORKS = (
-    Network(
-        name="resnet50",
-        size=224,
-        keras=lambda apps, size: apps.ResNet50(input_shape=(size, size, 3), weights=None),
-    ),
-    Network(
-        name="inception_v3",
-        size=299,
-        keras=lambda apps, size: apps.InceptionV3(input_shape=(size, size, 3), weights=None),
-    ),
-    Network(
-        name="mobilenet_v1",
-        size=224,
-        keras=lambda apps, size: apps.MobileNet((size, size, 3), weights=None),
-    ),
-    Network(
-        name="mobilenet_v2",
-        size=224,
-        keras=lambda apps, size: apps.MobileNetV2((size, size, 3), weights=None),
-    ),
-    Network(
-        name="vgg_16",
-        size=128,
-        keras=lambda apps, size: apps.VGG16(input_shape=(size, size, 3), weights=None),
-    ),
+    Network(name="resnet50", size=224, keras="ResNet50"),
+    Network(name="inception_v3", size=299, keras="InceptionV3"),
+    Network(name="mobilenet_v1", size=224, keras="MobileNet"),
+    Network(name="mobilenet_v2", size=224, keras="MobileNetV2"),
+    Network(name="vgg_16", size=128, keras="VGG16"),
     Network(name=CONV_NET, size=28, num_channels=1),
 )
 
@@ -91,33 +51,9 @@ def _clock(run: Callable[[], object]) -> Callable[[], float]:
     return timed
 
 
-def make_programs(network: Network) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return the train and the infer program."""
-    if network.name == CONV_NET:
-        workload = _workloads.WORKLOADS[2]
-
-        def infer() -> Any:
-            return workload.program()(ps.layers.data("x", shape=workload.shape))
-
-        return workload.train_program, infer
-    settings = models.Settings(dropout=0.0, weight_decay=0.0)
-    made = models.classifier(
-        network.name, NUM_CLASSES, image_size=network.size, settings=settings, auxiliary_weight=0.0
-    )
-    return made.train_program, made.infer_program
-
-
-def find_input_names(network: Network) -> tuple[str, str]:
-    """Return what the program calls its images and its labels."""
-    return ("x", "y") if network.name == CONV_NET else ("image", "label")
-
-
 def _penstock(network: Network, images: np.ndarray, labels: np.ndarray) -> Contender:
-    train_program, infer_program = make_programs(network)
-    builder = ps.ProgramBuilder(
-        train_program, optax.sgd(1e-3), infer_func=infer_program, place=jax.devices()[:1]
-    )
-    image, label = find_input_names(network)
+    builder = _networks.make_builder(network)
+    image, label = network.input_names
     holder = [builder.init()]
 
     def train() -> None:
@@ -158,16 +94,7 @@ def _plain(network: Network, images: np.ndarray, labels: np.ndarray) -> Contende
 
 
 def _keras(network: Network, images: np.ndarray, labels: np.ndarray) -> Contender:
-    import keras
-
-    if network.keras is None:
-        workload = _workloads.WORKLOADS[2]
-        model = keras.Sequential(workload.keras_layers(keras.layers))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    else:
-        model = network.keras(keras.applications, network.size)
-        loss = "sparse_categorical_crossentropy"
-    model.compile(keras.optimizers.SGD(1e-3), loss)
+    model = _networks.make_keras(network)
 
     def train() -> None:
         model.train_on_batch(images, labels)
@@ -179,30 +106,6 @@ def _keras(network: Network, images: np.ndarray, labels: np.ndarray) -> Contende
     train()
     infer()
     return {"train": _clock(train), "infer": _clock(infer)}
-
-
-class _Torch:
-    """torchvision's network in another process, which computes when it is told to."""
-
-    def __init__(self, python: str, network: Network, batch_size: int) -> None:
-        script = str(Path(__file__).with_name("_torch_networks.py"))
-        command = [python, script, network.name, str(network.size), str(batch_size)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, what: str) -> float:
-        """Return the seconds that a step took there."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{what}\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate("")
 
 
 def _measure(network: Network, flags: argparse.Namespace) -> list[list[str]]:
@@ -218,7 +121,8 @@ def _measure(network: Network, flags: argparse.Namespace) -> list[list[str]]:
     }
     torch = None
     if flags.torch_python:
-        torch = _Torch(os.path.expanduser(flags.torch_python), network, flags.batch_size)
+        asked = (network.name, network.size, flags.batch_size)
+        torch = TorchProcess(flags.torch_python, "_torch_networks.py", *asked)
         ask = torch.ask
         contenders["torch"] = {what: lambda w=what: ask(w) for what in ("train", "infer")}
     rows = []

@@ -15,7 +15,6 @@ are measured.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import statistics
 import time
@@ -26,83 +25,44 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
 import numpy as np
-import optax
 
-import penstock as ps
-from benchmarks import _timing
+from benchmarks import _networks, _timing
+from benchmarks._networks import Network
 from penstock import models
 
-NUM_CLASSES = 1000
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A network here, and how keras.applications makes its own.
-
-    Arguments:
-      size: height and width of its images.
-      repeats: batches a round, so many that what `fit` and `predict` do once does not count.
-    """
-
-    name: str
-    size: int
-    repeats: int = 1
-    keras: Callable[[Any, int], Any] | None = None
-
-
-PAIRS = (
-    Pair(name="lenet", size=28, repeats=20),
-    Pair(name="cifarnet", size=32, repeats=20),
-    Pair(
+NETWORKS = (
+    Network(name="lenet", size=28, repeats=20),
+    Network(name="cifarnet", size=32, repeats=20),
+    Network(
         name="mobilenet_v1_025",
         size=224,
         repeats=10,
-        keras=lambda apps, size: apps.MobileNet((size, size, 3), alpha=0.25, weights=None),
+        keras="MobileNet",
+        keras_options=(("alpha", 0.25),),
     ),
-    Pair(
-        name="resnet_v1_50",
-        size=224,
-        keras=lambda apps, size: apps.ResNet50(input_shape=(size, size, 3), weights=None),
-    ),
-    Pair(
-        name="resnet_v2_50",
-        size=224,
-        keras=lambda apps, size: apps.ResNet50V2(input_shape=(size, size, 3), weights=None),
-    ),
-    Pair(
-        name="inception_v3",
-        size=299,
-        keras=lambda apps, size: apps.InceptionV3(input_shape=(size, size, 3), weights=None),
-    ),
+    Network(name="resnet_v1_50", size=224, keras="ResNet50"),
+    Network(name="resnet_v2_50", size=224, keras="ResNet50V2"),
+    Network(name="inception_v3", size=299, keras="InceptionV3"),
 )
 
 
-def _batch(pair: Pair, batch_size: int) -> dict[str, np.ndarray]:
+def _batch(network: Network, batch_size: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    channels = models.get(pair.name).num_channels
-    image = rng.uniform(-1, 1, [batch_size, pair.size, pair.size, channels]).astype(np.float32)
+    channels = models.get(network.name).num_channels
+    shape = [batch_size, network.size, network.size, channels]
+    image = rng.uniform(-1, 1, shape).astype(np.float32)
     return {"image": image, "label": rng.integers(0, 1000, [batch_size, 1]).astype(np.int32)}
 
 
-def _ours(pair: Pair, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    # Without what Keras's networks lack: dropout, weight decay, the auxiliary head.
-    settings = models.Settings(dropout=0.0, weight_decay=0.0)
-    network = models.classifier(
-        pair.name, NUM_CLASSES, image_size=pair.size, settings=settings, auxiliary_weight=0.0
-    )
-    builder = ps.ProgramBuilder(
-        network.train_program,
-        optax.sgd(1e-3),
-        infer_func=network.infer_program,
-        place=jax.devices()[:1],
-    )
+def _ours(network: Network, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    builder = _networks.make_builder(network)
     holder = [builder.init()]
 
     def forward() -> None:
-        for _ in range(pair.repeats):
+        for _ in range(network.repeats):
             builder.infer(holder[0], {"image": batch["image"]})
 
-    def train(num_steps: int = pair.repeats) -> None:
+    def train(num_steps: int = network.repeats) -> None:
         state, metrics = holder[0], None
         for _ in range(num_steps):
             state, metrics = builder.train(state, batch)
@@ -112,22 +72,16 @@ def _ours(pair: Pair, batch: dict[str, np.ndarray]) -> dict[str, Any]:
     return {"forward": forward, "train": train}
 
 
-def _theirs(pair: Pair, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    import keras
-
-    assert pair.keras is not None
-    model = pair.keras(keras.applications, pair.size)
-    model.compile(
-        keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
-    images = np.concatenate([batch["image"]] * pair.repeats)
-    labels = np.concatenate([batch["label"]] * pair.repeats)
+def _theirs(network: Network, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    model = _networks.make_keras(network)
+    images = np.concatenate([batch["image"]] * network.repeats)
+    labels = np.concatenate([batch["label"]] * network.repeats)
     size = len(batch["image"])
 
     def forward() -> None:
         model.predict(images, batch_size=size, verbose=0)
 
-    def train(num_steps: int = pair.repeats) -> None:
+    def train(num_steps: int = network.repeats) -> None:
         part = slice(num_steps * size)
         model.fit(images[part], labels[part], batch_size=size, shuffle=False, verbose=0)
 
@@ -141,23 +95,23 @@ def _first_step(make: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], flo
     return made, time.perf_counter() - start
 
 
-def measure(pair: Pair, *, batch_size: int, rounds: int) -> list[list[str]]:
+def measure(network: Network, *, batch_size: int, rounds: int) -> list[list[str]]:
     """Return the rows of one network: time per image, and the ratio to Keras's."""
-    batch = _batch(pair, batch_size)
-    sides = {"penstock": lambda: _ours(pair, batch)}
-    if pair.keras is not None:
-        sides["Keras"] = lambda: _theirs(pair, batch)
+    batch = _batch(network, batch_size)
+    sides = {"penstock": lambda: _ours(network, batch)}
+    if network.keras:
+        sides["Keras"] = lambda: _theirs(network, batch)
     made, first = {}, {}
     for side, make in sides.items():
         made[side], first[side] = _first_step(make)
     rows = []
     for kind in ("forward", "train"):
         contenders = {side: each[kind] for side, each in made.items()}
-        seconds = _timing.alternate(contenders, rounds=rounds, units=pair.repeats * batch_size)
+        seconds = _timing.alternate(contenders, rounds=rounds, units=network.repeats * batch_size)
         times = [f"{statistics.median(each) * 1e3:.3g}" for each in seconds.values()]
         ratio = f"{_timing.ratio(seconds, 'penstock', 'Keras'):.2f}" if len(times) == 2 else "-"
         cold = " / ".join(f"{each:.1f}" for each in first.values()) if kind == "train" else ""
-        rows.append([pair.name, kind, *times, *["-"] * (2 - len(times)), ratio, cold])
+        rows.append([network.name, kind, *times, *["-"] * (2 - len(times)), ratio, cold])
         print("  ".join(rows[-1]), flush=True)
     return rows
 
@@ -171,9 +125,9 @@ def main(arguments: Sequence[str] = ()) -> None:
     flags = parser.parse_args(list(arguments))
     print(f"{_timing.environment()}\n")
     rows = []
-    for pair in PAIRS:
-        if flags.model in ("", pair.name):
-            rows += measure(pair, batch_size=flags.batch_size, rounds=flags.rounds)
+    for network in NETWORKS:
+        if flags.model in ("", network.name):
+            rows += measure(network, batch_size=flags.batch_size, rounds=flags.rounds)
     header = ["network", "what", "penstock, ms an image", "Keras", "ratio", "s to the first step"]
     print(f"\nbatch {flags.batch_size}; medians, ratios by round\n")
     print(_timing.table(header, rows))

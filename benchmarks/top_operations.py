@@ -21,24 +21,20 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-import penstock as ps
-from benchmarks import _timing
-from benchmarks.cpu_networks import NETWORKS, Network, find_input_names, make_programs
+from benchmarks import _networks, _timing
+from benchmarks._networks import Network
+from benchmarks.cpu_networks import NETWORKS
 
 _OPERATION = re.compile(r"%?([\w.\-]+) = \S+ ([\w\-]+)\([^\n]*", re.M)
 
 
 def _run(network: Network, mode: str, batch_size: int) -> tuple[Callable[[], object], str]:
     """Return what runs one step, and the program's compiled text."""
-    train_program, infer_program = make_programs(network)
-    builder = ps.ProgramBuilder(
-        train_program, optax.sgd(1e-3), infer_func=infer_program, place=jax.devices()[:1]
-    )
+    builder = _networks.make_builder(network)
     rng = np.random.default_rng(0)
     shape = (batch_size, network.size, network.size, network.num_channels)
-    image, label = find_input_names(network)
+    image, label = network.input_names
     feed: dict[str, Any] = {image: rng.uniform(-1, 1, shape).astype(np.float32)}
     labels = rng.integers(0, 10, (batch_size, 1)).astype(np.int32)
     holder = [builder.init()]
