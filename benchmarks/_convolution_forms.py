@@ -82,6 +82,9 @@ def forms(conv: Convolution) -> dict[str, Form]:
     pixels, results = math.prod(conv.kernel), math.prod(conv.output)
     if conv.is_grouped:
         return {}
+    found["first"] = _channels_first
+    if not conv.is_spread and any(map(any, conv.padding)):
+        found["padded"] = _padded
     if conv.is_spread:
         if pixels == 1 and conv.window_strides == (1, 1):
             found["taps"] = _then_spread
@@ -96,6 +99,20 @@ def forms(conv: Convolution) -> dict[str, Form]:
         if results > 1:
             found["im2col"] = functools.partial(_by_outputs, joined=results)
     return {name: functools.partial(form, conv) for name, form in found.items()}
+
+
+def _channels_first(conv: Convolution, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Return the convolution of operands that are turned, features before height and width."""
+    numbers = conv.dimension_numbers
+    options = {**dict(conv.options), "dimension_numbers": ("NCHW", "OIHW", "NCHW")}
+    lhs, rhs = lhs.transpose(numbers.lhs_spec), rhs.transpose(numbers.rhs_spec)
+    return _arrange(lax.conv_general_dilated(lhs, rhs, **options), numbers.out_spec)
+
+
+def _padded(conv: Convolution, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Return the convolution without padding of an image that is padded before."""
+    options = {**dict(conv.options), "padding": "VALID"}
+    return lax.conv_general_dilated(_pad(lhs, conv), rhs, **options)
 
 
 def _by_taps(conv: Convolution, lhs: jax.Array, rhs: jax.Array, joined: int = 1) -> jax.Array:

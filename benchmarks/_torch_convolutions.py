@@ -14,18 +14,25 @@ import torch
 
 
 def main() -> None:
-    """Answer `[image, kernel, strides, pads, dilations, groups, what, rounds]`."""
+    """Answer `[image, kernel, strides, spread, pads, dilations, groups, what, rounds]`."""
     for line in sys.stdin:
-        image, kernel, strides, pads, dilations, groups, what, rounds = json.loads(line)
+        asked = json.loads(line)
+        image, kernel, strides, spread, pads, dilations, groups, what, rounds = asked
         height, width, inputs, outputs = kernel
         (top, bottom), (left, right) = pads
         x = torch.randn(image[0], image[3], image[1], image[2])
+        is_transposed = spread != [1, 1]
+        shape, extra = (outputs, inputs), (0, 0)
+        if is_transposed:
+            extra = (bottom - top, right - left)
+            strides, shape = spread, (inputs, outputs)
+            top, left = height - 1 - top, width - 1 - left
         # Padding that is not the same on both sides is a copy, here as in torch's users' networks.
-        if (top, left) != (bottom, right):
+        elif (top, left) != (bottom, right):
             x, top, left = torch.nn.functional.pad(x, (left, right, top, bottom)), 0, 0
         x = x.to(memory_format=torch.channels_last)
-        w = torch.randn(outputs, inputs, height, width).to(memory_format=torch.channels_last)
-        options: Any = (None, strides, (top, left), dilations, False, (0, 0), groups)
+        w = torch.randn(*shape, height, width).to(memory_format=torch.channels_last)
+        options: Any = (None, strides, (top, left), dilations, is_transposed, extra, groups)
         dy = torch.convolution(x, w, *options)
         mask = [what == "dX", what == "dW", False]
         least = float("inf")

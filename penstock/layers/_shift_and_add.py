@@ -77,7 +77,9 @@ def kernel_gradient(
 
     def differentiate_tap(corner: jax.Array) -> jax.Array:
         def add(example: jax.Array, total: jax.Array) -> jax.Array:
-            start = (example, corner[0], corner[1], jnp.zeros_like(example))
+            # As wide as JAX's count of the examples, which is int64 with `jax_enable_x64`.
+            row, column = corner.astype(example.dtype)
+            start = (example, row, column, jnp.zeros_like(example))
             seen = lax.dynamic_slice(x, start, window)[0, :: strides[0], :: strides[1]]
             return total + seen * lax.dynamic_index_in_dim(dy, example, keepdims=False)
 
