@@ -28,6 +28,13 @@ CASES = {
     "far away": ((1, 2, 2, 1), (2, 2, 1, 1), {"spread": (2, 1), "pads": ((5, 0), (0, 6))}),
     "long stride": ((2, 3, 4, 2), (8, 7, 2, 3), {"spread": (4, 4), "pads": ((5, 5), (4, 6))}),
     "long and cut": ((2, 4, 4, 2), (3, 9, 2, 3), {"spread": (5, 4), "pads": ((-3, 9), (0, 10))}),
+    "full": ((2, 5, 6, 2), (3, 2, 2, 3), {"pads": ((2, 2), (1, 1))}),
+    "full in one axis": ((2, 5, 6, 2), (3, 3, 2, 3), {"pads": ((1, 1), (4, 0)), "strides": (1, 1)}),
+    "full and dilated": (
+        (1, 5, 6, 2),
+        (2, 3, 2, 3),
+        {"pads": ((2, 1), (3, 2)), "dilations": (2, 2)},
+    ),
     "spread groups": (
         (2, 3, 3, 6),
         (3, 3, 2, 6),
@@ -120,7 +127,7 @@ def test_groups_are_joined_to_a_few_convolutions(groups, channels, lots):
 
 def test_no_gradient_on_cpu_has_groups_or_zeros_between_pixels():
     """XLA's CPU backend takes seconds for such a one of a kernel."""
-    for name in ("groups", "even", "long stride", "spread groups"):
+    for name in ("groups", "even", "long stride", "spread groups", "full"):
         image, kernel, options = CASES[name]
         geometry = Geometry(**{"dilations": (1, 1), "pads": NONE, "groups": 1, **options})
 
@@ -135,3 +142,6 @@ def test_no_gradient_on_cpu_has_groups_or_zeros_between_pixels():
             assert "batch_group_count = 1 " in each
             assert "feature_group_count = 1 " in each
             assert "lhs_dilate" not in each or "lhs_dilate = [1, 1]" in each
+        # The last is the gradient, whose window is the result's: none larger than the image.
+        if name == "full":
+            assert "pad = [[0, 0], [0, 0]]" in convolutions[-1] or "pad" not in convolutions[-1]
