@@ -14,7 +14,7 @@ For each the forward pass (y), the gradient of the kernel (dW) and of the image 
 
 `penstock` is what penstock's CPU programs do, `penstock.layers._convolution`. The decoder is made
 of transposed convolutions, ResNeXt-50 has groups: XLA takes seconds for gradients of their kernels,
-and what takes half a second is run once. Minimum of a few runs, one after the other in each round.
+and what takes half a second is run once. Minimum of a few runs, in turns.
 The last table adds up what the networks have, each convolution as often as it occurs, and tells
 what the fastest of all forms would take.
 """
@@ -140,12 +140,14 @@ def measure(conv: Convolution, kind: str, rounds: int) -> dict[str, float]:
             raise AssertionError(f"{name} of {kind} of {conv} is off by {error:.1e}")
     runs["penstock"]()
     least = dict.fromkeys(runs, np.inf)
+    names = list(runs)
     for number in range(rounds):
-        for name, run in runs.items():
+        turn = number * len(names) // rounds
+        for name in names[turn:] + names[:turn]:
             if number and least[name] > _LONG:
                 continue
             start = time.perf_counter()
-            jax.block_until_ready(run())
+            jax.block_until_ready(runs[name]())
             least[name] = min(least[name], (time.perf_counter() - start) * 1e3)
     return {name: float(value) for name, value in least.items()}
 
