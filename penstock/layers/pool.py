@@ -8,11 +8,10 @@ from typing import Literal, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from penstock._errors import ProgramError, check_choice
 from penstock.layers import arguments
-from penstock.layers._max_pool import take_maxima
+from penstock.layers._pooling_windows import add_up, take_maxima
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
 
 T = TypeVar("T")
@@ -69,11 +68,9 @@ def pool2d(
     (vertical, rows), (horizontal, columns) = (_windows_along(*one, ceil_mode) for one in each)
     if pool_type == "max":
         return take_maxima(x, windows, strides, (vertical, horizontal), data_format)
-    full, steps = _expand(windows, 1, data_format), _expand(strides, 1, data_format)
-    edges = _expand((vertical, horizontal), (0, 0), data_format)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(jnp.float32)
-    sums = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, full, steps, edges)
+    sums = add_up(x, windows, strides, (vertical, horizontal), data_format)
     counts = np.outer(rows, columns)
     if not exclusive or np.all(counts == windows[0] * windows[1]):
         return sums / (windows[0] * windows[1])

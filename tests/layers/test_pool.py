@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
-from penstock.layers import _max_pool
+from penstock.layers import _pooling_windows
 from tests.layers.programs import normal
 
 
@@ -127,7 +127,12 @@ def test_pool2d_with_a_wrong_argument_says_what_it_expects(arguments, message):
         layers.pool2d(normal(1, 7, 6, 1), **arguments)
 
 
-MAXIMA = [
+# On CPU, and as XLA computes it.
+WAYS = {
+    "maxima": (_pooling_windows.max_windows_on_cpu, _pooling_windows.max_windows),
+    "sums": (_pooling_windows.add_windows_on_cpu, _pooling_windows.add_windows),
+}
+WINDOWS = [
     ((7, 6), (2, 2), (2, 2), ((0, 0), (0, 0))),
     ((7, 9), (3, 2), (2, 3), ((1, 1), (0, 1))),
     ((5, 5), (3, 3), (1, 1), ((1, 1), (1, 1))),
@@ -137,10 +142,12 @@ MAXIMA = [
 
 
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
-@pytest.mark.parametrize(("size", "window", "stride", "pads"), MAXIMA)
-def test_maximum_on_cpu_has_the_gradients_of_xlas(size, window, stride, pads, data_format):
+@pytest.mark.parametrize(("size", "window", "stride", "pads"), WINDOWS)
+@pytest.mark.parametrize("kind", WAYS)
+def test_windows_on_cpu_have_the_gradients_of_xlas(kind, size, window, stride, pads, data_format):
+    on_cpu, on_xla = WAYS[kind]
     axis = 1 if data_format == "NHWC" else 2
-    windows = _max_pool.Windows(axis, window, stride, pads)
+    windows = _pooling_windows.Windows(axis, window, stride, pads)
     # Of few values, so that many pixels are equal, as behind a relu.
     x = np.round(normal(3, *size, 4)).astype(np.float32)
     x = jnp.asarray(x if data_format == "NHWC" else np.moveaxis(x, 3, 1))
@@ -152,13 +159,13 @@ def test_maximum_on_cpu_has_the_gradients_of_xlas(size, window, stride, pads, da
         slope = jax.grad(lambda x: jnp.sum(function(x, windows) ** 3))
         return y, dx, jax.grad(lambda x: jnp.sum(slope(x) ** 2))(x)
 
-    found = jax.jit(lambda: differentiate(_max_pool.max_windows_on_cpu))()
-    expected = jax.jit(lambda: differentiate(_max_pool.max_windows))()
+    found = jax.jit(lambda: differentiate(on_cpu))()
+    expected = jax.jit(lambda: differentiate(on_xla))()
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     # Forwards: the product with any direction is that of the gradient.
     direction = jnp.asarray(normal(*x.shape, seed=2))
-    _, forwards = jax.jvp(lambda x: _max_pool.max_windows_on_cpu(x, windows), (x,), (direction,))
+    _, forwards = jax.jvp(lambda x: on_cpu(x, windows), (x,), (direction,))
     ways = jnp.asarray(normal(*found[0].shape, seed=1))
     np.testing.assert_allclose(jnp.vdot(forwards, ways), jnp.vdot(direction, found[1]), rtol=1e-4)
 
@@ -178,10 +185,29 @@ def test_maximum_of_what_xla_computes_twice_has_the_gradients_of_xlas(monkeypatc
         return jax.device_get(state.variables["params"])
 
     found = gradients()
-    monkeypatch.setattr(_max_pool, "max_windows_on_cpu", _max_pool.max_windows)
+    monkeypatch.setattr(_pooling_windows, "max_windows_on_cpu", _pooling_windows.max_windows)
     expected = gradients()
     compare = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
     jax.tree.map(compare, found, expected)
+
+
+def test_average_of_bfloat16_on_cpu_is_added_up_in_float32():
+    x = jnp.asarray(normal(2, 9, 9, 3) + 3, jnp.bfloat16)
+    windows = _pooling_windows.Windows(1, (7, 7), (1, 1), ((3, 3), (3, 3)))
+    found = _pooling_windows.add_windows_on_cpu(x, windows)
+    assert found.dtype == jnp.bfloat16
+    exact = _pooling_windows.add_windows(x.astype(jnp.float32), windows)
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2**-8)
+
+
+def test_average_in_a_program_on_cpu_reduces_no_windows():
+    def program():
+        return layers.pool2d(layers.data("x", [8, 8, 2]), 3, "avg")
+
+    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
+    text = functools.partial(builder.inspect, "infer", batch_size=2)
+    assert "reduce_window" not in text().lowered_text
+    assert "reduce_window" in text(as_on_accelerators=True).lowered_text
 
 
 def test_maximum_in_a_program_on_cpu_scatters_nothing():

@@ -1,9 +1,10 @@
-"""The maximum of windows, with a gradient that suits CPUs."""
+"""The maximum and the sum of windows, with gradients that suit CPUs."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from penstock._program.frame import find_frame
+from penstock._program.precision import widen
 from penstock.layers.arguments import DataFormat, Pair, Pairs
 
 # Each pixel of a window is a term of one compiled sum.
@@ -36,11 +38,21 @@ def take_maxima(
 ) -> jax.Array:
     """Return the maximum of each window of an image."""
     windows = Windows(data_format.index("H"), size, strides, pads)
+    return max_windows_on_cpu(x, windows) if _is_for_cpu(x, size) else max_windows(x, windows)
+
+
+def add_up(
+    x: jax.Array, size: Pair, strides: Pair, pads: Pairs, data_format: DataFormat
+) -> jax.Array:
+    """Return the sum of each window of an image."""
+    windows = Windows(data_format.index("H"), size, strides, pads)
+    return add_windows_on_cpu(x, windows) if _is_for_cpu(x, size) else add_windows(x, windows)
+
+
+def _is_for_cpu(x: jax.Array, size: Pair) -> bool:
     frame = find_frame()
     is_on_cpu = frame is not None and frame.is_on_cpu and math.prod(size) <= _MOST_PIXELS
-    if is_on_cpu and jnp.issubdtype(x.dtype, jnp.floating):
-        return max_windows_on_cpu(x, windows)
-    return max_windows(x, windows)
+    return is_on_cpu and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def max_windows(x: jax.Array, windows: Windows) -> jax.Array:
@@ -48,14 +60,33 @@ def max_windows(x: jax.Array, windows: Windows) -> jax.Array:
     # What every number is above, so that padding is no maximum.
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
     lowest = -np.inf if is_float else jnp.iinfo(x.dtype).min
+    return _reduce(x, lowest, lax.max, windows)
+
+
+def add_windows(x: jax.Array, windows: Windows) -> jax.Array:
+    """Return the sum of each window, as XLA computes it."""
+    return _reduce(x, 0, lax.add, windows)
+
+
+def _reduce(x: jax.Array, first: float, function: Callable[..., Any], windows: Windows) -> Any:
     return lax.reduce_window(
         x,
-        np.full((), lowest, x.dtype),
-        lax.max,
+        np.full((), first, x.dtype),
+        function,
         windows.expand(windows.size, 1),
         windows.expand(windows.strides, 1),
         windows.expand(windows.pads, (0, 0)),
     )
+
+
+def add_windows_on_cpu(x: jax.Array, windows: Windows) -> jax.Array:
+    """Return the sum of each window, as one of slices.
+
+    XLA's CPU backend adds pixel by pixel. Forwards and backwards 12 ms, 21 by XLA, for 3x3 on
+    `[16, 17, 17, 768]`, 4 and 17 on `[16, 8, 8, 1280]`.
+    """
+    shape = jax.eval_shape(lambda x: add_windows(x, windows), x).shape
+    return functools.reduce(jnp.add, _cut(widen(x), 0.0, shape, windows)).astype(x.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
