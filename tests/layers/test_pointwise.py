@@ -100,6 +100,8 @@ def convolutions(place):
         x = layers.conv2d(x, 6, 1, act="relu")
         x = layers.conv2d(x, 6, 3, padding=1, groups=3, act="relu")
         x = layers.conv2d(x, 8, 1, stride=2)
+        x = layers.conv2d_transpose(x, 4, filter_size=4, stride=2, padding=1, act="relu")
+        x = layers.conv2d(x, 4, 2, padding=1, groups=2)
         return layers.mean(layers.reduce_mean(layers.conv2d_transpose(x, 3, filter_size=1) ** 2))
 
     return ps.ProgramBuilder(program, optax.sgd(0.1), place=place)
