@@ -103,7 +103,10 @@ class TorchProcess:
         assert process.stdout is not None
         process.stdin.write(f"{line}\n")
         process.stdin.flush()
-        return json.loads(process.stdout.readline())
+        answer = process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{process.args} ended with {process.wait()}; what it said is above")
+        return json.loads(answer)
 
     def close(self) -> None:
         """End the process."""

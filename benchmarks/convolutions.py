@@ -131,14 +131,16 @@ def measure(conv: Convolution, kind: str, rounds: int) -> dict[str, float]:
     for name, form in forms(derived).items():
         ways[name] = _compile(form, operands, is_own=True)
     runs = {name: functools.partial(way, *operands) for name, way in ways.items()}
-    ours = _compile(functools.partial(_compute, conv, kind), given, is_own=True)
+    ours = functools.partial(_differentiate, functools.partial(_convolve, conv), kind)
+    ours = _compile(ours, given, is_own=True)
     runs["penstock"] = functools.partial(ours, *given)
-    expected = np.asarray(runs["default"]())
-    for name in ways:
-        error = np.abs(np.asarray(runs[name]()) - expected).max() / np.abs(expected).max()
+    expected = dict.fromkeys(ways, np.asarray(runs["default"]()))
+    exact = jax.jit(functools.partial(_differentiate, conv.compute, kind))(*given)
+    expected["penstock"] = np.asarray(exact)
+    for name, exact in expected.items():
+        error = np.abs(np.asarray(runs[name]()) - exact).max() / np.abs(exact).max()
         if error > 1e-4:
             raise AssertionError(f"{name} of {kind} of {conv} is off by {error:.1e}")
-    runs["penstock"]()
     least = dict.fromkeys(runs, np.inf)
     names = list(runs)
     for number in range(rounds):
@@ -152,8 +154,8 @@ def measure(conv: Convolution, kind: str, rounds: int) -> dict[str, float]:
     return {name: float(value) for name, value in least.items()}
 
 
-def _compute(conv: Convolution, kind: str, x: jax.Array, w: jax.Array, dy: jax.Array) -> jax.Array:
-    """Return what penstock gives for one, or for a gradient of it."""
+def _convolve(conv: Convolution, x: jax.Array, w: jax.Array) -> jax.Array:
+    """Return what penstock gives for one."""
     geometry = _convolution.Geometry(
         strides=conv.window_strides,
         spread=conv.lhs_dilation,
@@ -161,10 +163,13 @@ def _compute(conv: Convolution, kind: str, x: jax.Array, w: jax.Array, dy: jax.A
         pads=conv.padding,
         groups=conv.feature_group_count,
     )
+    return _convolution.convolve(x, w, geometry, "NHWC", is_on_cpu=True)
 
-    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
-        return _convolution.convolve(x, w, geometry, "NHWC", is_on_cpu=True)
 
+def _differentiate(
+    convolve: Callable[..., jax.Array], kind: str, x: jax.Array, w: jax.Array, dy: jax.Array
+) -> jax.Array:
+    """Return a convolution, or one of its gradients."""
     if kind == "y":
         return convolve(x, w)
     _, transpose = jax.vjp(convolve, x, w)
@@ -214,8 +219,10 @@ def main(arguments: Sequence[str] = ()) -> None:
                     totals[kind]["fastest"] += number * min(ours)
             ways = ("penstock", "default", "own", "fastest", "torch")
             for kind in KINDS:
-                figures = [f"{totals[kind][way]:.4g}" for way in ways]
+                figures = [f"{totals[kind][way]:.4g}" if totals[kind][way] else "-" for way in ways]
                 sums.append([name, str(batch_size), kind, *figures])
+    if torch is not None:
+        torch.close()
     print("\nOf a whole network, milliseconds a step:\n")
     header = ["network", "batch", "what", "penstock", "default", "own", "fastest form", "torch"]
     print(_timing.table(header, sums))

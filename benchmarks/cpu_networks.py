@@ -156,16 +156,18 @@ def _milliseconds(seconds: list[float]) -> str:
 def main(arguments: Sequence[str] = ()) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks cpu_networks")
-    parser.add_argument("--network", default="", help="one of them; all of them without")
+    names = [network.name for network in NETWORKS]
+    parser.add_argument("--network", nargs="*", default=names, choices=names)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--torch_python", default="", help="an interpreter that has torchvision")
-    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
+    others = ("plain", "Keras")
+    parser.add_argument("--without", nargs="*", default=[], choices=others, help="to leave out")
     flags = parser.parse_args(list(arguments))
     print(f"{_timing.environment()}\n")
     rows = []
     for network in NETWORKS:
-        if flags.network in ("", network.name):
+        if network.name in flags.network:
             rows += _measure(network, flags)
     header = ["network", "what", "penstock, ms", "plain", "Keras", "torch"]
     header += ["to plain", "to Keras", "to torch"]

@@ -28,10 +28,9 @@ import numpy as np
 
 from benchmarks import _networks, _timing
 from benchmarks._networks import Network
-from penstock import models
 
 NETWORKS = (
-    Network(name="lenet", size=28, repeats=20),
+    Network(name="lenet", size=28, num_channels=1, repeats=20),
     Network(name="cifarnet", size=32, repeats=20),
     Network(
         name="mobilenet_v1_025",
@@ -48,8 +47,7 @@ NETWORKS = (
 
 def _batch(network: Network, batch_size: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    channels = models.get(network.name).num_channels
-    shape = [batch_size, network.size, network.size, channels]
+    shape = [batch_size, network.size, network.size, network.num_channels]
     image = rng.uniform(-1, 1, shape).astype(np.float32)
     return {"image": image, "label": rng.integers(0, 1000, [batch_size, 1]).astype(np.int32)}
 
@@ -119,14 +117,15 @@ def measure(network: Network, *, batch_size: int, rounds: int) -> list[list[str]
 def main(arguments: Sequence[str] = ()) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks models")
-    parser.add_argument("--model", default="", help="one of the networks; all of them without")
+    names = [network.name for network in NETWORKS]
+    parser.add_argument("--model", nargs="*", default=names, choices=names)
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     flags = parser.parse_args(list(arguments))
     print(f"{_timing.environment()}\n")
     rows = []
     for network in NETWORKS:
-        if flags.model in ("", network.name):
+        if network.name in flags.model:
             rows += measure(network, batch_size=flags.batch_size, rounds=flags.rounds)
     header = ["network", "what", "penstock, ms an image", "Keras", "ratio", "s to the first step"]
     print(f"\nbatch {flags.batch_size}; medians, ratios by round\n")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from penstock.layers import _shift_and_add as shift_and_add
@@ -19,9 +20,9 @@ from penstock.layers.arguments import DataFormat, Pair, Pairs
 # Each tap is a term of one compiled sum, which a few hundred would make slow to compile.
 _MOST_TAPS = 121
 
-# Groups are joined until a convolution has so many channels, or there are so few of them. Forward,
-# gradient of the kernel and of the image, ms, 32 groups, 3x3, batch 16, by 32, 16 and 8 lots:
-# 56x56x128: 64 50 96, 36 48 53, 21 48 20; 28x28x256: 15 18 29, 11 16 18, 11 35 12;
+# So many groups are joined that a convolution has so many channels, and that there are so few of
+# them. Forward, gradient of the kernel and of the image, ms, 32 groups, 3x3, batch 16, by 32, 16
+# and 8 lots: 56x56x128: 64 50 96, 36 48 53, 21 48 20; 28x28x256: 15 18 29, 11 16 18, 11 35 12;
 # 14x14x512: 6 10 13, 8 11 11, 10 16 11. A step of ResNeXt-50: 3.16, 3.18 and 3.29 s; compiled in
 # 22, 17 and 13 s.
 _LEAST_CHANNELS = 16
@@ -49,8 +50,9 @@ def convolve(
 ) -> jax.Array:
     """Return the convolution of operands of one dtype.
 
-    On CPU those by one pixel, of single channels and of groups are computed another way;
-    accelerators are given XLA's convolution.
+    On CPU those by one pixel, of single channels, of groups, of spread images and with a result
+    larger than the image are computed another way; accelerators are given XLA's convolution, or a
+    product where the kernel covers the image.
     """
     # A kernel as large as the image is a matrix product, which XLA's CPU backend does not see: the
     # first dense layer of VGG, batch 8, takes 183 ms forward and backward as one, 951 otherwise.
@@ -60,8 +62,11 @@ def convolve(
     if not is_on_cpu:
         return _convolve_on_xla(x, w, geometry, data_format)
     if geometry.spread == (1, 1):
-        if geometry.groups > 1 and w.shape[2] == 1 and math.prod(w.shape[:2]) <= _MOST_TAPS:
-            return _depthwise(x, w, geometry, data_format)
+        if geometry.groups > 1 and w.shape[2] == 1:
+            # Joined, the channels of kernels so large are slower than one by one.
+            is_small = math.prod(w.shape[:2]) <= _MOST_TAPS
+            compute = _depthwise if is_small else _convolve_on_xla
+            return compute(x, w, geometry, data_format)
         if w.shape[:2] == (1, 1) and geometry.groups == 1 and geometry.pads == ((0, 0), (0, 0)):
             return _pointwise(x, w, geometry, data_format)
     if geometry.groups > 1:
@@ -103,49 +108,56 @@ def _convolve_in_lots(
     For the gradient of the kernel XLA's CPU backend has a loop that is not compiled for speed: 16.7
     s instead of 0.05 for 128 channels in 32 groups, 56x56, batch 16.
     """
-    groups = geometry.groups
-    number = _count_lots(groups, w.shape[2])
-    lot = groups // number
-    of_one = dataclasses.replace(geometry, groups=1)
-    axis = data_format.index("C")
+    groups, channels = geometry.groups, w.shape[2]
+    lot = max(math.ceil(groups / _MOST_LOTS), math.ceil(_LEAST_CHANNELS / channels))
+    # The last lot may have fewer.
+    ends = range(lot, groups, lot)
+    axis, filters = data_format.index("C"), w.shape[3] // groups
+    images = jnp.split(x, [end * channels for end in ends], axis)
+    kernels = jnp.split(w, [end * filters for end in ends], 3)
+    one_group = functools.partial(
+        _convolve_one_group, geometry=dataclasses.replace(geometry, groups=1), number=len(images)
+    )
     results = [
-        _convolve_one_group(image, _join_groups(kernel, lot), of_one, data_format)
-        for image, kernel in zip(jnp.split(x, number, axis), jnp.split(w, number, 3), strict=True)
+        one_group(
+            image, _join_groups(kernel, image.shape[axis] // channels), data_format=data_format
+        )
+        for image, kernel in zip(images, kernels, strict=True)
     ]
     return jnp.concatenate(results, axis)
 
 
-def _count_lots(groups: int, channels: int) -> int:
-    """Return of how many convolutions one of several groups is made."""
-    most = min(_MOST_LOTS, groups * channels // _LEAST_CHANNELS)
-    return max(number for number in range(1, max(most, 1) + 1) if groups % number == 0)
-
-
 def _join_groups(w: jax.Array, groups: int) -> jax.Array:
-    """Return the kernel of all channels that has zeros between those of different groups."""
+    """Return the kernel of all channels that has zeros between those of different groups.
+
+    An infinite pixel makes all filters of a lot nan: infinity times zero.
+    """
     if groups == 1:
         return w
     height, width, channels, filters = w.shape
     by_group = w.reshape(height, width, 1, channels, groups, filters // groups)
-    same = jnp.eye(groups, dtype=w.dtype).reshape(1, 1, groups, 1, groups, 1)
-    return (by_group * same).reshape(height, width, groups * channels, filters)
+    is_same = np.eye(groups, dtype=bool).reshape(1, 1, groups, 1, groups, 1)
+    joined = jnp.where(is_same, by_group, jnp.zeros_like(by_group))
+    return joined.reshape(height, width, groups * channels, filters)
 
 
 def _convolve_one_group(
-    x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
+    x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat, number: int = 1
 ) -> jax.Array:
-    """Return a convolution of all channels, on CPU."""
+    """Return a convolution of all channels, on CPU.
+
+    Arguments:
+      number: of how many such ones the program's convolution is made.
+    """
 
     def plain(x: jax.Array, w: jax.Array, pads: Pairs) -> jax.Array:
-        return _convolve_one_group(
-            x, w, Geometry(dilations=(1, 1), pads=pads, groups=1), data_format="NHWC"
-        )
+        return _convolve_one_group(x, w, Geometry(dilations=(1, 1), pads=pads, groups=1), "NHWC")
 
     if geometry.spread == (1, 1):
         x, geometry = _pad_what_grows(x, w, geometry, data_format)
     elif geometry.dilations == (1, 1):
         x = _channels_last(x, data_format)
-        y = spread_convolution.convolve(x, w, geometry.spread, geometry.pads, plain)
+        y = spread_convolution.convolve(x, w, geometry.spread, geometry.pads, plain, number)
         return _channels_back(y, data_format)
     return _convolve_on_xla(x, w, geometry, data_format)
 
@@ -179,8 +191,7 @@ def _pad_beyond_reach(
     convolution has it where padding is wider than the kernel reaches.
     """
     reach = measure_reach((w.shape[0], w.shape[1]), geometry.dilations)
-    # What a convolution may be given of the padding: less than the kernel reaches, and none below
-    # 0.
+    # What XLA may be given of the padding: less than the kernel reaches, and none below 0.
     (top, bottom), (left, right) = (
         (min(max(before, 0), r - 1), min(max(after, 0), r - 1))
         for (before, after), r in zip(geometry.pads, reach, strict=True)

@@ -123,6 +123,8 @@ def _differentiate(
 def _cut(x: jax.Array, padding: float, shape: tuple[int, ...], windows: Windows) -> list[jax.Array]:
     """Return the first pixel of all windows, their second, and so on."""
     axis, size, strides, pads = windows
+    # Of one window the stride does not count, and the image would be padded to all of it.
+    strides = [min(strides[i], size[i]) if shape[axis + i] == 1 else strides[i] for i in (0, 1)]
     counts = [-(-(x.shape[axis + i] + sum(pads[i])) // strides[i]) for i in (0, 1)]
     edges = [
         (pads[i][0], counts[i] * strides[i] - x.shape[axis + i] - pads[i][0], 0) for i in (0, 1)

@@ -98,4 +98,6 @@ def _repeat_channels(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _pad(x: jax.Array, pads: Pairs) -> jax.Array:
-    return jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    # Negative padding cuts.
+    edges = [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)]
+    return lax.pad(x, jnp.zeros((), x.dtype), edges)

@@ -12,7 +12,8 @@ forward pass, the gradient of the kernel and that of the image.
 | 16x16x256, 2x2 to 128, 2 | 5.9 580 4.9 | 4.9 7.3 5.7 | 4.8 8.4 6.7 |
 | 28x28x21, 16x16 to 21, 8, batch 2 | - | 7.2 12 6.4 | 4.5 6.9 11 |
 
-Phases of a stride of 8 are 64 convolutions, which take 8 times as long to compile.
+Phases of a stride of 8 are 64 convolutions, which take 8 times as long to compile. Dilated kernels
+are left to XLA.
 """
 
 from __future__ import annotations
@@ -33,14 +34,19 @@ Plain = Callable[[jax.Array, jax.Array, Pairs], jax.Array]
 """A convolution of an image by a kernel, with this padding, and no strides."""
 
 
-def convolve(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain) -> jax.Array:
+def convolve(
+    x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain, number: int = 1
+) -> jax.Array:
     """Return the convolution of the spread image.
 
     Arguments:
       x: `[B, H, W, C]`, to have `spread - 1` zeros between its pixels, and `pads` around them.
       w: `[height, width, C, num_filters]`.
+      number: how many such ones the program has in place of one.
     """
-    compute = _in_phases if math.prod(spread) <= _MOST_PHASES else _joined
+    # Phases that no pixel of the kernel meets are zeros, and no convolutions.
+    num_phases = math.prod(map(min, spread, w.shape[:2]))
+    compute = _in_phases if num_phases * number <= _MOST_PHASES else _joined
     return compute(x, w, spread, pads, plain)
 
 
@@ -67,7 +73,10 @@ def _in_phases(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Pla
 
 
 def _joined(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain) -> jax.Array:
-    """Return neighbours as channels of one convolution, by kernels with zeros at their edges."""
+    """Return neighbours as channels of one convolution, by kernels with zeros at their edges.
+
+    An infinite pixel makes neighbours nan: infinity times zero.
+    """
     size, steps = _measure(x, w, spread, pads)
     widened, taps, edges = [], [], []
     for axis in (0, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,6 @@ from penstock._errors import ProgramError, check_choice
 from penstock.layers import arguments
 from penstock.layers._pooling_windows import add_up, take_maxima
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
-
-T = TypeVar("T")
 
 
 def pool2d(
@@ -74,12 +72,10 @@ def pool2d(
     counts = np.outer(rows, columns)
     if not exclusive or np.all(counts == windows[0] * windows[1]):
         return sums / (windows[0] * windows[1])
-    return sums / jnp.asarray(counts.reshape(_expand(counts.shape, 1, data_format)), sums.dtype)
-
-
-def _expand(pair: tuple[T, ...], other: T, data_format: DataFormat) -> list[T]:
-    """Return one value an axis: those of `pair` for height and width, `other` for the rest."""
-    return [other, *pair, other] if data_format == "NHWC" else [other, other, *pair]
+    counts = counts.reshape(
+        [1, *counts.shape, 1] if data_format == "NHWC" else [1, 1, *counts.shape]
+    )
+    return sums / jnp.asarray(counts, sums.dtype)
 
 
 def _windows_along(

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -67,10 +67,7 @@ class Program:
         options: Any = None
         if _mesh.is_on_cpu(mesh):
             wanted = _MEMORY_OPTIONS if saves_memory else ()
-            # What the user has said of the same option holds.
-            if largest_kernel and _CONVOLUTION_OPTION not in os.environ.get("XLA_FLAGS", ""):
-                is_wide = largest_kernel >= _WIDE and not has_gradients
-                wanted += _WIDE_CONVOLUTION_OPTIONS if is_wide else _CONVOLUTION_OPTIONS
+            wanted += choose_convolution_options(largest_kernel, has_gradients=has_gradients)
             options = _known_options(wanted) if wanted else None
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
@@ -137,6 +134,8 @@ def announce_compilation(what: str) -> Iterator[None]:
     COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 
+Options: TypeAlias = tuple[tuple[str, str | bool], ...]
+
 _MEMORY_OPTIONS = (("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"),)
 """Order operations for memory.
 
@@ -171,12 +170,22 @@ apart."""
 _WIDE = 2**19
 """From so many numbers in a kernel on: 3x3 from 256 to 256 channels are 590,000."""
 
+
+def choose_convolution_options(largest_kernel: int, *, has_gradients: bool) -> Options:
+    """Return what to compile a program's convolutions with on CPU, see `Program`."""
+    # What the user has said of the same option holds.
+    if not largest_kernel or _CONVOLUTION_OPTION in os.environ.get("XLA_FLAGS", ""):
+        return ()
+    is_wide = largest_kernel >= _WIDE and not has_gradients
+    return _WIDE_CONVOLUTION_OPTIONS if is_wide else _CONVOLUTION_OPTIONS
+
+
 _CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
 """Write fusions without MLIR, which takes longer than all else that a short program compiles."""
 
 
 @functools.cache
-def _known_options(options: tuple[tuple[str, str | bool], ...]) -> dict[str, str | bool]:
+def _known_options(options: Options) -> dict[str, str | bool]:
     """Return those of a few compiler options that XLA's CPU backend has: they come and go."""
     known: dict[str, str | bool] = {}
     for name, value in options:

@@ -113,7 +113,7 @@ class Network:
         return specs
 
     def for_accelerators(self) -> Network:
-        """Return the same network with everything computed as on accelerators."""
+        """Return the same network with layers that compute as on accelerators."""
         plain = copy.copy(self)
         plain.train = {name: each.for_accelerators() for name, each in self.train.items()}
         plain.test = {name: each.for_accelerators() for name, each in self.test.items()}

@@ -18,6 +18,10 @@ CASES = {
     "groups": ((2, 7, 5, 8), (3, 2, 2, 12), {"groups": 4, "pads": ((1, 1), (0, 1))}),
     "many groups": ((2, 5, 5, 66), (3, 3, 2, 66), {"groups": 33, "pads": ((1, 1), (1, 1))}),
     "wide groups": ((1, 5, 5, 40), (3, 3, 20, 6), {"groups": 2, "strides": (2, 1)}),
+    "prime groups": ((1, 5, 5, 33), (3, 3, 3, 22), {"groups": 11}),
+    "single channels": ((1, 14, 13, 3), (12, 12, 1, 6), {"groups": 3}),
+    "single and cut": ((1, 9, 9, 3), (3, 3, 1, 3), {"groups": 3, "pads": ((-1, 2), (0, -2))}),
+    "pixels far apart": ((1, 3, 2, 4), (1, 1, 4, 3), {"spread": (7, 5)}),
     "dilated groups": ((2, 9, 9, 4), (3, 3, 2, 2), {"groups": 2, "dilations": (2, 3)}),
     "filters a channel": ((2, 5, 5, 3), (2, 2, 1, 9), {"groups": 3}),
     "even": ((2, 4, 3, 3), (4, 4, 3, 5), {"spread": (2, 2), "pads": ((2, 2), (2, 3))}),
@@ -114,7 +118,8 @@ def count(text):
 
 
 @pytest.mark.parametrize(
-    ("groups", "channels", "lots"), [(32, 4, 8), (32, 32, 8), (2, 48, 2), (4, 4, 1), (33, 2, 3)]
+    ("groups", "channels", "lots"),
+    [(32, 4, 8), (32, 32, 8), (2, 48, 2), (4, 4, 1), (33, 2, 5), (11, 64, 6), (13, 64, 7)],
 )
 def test_groups_are_joined_to_a_few_convolutions(groups, channels, lots):
     x, w = jnp.ones([1, 4, 4, groups * channels]), jnp.ones([3, 3, channels, groups])
@@ -125,7 +130,36 @@ def test_groups_are_joined_to_a_few_convolutions(groups, channels, lots):
         assert count(lowered.as_text()) == expected
 
 
-def test_no_gradient_on_cpu_has_groups_or_zeros_between_pixels():
+@pytest.mark.parametrize(
+    ("side", "stride", "groups", "number"),
+    [(4, 2, 1, 4), (3, 3, 1, 9), (4, 4, 1, 1), (8, 4, 1, 1), (1, 16, 1, 1), (5, 3, 128, 8)],
+)
+def test_spread_images_take_a_few_convolutions(side, stride, groups, number):
+    x, w = jnp.ones([1, 3, 3, groups]), jnp.ones([side, side, 1, groups])
+    options = {"spread": (stride, stride), "dilations": (1, 1), "groups": groups}
+    geometry = Geometry(**options, pads=((side - 1,) * 2,) * 2)
+    function = functools.partial(_convolution.convolve, is_on_cpu=True)
+    lowered = jax.jit(function, static_argnums=(2, 3)).lower(x, w, geometry, "NHWC")
+    assert count(lowered.as_text()) == (number, False)
+
+
+def test_large_kernels_of_single_channels_are_left_to_xla():
+    x, w = jnp.ones([1, 20, 20, 8]), jnp.ones([13, 13, 1, 8])
+    geometry = Geometry(dilations=(1, 1), pads=NONE, groups=8)
+    function = functools.partial(_convolution.convolve, is_on_cpu=True)
+    lowered = jax.jit(function, static_argnums=(2, 3)).lower(x, w, geometry, "NHWC")
+    assert count(lowered.as_text()) == (1, True)
+
+
+def test_infinite_weights_stay_in_their_group():
+    x = jnp.ones([1, 3, 3, 4])
+    w = jnp.ones([3, 3, 1, 4]).at[0, 0, 0, 1].set(jnp.inf)
+    geometry = Geometry(dilations=(1, 1), pads=((2, 2), (2, 2)), groups=4, spread=(2, 2))
+    y = _convolution.convolve(x, w, geometry, "NHWC", is_on_cpu=True)
+    assert np.isfinite(y[..., [0, 2, 3]]).all()
+
+
+def test_no_kernels_gradient_on_cpu_has_groups_or_zeros_between_pixels():
     """XLA's CPU backend takes seconds for such a one of a kernel."""
     for name in ("groups", "even", "long stride", "spread groups", "full"):
         image, kernel, options = CASES[name]

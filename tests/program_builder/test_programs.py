@@ -310,3 +310,32 @@ def test_linear_reader_is_ragged():
 def test_compiler_options_that_xla_does_not_know_are_left_out():
     options = (("xla_no_such_option", True), ("xla_backend_optimization_level", 1))
     assert _compilation._known_options(options) == {"xla_backend_optimization_level": 1}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "has_gradients", "expected"),
+    [
+        (0, False, ()),
+        (1, False, _compilation._CONVOLUTION_OPTIONS),
+        (_compilation._WIDE - 1, False, _compilation._CONVOLUTION_OPTIONS),
+        (_compilation._WIDE, False, _compilation._WIDE_CONVOLUTION_OPTIONS),
+        (_compilation._WIDE, True, _compilation._CONVOLUTION_OPTIONS),
+    ],
+)
+def test_poolings_of_wide_convolutions_are_left_to_xla_where_no_gradient_is(
+    kernel, has_gradients, expected, monkeypatch
+):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    choose = _compilation.choose_convolution_options
+    assert choose(kernel, has_gradients=has_gradients) == expected
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "expected"), [(4, 3, 4 * 9 * 4), (512, 3, 512 * 9 * 512), (512, 1, 1)]
+)
+def test_the_largest_kernel_of_several_pixels_is_found(channels, size, expected):
+    def program():
+        return layers.conv2d(layers.data("x", [4, 4, channels]), channels, size)
+
+    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
+    assert builder.programs.network.largest_kernel == expected
