@@ -259,10 +259,10 @@ def test_forward_pass_of_the_largest(name):
 # four pixels are left, by which its last layers normalise.
 RATES = {"oneflow_alexnet": 1e-5, "mobilenet_v2_035": 1e-5}
 
-# At their small sizes one pixel is left of each image: four numbers, which the last layers normalise.
-# One part in a million of the images then moves Inception v4's gradients by two thirds of their
-# norm, and PNASNet's loss after two steps by 3 of 32: what it is after a step is chance. At these
-# it moves both by less than 0.06 after three.
+# At their small sizes one pixel is left of each image: four numbers, which the last layers
+# normalise. One part in a million of the images then moves Inception v4's gradients by two thirds
+# of their norm, and PNASNet's loss after two steps by 3 of 32: what it is after a step is chance.
+# At these it moves the loss after three steps by less than 0.06.
 TRAINING_SIZES = {"inception_v4": 139, "pnasnet_mobile": 64}
 
 
