@@ -72,9 +72,7 @@ def pool2d(
     counts = np.outer(rows, columns)
     if not exclusive or np.all(counts == windows[0] * windows[1]):
         return sums / (windows[0] * windows[1])
-    counts = counts.reshape(
-        [1, *counts.shape, 1] if data_format == "NHWC" else [1, 1, *counts.shape]
-    )
+    counts = np.expand_dims(counts, (0, 3) if data_format == "NHWC" else (0, 1))
     return sums / jnp.asarray(counts, sums.dtype)
 
 

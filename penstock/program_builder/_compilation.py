@@ -67,7 +67,10 @@ class Program:
         options: Any = None
         if _mesh.is_on_cpu(mesh):
             wanted = _MEMORY_OPTIONS if saves_memory else ()
-            wanted += choose_convolution_options(largest_kernel, has_gradients=has_gradients)
+            # What the user has said of the same option holds.
+            if largest_kernel and _CONVOLUTION_OPTION not in os.environ.get("XLA_FLAGS", ""):
+                is_wide = largest_kernel >= _WIDE and not has_gradients
+                wanted += _WIDE_CONVOLUTION_OPTIONS if is_wide else _CONVOLUTION_OPTIONS
             options = _known_options(wanted) if wanted else None
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
@@ -169,16 +172,6 @@ apart."""
 
 _WIDE = 2**19
 """From so many numbers in a kernel on: 3x3 from 256 to 256 channels are 590,000."""
-
-
-def choose_convolution_options(largest_kernel: int, *, has_gradients: bool) -> Options:
-    """Return what to compile a program's convolutions with on CPU, see `Program`."""
-    # What the user has said of the same option holds.
-    if not largest_kernel or _CONVOLUTION_OPTION in os.environ.get("XLA_FLAGS", ""):
-        return ()
-    is_wide = largest_kernel >= _WIDE and not has_gradients
-    return _WIDE_CONVOLUTION_OPTIONS if is_wide else _CONVOLUTION_OPTIONS
-
 
 _CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
 """Write fusions without MLIR, which takes longer than all else that a short program compiles."""

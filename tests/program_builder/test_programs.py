@@ -325,9 +325,14 @@ def test_compiler_options_that_xla_does_not_know_are_left_out():
 def test_poolings_of_wide_convolutions_are_left_to_xla_where_no_gradient_is(
     kernel, has_gradients, expected, monkeypatch
 ):
+    asked = []
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    choose = _compilation.choose_convolution_options
-    assert choose(kernel, has_gradients=has_gradients) == expected
+    monkeypatch.setattr(_compilation, "_known_options", lambda options: asked.append(options))
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    spec = jax.sharding.PartitionSpec()
+    options = {"largest_kernel": kernel, "has_gradients": has_gradients}
+    _compilation.Program("p", abs, mesh=mesh, in_specs=(spec,), out_specs=spec, **options)
+    assert asked == ([expected] if expected else [])
 
 
 @pytest.mark.parametrize(
