@@ -91,7 +91,7 @@ class Fields:
 
     def _stack(self, samples: list[Any]) -> dict[str, np.ndarray]:
         if not samples and jax.process_count() > 1:  # this process's part of a short batch
-            return {n: np.zeros((0, *s.shape), s.dtype) for n, s in self._specs.items()}
+            return make_empty(self._specs)
         if not samples:
             raise FeedError("the reader yielded an empty list, expected a list of samples.")
         rows = []
@@ -102,7 +102,21 @@ class Fields:
             fields = sample if isinstance(sample, (tuple, list)) else (sample,)
             names = self._check_fields(len(fields), f"sample {number} of a batch")
             rows.append(dict(zip(names, fields, strict=True)))
-        return {name: _stack_column(name, rows) for name in rows[0]}
+        return {
+            # Sequences stay as they are: they are of any length.
+            name: [row[name] for row in rows if name in row]
+            if name in self._specs and self._specs[name].lod_level
+            else _stack_column(name, rows)
+            for name in rows[0]
+        }
+
+
+def make_empty(specs: Mapping[str, FeedSpec]) -> dict[str, Any]:
+    """Return a batch without examples."""
+    return {
+        name: [] if spec.lod_level else np.zeros((0, *spec.shape), spec.dtype)
+        for name, spec in specs.items()
+    }
 
 
 def _order_names(feed_order: FeedOrder) -> list[str]:
@@ -124,8 +138,8 @@ def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
     if len(values) < len(rows) or len(shapes) > 1:
         raise FeedError(
             f"feed {name!r} got samples of shapes {sorted(shapes)} in {len(values)} of {len(rows)} "
-            "samples of one batch, expected one shape in all of them. Pad sequences to one length "
-            "in the reader."
+            "samples of one batch, expected one shape in all of them. Declare sequences of any length with "
+            "layers.data(..., lod_level=1)."
         )
     # numpy's own stack drops the mask without a word.
     is_masked = any(isinstance(value, np.ma.MaskedArray) for value in values)

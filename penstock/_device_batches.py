@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
@@ -12,12 +12,19 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from penstock import _mesh
+from penstock import _mesh, _sequence_feeds
 from penstock._errors import FeedError, listed, nearest
+from penstock._program import sequences
 from penstock._program.requests import Feed, FeedSpec
 
 Array: TypeAlias = np.ndarray | jax.Array
 """An array of a batch, on the host or on the devices."""
+
+Column: TypeAlias = "Array | _sequence_feeds.Words"
+"""One input of a batch that was checked."""
+
+Agree: TypeAlias = "Callable[[dict[str, int]], dict[str, int]]"
+"""Takes the largest length of each sequence on this process; returns those of all processes."""
 
 HOST_FEED_LIMIT_BYTES = 1 << 16
 """Below this, on one device, a batch rides along with the launch: 11 us an array against 30 us for
@@ -37,7 +44,7 @@ class DeviceBatch(NamedTuple):
     those of all processes, where there are several.
     """
 
-    feed: Mapping[str, Array]
+    feed: Mapping[str, Array | sequences.Sequence]
     weights: jax.Array
     counts: tuple[int, ...]
     reader_state: object = None
@@ -46,8 +53,8 @@ class DeviceBatch(NamedTuple):
 
 def check_feed(
     feed: Feed, specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec]
-) -> tuple[dict[str, Array], int]:
-    """Return the arrays that `specs` name, in their declared shapes and dtypes, and their length.
+) -> tuple[dict[str, Column], int]:
+    """Return the inputs that `specs` name, in their declared shapes and dtypes, and their length.
 
     Arguments:
       feed: name to array-like with a leading batch axis.
@@ -65,7 +72,7 @@ def check_feed(
     problems, columns = [], {}
     # All problems at once: a reader is most often wrong in several inputs.
     for name in feed:
-        if name not in known:
+        if name not in known and not _sequence_feeds.is_lengths(name, known):
             problems.append(
                 f"feed got the unknown input {name!r}, expected {listed(known)}."
                 + nearest(str(name), known)
@@ -74,14 +81,17 @@ def check_feed(
         if name not in feed:
             problems.append(f"feed got {listed(feed)}, expected also {name!r}.")
             continue
-        column = _convert(feed[name], spec)
+        column = _convert(feed[name], spec, feed.get(f"{name}_length") if spec.lod_level else None)
         if isinstance(column, str):
             problems.append(column)
         else:
             columns[name] = column
     if problems:
         raise FeedError("\n".join(problems))
-    sizes = {name: column.shape[0] for name, column in columns.items()}
+    sizes = {
+        name: len(column.lengths) if isinstance(column, _sequence_feeds.Words) else column.shape[0]
+        for name, column in columns.items()
+    }
     if len(set(sizes.values())) > 1:
         raise FeedError(
             f"feed got batches of different lengths {sizes}, expected one length for all inputs. "
@@ -102,7 +112,7 @@ def _is_masked(value: object) -> bool:
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _convert(value: npt.ArrayLike, spec: FeedSpec) -> Array | str:
+def _convert(value: npt.ArrayLike, spec: FeedSpec, lengths: object) -> Column | str:
     """Return the input as a batch of `spec`, or what is wrong with it as a string."""
     if _is_masked(value):
         return (
@@ -110,6 +120,13 @@ def _convert(value: npt.ArrayLike, spec: FeedSpec) -> Array | str:
             "under it would be taken for data. Pass array.filled(0), and "
             "~np.ma.getmaskarray(array) as an input of its own."
         )
+    if spec.lod_level:
+        try:
+            words = _sequence_feeds.join_words(value, lengths, spec)
+        except FeedError as error:
+            return str(error)
+        cast = _cast(words.values, spec)
+        return cast if isinstance(cast, str) else words._replace(values=np.asarray(cast))
     if not isinstance(value, (np.ndarray, jax.Array)):
         try:
             value = np.asarray(value)
@@ -211,6 +228,7 @@ class Feeder:
         self._multiple = mesh.local_mesh.size * num_micro_batches
         self._full_weights: dict[int, jax.Array] = {}
         self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
+        self._has_sequences = any(spec.lod_level for spec in specs.values())
 
     def fit(self, size: int) -> None:
         """Make the batch size at least `size`, rounded up to whole micro-batches."""
@@ -223,8 +241,11 @@ class Feeder:
                 for spec in self._specs.values()
             ]
 
-    def place(self, batches: Sequence[Feed]) -> DeviceBatch:
+    def place(self, batches: Sequence[Feed], agree: Agree | None = None) -> DeviceBatch:
         """Return batches checked, padded, stacked if they are several, and on the devices.
+
+        Arguments:
+          agree: returns the largest lengths of all processes for those of this one.
 
         Raises:
           FeedError: a batch does not fit the specs.
@@ -240,10 +261,11 @@ class Feeder:
                 self.fit(size)
             counts = tuple([size for _, size in ready])
             weights = self._make_weights(counts)
-            padded = [self._pad(columns, size) for columns, size in ready]
-        feed = padded[0]
+            lengths = self._choose_lengths([columns for columns, _ in ready], agree)
+            padded = [self._pad(columns, size, lengths) for columns, size in ready]
+        feed: Any = padded[0]
         if steps > 1:
-            feed = {name: _stack([each[name] for each in padded]) for name in feed}
+            feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = _mesh.put(feed, self._shardings[steps > 1])
         return DeviceBatch(feed, weights, counts)
@@ -254,6 +276,8 @@ class Feeder:
         It is the common case, and on the smallest networks its price shows: Python is several times
         slower between two launches than in a loop of its own.
         """
+        if self._has_sequences:
+            return False
         for batch in batches:
             if batch.__class__ is not dict or len(batch) != len(self._full):
                 return False
@@ -269,10 +293,34 @@ class Feeder:
                     return False
         return True
 
-    def _pad(self, columns: dict[str, Array], size: int) -> dict[str, Array]:
+    def _choose_lengths(
+        self, batches: Sequence[Mapping[str, Column]], agree: Agree | None
+    ) -> dict[str, int]:
+        """Return the length that each sequence is padded to: one for all batches of a launch."""
+        if not self._has_sequences:
+            return {}
+        longest = _sequence_feeds.find_longest(batches)
+        if agree is not None:
+            longest = agree(longest)
+        return {
+            name: _sequence_feeds.choose_bucket(self._specs[name], length)
+            for name, length in longest.items()
+        }
+
+    def _pad(
+        self, columns: Mapping[str, Column], size: int, lengths: Mapping[str, int]
+    ) -> dict[str, Any]:
         missing = self.batch_size - size
+        if lengths:
+            return {
+                name: _sequence_feeds.pad_words(column, self.batch_size, lengths[name])
+                if isinstance(column, _sequence_feeds.Words)
+                else self._pad({name: column}, size, {})[name]
+                for name, column in columns.items()
+            }
+        arrays: Any = columns
         if not missing:
-            return columns
+            return arrays
         # Copies of the last example rather than zeros: whatever the program computes of a real
         # example is as finite on its copy, so that 0 * nan cannot reach a gradient.
         # A process without examples in a short batch has none to copy.
@@ -280,7 +328,7 @@ class Feeder:
             name: np.concatenate([column, np.repeat(np.asarray(column[-1:]), missing, axis=0)])
             if size
             else np.zeros((missing, *column.shape[1:]), column.dtype)
-            for name, column in columns.items()
+            for name, column in arrays.items()
         }
 
     def _make_weights(self, counts: tuple[int, ...]) -> jax.Array:
@@ -294,7 +342,8 @@ class Feeder:
             self._full_weights[steps] = placed
         return placed
 
-    def _rides_along(self, feed: Mapping[str, Array]) -> bool:
-        if self.mesh.size > 1 or not all(isinstance(x, np.ndarray) for x in feed.values()):
+    def _rides_along(self, feed: Mapping[str, Array | sequences.Sequence]) -> bool:
+        arrays = jax.tree.leaves(feed) if self._has_sequences else feed.values()
+        if self.mesh.size > 1 or not all(isinstance(x, np.ndarray) for x in arrays):
             return False
-        return sum(value.nbytes for value in feed.values()) <= HOST_FEED_LIMIT_BYTES
+        return sum(value.nbytes for value in arrays) <= HOST_FEED_LIMIT_BYTES

@@ -16,11 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import ProgramError
+from penstock._program import sequences
 
 T = TypeVar("T")
 
-Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | None"
+Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | object"
 """What a program returned, with None in place of each value."""
+
+_SEQUENCE = object()
+"""Stands in an outline for a sequence, which is two values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,10 @@ def _iterate(
     returned: object, path: tuple[Hashable, ...]
 ) -> Iterator[tuple[tuple[Hashable, ...], object]]:
     """Yield path and value of each leaf. Not JAX's order, which sorts the keys of dicts."""
-    if isinstance(returned, (Mapping, tuple, list)):
+    if isinstance(returned, sequences.Sequence):
+        yield (*path, "values"), returned.values
+        yield (*path, "lengths"), returned.lengths
+    elif isinstance(returned, (Mapping, tuple, list)):
         inner = returned.items() if isinstance(returned, Mapping) else enumerate(returned)
         for key, value in inner:
             yield from _iterate(value, (*path, key))
@@ -101,6 +108,8 @@ def _iterate(
 
 def _remove_values(returned: object) -> Outline:
     """Return the structure with no values, which are tracers that nothing may keep."""
+    if isinstance(returned, sequences.Sequence):
+        return _SEQUENCE
     if isinstance(returned, Mapping):
         return {key: _remove_values(value) for key, value in returned.items()}
     if isinstance(returned, (tuple, list)):
@@ -108,7 +117,9 @@ def _remove_values(returned: object) -> Outline:
     return None
 
 
-def _fill(outline: Outline, items: Iterator[object]) -> object:
+def _fill(outline: Outline, items: Iterator[Any]) -> object:
+    if outline is _SEQUENCE:
+        return sequences.Sequence(next(items), next(items))
     if isinstance(outline, dict):
         return {key: _fill(part, items) for key, part in outline.items()}
     if isinstance(outline, (tuple, list)):
@@ -230,12 +241,25 @@ def compute_means(accumulator: Accumulator, structure: Structure) -> Any:
 def read(values: Sequence[jax.Array], structure: Structure, num_examples: int) -> Any:
     """Return values on the host in the program's structure; rows of padding are cut off.
 
-    Waits for the device. Values without axes become Python numbers.
+    Waits for the device. Values without axes become Python numbers, sequences lists of arrays, each
+    of its own length.
     """
     host = _fetch(list(values))
-    return structure.build(
-        [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
+    return _cut_sequences(
+        structure.build(
+            [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
+        )
     )
+
+
+def _cut_sequences(returned: Any) -> Any:
+    if isinstance(returned, sequences.Sequence):
+        return returned.cut()
+    if isinstance(returned, Mapping):
+        return {key: _cut_sequences(value) for key, value in returned.items()}
+    if isinstance(returned, (tuple, list)):
+        return _rebuild(returned, map(_cut_sequences, returned))
+    return returned
 
 
 def _fetch(values: object) -> Any:

@@ -12,7 +12,7 @@ the two has a batch axis; real frames repeat that decision.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import jax
@@ -24,7 +24,7 @@ from penstock._errors import LayerContextError
 from penstock._parameter_names import Path, hash_path
 from penstock._program.examples import Examples, MicroBatch, RowAnswers
 from penstock._program.names import Names
-from penstock._program.requests import Mode, Requests, Variables
+from penstock._program.requests import DeviceFeed, Mode, Requests, Variables
 
 
 class Frame:
@@ -59,7 +59,7 @@ class Frame:
         *,
         mode: Mode,
         variables: Variables,
-        feed: Mapping[str, jax.Array] | None,
+        feed: DeviceFeed | None,
         weights: jax.Array,
         key: jax.Array,
         num_devices: int,

@@ -14,6 +14,7 @@ from flax.core import tracers
 
 from penstock._errors import FeedError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
+from penstock._program.sequences import Sequence
 from penstock._program.user_lines import find_user_lines
 
 Initializer = Callable[[jax.Array, tuple[int, ...], np.dtype], jax.Array]
@@ -27,16 +28,34 @@ Variables: TypeAlias = "Mapping[str, Params]"
 Feed: TypeAlias = Mapping[str, npt.ArrayLike]
 """A batch by input name, each with a leading batch axis: arrays, or what NumPy makes one of."""
 
+DeviceFeed: TypeAlias = "Mapping[str, jax.Array | Sequence]"
+"""A batch by input name as a program takes it: padded, on the devices."""
+
 Mode = Literal["train", "test", "infer"]
+
+PROBE_LENGTH = 13
+"""The length that sequences have while a program is probed; a prime, to share no size by chance."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedSpec:
-    """What one `layers.data` call expects; `shape` leaves out the batch axis."""
+    """What one `layers.data` call expects.
+
+    `shape` leaves out the batch axis; with a `lod_level` of 1 it is that of one word, and `buckets`
+    are the lengths that sequences are padded to, powers of two where it is empty.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    lod_level: int = 0
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def declaration(self) -> str:
+        """What was declared, for people."""
+        level = f", lod_level {self.lod_level} and buckets {self.buckets}" if self.lod_level else ""
+        return f"shape {self.shape} and dtype {self.dtype}{level}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +128,7 @@ class Requests:
         mode: Mode,
         is_automatic: Callable[[Path], bool],
         variables: Variables,
-        feed: Mapping[str, jax.Array] | None,
+        feed: DeviceFeed | None,
         batch_size: int,
         anchor: jax.Array | None = None,
     ) -> None:
@@ -123,8 +142,8 @@ class Requests:
         self._prefixes: dict[Path, Path] = {}
         self._trace = tracers.current_trace()
 
-    def input(self, spec: FeedSpec) -> jax.Array:
-        """Return the array fed under `spec.name`, shape `[B, *spec.shape]`.
+    def input(self, spec: FeedSpec) -> jax.Array | Sequence:
+        """Return what is fed under `spec.name`: `[B, *spec.shape]`, or a sequence of such words.
 
         Raises:
           ProgramError: the name was declared before with another shape or dtype.
@@ -133,20 +152,27 @@ class Requests:
         known = self.feed_specs.setdefault(spec.name, spec)
         if known != spec:
             raise ProgramError(
-                f"layers.data {spec.name!r} got shape {spec.shape} and dtype {spec.dtype}, "
-                f"expected shape {known.shape} and dtype {known.dtype}, as declared before in "
-                "the same program. One input has one shape. Use another name for another input."
+                f"layers.data {spec.name!r} got {spec.declaration}, expected {known.declaration}, "
+                "as declared before in the same program. One input has one shape. Use another name "
+                "for another input."
             )
         if self._feed is None:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
+            if spec.lod_level:
+                shape = (self._batch_size, PROBE_LENGTH, *spec.shape)
+                lengths = jnp.full((self._batch_size,), anchor.astype(jnp.int32))
+                return Sequence(jnp.full(shape, anchor.astype(spec.dtype)), lengths)
             return jnp.full((self._batch_size, *spec.shape), anchor.astype(spec.dtype))
         if spec.name not in self._feed:
             raise FeedError(
                 f"feed got {listed(self._feed)}, expected also {spec.name!r}, which the "
                 f"{self._mode} program declares with layers.data."
             )
-        return self._feed[spec.name].astype(spec.dtype)  # bytes of images are cast here
+        fed = self._feed[spec.name]
+        if isinstance(fed, Sequence):
+            return fed.with_values(fed.values.astype(spec.dtype))
+        return fed.astype(spec.dtype)  # bytes of images are cast here
 
     def parameter(self, spec: ParameterSpec) -> jax.Array:
         """Return the value of a parameter or statistic; on a probe record it and return zeros.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from penstock._program.examples import MicroBatch, RowAnswers
 from penstock._program.frame import Frame, open_frame
 from penstock._program.names import ScopeModule
 from penstock._program.options import ProgramOptions
-from penstock._program.requests import FeedSpec, Mode, Params, Variables
+from penstock._program.requests import DeviceFeed, FeedSpec, Mode, Params, Variables
 from penstock._program.statistics import has_example_axis, sync_statistics
 from penstock._program.user_lines import find_user_lines
 from penstock._tracing.advice import find_advice
@@ -72,7 +72,7 @@ class Runnable:
 def run_program(
     program: Runnable,
     variables: Variables,
-    feed: Mapping[str, jax.Array],
+    feed: DeviceFeed,
     weights: jax.Array,
     key: jax.Array,
     num_devices: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jax import dtypes
 from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
+from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock._program.names import check_name
 from penstock._program.requests import FeedSpec
@@ -20,21 +21,53 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def data(name: str, shape: Sequence[int], dtype: DTypeLike = "float32") -> jax.Array:
-    """Declare an input and return the array fed under its name.
+@overload
+def data(
+    name: str, shape: Sequence[int], dtype: DTypeLike = "float32", lod_level: Literal[0] = 0
+) -> jax.Array: ...
+
+
+@overload
+def data(
+    name: str,
+    shape: Sequence[int],
+    dtype: DTypeLike = "float32",
+    *,
+    lod_level: Literal[1],
+    buckets: Sequence[int] = (),
+) -> sequences.Sequence: ...
+
+
+def data(
+    name: str,
+    shape: Sequence[int],
+    dtype: DTypeLike = "float32",
+    lod_level: int = 0,
+    buckets: Sequence[int] = (),
+) -> jax.Array | sequences.Sequence:
+    """Declare an input and return what is fed under its name.
 
     Feeds are checked against the declaration on the host, before anything runs. A flat sample is
     reshaped to the declared shape, a scalar label to `[1]`. Declaring the same input twice gives
     the same array. Source: Fluid's `layers.data`.
 
+    Sequences (`lod_level=1`) are fed as a list of arrays or lists of any length, as a
+    `ps.Sequence` of padded values with their lengths, or as a padded array `name` beside an array
+    of lengths `name.lengths`. They are padded to the least bucket that holds the longest of the
+    batch: a program is compiled once for each bucket.
+
     Arguments:
       name: the name in feeds and in `feed_order`.
-      shape: the shape of one example, without the batch axis.
+      shape: the shape of one example, without the batch axis; of one word of a sequence.
       dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on. Bytes (`uint8`)
         fed to a floating input go to the device as they are and are cast there.
+      lod_level: 1 for sequences.
+      buckets: the lengths that sequences are padded to, powers of two from 16 by default. See
+        `penstock.readers.learn_buckets`.
 
     Returns:
-      `[B, *shape]`, where `B` is this device's share of the batch.
+      `[B, *shape]`, where `B` is this device's share of the batch; or a `ps.Sequence` of values
+      `[B, T, *shape]`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -49,13 +82,31 @@ def data(name: str, shape: Sequence[int], dtype: DTypeLike = "float32") -> jax.A
         if not isinstance(size, (int, np.integer)) or size < 1:
             raise ProgramError(
                 f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
-                "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Pad "
-                "sequences of several lengths to one length and feed the lengths beside them."
+                "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Declare "
+                "sequences of several lengths by the shape of one word and lod_level=1."
             )
+    if lod_level not in (0, 1):
+        raise ProgramError(
+            f"layers.data {name!r} got lod_level={lod_level!r}, expected 0 or 1. Sequences of "
+            "sequences have none. Feed each inner sequence as an example."
+        )
+    lengths = tuple(buckets)
+    is_rising = all(
+        isinstance(b, (int, np.integer)) and b > a
+        for a, b in zip((0, *lengths), lengths, strict=False)
+    )
+    if not is_rising or (lengths and not lod_level):
+        raise ProgramError(
+            f"layers.data {name!r} got buckets={buckets!r} and lod_level={lod_level}, expected "
+            "rising positive lengths such as [16, 32, 64], with lod_level=1. They are what "
+            "sequences are padded to. Leave them out for powers of two."
+        )
     spec = FeedSpec(
         name=name,
         shape=tuple(map(int, shape)),
         dtype=np.dtype(dtypes.canonicalize_dtype(dtype)),
+        lod_level=lod_level,
+        buckets=tuple(map(int, lengths)),
     )
     return frame.requests.input(spec)
 

@@ -23,11 +23,11 @@ from penstock._program import parameter_tree
 from penstock._program.examples import MicroBatch
 from penstock._program.frame import Frame
 from penstock._program.precision import widen
-from penstock._program.requests import Params, Variables
+from penstock._program.requests import DeviceFeed, Params, Variables
 from penstock._tracing.evaluation import Evaluated, Runnable, run_program
 from penstock.program_builder import _reduction
 
-Cut: TypeAlias = tuple[jax.Array, dict[str, jax.Array], jax.Array]
+Cut: TypeAlias = tuple[jax.Array, DeviceFeed, jax.Array]
 """Number, feed and weights of a micro-batch, or of all of them on a leading axis."""
 
 Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
@@ -73,7 +73,7 @@ class Share:
     root_key: jax.Array
     step: jax.Array
     scale: jax.Array | None
-    feed: Mapping[str, jax.Array]
+    feed: DeviceFeed
     weights: jax.Array
 
     def gradients(self, params: Params) -> Gradients:
@@ -121,7 +121,7 @@ class Share:
     def differentiate(
         self,
         params: Params,
-        feed: Mapping[str, jax.Array],
+        feed: DeviceFeed,
         weights: jax.Array,
         batch_stats: Params,
         micro_batch: MicroBatch | None = None,
@@ -152,7 +152,7 @@ class Share:
     def run(
         self,
         params: Params,
-        feed: Mapping[str, jax.Array],
+        feed: DeviceFeed,
         weights: jax.Array,
         batch_stats: Params,
         micro_batch: MicroBatch | None = None,
@@ -201,7 +201,7 @@ def evaluate_share(
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
-    feed: Mapping[str, jax.Array],
+    feed: DeviceFeed,
     weights: jax.Array,
 ) -> _reduction.Totals:
     """Return the values of a test or infer program, from inside `jax.shard_map`.
@@ -290,10 +290,10 @@ def example_gradients(share: Share, params: Params, num_micro_batches: int) -> P
     whole = _reduction.place_in_batch(share.weights, share.mesh.size)
 
     def differentiate(
-        number: jax.Array, feed: Mapping[str, jax.Array], weight: jax.Array
+        number: jax.Array, feed: DeviceFeed, weight: jax.Array
     ) -> Params:
         # A batch axis of one row: the program function is written for batches.
-        feed = {name: value[None] for name, value in feed.items()}
+        feed = jax.tree.map(lambda value: value[None], dict(feed))
         micro_batch = whole._replace(first_row=whole.first_row + number)
         return share.differentiate(params, feed, weight[None], share.batch_stats, micro_batch)[1]
 
@@ -340,8 +340,8 @@ def _cut(share: Share, number: int) -> Cut:
     def cut(x: jax.Array) -> jax.Array:
         return x.reshape(number, x.shape[0] // number, *x.shape[1:])
 
-    feed = {name: cut(share.feed[name]) for name in share.program.feed_specs}
-    return jnp.arange(number), feed, cut(share.weights)
+    feed = {name: share.feed[name] for name in share.program.feed_specs}
+    return jnp.arange(number), jax.tree.map(cut, feed), cut(share.weights)
 
 
 def _average(

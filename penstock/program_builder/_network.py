@@ -106,9 +106,9 @@ class Network:
                 known = specs.setdefault(name, spec)
                 if known != spec:
                     raise ProgramError(
-                        f"layers.data {name!r} got shape {spec.shape} and dtype {spec.dtype}, "
-                        f"expected shape {known.shape} and dtype {known.dtype} as in another "
-                        "program of the builder. One name is one input."
+                        f"layers.data {name!r} got {spec.declaration}, expected "
+                        f"{known.declaration} as in another program of the builder. One name is "
+                        "one input."
                     )
         return specs
 

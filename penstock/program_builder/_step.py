@@ -22,7 +22,13 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _metrics, optimizers
 from penstock._parameter_names import Path
 from penstock._program import parameter_tree
-from penstock._program.requests import ParameterSpec, Params, Variables, find_entry
+from penstock._program.requests import (
+    DeviceFeed,
+    ParameterSpec,
+    Params,
+    Variables,
+    find_entry,
+)
 from penstock._tracing.evaluation import Runnable
 from penstock.program_builder import _gradients
 from penstock.program_builder._gradients import Gradients, Share
@@ -31,9 +37,6 @@ from penstock.program_builder._optimizer_rule import PENALTIES, Rule
 from penstock.program_builder._reduction import Totals
 
 T = TypeVar("T")
-
-Inputs: TypeAlias = Mapping[str, jax.Array]
-"""The arrays of a batch by input name, padded."""
 
 WHOLE = PartitionSpec()
 SPLIT = PartitionSpec(_mesh.AXIS)
@@ -61,7 +64,7 @@ class Update:
     watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
     def __call__(
-        self, state: State, feed: Inputs, weights: jax.Array
+        self, state: State, feed: DeviceFeed, weights: jax.Array
     ) -> tuple[State, tuple[jax.Array, ...]]:
         """Return the state after the update and the values of the program function."""
         # What is not trained goes in beside it, and gets no gradient at all.
@@ -205,7 +208,7 @@ class _Batch:
         update: Update,
         state: State,
         others: Mapping[Path, jax.Array],
-        feed: Inputs,
+        feed: DeviceFeed,
         weights: jax.Array,
     ) -> None:
         self._update, self._scale = update, update.loss_scale(state)
@@ -304,7 +307,7 @@ class Launched(NamedTuple):
 
 
 def train_step(
-    updates: Sequence[Update], state: State, feed: Inputs, weights: jax.Array
+    updates: Sequence[Update], state: State, feed: DeviceFeed, weights: jax.Array
 ) -> tuple[State, Launched]:
     """Apply updates to one batch, in their order."""
     values: dict[str, tuple[jax.Array, ...]] = {}
@@ -330,11 +333,11 @@ def is_unrolled(updates: Sequence[Update]) -> bool:
 
 
 def train_steps(
-    updates: Sequence[Update], state: State, feeds: Inputs, weights: jax.Array
+    updates: Sequence[Update], state: State, feeds: DeviceFeed, weights: jax.Array
 ) -> tuple[State, Launched]:
     """Run `train_step` over batches stacked on a leading axis, in one launch."""
 
-    def body(state: State, batch: tuple[dict[str, jax.Array], jax.Array]) -> tuple[State, Launched]:
+    def body(state: State, batch: tuple[DeviceFeed, jax.Array]) -> tuple[State, Launched]:
         return train_step(updates, state, *batch)
 
     num_steps = weights.shape[0]
@@ -353,7 +356,7 @@ def test_step(
     variables: Variables,
     key: jax.Array,
     sums: _metrics.Accumulator,
-    feed: Inputs,
+    feed: DeviceFeed,
     weights: jax.Array,
 ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
     """Return the sums with this batch's values added, and the values."""
@@ -365,7 +368,7 @@ def test_step(
 
 
 def infer_step(
-    program: Runnable, mesh: Mesh, variables: Variables, feed: Inputs, weights: jax.Array
+    program: Runnable, mesh: Mesh, variables: Variables, feed: DeviceFeed, weights: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Return the values of an infer program."""
     key = jax.random.key_data(jax.random.key(0))
@@ -377,7 +380,7 @@ def _forward(
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
-    feed: Inputs,
+    feed: DeviceFeed,
     weights: jax.Array,
 ) -> Totals:
     """Return the values of a program function, and the number of valid examples."""

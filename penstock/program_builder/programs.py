@@ -21,7 +21,7 @@ from penstock import _device_batches, _mesh, _metrics, optimizers
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Nested
 from penstock._program.options import ProgramOptions
-from penstock._program.requests import Feed, Params, Variables
+from penstock._program.requests import DeviceFeed, Feed, Params, Variables
 from penstock._tracing.probe import Probe
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _step
@@ -65,6 +65,7 @@ class Programs:
         self.structures = {name: each.program.structure for name, each in network.train.items()}
         size = network.largest_kernel
         self._make_program = functools.partial(Program, mesh=self.mesh, largest_kernel=size)
+        self._agree = self._agree_on_lengths if self.group.count > 1 else None
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
             mode: _device_batches.Feeder(
@@ -89,10 +90,15 @@ class Programs:
                 f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
                 + nearest(str(mode), self._feeders)
             )
-        batch = feeder.place(batches)
+        batch = feeder.place(batches, self._agree)
         if min(batch.counts) < feeder.batch_size:
             self.network.check_padding(mode, min(batch.counts), feeder.batch_size)
         return batch
+
+    def _agree_on_lengths(self, longest: dict[str, int]) -> dict[str, int]:
+        """Return the largest lengths of all processes: each pads its sequences to them. Collective."""
+        shares = self.group.exchange("lengths", longest)
+        return {name: max(share.get(name, 0) for share in shares) for name in longest}
 
     @property
     def keeps_feeds_on_host(self) -> bool:
@@ -176,7 +182,7 @@ class Programs:
         """Return `(changed, kept, feed, weights) -> (changed, launched)`."""
 
         def train(
-            changed: Leaves, kept: Leaves, feed: Mapping[str, jax.Array], weights: jax.Array
+            changed: Leaves, kept: Leaves, feed: DeviceFeed, weights: jax.Array
         ) -> LaunchResult:
             state = self.states.unpack(changed + kept)
             if num_steps == 1:
@@ -243,7 +249,7 @@ class Programs:
             feeder = _device_batches.Feeder(self.mesh, specs, specs)
             self._infer_feeders[bucket] = feeder
             feeder.fit(bucket)
-        batch = feeder.place([feed])
+        batch = feeder.place([feed], self._agree)
         if size < feeder.batch_size:
             probe.check_padding("infer", size, feeder.batch_size)
         program = self._compiled.get("infer")

@@ -12,8 +12,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from penstock import _batches
 from penstock._errors import FeedError, ReaderError
-from penstock._program.requests import Feed, FeedSpec
+from penstock._program import sequences
+from penstock._program.requests import Feed
 from penstock.distributed.group import Group
 from penstock.program_builder.programs import Programs
 
@@ -75,7 +77,7 @@ class SharedBatches:
     ) -> None:
         self._programs, self._mode, self._what = programs, mode, f"trainer.{mode}"
         self._group, self._steps = programs.group, steps
-        self._empty = make_empty(programs.network.inputs(mode))
+        self._empty = _batches.make_empty(programs.network.inputs(mode))
         self._on_unequal: OnUnequal = on_unequal
         self._num_batches = self._num_own = 0
         self.num_examples = num_before
@@ -189,14 +191,13 @@ def _add_up(
 def count_examples(feed: Feed) -> int:
     """Return how many examples a feed has; 0 of one that is no feed, which is found later."""
     for value in feed.values():
+        if isinstance(value, sequences.Sequence):
+            return value.lengths.shape[0]
+        if isinstance(value, (list, tuple)):
+            return len(value)  # of sequences, which may differ in length
         shape = np.shape(value)
         return shape[0] if shape else 0
     return 1
-
-
-def make_empty(specs: Mapping[str, FeedSpec]) -> dict[str, np.ndarray]:
-    """Return a batch without examples."""
-    return {name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in specs.items()}
 
 
 def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str) -> First:
@@ -244,6 +245,10 @@ def _warn_of_same(what: str, first: First) -> None:
 def _hash(feed: Feed | None) -> int:
     digest = 0
     for _, value in sorted((feed or {}).items()):
+        if isinstance(value, sequences.Sequence):
+            value = value.values
+        elif isinstance(value, (list, tuple)) and value:  # of sequences, perhaps
+            value = np.concatenate([np.ravel(each) for each in value])
         array = np.atleast_1d(value)
         if array.dtype != object and array.size:
             # The first examples alone: it is done at the start of every epoch.

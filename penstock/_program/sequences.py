@@ -1,0 +1,161 @@
+"""Sequences of any length in one batch: values padded to a common length, and their lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock._program.examples import align
+
+Operand: TypeAlias = "Sequence | jax.Array | np.ndarray | float"
+"""What a sequence can be added to or multiplied by."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sequence:
+    """A batch of sequences: what Fluid calls a tensor with `lod_level=1`.
+
+    A pytree. What lies behind a sequence's length is padding: any finite numbers, which no layer
+    lets count. Layers that work on rows (`fc`, `embedding`, activations, losses) take a sequence
+    for the rows of all its words, as Fluid does, and return one of the same lengths.
+
+    Arguments:
+      values: `[B, T, ...]`, `T` being at least the largest length.
+      lengths: `[B]`, int32, from 0 to `T`.
+
+    >>> words = Sequence(jnp.array([[1, 2, 3], [4, 0, 0]]), jnp.array([3, 1]))
+    >>> words.mask.tolist()
+    [[True, True, True], [True, False, False]]
+    >>> (words * 2).cut()
+    [array([2, 4, 6]), array([8])]
+    """
+
+    values: jax.Array
+    lengths: jax.Array
+
+    # numpy would otherwise take a sequence for an object and multiply it element by element.
+    __array_ufunc__ = None
+
+    @property
+    def max_length(self) -> int:
+        """The length that all sequences are padded to, `T`."""
+        return self.values.shape[1]
+
+    @property
+    def mask(self) -> jax.Array:
+        """Where there are words and no padding, `[B, T]`, of booleans."""
+        places = jax.lax.iota(jnp.int32, self.max_length)
+        return align(places, 2, 1) < align(self.lengths, 2, 0)
+
+    def aligned_mask(self) -> jax.Array:
+        """Return the mask with axes of size 1 behind it, to meet `values`."""
+        return self.mask.reshape(*self.values.shape[:2], *(1,) * (self.values.ndim - 2))
+
+    def with_values(self, values: jax.Array) -> Sequence:
+        """Return other values `[B, T, ...]` of the same lengths."""
+        return Sequence(values, self.lengths)
+
+    def masked(self, fill: float = 0) -> jax.Array:
+        """Return the values with `fill` in place of padding, `[B, T, ...]`.
+
+        Chosen, not multiplied: the gradient at the padding is 0 whatever stands there.
+        """
+        return jnp.where(self.aligned_mask(), self.values, jnp.asarray(fill, self.values.dtype))
+
+    def map(self, function: Callable[[jax.Array], jax.Array]) -> Sequence:
+        """Return what a function of rows makes of all words, those of padding too.
+
+        Arguments:
+          function: takes rows `[B * T, ...]` and returns as many.
+        """
+        batch, length = self.values.shape[:2]
+        rows = function(self.values.reshape(batch * length, *self.values.shape[2:]))
+        return self.with_values(rows.reshape(batch, length, *rows.shape[1:]))
+
+    def cut(self) -> list[np.ndarray]:
+        """Return each sequence by itself, `[length, ...]`, as numpy arrays; outside programs."""
+        values, lengths = np.asarray(self.values), np.asarray(self.lengths)
+        return [row[:length] for row, length in zip(values, lengths, strict=True)]
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            "a Sequence got iterated over, expected a layer of sequences, or sequence.values and "
+            "sequence.lengths. Its padding would count."
+        )
+
+    def __neg__(self) -> Sequence:
+        return self.with_values(-self.values)
+
+    def __add__(self, other: Operand) -> Sequence:
+        return combine(jnp.add, self, other)
+
+    def __radd__(self, other: Operand) -> Sequence:
+        return combine(jnp.add, other, self)
+
+    def __sub__(self, other: Operand) -> Sequence:
+        return combine(jnp.subtract, self, other)
+
+    def __rsub__(self, other: Operand) -> Sequence:
+        return combine(jnp.subtract, other, self)
+
+    def __mul__(self, other: Operand) -> Sequence:
+        return combine(jnp.multiply, self, other)
+
+    def __rmul__(self, other: Operand) -> Sequence:
+        return combine(jnp.multiply, other, self)
+
+    def __truediv__(self, other: Operand) -> Sequence:
+        return combine(jnp.true_divide, self, other)
+
+    def __rtruediv__(self, other: Operand) -> Sequence:
+        return combine(jnp.true_divide, other, self)
+
+
+def combine(
+    function: Callable[[Any, Any], jax.Array], left: Operand, right: Operand
+) -> Sequence:
+    """Return a function of two operands word by word; at least one of them is a sequence.
+
+    An array `[B, ...]` of as many axes less one, a vector an example, meets every word of its
+    example; a number or an array without a batch axis (of at most the axes of one word) every word.
+    """
+    sequences = [each for each in (left, right) if isinstance(each, Sequence)]
+    length = min(each.max_length for each in sequences)
+    like = sequences[0]
+    operands = [_meet(each, like, length) for each in (left, right)]
+    values = function(*operands)
+    return Sequence(spoil_unequal(values, sequences), like.lengths)
+
+
+def _meet(operand: Operand, like: Sequence, length: int) -> Any:
+    if isinstance(operand, Sequence):
+        return operand.values[:, :length]
+    axes = np.ndim(operand)
+    if not axes:
+        return operand
+    operand = jnp.asarray(operand)
+    if axes == like.values.ndim - 1:
+        return jnp.expand_dims(operand, 1)
+    # Written out, since users may run JAX with `jax_numpy_rank_promotion="raise"`.
+    return operand.reshape(*(1,) * (like.values.ndim - axes), *operand.shape)
+
+
+def spoil_unequal(values: jax.Array, sequences: list[Sequence]) -> jax.Array:
+    """Return values with nan where the sequences of an example differ in length.
+
+    It cannot be told before a program runs, and must be noticed. Whole numbers stay as they are.
+    """
+    if len(sequences) < 2 or not jnp.issubdtype(values.dtype, jnp.inexact):
+        return values
+    first, *others = [each.lengths for each in sequences]
+    is_equal = jnp.ones(first.shape, bool)
+    for each in others:
+        if each is not first:
+            is_equal = is_equal & (each == first)
+    return jnp.where(align(is_equal, values.ndim, 0), values, jnp.nan)
