@@ -89,7 +89,7 @@ class Fields:
             )
         return self._names
 
-    def _stack(self, samples: list[Any]) -> dict[str, np.ndarray]:
+    def _stack(self, samples: list[Any]) -> dict[str, Any]:
         if not samples and jax.process_count() > 1:  # this process's part of a short batch
             return make_empty(self._specs)
         if not samples:
@@ -138,8 +138,8 @@ def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
     if len(values) < len(rows) or len(shapes) > 1:
         raise FeedError(
             f"feed {name!r} got samples of shapes {sorted(shapes)} in {len(values)} of {len(rows)} "
-            "samples of one batch, expected one shape in all of them. Declare sequences of any length with "
-            "layers.data(..., lod_level=1)."
+            "samples of one batch, expected one shape in all of them. Declare sequences of any "
+            "length with layers.data(..., lod_level=1)."
         )
     # numpy's own stack drops the mask without a word.
     is_masked = any(isinstance(value, np.ma.MaskedArray) for value in values)

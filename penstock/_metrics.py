@@ -33,8 +33,8 @@ class Structure:
 
     `keys[i]` names value `i`: its key or number, and where `is_nested[i]` a path such as
     `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
-    values without a batch axis; `is_scalar[i]` is whether it has no axes. `loss_index` is the value
-    that a train program minimises.
+    values without a batch axis; `is_scalar[i]` is whether it has no axes, `is_word_mean[i]` whether
+    it is a mean over words. `loss_index` is the value that a train program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
@@ -42,6 +42,7 @@ class Structure:
     rows: tuple[int, ...] = ()
     is_scalar: tuple[bool, ...] = ()
     is_nested: tuple[bool, ...] = ()
+    is_word_mean: tuple[bool, ...] = ()
     loss_index: int = 0
 
     def label(self, number: int) -> str:
@@ -132,12 +133,30 @@ def _rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
     return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 
 
+class Totals(NamedTuple):
+    """The values of a program function for the global batch.
+
+    Attributes:
+      values: those with a batch axis are this device's rows, the others means over the batch.
+      row_sums: the sums over examples of those with a batch axis; empty on one device, where they
+        cost no all-reduce later.
+      total_weight: the number of valid examples.
+      word_counts: the number of words, for each of the values that is a mean over words.
+    """
+
+    values: list[jax.Array]
+    row_sums: list[jax.Array]
+    total_weight: jax.Array
+    word_counts: list[jax.Array]
+
+
 class Accumulator(NamedTuple):
     """Sums over examples since the last reset, on the device.
 
-    `scalars` `[2, S + 1]` holds the pairs of the values without axes and, last, of the example
-    count; `arrays` holds `[2, ...]` for each of the others, without the batch axis. A sum that met
-    a nan or an infinity is never finite again.
+    `scalars` `[2, S + W + 1]` holds the pairs of the values without axes, of the words that each of
+    the means over words counts, and, last, of the examples; `arrays` holds `[2, ...]` for each of
+    the other values, without the batch axis. A sum that met a nan or an infinity is never finite
+    again.
     """
 
     scalars: jax.Array
@@ -159,7 +178,7 @@ def zeros(
       make: `jnp.zeros`, `np.zeros` for one on the host, or `jax.ShapeDtypeStruct` for its shapes.
     """
     return Accumulator(
-        scalars=make((2, sum(structure.is_scalar) + 1), np.float32),
+        scalars=make((2, sum(structure.is_scalar) + sum(structure.is_word_mean) + 1), np.float32),
         arrays=tuple(
             make((2, *(shape[1:] if rows else shape)), np.float32)
             for shape, rows in zip(shapes, structure.rows, strict=True)
@@ -169,28 +188,23 @@ def zeros(
 
 
 def accumulate(
-    accumulator: Accumulator,
-    values: Sequence[jax.Array],
-    structure: Structure,
-    weights: jax.Array,
-    total_weight: jax.Array,
-    row_sums: Sequence[jax.Array] = (),
+    accumulator: Accumulator, found: Totals, structure: Structure, weights: jax.Array
 ) -> Accumulator:
-    """Add a global batch's values, weighted by its examples. Runs inside a program.
-
-    Arguments:
-      row_sums: the sums over examples of the values with a batch axis, where they are known.
-    """
+    """Add a global batch's values, weighted by its examples or words. Runs inside a program."""
+    values, row_sums, total_weight, word_counts = found
     scalars, array_sums, known = [], [], iter(row_sums)
-    for value, per_example in zip(values, structure.rows, strict=True):
+    counts = iter(word_counts)
+    is_word_mean = structure.is_word_mean or (False,) * len(values)
+    for value, per_example, is_mean in zip(values, structure.rows, is_word_mean, strict=True):
         if not per_example:
             value = value.astype(jnp.float32)
             # Weighted by the examples: a short last batch counts less in the mean.
-            (array_sums if value.ndim else scalars).append(value * total_weight)
+            weight = next(counts) if is_mean else total_weight
+            (array_sums if value.ndim else scalars).append(value * weight)
         else:
             array_sums.append(next(known) if row_sums else sum_rows(value, weights, per_example))
     return Accumulator(
-        scalars=_add_pair(accumulator.scalars, jnp.stack([*scalars, total_weight])),
+        scalars=_add_pair(accumulator.scalars, jnp.stack([*scalars, *word_counts, total_weight])),
         arrays=tuple(
             _add_pair(pair, total)
             for pair, total in zip(accumulator.arrays, array_sums, strict=True)
@@ -228,7 +242,7 @@ def compute_means(accumulator: Accumulator, structure: Structure) -> Any:
     count = sums[-1]
     if not count:
         raise ValueError("a mean over examples got no example, expected at least one.")
-    scalar_values = iter((sums[:-1] / count).tolist())
+    scalar_values = iter(_divide(sums, structure))
     array_values = iter([np.asarray(pair, np.float64).sum(axis=0) / count for pair in arrays])
     return structure.build(
         [
@@ -236,6 +250,17 @@ def compute_means(accumulator: Accumulator, structure: Structure) -> Any:
             for is_scalar in structure.is_scalar
         ]
     )
+
+
+def _divide(sums: np.ndarray, structure: Structure) -> list[float]:
+    """Return the means of the values without axes: over words or over examples."""
+    flags = structure.is_word_mean or (False,) * len(structure.is_scalar)
+    over_words = [mean for mean, scalar in zip(flags, structure.is_scalar, strict=True) if scalar]
+    number = len(over_words)
+    counts = np.full(number, sums[-1])
+    # An epoch without a word has the mean 0, as a batch has.
+    counts[over_words] = np.maximum(sums[number:-1], 1)
+    return (sums[:number] / counts).tolist()
 
 
 def read(values: Sequence[jax.Array], structure: Structure, num_examples: int) -> Any:

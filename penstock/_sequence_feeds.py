@@ -88,7 +88,9 @@ def _join_list(value: Any, lengths: object, spec: FeedSpec) -> Words:
                 f"feed {spec.name!r} got sequence {number} of which numpy makes no array: {error}."
             ) from error
         if not row.ndim:
-            raise FeedError(f"feed {spec.name!r} got {each!r} as sequence {number}, {_expect(spec)}.")
+            raise FeedError(
+                f"feed {spec.name!r} got {each!r} as sequence {number}, {_expect(spec)}."
+            )
         # An empty list is of floats to numpy.
         rows.append(_as_words(row, spec) if row.size else np.zeros((0, *spec.shape), spec.dtype))
     values = np.concatenate(rows) if rows else np.zeros((0, *spec.shape), spec.dtype)

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "_in_flight": {"_mesh"},
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},
-    "_metrics": {"_errors"},
+    "_metrics": {"_errors", "_program"},
     "_parameter_names": set(),
     "_parameter_files": {
         "_checkpoint",
@@ -66,7 +66,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "optimizers": {"_errors"},
     "_batches": {"_errors", "_program"},
-    "_device_batches": {"_errors", "_mesh", "_program"},
+    "_sequence_feeds": {"_errors", "_program"},
+    "_device_batches": {"_errors", "_mesh", "_program", "_sequence_feeds"},
     "program_builder": {
         "_errors",
         "_device_batches",

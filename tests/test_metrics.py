@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import _metrics, layers
-from penstock._metrics import accumulate, compute_means, flatten_returned
+from penstock._metrics import Totals, accumulate, compute_means, flatten_returned
 from tests.networks import PLACES, Recorder, eight_devices, linear_data, one_device
 
 SCALAR, ROWS = 0, 1
@@ -34,7 +34,7 @@ def summed(values, weights):
         def body(sums, pair):
             value, count = pair
             ones = jnp.ones(1)
-            return accumulate(sums, [value], each, ones, count), None
+            return accumulate(sums, Totals([value], [], count, []), each, ones), None
 
         return jax.lax.scan(body, _metrics.zeros(each, [()]), (values, weights))[0]
 
@@ -81,7 +81,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_with_the_examples_weights
     for value, scalar, count in zip(rows, scalars, counts, strict=True):
         weights = (jnp.arange(4) < count).astype(jnp.float32)
         values = [jnp.asarray(value, jnp.float32), jnp.float32(scalar)]
-        sums = accumulate(sums, values, each, weights, jnp.sum(weights))
+        sums = accumulate(sums, Totals(values, [], jnp.sum(weights), []), each, weights)
     row_mean, scalar_mean = compute_means(sums, each)
     np.testing.assert_allclose(row_mean, (rows[0].sum(0) + rows[1, 0]) / 5, rtol=1e-6)
     np.testing.assert_allclose(scalar_mean, (5 * 4 + 8 * 1) / 5, rtol=1e-6)

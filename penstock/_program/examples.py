@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from penstock import _mesh
 from penstock._errors import ProgramError
+from penstock._program.sequences import Sequence
 
 REDUCED_SCOPE = "penstock.reduced"
 """The scope, in a probe's trace, of what is reduced over the whole batch, right on any device."""
@@ -175,10 +176,13 @@ class MicroBatch(NamedTuple):
     Attributes:
       first_row: the position of its first row in the global batch.
       total_weight: the number of valid examples of the global batch.
+      word_counts: the words of the global batch, for each mean over words in the order of asking;
+        None where they are still to be counted.
     """
 
     first_row: jax.Array | int
     total_weight: jax.Array
+    word_counts: jax.Array | None = None
 
 
 class Examples:
@@ -193,6 +197,8 @@ class Examples:
       total_weight: the number of valid examples that means are taken over.
       first_row: the position of the first row in the global batch.
       needs_all_devices: a layer has used the other devices' examples for more than a mean or a sum.
+      word_counts: the words of this share, for each mean over words in the order of asking.
+      word_means: of each mean over words, by its id, itself and the words of the global batch.
     """
 
     def __init__(
@@ -208,6 +214,8 @@ class Examples:
         self.batch_size: int = weights.shape[0]
         self.micro_batch, self.is_probe = micro_batch, is_probe
         self.needs_all_devices = False
+        self.word_counts: list[jax.Array] = []
+        self.word_means: dict[int, tuple[jax.Array, jax.Array]] = {}
         # A micro-batch is averaged by itself; the devices' are added up after the last.
         self.num_averaged = num_devices if micro_batch is None else 1
         # Made here, in the outermost trace: made lazily inside a scan body it would leak from it.
@@ -274,3 +282,31 @@ class Examples:
             per_row = jnp.sum(value.reshape(value.shape[0], -1), axis=1)
             total = _mesh.psum(jnp.sum(per_row * weights), self.num_averaged)
             return total / (self.total_weight * (value.size // self.batch_size))
+
+    def mean_words(self, value: Sequence) -> jax.Array:
+        """Return the mean over the words of the valid examples of the global batch, a scalar.
+
+        0 where there is no word.
+        """
+        # Each word counts alike, so a device's mean is no mean of its examples.
+        self.needs_all_devices |= self.num_devices > 1
+        with self.note(REDUCED_SCOPE):
+            weights = align(self.weights, 2, 0) * value.mask
+            masked = value.masked()
+            per_word = jnp.sum(masked.reshape(*masked.shape[:2], -1), axis=2)
+            total = _mesh.psum(jnp.sum(per_word * weights), self.num_averaged)
+            count = self._count_words(jnp.sum(weights))
+            elements = masked.size // weights.size
+            mean = total / (jnp.maximum(count, 1) * elements).astype(total.dtype)
+            if self.micro_batch is not None:
+                # As a sum is: the step weights it by its share of the examples.
+                mean = mean * (self.micro_batch.total_weight / self.total_weight)
+        self.word_means[id(mean)] = (mean, count)
+        return mean
+
+    def _count_words(self, count: jax.Array) -> jax.Array:
+        """Return the words of the global batch, from those of this share."""
+        number = len(self.word_counts)
+        self.word_counts.append(count)
+        known = None if self.micro_batch is None else self.micro_batch.word_counts
+        return _mesh.psum(count, self.num_averaged) if known is None else known[number]

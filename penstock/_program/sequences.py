@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._program.examples import align
-
 Operand: TypeAlias = "Sequence | jax.Array | np.ndarray | float"
 """What a sequence can be added to or multiplied by."""
 
@@ -51,7 +49,7 @@ class Sequence:
     def mask(self) -> jax.Array:
         """Where there are words and no padding, `[B, T]`, of booleans."""
         places = jax.lax.iota(jnp.int32, self.max_length)
-        return align(places, 2, 1) < align(self.lengths, 2, 0)
+        return places[None, :] < self.lengths[:, None]
 
     def aligned_mask(self) -> jax.Array:
         """Return the mask with axes of size 1 behind it, to meet `values`."""
@@ -74,9 +72,11 @@ class Sequence:
         Arguments:
           function: takes rows `[B * T, ...]` and returns as many.
         """
-        batch, length = self.values.shape[:2]
-        rows = function(self.values.reshape(batch * length, *self.values.shape[2:]))
-        return self.with_values(rows.reshape(batch, length, *rows.shape[1:]))
+        return self.with_rows(function(self.values.reshape(-1, *self.values.shape[2:])))
+
+    def with_rows(self, rows: jax.Array) -> Sequence:
+        """Return rows `[B * T, ...]`, one for each word, as a sequence of the same lengths."""
+        return self.with_values(rows.reshape(*self.values.shape[:2], *rows.shape[1:]))
 
     def cut(self) -> list[np.ndarray]:
         """Return each sequence by itself, `[length, ...]`, as numpy arrays; outside programs."""
@@ -117,9 +117,7 @@ class Sequence:
         return combine(jnp.true_divide, other, self)
 
 
-def combine(
-    function: Callable[[Any, Any], jax.Array], left: Operand, right: Operand
-) -> Sequence:
+def combine(function: Callable[[Any, Any], jax.Array], left: Operand, right: Operand) -> Sequence:
     """Return a function of two operands word by word; at least one of them is a sequence.
 
     An array `[B, ...]` of as many axes less one, a vector an example, meets every word of its
@@ -158,4 +156,4 @@ def spoil_unequal(values: jax.Array, sequences: list[Sequence]) -> jax.Array:
     for each in others:
         if each is not first:
             is_equal = is_equal & (each == first)
-    return jnp.where(align(is_equal, values.ndim, 0), values, jnp.nan)
+    return jnp.where(is_equal.reshape(-1, *(1,) * (values.ndim - 1)), values, jnp.nan)

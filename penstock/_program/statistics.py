@@ -24,14 +24,22 @@ def batch_statistics(
     running: tuple[jax.Array, jax.Array],
     sync: bool,
     is_unbiased: bool,
+    is_word: jax.Array | None = None,
     is_batch: bool | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
-    """Return mean, variance, and how far the global batch's are from the running ones."""
+    """Return mean, variance, and how far the global batch's are from the running ones.
+
+    Arguments:
+      is_word: which rows are words of sequences, and no padding of them.
+      is_batch: whether axis 0 is over examples, where it is known.
+    """
     is_batch = frame.examples.count_rows(x) > 0 if is_batch is None else is_batch
     frame.examples.needs_all_devices |= sync
     weights = (
         frame.examples.row_weights(x.shape[0]) if is_batch else jnp.ones(x.shape[:1], jnp.float32)
     )
+    if is_word is not None:
+        weights, x = weights * is_word, jnp.where(align(is_word, x.ndim, 0), x, 0)
     with frame.examples.note(PER_DEVICE_SCOPE):
         return _statistics(frame, x, weights, axis, running, sync, is_unbiased)
 
@@ -85,7 +93,9 @@ def sync_statistics(
     momentum: float,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Return mean and variance of the global batch, and the running ones after it; for flax's."""
-    mean, variance, steps = batch_statistics(frame, x, axis % x.ndim, running, True, False, True)
+    mean, variance, steps = batch_statistics(
+        frame, x, axis % x.ndim, running, True, False, is_batch=True
+    )
     pairs = zip(running, steps, strict=True)
     new_mean, new_variance = (
         (old + (1 - momentum) * step).astype(old.dtype) for old, step in pairs

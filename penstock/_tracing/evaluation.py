@@ -49,6 +49,7 @@ class Runnable:
       sown: collections of flax modules whose values the function asks for.
       options: of the builder; the precision is one of them.
       is_on_cpu: whether it is compiled for CPUs.
+      counts_words: whether there is a mean over words, which micro-batches must know the number of.
       reduces_once: each device may compute its share apart, as a micro-batch, since the means of
         the devices make up those of the batch. What they have is then added up in one all-reduce.
     """
@@ -61,6 +62,7 @@ class Runnable:
     sown: frozenset[str]
     options: ProgramOptions
     is_on_cpu: bool
+    counts_words: bool
     reduces_once: bool
 
     @property
@@ -112,9 +114,13 @@ def run_program(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """One run of a program function: values in order, the loss reduced to a scalar."""
+    """One run of a program function: values in order, the loss reduced to a scalar.
+
+    `word_counts` are the words of the global batch, of each value that is a mean over words.
+    """
 
     values: list[jax.Array]
+    word_counts: list[jax.Array]
     structure: _metrics.Structure
     modules: Named
     module_updates: dict[str, Params]
@@ -174,8 +180,15 @@ def evaluate(
         loss_index = _loss_index(structure, owner)
         structure = dataclasses.replace(structure, loss_index=loss_index)
         values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
+    word_counts: list[jax.Array] = []
+    if frame.examples.word_means:
+        means = [frame.examples.word_means.get(id(value)) for value in values]
+        is_word_mean = tuple([each is not None for each in means])
+        structure = dataclasses.replace(structure, is_word_mean=is_word_mean)
+        word_counts = [each[1] for each in means if each is not None]
     return Evaluated(
         values=values,
+        word_counts=word_counts,
         structure=structure,
         modules=modules,
         module_updates={name: updates[name] for name in set(updates) - frame.sown},

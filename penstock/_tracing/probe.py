@@ -233,6 +233,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         sown=result.sown,
         options=options,
         is_on_cpu=_mesh.is_on_cpu(mesh),
+        counts_words=bool(frame.examples.word_counts),
         reduces_once=followed is not None,
     )
     specs = frame.requests.specs

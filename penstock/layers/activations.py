@@ -1,6 +1,6 @@
 """Activations: by function (`layers.relu(x)`) and by name (`act="relu"`).
 
-They need no program and work on any array. They are the same in train, test and infer.
+They need no program and work on any array and sequence. They are the same in train, test and infer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from penstock._errors import ProgramError, listed, nearest
 from penstock._program.frame import remember_logits
 from penstock._program.precision import widen
+from penstock._program.words import V, over_words
 
 Activation = Literal[
     "relu",
@@ -36,52 +37,52 @@ Activation = Literal[
 """The names of activations, for `act=`."""
 
 
-def relu(x: jax.Array) -> jax.Array:
+def relu(x: V) -> V:
     """Return `max(x, 0)`; the gradient at 0 is 0.
 
     >>> relu(jnp.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    return jax.nn.relu(x)
+    return over_words(jax.nn.relu, x)
 
 
-def relu6(x: jax.Array, threshold: float = 6.0) -> jax.Array:
+def relu6(x: V, threshold: float = 6.0) -> V:
     """Return `min(max(x, 0), threshold)`.
 
     >>> relu6(jnp.array([-1.0, 2.0, 9.0])).tolist()
     [0.0, 2.0, 6.0]
     """
-    return jnp.minimum(jax.nn.relu(x), threshold)
+    return over_words(lambda x: jnp.minimum(jax.nn.relu(x), threshold), x)
 
 
-def leaky_relu(x: jax.Array, alpha: float = 0.02) -> jax.Array:
+def leaky_relu(x: V, alpha: float = 0.02) -> V:
     """Return `x` where positive and `alpha * x` elsewhere; 0.02 is Fluid's slope (JAX: 0.01).
 
     >>> leaky_relu(jnp.array([-100.0, 2.0])).tolist()
     [-2.0, 2.0]
     """
-    return jax.nn.leaky_relu(x, alpha)
+    return over_words(lambda x: jax.nn.leaky_relu(x, alpha), x)
 
 
-def elu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
+def elu(x: V, alpha: float = 1.0) -> V:
     """Return `x` where positive and `alpha * (exp(x) - 1)` elsewhere.
 
     >>> elu(jnp.array([-100.0, 2.0])).tolist()
     [-1.0, 2.0]
     """
-    return jax.nn.elu(x, alpha)
+    return over_words(lambda x: jax.nn.elu(x, alpha), x)
 
 
-def selu(x: jax.Array) -> jax.Array:
+def selu(x: V) -> V:
     """Return the scaled exponential linear unit (Klambauer et al. 2017).
 
     >>> print(selu(jnp.array([0.0, 1.0])).round(4))
     [0.     1.0507]
     """
-    return jax.nn.selu(x)
+    return over_words(jax.nn.selu, x)
 
 
-def gelu(x: jax.Array, approximate: bool = False) -> jax.Array:
+def gelu(x: V, approximate: bool = False) -> V:
     """Return `x` times the normal distribution function of `x`.
 
     Exact by default as in Fluid; `jax.nn.gelu` approximates by tanh unless told otherwise.
@@ -89,84 +90,82 @@ def gelu(x: jax.Array, approximate: bool = False) -> jax.Array:
     >>> gelu(jnp.array([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
-    return jax.nn.gelu(x, approximate=approximate)
+    return over_words(lambda x: jax.nn.gelu(x, approximate=approximate), x)
 
 
-def swish(x: jax.Array, beta: float = 1.0) -> jax.Array:
+def swish(x: V, beta: float = 1.0) -> V:
     """Return `x * sigmoid(beta * x)`, which others call SiLU when `beta` is 1.
 
     >>> swish(jnp.array([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
-    return x * jax.nn.sigmoid(beta * x)
+    return over_words(lambda x: x * jax.nn.sigmoid(beta * x), x)
 
 
-def sigmoid(x: jax.Array) -> jax.Array:
+def sigmoid(x: V) -> V:
     """Return `1 / (1 + exp(-x))`.
 
     >>> sigmoid(jnp.array([0.0, 100.0])).tolist()
     [0.5, 1.0]
     """
-    return jax.nn.sigmoid(x)
+    return over_words(jax.nn.sigmoid, x)
 
 
-def logsigmoid(x: jax.Array) -> jax.Array:
+def logsigmoid(x: V) -> V:
     """Return `log(sigmoid(x))`, finite for every finite `x`.
 
     >>> logsigmoid(jnp.array([-100.0])).tolist()
     [-100.0]
     """
-    return jax.nn.log_sigmoid(x)
+    return over_words(jax.nn.log_sigmoid, x)
 
 
-def hard_sigmoid(x: jax.Array, slope: float = 0.2, offset: float = 0.5) -> jax.Array:
+def hard_sigmoid(x: V, slope: float = 0.2, offset: float = 0.5) -> V:
     """Return `slope * x + offset` limited to 0 and 1; Fluid's slope (JAX: 1/6).
 
     >>> hard_sigmoid(jnp.array([-9.0, 0.0, 9.0])).tolist()
     [0.0, 0.5, 1.0]
     """
-    return jnp.clip(slope * x + offset, 0.0, 1.0)
+    return over_words(lambda x: jnp.clip(slope * x + offset, 0.0, 1.0), x)
 
 
-def hard_swish(
-    x: jax.Array, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0
-) -> jax.Array:
+def hard_swish(x: V, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0) -> V:
     """Return `x * min(max(x + offset, 0), threshold) / scale` (MobileNetV3).
 
     >>> hard_swish(jnp.array([-9.0, 0.0, 9.0])).tolist()
     [-0.0, 0.0, 9.0]
     """
-    return x * jnp.clip(x + offset, 0.0, threshold) / scale
+    return over_words(lambda x: x * jnp.clip(x + offset, 0.0, threshold) / scale, x)
 
 
-def tanh(x: jax.Array) -> jax.Array:
+def tanh(x: V) -> V:
     """Return the hyperbolic tangent.
 
     >>> tanh(jnp.array([0.0, 100.0])).tolist()
     [0.0, 1.0]
     """
-    return jnp.tanh(x)
+    return over_words(jnp.tanh, x)
 
 
-def softplus(x: jax.Array) -> jax.Array:
+def softplus(x: V) -> V:
     """Return `log(1 + exp(x))`, finite for every finite `x`.
 
     >>> softplus(jnp.array([-200.0, 200.0])).tolist()
     [0.0, 200.0]
     """
-    return jax.nn.softplus(x)
+    return over_words(jax.nn.softplus, x)
 
 
-def softsign(x: jax.Array) -> jax.Array:
+def softsign(x: V) -> V:
     """Return `x / (1 + |x|)`.
 
     >>> softsign(jnp.array([-1.0, 3.0])).tolist()
     [-0.5, 0.75]
     """
-    return jax.nn.soft_sign(x)
+    return over_words(jax.nn.soft_sign, x)
 
 
-def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
+def softmax(input: V, axis: int = -1) -> V:
     """Return the softmax along `axis`, same shape as the input, in float32 or wider.
 
     Inside a program the logits are remembered, so that `cross_entropy` of the result is computed
@@ -175,6 +174,10 @@ def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     >>> softmax(jnp.zeros([1, 2])).tolist()
     [[0.5, 0.5]]
     """
+    return over_words(lambda input: _softmax(input, axis), input)
+
+
+def _softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     # A cross entropy of what comes out finds the logits, and is finite where a probability is 0.
     logits = widen(input)
     probabilities = jax.nn.softmax(logits, axis=axis)
@@ -184,32 +187,32 @@ def softmax(input: jax.Array, axis: int = -1) -> jax.Array:
     return probabilities
 
 
-def log_softmax(input: jax.Array, axis: int = -1) -> jax.Array:
+def log_softmax(input: V, axis: int = -1) -> V:
     """Return the logarithm of the softmax along `axis`, same shape as the input.
 
     >>> log_softmax(jnp.array([[0.0, -200.0]])).tolist()
     [[0.0, -200.0]]
     """
-    return jax.nn.log_softmax(input, axis=axis)
+    return over_words(lambda input: jax.nn.log_softmax(input, axis=axis), input)
 
 
 ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "relu": relu,
+    "relu": jax.nn.relu,
     "relu6": relu6,
     "leaky_relu": leaky_relu,
     "elu": elu,
-    "selu": selu,
+    "selu": jax.nn.selu,
     "gelu": gelu,
     "swish": swish,
-    "sigmoid": sigmoid,
-    "logsigmoid": logsigmoid,
+    "sigmoid": jax.nn.sigmoid,
+    "logsigmoid": jax.nn.log_sigmoid,
     "hard_sigmoid": hard_sigmoid,
     "hard_swish": hard_swish,
-    "tanh": tanh,
-    "softplus": softplus,
-    "softsign": softsign,
-    "softmax": softmax,
-    "log_softmax": log_softmax,
+    "tanh": jnp.tanh,
+    "softplus": jax.nn.softplus,
+    "softsign": jax.nn.soft_sign,
+    "softmax": _softmax,
+    "log_softmax": jax.nn.log_softmax,
 }
 """What `act=` accepts."""
 

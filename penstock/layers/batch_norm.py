@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.nn import initializers
 
 from penstock._errors import ProgramError, check_choice
+from penstock._program import sequences
 from penstock._program.examples import align
 from penstock._program.frame import Frame, current_frame
 from penstock._program.requests import ParameterSpec
 from penstock._program.statistics import batch_statistics
+from penstock._program.words import V
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat
@@ -19,7 +23,7 @@ from penstock.layers.parameters import Attr, apply_scale, apply_shift
 
 
 def batch_norm(
-    input: jax.Array,
+    input: V,
     act: Activation | None = None,
     momentum: float = 0.9,
     epsilon: float = 1e-5,
@@ -31,7 +35,7 @@ def batch_norm(
     sync: bool = False,
     unbiased_running_variance: bool = False,
     momentum_warmup: bool = False,
-) -> jax.Array:
+) -> V:
     """Normalise each channel over the batch (Ioffe and Szegedy 2015).
 
     In training: by the mean and biased variance of the valid examples of this device's share of the
@@ -43,7 +47,8 @@ def batch_norm(
     `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's, which counts padding.
 
     Arguments:
-      input: `[B, C]`, `[B, H, W, C]`, any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
+      input: `[B, C]`, `[B, H, W, C]`, any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`;
+        or a sequence, of which each word counts.
       act: name of an activation, applied last.
       param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
       use_global_stats: in training too use the running statistics, and leave them as they are.
@@ -63,13 +68,19 @@ def batch_norm(
     ['mean', 'variance']
     """
     frame = current_frame("batch_norm")
-    x = _check_input(jnp.asarray(input), momentum, data_format)
+    is_word = None
+    if isinstance(input, sequences.Sequence):
+        is_word, values = input.mask.reshape(-1), input.values
+        values = values.reshape(-1, *values.shape[2:])
+    else:
+        values = jnp.asarray(input)
+    x = _check_input(values, momentum, data_format)
     axis = arguments.channel_axis(x, data_format)
     path = frame.names.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
     mean, variance = (lax.stop_gradient(frame.requests.parameter(spec)) for spec in specs)
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
-        running, how = (mean, variance), (sync, unbiased_running_variance)
+        running, how = (mean, variance), (sync, unbiased_running_variance, is_word)
         mean, variance, steps = batch_statistics(frame, x, axis, running, *how)
         _move(frame, specs, running, steps, momentum, momentum_warmup)
     # One product and one sum: Inception trains 1.14 times as long with the mean first.
@@ -77,7 +88,9 @@ def batch_norm(
     factor = apply_scale(frame, inverse, path, param_attr, axis=0, layer="batch_norm")
     offset = apply_shift(frame, -mean * factor, path, bias_attr, axis=0, layer="batch_norm")
     y = x * align(factor, x.ndim, axis) + align(offset, x.ndim, axis)
-    return activate(frame.cast(y), act, "batch_norm")
+    y: Any = activate(frame.cast(y), act, "batch_norm")
+    found: Any = input.with_rows(y) if isinstance(input, sequences.Sequence) else y
+    return found
 
 
 def _move(

@@ -6,24 +6,25 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
+from penstock._program import sequences
 from penstock._program.frame import current_frame
+from penstock._program.words import V, over_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 
 
 def fc(
-    input: jax.Array | Sequence[jax.Array],
+    input: V | Sequence[V],
     size: int,
     num_flatten_dims: int = 1,
     param_attr: Attr | Sequence[Attr] = None,
     bias_attr: Attr = None,
     act: Activation | None = None,
     name: str | None = None,
-) -> jax.Array:
+) -> V:
     """Apply a fully connected layer.
 
     Axes from `num_flatten_dims` on are flattened into features. Several inputs get a weight each,
@@ -32,7 +33,7 @@ def fc(
     Source: Fluid's `fc`.
 
     Arguments:
-      input: `[B, ...]`, or a list of such arrays.
+      input: `[B, ...]`, or a list of such arrays; of sequences every word is a row.
       size: number of output features.
       num_flatten_dims: how many leading axes stay as they are.
       param_attr: for the weights; a list gives one per input.
@@ -40,7 +41,7 @@ def fc(
       act: name of an activation, applied last.
 
     Returns:
-      `[B, ..., size]` with `num_flatten_dims` leading axes.
+      `[B, ..., size]` with `num_flatten_dims` leading axes; a sequence of one.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -51,6 +52,9 @@ def fc(
     ((64, 10), (10,))
     """
     inputs, attrs = _inputs_and_attrs(input, param_attr)
+    if sequences.Sequence in map(type, inputs):
+        how = (size, num_flatten_dims, attrs, bias_attr, act, name)
+        return over_words(lambda *rows: fc(list(rows), *how), *inputs)
     frame = current_frame("fc")
     path = frame.names.layer("fc", name)
     # A sum of products, not a product of joined inputs: each has its own parameter.
@@ -69,14 +73,15 @@ def fc(
         product = x @ w
         total = product if total is None else total + product
     total = apply_shift(frame, total, path, bias_attr, axis=-1, layer="fc", leaf="b")
-    return activate(total, act, "fc")
+    found: Any = activate(total, act, "fc")
+    return found
 
 
 def _inputs_and_attrs(
-    input: jax.Array | Sequence[jax.Array], param_attr: Attr | Sequence[Attr]
-) -> tuple[list[jax.Array], list[Attr]]:
-    is_list = isinstance(input, (list, tuple))
-    inputs: list[jax.Array] = [jnp.asarray(x) for x in input] if is_list else [jnp.asarray(input)]
+    input: V | Sequence[V], param_attr: Attr | Sequence[Attr]
+) -> tuple[list[Any], list[Attr]]:
+    given = input if isinstance(input, (list, tuple)) else [input]
+    inputs = [x if isinstance(x, sequences.Sequence) else jnp.asarray(x) for x in given]
     is_attrs = isinstance(param_attr, (list, tuple))
     attrs: list[Any] = list(param_attr) if is_attrs else [param_attr] * len(inputs)
     if not inputs or len(attrs) != len(inputs):
@@ -88,19 +93,20 @@ def _inputs_and_attrs(
 
 
 def embedding(
-    input: jax.Array,
+    input: V,
     size: Sequence[int],
     padding_idx: int | None = None,
     param_attr: Attr = None,
     name: str | None = None,
-) -> jax.Array:
+) -> V:
     """Look up rows of a table.
 
     Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table give rows of nan, so
     that they are noticed. The same in train, test and infer. Source: Fluid's `embedding`.
 
     Arguments:
-      input: integer ids, `[B, ...]`; a last axis of size 1 is dropped, as Fluid does.
+      input: integer ids, `[B, ...]`, or a sequence; a last axis of size 1 is dropped, as Fluid
+        does.
       size: `[vocabulary, width]`.
       padding_idx: the id whose row reads as zeros; negative counts from the end.
 
@@ -116,8 +122,10 @@ def embedding(
     >>> builder.infer(builder.init(), {"word": [[3], [7]]}).shape
     (2, 16)
     """
+    if isinstance(input, sequences.Sequence):
+        return over_words(lambda ids: embedding(ids, size, padding_idx, param_attr, name), input)
     frame = current_frame("embedding")
-    ids = jnp.asarray(input)
+    ids: Any = jnp.asarray(input)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ProgramError(
             f"layers.embedding got ids of dtype {ids.dtype}, expected integers. Declare the input "

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, check_choice
-from penstock._program import draws
+from penstock._program import draws, sequences
 from penstock._program.frame import current_frame
+from penstock._program.words import V
 
 
 def dropout(
-    x: jax.Array,
+    x: V,
     dropout_prob: float,
     name: str | None = None,
     dropout_implementation: Literal["upscale_in_train", "downgrade_in_infer"] = "upscale_in_train",
-) -> jax.Array:
+) -> V:
     """Set elements to zero at random (Srivastava et al. 2014).
 
     In training each element is dropped with `dropout_prob`. `"upscale_in_train"` divides what is
@@ -31,7 +32,7 @@ def dropout(
     `"downgrade_in_infer"`.
 
     Arguments:
-      x: `[B, ...]`.
+      x: `[B, ...]`, or a sequence.
       dropout_prob: from 0 to 1.
 
     Returns:
@@ -55,18 +56,23 @@ def dropout(
             f"layers.dropout got dropout_prob={dropout_prob!r}, expected a number from 0 to 1. It "
             "is the share of elements that are set to zero. 0.5 drops every second one."
         )
-    x = jnp.asarray(x)
+    if isinstance(x, sequences.Sequence):
+        # Not by rows: drawn along the words of an example, a mask depends on no padding.
+        values = dropout(x.values, dropout_prob, name, dropout_implementation)
+        return x.with_values(values)
+    array: Any = jnp.asarray(x)
     keep_prob = 1.0 - dropout_prob
     # Asked for in every mode, so that automatic names agree between the programs.
     path = frame.names.layer("dropout", name)
     upscale = dropout_implementation == "upscale_in_train"
     if not frame.is_training:
-        return x if upscale else x * keep_prob
+        return array if upscale else array * keep_prob
     # Nothing to draw; dividing by 0 would give nan.
     if keep_prob in (0.0, 1.0):
-        return x * keep_prob
-    mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, x.shape)
-    return jnp.where(mask, x / keep_prob if upscale else x, 0)
+        return array * keep_prob
+    mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, array.shape)
+    found: Any = jnp.where(mask, array / keep_prob if upscale else array, 0)
+    return found
 
 
 def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = None) -> jax.Array:

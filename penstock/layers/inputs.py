@@ -85,30 +85,34 @@ def data(
                 "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Declare "
                 "sequences of several lengths by the shape of one word and lod_level=1."
             )
-    if lod_level not in (0, 1):
-        raise ProgramError(
-            f"layers.data {name!r} got lod_level={lod_level!r}, expected 0 or 1. Sequences of "
-            "sequences have none. Feed each inner sequence as an example."
-        )
-    lengths = tuple(buckets)
-    is_rising = all(
-        isinstance(b, (int, np.integer)) and b > a
-        for a, b in zip((0, *lengths), lengths, strict=False)
-    )
-    if not is_rising or (lengths and not lod_level):
-        raise ProgramError(
-            f"layers.data {name!r} got buckets={buckets!r} and lod_level={lod_level}, expected "
-            "rising positive lengths such as [16, 32, 64], with lod_level=1. They are what "
-            "sequences are padded to. Leave them out for powers of two."
-        )
+    if lod_level or buckets:
+        _check_sequence(name, lod_level, buckets)
     spec = FeedSpec(
         name=name,
         shape=tuple(map(int, shape)),
         dtype=np.dtype(dtypes.canonicalize_dtype(dtype)),
         lod_level=lod_level,
-        buckets=tuple(map(int, lengths)),
+        buckets=tuple(buckets),
     )
     return frame.requests.input(spec)
+
+
+def _check_sequence(name: str, lod_level: int, buckets: Sequence[int]) -> None:
+    if lod_level not in (0, 1):
+        raise ProgramError(
+            f"layers.data {name!r} got lod_level={lod_level!r}, expected 0 or 1. Sequences of "
+            "sequences have no form here. Feed each inner sequence as an example."
+        )
+    is_rising = all(
+        isinstance(b, (int, np.integer)) and b > a
+        for a, b in zip((0, *buckets), buckets, strict=False)
+    )
+    if not is_rising or not lod_level:
+        raise ProgramError(
+            f"layers.data {name!r} got buckets={buckets!r} and lod_level={lod_level}, expected "
+            "rising positive lengths such as [16, 32, 64], with lod_level=1. They are what "
+            "sequences are padded to. Leave them out for powers of two."
+        )
 
 
 def is_training() -> bool:

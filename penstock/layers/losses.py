@@ -6,23 +6,26 @@ Losses are the same in train, test and infer, and computed in float32 or better.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._parameter_names import spell
+from penstock._program import sequences
 from penstock._program.frame import current_frame, find_logits
 from penstock._program.precision import widen
+from penstock._program.words import V, over_words
 from penstock.layers import arguments
 
 
 def cross_entropy(
-    input: jax.Array,
-    label: jax.Array,
+    input: V,
+    label: V,
     soft_label: bool = False,
     ignore_index: int = -100,
-) -> jax.Array:
+) -> V:
     """Return the cross entropy between probabilities and labels, per example.
 
     When the probabilities come from a `softmax` of the same program (`act="softmax"` too), the
@@ -31,12 +34,12 @@ def cross_entropy(
     so that it is noticed. Source: Fluid's `cross_entropy`.
 
     Arguments:
-      input: probabilities `[B, ..., C]`.
+      input: probabilities `[B, ..., C]`; a sequence of them where every word has a label.
       label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label` probabilities `[B, ..., C]`.
       ignore_index: a label of this value has loss 0, and still counts in a mean.
 
     Returns:
-      `[B, ..., 1]`.
+      `[B, ..., 1]`, or a sequence of them.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -47,29 +50,33 @@ def cross_entropy(
     >>> builder.infer(builder.init(), {"logits": [[0.0, -200.0]], "label": [[1]]}).tolist()
     [[200.0]]
     """
+    if isinstance(input, sequences.Sequence):
+        how = (soft_label, ignore_index)
+        return over_words(lambda rows, label: cross_entropy(rows, label, *how), input, label)
     # By way of the logits where the input is a softmax of this program: finite for every label.
-    logits = find_logits("cross_entropy", input)
+    logits: Any = find_logits("cross_entropy", input)
     if logits is None:
         x = widen(input)
         # The least normal number keeps the logarithm finite where a probability is 0.
         log_probabilities = jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
     else:
         log_probabilities = jax.nn.log_softmax(widen(logits))
-    return _cross_entropy("cross_entropy", log_probabilities, label, soft_label, ignore_index)
+    found: Any = _cross_entropy("cross_entropy", log_probabilities, label, soft_label, ignore_index)
+    return found
 
 
 def softmax_with_cross_entropy(
-    logits: jax.Array,
-    label: jax.Array,
+    logits: V,
+    label: V,
     soft_label: bool = False,
     ignore_index: int = -100,
-) -> jax.Array:
+) -> V:
     """Return the cross entropy between the softmax of logits and labels, per example.
 
     A label that is no class gives nan. Source: Fluid's `softmax_with_cross_entropy`.
 
     Arguments:
-      logits: `[B, ..., C]`.
+      logits: `[B, ..., C]`, or a sequence.
       label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label` probabilities `[B, ..., C]`.
       ignore_index: a label of this value has loss 0, and still counts in a mean.
 
@@ -79,13 +86,20 @@ def softmax_with_cross_entropy(
     >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
     [[200.0]]
     """
-    log_probabilities = jax.nn.log_softmax(widen(logits))
-    return _cross_entropy(
-        "softmax_with_cross_entropy", log_probabilities, label, soft_label, ignore_index
+    return over_words(
+        lambda logits, label: _cross_entropy(
+            "softmax_with_cross_entropy",
+            jax.nn.log_softmax(widen(logits)),
+            label,
+            soft_label,
+            ignore_index,
+        ),
+        logits,
+        label,
     )
 
 
-def sigmoid_cross_entropy_with_logits(x: jax.Array, label: jax.Array) -> jax.Array:
+def sigmoid_cross_entropy_with_logits(x: V, label: V) -> V:
     """Return `-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x))`, element by element.
 
     Finite for every finite logit. Source: Fluid's layer of that name.
@@ -100,13 +114,17 @@ def sigmoid_cross_entropy_with_logits(x: jax.Array, label: jax.Array) -> jax.Arr
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
     """
+    return over_words(_sigmoid_cross_entropy, x, label)
+
+
+def _sigmoid_cross_entropy(x: jax.Array, label: jax.Array) -> jax.Array:
     x, label = widen(x), jnp.asarray(label)
     _check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
     # The same function, without the exponential of a large number.
     return jax.nn.softplus(x) - x * label
 
 
-def square_error_cost(input: jax.Array, label: jax.Array) -> jax.Array:
+def square_error_cost(input: V, label: V) -> V:
     """Return `(input - label) ** 2`, element by element. Source: Fluid's `square_error_cost`.
 
     Arguments:
@@ -119,10 +137,12 @@ def square_error_cost(input: jax.Array, label: jax.Array) -> jax.Array:
     >>> square_error_cost(jnp.array([[1.0]]), jnp.array([[4.0]])).tolist()
     [[9.0]]
     """
-    return jnp.square(_difference("square_error_cost", input, label))
+    return over_words(
+        lambda x, label: jnp.square(_difference("square_error_cost", x, label)), input, label
+    )
 
 
-def huber_loss(input: jax.Array, label: jax.Array, delta: float) -> jax.Array:
+def huber_loss(input: V, label: V, delta: float) -> V:
     """Return half the squared difference up to `delta`, and a straight line beyond.
 
     `delta * (difference - delta / 2)` beyond. Source: Fluid's `huber_loss`.
@@ -142,6 +162,10 @@ def huber_loss(input: jax.Array, label: jax.Array, delta: float) -> jax.Array:
             f"layers.huber_loss got delta={delta!r}, expected a positive number. It is the "
             "difference from which on the loss grows in a straight line. 1.0 is usual."
         )
+    return over_words(lambda x, label: _huber(x, label, delta), input, label)
+
+
+def _huber(input: jax.Array, label: jax.Array, delta: float) -> jax.Array:
     distance = jnp.abs(_difference("huber_loss", input, label))
     # One formula for both sides: no branch whose gradient could be nan.
     near = jnp.minimum(distance, delta)
@@ -187,14 +211,16 @@ def weight_decay_loss(
     return 0.5 * coefficient * sum((jnp.vdot(w, w) for w in weights), jnp.zeros(()))
 
 
-def mean(x: jax.Array) -> jax.Array:
+def mean(x: V) -> jax.Array:
     """Return the mean over the valid examples of the global batch, a scalar.
 
     Examples that pad a short batch do not count, and every example counts alike on however many
-    devices. An array without a batch axis is averaged as it is. Source: Fluid's `mean`.
+    devices. Of a sequence every word counts alike, as in Fluid; what a program returns of this, as
+    it is, is a mean over the words of an epoch or of a test as well. An array without a batch axis
+    is averaged as it is. Source: Fluid's `mean`.
 
     Arguments:
-      x: `[B, ...]`, or `[B * n, ...]` where rows of one example follow each other.
+      x: `[B, ...]`, or `[B * n, ...]` where rows of one example follow each other; or a sequence.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -202,11 +228,14 @@ def mean(x: jax.Array) -> jax.Array:
     >>> float(builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}))
     3.5
     """
-    return current_frame("mean").examples.mean(x)
+    examples = current_frame("mean").examples
+    return examples.mean_words(x) if isinstance(x, sequences.Sequence) else examples.mean(x)
 
 
-def accuracy(input: jax.Array, label: jax.Array, k: int = 1) -> jax.Array:
+def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
     """Return the share of valid examples whose label is among the `k` highest scores, a scalar.
+
+    Of sequences it is the share of the words.
 
     Of equal scores the lower class number is higher. A label that is no class counts as wrong.
     Source: Fluid's `accuracy`.
@@ -223,7 +252,16 @@ def accuracy(input: jax.Array, label: jax.Array, k: int = 1) -> jax.Array:
     >>> float(builder.infer(builder.init(), {"x": [[0.9, 0.1], [0.8, 0.2]], "label": [[0], [1]]}))
     0.5
     """
-    frame = current_frame("accuracy")
+    examples = current_frame("accuracy").examples
+    if isinstance(input, sequences.Sequence):
+        return examples.mean_words(
+            over_words(lambda rows, label: _is_right(rows, label, k), input, label)
+        )
+    return examples.mean(_is_right(input, label, k))
+
+
+def _is_right(input: Any, label: Any, k: int) -> jax.Array:
+    """Return 1 for each row whose label is among the highest scores, and 0 for the others."""
     scores = jnp.asarray(input)
     if not 1 <= k <= scores.shape[-1]:
         raise ProgramError(
@@ -235,7 +273,7 @@ def accuracy(input: jax.Array, label: jax.Array, k: int = 1) -> jax.Array:
         is_right = jnp.argmax(scores, axis=-1) == ids
     else:
         is_right = jnp.any(jax.lax.top_k(scores, k)[1] == ids[..., None], axis=-1)
-    return frame.examples.mean(is_right.astype(jnp.float32))
+    return is_right.astype(jnp.float32)
 
 
 def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:
@@ -245,7 +283,7 @@ def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _cross_entropy(
-    layer: str, log_probabilities: jax.Array, label: jax.Array, soft_label: bool, ignore_index: int
+    layer: str, log_probabilities: jax.Array, label: Any, soft_label: bool, ignore_index: int
 ) -> jax.Array:
     label = jnp.asarray(label)
     if soft_label:

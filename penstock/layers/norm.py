@@ -5,14 +5,18 @@ Statistics are computed in float32 or better. Variances are biased.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError, check_choice
+from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock._program.precision import widen
+from penstock._program.words import V, over_words
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat
@@ -20,7 +24,7 @@ from penstock.layers.parameters import Attr, apply_scale, apply_shift
 
 
 def layer_norm(
-    input: jax.Array,
+    input: V,
     scale: bool = True,
     shift: bool = True,
     begin_norm_axis: int = 1,
@@ -29,14 +33,14 @@ def layer_norm(
     bias_attr: Attr = None,
     act: Activation | None = None,
     name: str | None = None,
-) -> jax.Array:
+) -> V:
     """Normalise over the axes from `begin_norm_axis` on (Ba et al. 2016).
 
     Parameters: `scale` `[product of those axes]`, ones; `bias` of the same shape, zeros. Source:
     Fluid's `layer_norm`.
 
     Arguments:
-      input: `[B, ...]`.
+      input: `[B, ...]`, or a sequence, of which each word is normalised by itself.
       scale: whether there is a scale; `shift`: whether there is a bias.
       begin_norm_axis: 1 is everything of one example; -1 the last axis alone, as in transformers.
       act: name of an activation, applied last.
@@ -50,8 +54,11 @@ def layer_norm(
     >>> builder.infer(builder.init(), {"x": [[1.0, 3.0]]}).round(2).tolist()
     [[-1.0, 1.0]]
     """
+    if isinstance(input, sequences.Sequence):
+        how = (scale, shift, begin_norm_axis, epsilon, param_attr, bias_attr, act, name)
+        return over_words(lambda rows: layer_norm(rows, *how), input)
     frame = current_frame("layer_norm")
-    x = jnp.asarray(input)
+    x: Any = jnp.asarray(input)
     begin = begin_norm_axis + x.ndim if begin_norm_axis < 0 else begin_norm_axis
     if not 1 <= begin < x.ndim:
         raise ProgramError(
@@ -119,7 +126,7 @@ def group_norm(
     return activate(y, act, "group_norm")
 
 
-def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
+def l2_normalize(x: V, axis: int, epsilon: float = 1e-12) -> V:
     """Return `x / sqrt(sum(x ** 2) + epsilon)` with the sum along `axis`.
 
     Zeros stay zeros, with a finite gradient. Source: Fluid's `l2_normalize`.
@@ -128,10 +135,13 @@ def l2_normalize(x: jax.Array, axis: int, epsilon: float = 1e-12) -> jax.Array:
     >>> l2_normalize(jnp.array([[0.0, 5.0]]), axis=1).tolist()
     [[0.0, 1.0]]
     """
-    x = jnp.asarray(x)
-    wide = widen(x)
+    if isinstance(x, sequences.Sequence):
+        return over_words(lambda rows: l2_normalize(rows, axis, epsilon), x)
+    array = jnp.asarray(x)
+    wide = widen(array)
     square = jnp.sum(wide * wide, axis=axis, keepdims=True)
-    return _narrow(wide * lax.rsqrt(square + epsilon), x.dtype)
+    found: Any = _narrow(wide * lax.rsqrt(square + epsilon), array.dtype)
+    return found
 
 
 def lrn(

@@ -6,7 +6,8 @@ those of arrays without one, are those of `jax.numpy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +16,21 @@ from penstock import _mesh
 from penstock._errors import ProgramError
 from penstock._program.examples import REDUCED_SCOPE, align
 from penstock._program.frame import Frame, current_frame
+from penstock._program.sequences import Sequence
 
-Axes = int | Sequence[int] | None
+Axes = int | abc.Sequence[int] | None
 """Axes to reduce, all where it is None."""
 
 
-def reduce_sum(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
+def reduce_sum(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
     """Return the sum over axes, along the batch over its valid examples.
 
     Padding of a short batch is left out, and all devices are summed over. The same in train, test
     and infer. Source: Fluid's `reduce_sum`.
 
     Arguments:
-      input: `[B, ...]`, the rows of one example next to each other where there are several.
+      input: `[B, ...]`, the rows of one example next to each other where there are several; or a
+        sequence, whose words are summed over where no axes are given.
       dim: the axes to reduce, all by default; 0 is the batch.
       keep_dim: keep reduced axes with size 1.
 
@@ -42,11 +45,13 @@ def reduce_sum(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}).tolist()
     [9.0, 12.0]
     """
+    if isinstance(input, Sequence) and dim is None and not keep_dim:
+        input = input.masked()
     frame, x, axes = _check_array("reduce_sum", input, dim)
     return frame.examples.sum(x, axes, keep_dim)
 
 
-def reduce_mean(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
+def reduce_mean(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
     """Return the mean over axes, along the batch over its valid examples.
 
     `layers.mean` is this over all axes. Source: Fluid's `reduce_mean`.
@@ -62,6 +67,8 @@ def reduce_mean(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}).tolist()
     [3.0, 4.0]
     """
+    if isinstance(input, Sequence) and dim is None and not keep_dim:
+        return current_frame("reduce_mean").examples.mean_words(input)
     frame, x, axes = _check_array("reduce_mean", input, dim)
     return _mean(frame, x, axes, keep_dim)
 
@@ -231,9 +238,15 @@ def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) ->
 
 
 def _check_array(
-    layer: str, input: jax.Array, dim: Axes
+    layer: str, input: jax.Array | Sequence, dim: Axes
 ) -> tuple[Frame, jax.Array, tuple[int, ...] | None]:
     """Return the frame, the array and the axes, none of them negative; None is all."""
+    if isinstance(input, Sequence):
+        raise ProgramError(
+            f"layers.{layer} got a sequence and dim={dim!r}, expected an array: its padding would "
+            "count. Use layers.sequence_pool for one result an example, or layers.mean or "
+            "layers.reduce_sum over all words."
+        )
     frame, x = current_frame(layer), jnp.asarray(input)
     if dim is None:
         return frame, x, None

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from penstock._errors import ProgramError, check_choice
+from penstock._program import sequences
 from penstock._program.frame import current_frame
+from penstock._program.words import V, over_words
 from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat
 from penstock.layers.norm import l2_normalize
 
 
-def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
+def concat(input: Sequence[V], axis: int) -> V:
     """Join arrays along an axis other than the batch axis.
 
     Source: Fluid's `concat`, whose default axis is 0.
 
     Arguments:
-      input: arrays that agree in every other axis.
+      input: arrays that agree in every other axis; of sequences words are joined, axis 1 being
+        the first of a word. See `sequence_concat` to put words behind words.
       axis: negative counts from the end.
 
     >>> import penstock as ps
@@ -35,7 +38,10 @@ def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
     [[1.0, 2.0, 3.0]]
     """
     frame = current_frame("concat")
-    arrays = [jnp.asarray(x) for x in input] if isinstance(input, (list, tuple)) else []
+    given = list(input) if isinstance(input, (list, tuple)) else []
+    if sequences.Sequence in map(type, given):
+        return over_words(lambda *rows: concat(rows, axis), *given)
+    arrays: Any = [jnp.asarray(x) for x in given]
     shapes = [x.shape for x in arrays]
     num_axes = len(shapes[0]) if shapes else 0
     is_axis = -num_axes <= axis < num_axes
@@ -53,7 +59,8 @@ def concat(input: Sequence[jax.Array], axis: int) -> jax.Array:
             "another axis. The weights that leave out the padding of a short batch would no longer "
             "meet their rows. Apply what follows to each array, under one name, and add the means."
         )
-    return jnp.concatenate(arrays, axis=axis)
+    joined: Any = jnp.concatenate(arrays, axis=axis)
+    return joined
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, tuple[int, ...]]:
@@ -114,7 +121,7 @@ def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-def one_hot(input: jax.Array, depth: int) -> jax.Array:
+def one_hot(input: V, depth: int) -> V:
     """Return one-hot vectors, float32. Source: Fluid's `one_hot`.
 
     A class outside the range gives a row of nan, so that it is noticed.
@@ -130,7 +137,11 @@ def one_hot(input: jax.Array, depth: int) -> jax.Array:
     >>> one_hot(jnp.array([[0], [2]]), depth=3).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    ids = arguments.integers("one_hot", "classes", input)
+    return over_words(lambda classes: _one_hot(classes, depth), input)
+
+
+def _one_hot(classes: jax.Array, depth: int) -> jax.Array:
+    ids = arguments.integers("one_hot", "classes", classes)
     if ids.ndim > 1 and ids.shape[-1] == 1:
         ids = ids[..., 0]
     # JAX gives zeros for an id out of range, which nobody would notice.
@@ -138,7 +149,7 @@ def one_hot(input: jax.Array, depth: int) -> jax.Array:
     return jnp.where(is_class, jax.nn.one_hot(ids, depth), jnp.nan)
 
 
-def topk(input: jax.Array, k: int = 1) -> tuple[jax.Array, jax.Array]:
+def topk(input: V, k: int = 1) -> tuple[V, V]:
     """Return the `k` largest values along the last axis, and where they are.
 
     Largest first; of equal values the one in front. Source: Fluid's `topk`.
@@ -151,17 +162,20 @@ def topk(input: jax.Array, k: int = 1) -> tuple[jax.Array, jax.Array]:
     >>> values.tolist(), indices.tolist()
     ([[3.0, 2.0]], [[1, 2]])
     """
-    x = jnp.asarray(input)
+    if isinstance(input, sequences.Sequence):
+        found: Any = over_words(lambda rows: topk(rows, k), input)
+        return found
+    x: Any = jnp.asarray(input)
     if x.ndim == 0 or not 1 <= k <= x.shape[-1]:
         raise ProgramError(
             f"layers.topk got k={k} and an input of shape {x.shape}, expected k from 1 to the size "
             "of the last axis. There are no more values. Use a smaller k."
         )
-    values, indices = lax.top_k(x, k)
-    return values, indices
+    found: Any = lax.top_k(x, k)
+    return found[0], found[1]
 
 
-def cos_sim(X: jax.Array, Y: jax.Array) -> jax.Array:
+def cos_sim(X: V, Y: V) -> V:
     """Return the cosine of the angle between rows.
 
     A row of zeros has cosine 0 and a finite gradient. Source: Fluid's `cos_sim`.
@@ -177,6 +191,10 @@ def cos_sim(X: jax.Array, Y: jax.Array) -> jax.Array:
     >>> cos_sim(jnp.array([[2.0, 0.0], [0.0, 3.0]]), jnp.array([[4.0, 0.0]])).tolist()
     [[1.0], [0.0]]
     """
+    return over_words(_cos_sim, X, Y)
+
+
+def _cos_sim(X: jax.Array, Y: jax.Array) -> jax.Array:
     X, Y = jnp.asarray(X), jnp.asarray(Y)
     if X.ndim != 2 or Y.shape not in (X.shape, (1, *X.shape[1:])):
         raise ProgramError(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from penstock import _mesh
+from penstock import _mesh, _metrics
 from penstock._parameter_names import Path
 from penstock._program import parameter_tree
 from penstock._program.examples import MicroBatch
@@ -30,6 +30,9 @@ from penstock.program_builder import _reduction
 Cut: TypeAlias = tuple[jax.Array, DeviceFeed, jax.Array]
 """Number, feed and weights of a micro-batch, or of all of them on a leading axis."""
 
+_Values: TypeAlias = tuple[list[jax.Array], list[jax.Array]]
+"""Values of a program function, and the words of those that are means over words."""
+
 Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
 """The gradients added up so far, and the running statistics now."""
 
@@ -38,19 +41,14 @@ class Gradients(NamedTuple):
     """What a batch gives.
 
     Attributes:
-      values: what the program function returned, in order; those without a batch axis are means
-        over the global batch.
+      totals: what the program function returned, for the global batch.
       gradients: of the mean loss over the global batch.
       statistics: the new running statistics, by path.
-      total_weight: the number of valid examples of the global batch.
-      row_sums: the sums over examples of the values with a batch axis, where they are known.
     """
 
-    values: list[jax.Array]
+    totals: _metrics.Totals
     gradients: Params
     statistics: dict[Path, jax.Array]
-    total_weight: jax.Array
-    row_sums: list[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ class Share:
             return self._gradients_apart(params)
         # Values come out reduced already; gradients and flax's statistics are still the device's
         # own.
-        values, gradients, updates, total_weight = self.differentiate(
+        values, gradients, updates, total_weight, word_counts = self.differentiate(
             params, self.feed, self.weights, self.batch_stats
         )
         # Each device differentiated the global loss with respect to its own copy: the sum over
@@ -97,11 +95,12 @@ class Share:
             else _mesh.psum(value * share.astype(value.dtype), self.mesh.size)
             for path, value in updates.items()
         }
-        return Gradients(values, gradients, statistics, total_weight, row_sums=[])
+        totals = _metrics.Totals(values, [], total_weight, word_counts)
+        return Gradients(totals, gradients, statistics)
 
     def _gradients_apart(self, params: Params) -> Gradients:
         """Return the same with one all-reduce: the share is a micro-batch, and the only one."""
-        values, gradients, updates, _ = self.differentiate(
+        values, gradients, updates, *_ = self.differentiate(
             params,
             self.feed,
             self.weights,
@@ -126,8 +125,8 @@ class Share:
         batch_stats: Params,
         micro_batch: MicroBatch | None = None,
         fraction: jax.Array | None = None,
-    ) -> tuple[list[jax.Array], Params, dict[Path, jax.Array], jax.Array]:
-        """Return values, scaled gradients, new statistics, and the number of valid examples.
+    ) -> tuple[list[jax.Array], Params, dict[Path, jax.Array], jax.Array, list[jax.Array]]:
+        """Return values, scaled gradients, new statistics, and the number of examples and words.
 
         Arguments:
           fraction: what the loss counts for, beside those of other devices that it meets on the
@@ -136,18 +135,20 @@ class Share:
 
         def scaled_loss(
             params: Params,
-        ) -> tuple[jax.Array, tuple[list[jax.Array], dict[Path, jax.Array], jax.Array]]:
+        ) -> tuple[jax.Array, tuple[_Values, dict[Path, jax.Array], jax.Array]]:
             result, frame = self.run(params, feed, weights, batch_stats, micro_batch)
             loss = self.loss(result)
             # The loss that is reported stays unscaled: the scale is for what flows backwards.
             scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
             scaled = scaled if fraction is None else scaled * fraction.astype(loss.dtype)
             updates = self._updated_statistics(result, frame)
-            return scaled, (result.values, updates, frame.examples.total_weight)
+            found = (result.values, result.word_counts)
+            return scaled, (found, updates, frame.examples.total_weight)
 
         # Not `value_and_grad`: the value would be the scaled one.
-        gradients, (values, updates, count) = jax.grad(scaled_loss, has_aux=True)(params)
-        return values, gradients, updates, count
+        gradients, (found, updates, count) = jax.grad(scaled_loss, has_aux=True)(params)
+        values, word_counts = found
+        return values, gradients, updates, count, word_counts
 
     def run(
         self,
@@ -203,7 +204,7 @@ def evaluate_share(
     key: jax.Array,
     feed: DeviceFeed,
     weights: jax.Array,
-) -> _reduction.Totals:
+) -> _metrics.Totals:
     """Return the values of a test or infer program, from inside `jax.shard_map`.
 
     Arguments:
@@ -212,7 +213,8 @@ def evaluate_share(
     operands = (program, variables, feed, weights, jax.random.wrap_key_data(key), mesh.size)
     if not program.reduces_once:
         result, frame = run_program(*operands)
-        return _reduction.Totals(result.values, [], frame.examples.total_weight)
+        total = frame.examples.total_weight
+        return _metrics.Totals(result.values, [], total, result.word_counts)
     result, _ = run_program(*operands, micro_batch=_reduction.place_in_batch(weights, mesh.size))
     values, weights = [v[None] for v in result.values], weights[None]
     return _reduction.add_up(values, (), program.structure, weights, mesh)[0]
@@ -248,14 +250,17 @@ def accumulate_gradients(
     # carries keeps one structure.
     flat_stats = parameter_tree.flatten(share.batch_stats)
 
-    def add(carry: Sums, operands: Cut) -> tuple[Sums, list[jax.Array]]:
+    operands = _cut(share, num_micro_batches)
+    whole = whole._replace(word_counts=_count_words(share, params, whole, operands))
+
+    def add(carry: Sums, operands: Cut) -> tuple[Sums, _Values]:
         sums, statistics = carry
         number, feed, weights = operands
         micro_batch = whole._replace(first_row=whole.first_row + number * size)
         count = jnp.sum(weights)
         # Weighted on the way in: behind a synchronised layer a gradient is of several devices'
         # losses, each with examples of its own number.
-        values, gradients, updates, _ = share.differentiate(
+        values, gradients, updates, _, word_counts = share.differentiate(
             params, feed, weights, parameter_tree.nest(statistics), micro_batch, count / size
         )
         # Chosen, not multiplied: padding alone may well give nan.
@@ -269,17 +274,19 @@ def accumulate_gradients(
             for path, value in updates.items()
         }
         statistics = {**statistics, **moved}
-        return (sums, statistics), values
+        return (sums, statistics), (values, word_counts)
 
-    operands = _cut(share, num_micro_batches)
-    (sums, statistics), values = jax.lax.scan(
+    (sums, statistics), (values, word_counts) = jax.lax.scan(
         add,
         # One set of sums, whatever the number of micro-batches: the memory that this is for.
         (jax.tree.map(jnp.zeros_like, params), flat_stats),
         operands,
         unroll=num_micro_batches if is_unrolled else 1,
     )
-    return _average(share, sums, statistics, values, operands[-1])
+    found = _average(share, sums, statistics, values, operands[-1])
+    # Each micro-batch was told the words of the whole.
+    known = [count[0] for count in word_counts]
+    return found._replace(totals=found.totals._replace(word_counts=known))
 
 
 def example_gradients(share: Share, params: Params, num_micro_batches: int) -> Params:
@@ -289,9 +296,7 @@ def example_gradients(share: Share, params: Params, num_micro_batches: int) -> P
     """
     whole = _reduction.place_in_batch(share.weights, share.mesh.size)
 
-    def differentiate(
-        number: jax.Array, feed: DeviceFeed, weight: jax.Array
-    ) -> Params:
+    def differentiate(number: jax.Array, feed: DeviceFeed, weight: jax.Array) -> Params:
         # A batch axis of one row: the program function is written for batches.
         feed = jax.tree.map(lambda value: value[None], dict(feed))
         micro_batch = whole._replace(first_row=whole.first_row + number)
@@ -300,6 +305,8 @@ def example_gradients(share: Share, params: Params, num_micro_batches: int) -> P
     numbers = jnp.arange(share.weights.shape[0])
     feed = {name: share.feed[name] for name in share.program.feed_specs}
     operands = (numbers, feed, share.weights)
+    rows = _cut(share, share.weights.shape[0])
+    whole = whole._replace(word_counts=_count_words(share, params, whole, rows))
     if num_micro_batches == 1:
         return share.unscale(jax.vmap(differentiate)(*operands))
     size = share.weights.shape[0] // num_micro_batches
@@ -318,6 +325,9 @@ def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax
     size = share.weights.shape[0] // num_micro_batches
     whole = _reduction.place_in_batch(share.weights, share.mesh.size)
 
+    operands = _cut(share, num_micro_batches)
+    whole = whole._replace(word_counts=_count_words(share, params, whole, operands))
+
     # Without it a line search that differentiates the loss would keep the activations of all
     # micro-batches.
     @jax.checkpoint
@@ -330,8 +340,26 @@ def accumulate_loss(share: Share, params: Params, num_micro_batches: int) -> jax
         result, _ = share.run(params, feed, weights, share.batch_stats, micro_batch)
         return total + share.scale_gradient(share.loss(result)) * count, None
 
-    total, _ = jax.lax.scan(add, jnp.zeros(()), _cut(share, num_micro_batches))
+    total, _ = jax.lax.scan(add, jnp.zeros(()), operands)
     return _mesh.psum(total, share.mesh.size) / whole.total_weight
+
+
+def _count_words(
+    share: Share, params: Params, whole: MicroBatch, operands: Cut
+) -> jax.Array | None:
+    """Return the words of the global batch for each mean over words, before it is computed.
+
+    The program is run for them alone, micro-batch by micro-batch: XLA leaves out all else.
+    """
+    if not share.program.counts_words:
+        return None
+
+    def count(operands: Cut) -> jax.Array:
+        frame = share.run(params, *operands[1:], share.batch_stats, whole)[1]
+        return jnp.stack(frame.examples.word_counts)
+
+    counts = jax.lax.map(count, operands)
+    return _mesh.psum(jnp.sum(counts, axis=0), share.mesh.size)
 
 
 def _cut(share: Share, number: int) -> Cut:
@@ -366,9 +394,7 @@ def _average(
     total = totals.total_weight
     means = {path: (value / total).astype(changed[path].dtype) for path, value in weighted.items()}
     return Gradients(
-        values=totals.values,
+        totals=totals,
         gradients=share.unscale(jax.tree.map(lambda g: g / total.astype(g.dtype), sums)),
         statistics={**statistics, **means},
-        total_weight=total,
-        row_sums=totals.row_sums,
     )

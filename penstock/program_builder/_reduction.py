@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +13,6 @@ from penstock import _mesh, _metrics
 from penstock._program.examples import MicroBatch, align
 
 T = TypeVar("T")
-
-
-class Totals(NamedTuple):
-    """The values of a program function for the global batch.
-
-    Attributes:
-      values: those with a batch axis are this device's rows, the others means over the batch.
-      row_sums: the sums over examples of those with a batch axis; empty on one device, where they
-        cost no all-reduce later.
-      total_weight: the number of valid examples.
-    """
-
-    values: list[jax.Array]
-    row_sums: list[jax.Array]
-    total_weight: jax.Array
 
 
 def place_in_batch(weights: jax.Array, num_devices: int) -> MicroBatch:
@@ -45,7 +30,7 @@ def add_up(
     structure: _metrics.Structure,
     weights: jax.Array,
     mesh: Mesh,
-) -> tuple[Totals, T]:
+) -> tuple[_metrics.Totals, T]:
     """Return what the micro-batches of all devices make together.
 
     Arguments:
@@ -75,4 +60,4 @@ def add_up(
     total, others, scalars, row_sums = _mesh.psum_at_once((count, others, scalars, row_sums), mesh)
     means = iter([scalar / total for scalar in scalars])
     found = [v if r else next(means) for v, r in zip(rows, structure.rows, strict=True)]
-    return Totals(found, row_sums, total), others
+    return _metrics.Totals(found, row_sums, total, word_counts=[]), others

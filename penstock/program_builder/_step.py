@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,6 @@ from penstock.program_builder import _gradients
 from penstock.program_builder._gradients import Gradients, Share
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
-from penstock.program_builder._reduction import Totals
 
 T = TypeVar("T")
 
@@ -71,7 +70,8 @@ class Update:
         params, others = parameter_tree.split(state.variables["params"], self.trained)
         batch = _Batch(self, state, others, feed, weights)
         found = batch.gradients(params)
-        loss = found.values[self.program.structure.loss_index]
+        values = found.totals.values
+        loss = values[self.program.structure.loss_index]
         with self.watch():
             # After the mean over devices: a penalty belongs to the parameter, not to the examples.
             gradients = self._regularize(found.gradients, params)
@@ -85,9 +85,7 @@ class Update:
             params = parameter_tree.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
-        sums = _metrics.accumulate(
-            sums, found.values, structure, weights, found.total_weight, found.row_sums
-        )
+        sums = _metrics.accumulate(sums, found.totals, structure, weights)
         after = state._replace(
             step=state.step + 1,
             variables={
@@ -97,7 +95,7 @@ class Update:
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: sums},
         )
-        return self._keep_or_skip(state, after, loss, gradients), tuple(found.values)
+        return self._keep_or_skip(state, after, loss, gradients), tuple(values)
 
     @functools.cached_property
     def _regularizers(self) -> dict[Path, Callable[[jax.Array], jax.Array]]:
@@ -233,8 +231,8 @@ class _Batch:
                 share, params, number, is_unrolled=update.is_unrolled
             )
 
-        values: Any = list(value_specs(update.program))
-        return self._on_devices(compute, Gradients(values, WHOLE, WHOLE, WHOLE, WHOLE))(params)  # pyright: ignore
+        specs: Any = Gradients(_total_specs(update.program), WHOLE, WHOLE)  # pyright: ignore
+        return self._on_devices(compute, specs)(params)
 
     def example_gradients(self, params: Params) -> Params:
         """Return the gradient of each example's loss, on a leading axis over the batch."""
@@ -361,9 +359,7 @@ def test_step(
 ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
     """Return the sums with this batch's values added, and the values."""
     found = _forward(program, mesh, variables, key, feed, weights)
-    after = _metrics.accumulate(
-        sums, found.values, program.structure, weights, found.total_weight, found.row_sums
-    )
+    after = _metrics.accumulate(sums, found, program.structure, weights)
     return after, tuple(found.values)
 
 
@@ -382,16 +378,20 @@ def _forward(
     key: jax.Array,
     feed: DeviceFeed,
     weights: jax.Array,
-) -> Totals:
+) -> _metrics.Totals:
     """Return the values of a program function, and the number of valid examples."""
     sharded = jax.shard_map(
         functools.partial(_gradients.evaluate_share, program, mesh),
         mesh=mesh,
         in_specs=(WHOLE, WHOLE, SPLIT, SPLIT),
-        out_specs=Totals(list(value_specs(program)), WHOLE, WHOLE),  # pyright: ignore
+        out_specs=_total_specs(program),
         check_vma=False,
     )
     return sharded(variables, key, feed, weights)
+
+
+def _total_specs(program: Runnable) -> Any:
+    return _metrics.Totals(list(value_specs(program)), WHOLE, WHOLE, WHOLE)  # pyright: ignore
 
 
 def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:

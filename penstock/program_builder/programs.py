@@ -17,7 +17,8 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
-from penstock import _device_batches, _mesh, _metrics, optimizers
+from penstock import _mesh, _metrics, optimizers
+from penstock._device_batches import DeviceBatch, Feeder, check_feed
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Nested
 from penstock._program.options import ProgramOptions
@@ -64,20 +65,23 @@ class Programs:
         self.group = find_group_of(self.mesh)
         self.structures = {name: each.program.structure for name, each in network.train.items()}
         size = network.largest_kernel
-        self._make_program = functools.partial(Program, mesh=self.mesh, largest_kernel=size)
-        self._agree = self._agree_on_lengths if self.group.count > 1 else None
+        # Of sequences one compile for each bucket is meant.
+        level = logging.INFO if network.has_sequences else logging.WARNING
+        how: Any = {"mesh": self.mesh, "largest_kernel": size, "recompile_level": level}
+        self._make_program = functools.partial(Program, **how)
+        # Several processes pad their sequences to one length.
+        exchange = self.group.exchange if self.group.count > 1 else None
+        self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
-            mode: _device_batches.Feeder(
-                self.mesh, network.inputs(mode), network.feed_specs, num_micro_batches
-            )
+            mode: self._make_feeder(network.inputs(mode), network.feed_specs, num_micro_batches)
             for mode, num_micro_batches in (("train", self.options.num_micro_batches), ("test", 1))
         }
-        self._infer_feeders: dict[int, _device_batches.Feeder] = {}
+        self._infer_feeders: dict[int, Feeder] = {}
 
     # Batches.
 
-    def place(self, mode: str, batches: Sequence[Feed]) -> _device_batches.DeviceBatch:
+    def place(self, mode: str, batches: Sequence[Feed]) -> DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
 
         Raises:
@@ -90,15 +94,10 @@ class Programs:
                 f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
                 + nearest(str(mode), self._feeders)
             )
-        batch = feeder.place(batches, self._agree)
+        batch = feeder.place(batches)
         if min(batch.counts) < feeder.batch_size:
             self.network.check_padding(mode, min(batch.counts), feeder.batch_size)
         return batch
-
-    def _agree_on_lengths(self, longest: dict[str, int]) -> dict[str, int]:
-        """Return the largest lengths of all processes: each pads its sequences to them. Collective."""
-        shares = self.group.exchange("lengths", longest)
-        return {name: max(share.get(name, 0) for share in shares) for name in longest}
 
     @property
     def keeps_feeds_on_host(self) -> bool:
@@ -122,7 +121,7 @@ class Programs:
     # Training.
 
     def launch(
-        self, leaves: Leaves, batch: _device_batches.DeviceBatch, update_order: tuple[str, ...]
+        self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
     ) -> LaunchResult:
         """Run one update of each named objective on each placed batch, in one launch.
 
@@ -140,7 +139,7 @@ class Programs:
     def run_eagerly(
         self,
         leaves: Leaves,
-        batch: _device_batches.DeviceBatch,
+        batch: DeviceBatch,
         update_order: tuple[str, ...],
         watch: Callable[[], contextlib.AbstractContextManager[object]],
     ) -> None:
@@ -208,7 +207,7 @@ class Programs:
         self,
         state: State,
         sums: _metrics.Accumulator,
-        batch: _device_batches.DeviceBatch,
+        batch: DeviceBatch,
         objective: str,
     ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
@@ -242,14 +241,14 @@ class Programs:
                 "or Trainer, or use an Inferencer."
             )
         specs = probe.program.feed_specs
-        _, size = _device_batches.check_feed(feed, specs, specs)
+        _, size = check_feed(feed, specs, specs)
         bucket = max(self.group.exchange("infer", 1 << (size - 1).bit_length()))
         feeder = self._infer_feeders.get(bucket)
         if feeder is None:
-            feeder = _device_batches.Feeder(self.mesh, specs, specs)
+            feeder = self._make_feeder(specs, specs)
             self._infer_feeders[bucket] = feeder
             feeder.fit(bucket)
-        batch = feeder.place([feed], self._agree)
+        batch = feeder.place([feed])
         if size < feeder.batch_size:
             probe.check_padding("infer", size, feeder.batch_size)
         program = self._compiled.get("infer")
@@ -270,14 +269,10 @@ class Programs:
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
         )
 
-    # Metrics of an epoch.
-
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums."""
         probes = self.network.train
         return state._replace(metrics={name: self._make_zeros(probes[name]) for name in probes})
-
-    # Means to look at programs.
 
     @property
     def num_compiles(self) -> dict[str, int]:
