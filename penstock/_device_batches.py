@@ -41,13 +41,14 @@ class DeviceBatch(NamedTuple):
     """A batch ready for a program: `feed` and `weights` padded to the program's batch size.
 
     With several steps in one launch every array has a leading step axis. `counts` is the number of
-    valid examples of each step, `reader_state` the reader's position after them. `totals` counts
-    those of all processes, where there are several.
+    valid examples of each step, `size` what they are padded to, and `reader_state` the reader's
+    position after them. `totals` counts those of all processes, where there are several.
     """
 
     feed: Mapping[str, Array | sequences.Sequence]
     weights: jax.Array
     counts: tuple[int, ...]
+    size: int
     reader_state: object = None
     totals: tuple[int, ...] = ()
 
@@ -202,6 +203,22 @@ def _stack(arrays: list[Array]) -> np.ndarray:
     return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
+def _pad(columns: Mapping[str, Any], count: int, size: int) -> Mapping[str, Any]:
+    """Return arrays of `count` examples padded to `size`."""
+    missing = size - count
+    if not missing:
+        return columns
+    # Copies of the last example rather than zeros: whatever the program computes of a real
+    # example is as finite on its copy, so that 0 * nan cannot reach a gradient.
+    # A process without examples in a short batch has none to copy.
+    return {
+        name: np.concatenate([column, np.repeat(np.asarray(column[-1:]), missing, axis=0)])
+        if count
+        else np.zeros((missing, *column.shape[1:]), column.dtype)
+        for name, column in columns.items()
+    }
+
+
 class Feeder:
     """Checks, pads and places the batches of one program.
 
@@ -212,6 +229,10 @@ class Feeder:
       known: the inputs of any program of the builder; other names are errors.
       num_micro_batches: what each device's share must be a multiple of.
       exchange: of several processes, which pad their sequences to one length.
+
+    Attributes:
+      has_sequences: whether an input is of sequences.
+      sizes: then, the batch size for each choice of their lengths.
     """
 
     def __init__(
@@ -229,14 +250,21 @@ class Feeder:
         # Of one batch, and of several stacked for one launch.
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
         self._multiple = mesh.local_mesh.size * num_micro_batches
-        self._full_weights: dict[int, jax.Array] = {}
+        self._full_weights: dict[tuple[int, int], jax.Array] = {}
         self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
-        self._has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
+        self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
+        self.sizes: dict[tuple[int, ...], int] = {}
         self._exchange = exchange
 
-    def fit(self, size: int) -> None:
-        """Make the batch size at least `size`, rounded up to whole micro-batches."""
-        if size > self.batch_size:
+    def fit(self, size: int, lengths: tuple[int, ...] = ()) -> None:
+        """Make the batch size at least `size`, rounded up to whole micro-batches.
+
+        Arguments:
+          lengths: those that the sequences are padded to; without them the size is for all.
+        """
+        if lengths:
+            self.sizes[lengths] = max(self.sizes.get(lengths, 0), size)
+        elif size > self.batch_size:
             self.batch_size = -(-size // self._multiple) * self._multiple
             # They have the old length.
             self._full_weights = {}
@@ -244,6 +272,11 @@ class Feeder:
                 (spec.name, spec.dtype, (self.batch_size, *spec.shape))
                 for spec in self._specs.values()
             ]
+
+    def list_sizes(self, mode: str) -> list[tuple[str, int]]:
+        """Return the sizes under `mode`, those of sequences under such as `train 16 32`."""
+        by_lengths = [(" ".join(map(str, (mode, *key))), size) for key, size in self.sizes.items()]
+        return [(mode, self.batch_size), *by_lengths]
 
     def place(self, batches: Sequence[Feed]) -> DeviceBatch:
         """Return batches checked, padded, stacked if they are several, and on the devices.
@@ -253,23 +286,27 @@ class Feeder:
         """
         steps = len(batches)
         # Full batches share one array of ones on the devices: a transfer less a step.
-        weights = self._full_weights.get(steps)
+        weights = self._full_weights.get((steps, self.batch_size))
         if weights is not None and self._are_ready(batches):
-            counts, padded = (self.batch_size,) * steps, batches
+            size = self.batch_size
+            counts, padded = (size,) * steps, batches
         else:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]
-            for _, size in ready:
-                self.fit(size)
             counts = tuple([size for _, size in ready])
-            weights = self._make_weights(counts)
-            lengths = self._choose_lengths(ready) if self._has_sequences else {}
-            padded = [self._pad(columns, size, lengths) for columns, size in ready]
+            if self.has_sequences:
+                size, lengths = self._choose_sizes(ready)
+                padded = [self._pad_sequences(columns, size, lengths) for columns, _ in ready]
+            else:
+                self.fit(max(counts))
+                size = self.batch_size
+                padded = [_pad(columns, count, size) for columns, count in ready]
+            weights = self._make_weights(counts, size)
         feed: Any = padded[0]
         if steps > 1:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = _mesh.put(feed, self._shardings[steps > 1])
-        return DeviceBatch(feed, weights, counts)
+        return DeviceBatch(feed, weights, counts, size)
 
     def _are_ready(self, batches: Sequence[Feed]) -> TypeGuard[Sequence[Mapping[str, np.ndarray]]]:
         """Return whether batches need nothing done; a tenth of the time of finding out slowly.
@@ -277,7 +314,7 @@ class Feeder:
         It is the common case, and on the smallest networks its price shows: Python is several times
         slower between two launches than in a loop of its own.
         """
-        if self._has_sequences:
+        if self.has_sequences:
             return False
         for batch in batches:
             if batch.__class__ is not dict or len(batch) != len(self._full):
@@ -294,56 +331,52 @@ class Feeder:
                     return False
         return True
 
-    def _choose_lengths(
+    def _choose_sizes(
         self, batches: Sequence[tuple[Mapping[str, Column], int]]
-    ) -> dict[str, int]:
-        """Return the length that each sequence is padded to: one for all batches of a launch."""
+    ) -> tuple[int, dict[str, int]]:
+        """Return what a launch's batches and their sequences are padded to, on all processes.
+
+        A batch of long sequences may have fewer examples than one of short ones, so there is a
+        batch size for each choice of lengths, the largest seen.
+        """
         longest = _sequence_feeds.find_longest([columns for columns, _ in batches])
+        # Of each device and micro-batch: processes may have other numbers of devices.
+        part = max([-(-count // self._multiple) for _, count in batches])
         if self._exchange is not None:
-            shares = self._exchange("the lengths of a batch", longest)
-            longest = {name: max([share.get(name, 0) for share in shares]) for name in longest}
-        return {
+            shares = self._exchange("the sizes of a batch", [part, longest])
+            part = max([each for each, _ in shares])
+            longest = {name: max([each[name] for _, each in shares]) for name in longest}
+        lengths = {
             name: _sequence_feeds.choose_bucket(self._specs[name], length)
             for name, length in longest.items()
         }
+        key = tuple(lengths.values())
+        self.fit(part * self._multiple, key)
+        return max(self.sizes[key], self.batch_size), lengths
 
-    def _pad(
+    def _pad_sequences(
         self, columns: Mapping[str, Column], size: int, lengths: Mapping[str, int]
     ) -> dict[str, Any]:
-        missing = self.batch_size - size
-        if lengths:
-            return {
-                name: _sequence_feeds.pad_words(column, self.batch_size, lengths[name])
-                if isinstance(column, _sequence_feeds.Words)
-                else self._pad({name: column}, size, {})[name]
-                for name, column in columns.items()
-            }
-        arrays: Any = columns
-        if not missing:
-            return arrays
-        # Copies of the last example rather than zeros: whatever the program computes of a real
-        # example is as finite on its copy, so that 0 * nan cannot reach a gradient.
-        # A process without examples in a short batch has none to copy.
         return {
-            name: np.concatenate([column, np.repeat(np.asarray(column[-1:]), missing, axis=0)])
-            if size
-            else np.zeros((missing, *column.shape[1:]), column.dtype)
-            for name, column in arrays.items()
+            name: _sequence_feeds.pad_words(column, size, lengths[name])
+            if isinstance(column, _sequence_feeds.Words)
+            else _pad({name: column}, column.shape[0], size)[name]
+            for name, column in columns.items()
         }
 
-    def _make_weights(self, counts: tuple[int, ...]) -> jax.Array:
-        steps, size = len(counts), self.batch_size
-        is_full = min(counts) == size
-        if is_full and steps in self._full_weights:
-            return self._full_weights[steps]
+    def _make_weights(self, counts: tuple[int, ...], size: int) -> jax.Array:
+        steps = len(counts)
+        is_full, key = min(counts) == size, (steps, size)
+        if is_full and key in self._full_weights:
+            return self._full_weights[key]
         weights = (np.arange(size)[None, :] < np.asarray(counts)[:, None]).astype(np.float32)
         placed = _mesh.put(weights if steps > 1 else weights[0], self._shardings[steps > 1])
         if is_full:
-            self._full_weights[steps] = placed
+            self._full_weights[key] = placed
         return placed
 
     def _rides_along(self, feed: Mapping[str, Array | sequences.Sequence]) -> bool:
-        arrays: Any = jax.tree.leaves(feed) if self._has_sequences else feed.values()
+        arrays: Any = jax.tree.leaves(feed) if self.has_sequences else feed.values()
         if self.mesh.size > 1 or not all(isinstance(x, np.ndarray) for x in arrays):
             return False
         return sum(value.nbytes for value in arrays) <= HOST_FEED_LIMIT_BYTES

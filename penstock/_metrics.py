@@ -52,17 +52,33 @@ class Structure:
         return f"returned value {self.keys[number]!r}"
 
 
-def flatten_returned(returned: object, owner: str) -> tuple[Structure, list[jax.Array]]:
+def flatten_returned(
+    returned: object, owner: str, *, is_averaged: bool = False
+) -> tuple[Structure, list[jax.Array]]:
     """Return the structure of what a program function returned, and its values in order.
+
+    Arguments:
+      is_averaged: whether the values are averaged over batches, as those of infer are not.
 
     Raises:
       ProgramError: nothing was returned, or a value is not an array.
     """
     keys, values, is_nested = [], [], []
     for path, value in _iterate(returned, ()):
-        keys.append(path[0] if len(path) == 1 else "/".join(map(str, path)))
-        is_nested.append(len(path) > 1)
-        values.append(value)
+        leaves: Any = {(): value}
+        if isinstance(value, sequences.Sequence):
+            if is_averaged:
+                raise ProgramError(
+                    f"{owner} has a sequence among the values it returned, expected arrays. They "
+                    "are averaged over batches, whose sequences have other lengths. Return "
+                    "layers.mean or layers.sequence_pool of it."
+                )
+            leaves = {("values",): value.values, ("lengths",): value.lengths}
+        for behind, leaf in leaves.items():
+            whole = (*path, *behind)
+            keys.append(whole[0] if len(whole) == 1 else "/".join(map(str, whole)))
+            is_nested.append(len(whole) > 1)
+            values.append(leaf)
     # Values are tracers, which must not outlive their trace.
     outline = _remove_values(returned)
     structure = Structure(
@@ -96,10 +112,7 @@ def _iterate(
     returned: object, path: tuple[Hashable, ...]
 ) -> Iterator[tuple[tuple[Hashable, ...], object]]:
     """Yield path and value of each leaf. Not JAX's order, which sorts the keys of dicts."""
-    if isinstance(returned, sequences.Sequence):
-        yield (*path, "values"), returned.values
-        yield (*path, "lengths"), returned.lengths
-    elif isinstance(returned, (Mapping, tuple, list)):
+    if isinstance(returned, (Mapping, tuple, list)):
         inner = returned.items() if isinstance(returned, Mapping) else enumerate(returned)
         for key, value in inner:
             yield from _iterate(value, (*path, key))

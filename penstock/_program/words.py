@@ -26,9 +26,9 @@ def over_words(function: Callable[..., Any], first: V, *others: Any) -> V:
       function: of rows, which returns as many, in an array or a tuple of arrays.
     """
     operands = (first, *others)
-    found = [each for each in operands if isinstance(each, Sequence)]
-    if not found:
+    if Sequence not in map(type, operands):
         return function(*operands)
+    found = [each for each in operands if isinstance(each, Sequence)]
     length = min(each.max_length for each in found)
     result = function(*[_as_rows(each, found[0], length) for each in operands])
     return jax.tree.map(lambda rows: _as_sequence(rows, found, length), result)

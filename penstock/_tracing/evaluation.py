@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -174,26 +174,34 @@ def evaluate(
         if advice := find_advice(error, owner):
             error.add_note(advice)
         raise
-    structure, values = _metrics.flatten_returned(returned, owner)
-    # An infer function returns predictions: none of them is minimised.
-    if frame.mode != "infer":
+    is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
+    structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
+    if is_averaged:
         loss_index = _loss_index(structure, owner)
         structure = dataclasses.replace(structure, loss_index=loss_index)
         values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
-    word_counts: list[jax.Array] = []
-    if frame.examples.word_means:
-        means = [frame.examples.word_means.get(id(value)) for value in values]
-        is_word_mean = tuple([each is not None for each in means])
-        structure = dataclasses.replace(structure, is_word_mean=is_word_mean)
-        word_counts = [each[1] for each in means if each is not None]
+    means = frame.examples.word_means
+    structure, counts = _find_word_means(structure, values, means) if means else (structure, [])
     return Evaluated(
         values=values,
-        word_counts=word_counts,
+        word_counts=counts,
         structure=structure,
         modules=modules,
         module_updates={name: updates[name] for name in set(updates) - frame.sown},
         sown=frozenset(frame.sown),
     )
+
+
+def _find_word_means(
+    structure: _metrics.Structure,
+    values: list[jax.Array],
+    word_means: Mapping[int, tuple[jax.Array, jax.Array]],
+) -> tuple[_metrics.Structure, list[jax.Array]]:
+    """Return the structure with which values are means over words, and the words of those."""
+    means = [word_means.get(id(value)) for value in values]
+    is_word_mean = tuple([each is not None for each in means])
+    counts = [each[1] for each in means if each is not None]
+    return dataclasses.replace(structure, is_word_mean=is_word_mean), counts
 
 
 def _loss_index(structure: _metrics.Structure, owner: str) -> int:

@@ -59,7 +59,8 @@ def fc(
     path = frame.names.layer("fc", name)
     # A sum of products, not a product of joined inputs: each has its own parameter.
     total: Any = None
-    for number, (x, attr) in enumerate(zip(inputs, attrs, strict=True)):
+    for number, (each, attr) in enumerate(zip(inputs, attrs, strict=True)):
+        x = jnp.asarray(each)
         if not 1 <= num_flatten_dims < max(x.ndim, 2):
             raise ProgramError(
                 f"layers.fc got an input of shape {x.shape} and num_flatten_dims="
@@ -80,8 +81,7 @@ def fc(
 def _inputs_and_attrs(
     input: V | Sequence[V], param_attr: Attr | Sequence[Attr]
 ) -> tuple[list[Any], list[Attr]]:
-    given = input if isinstance(input, (list, tuple)) else [input]
-    inputs = [x if isinstance(x, sequences.Sequence) else jnp.asarray(x) for x in given]
+    inputs = list(input) if isinstance(input, (list, tuple)) else [input]
     is_attrs = isinstance(param_attr, (list, tuple))
     attrs: list[Any] = list(param_attr) if is_attrs else [param_attr] * len(inputs)
     if not inputs or len(attrs) != len(inputs):

@@ -137,9 +137,10 @@ def square_error_cost(input: V, label: V) -> V:
     >>> square_error_cost(jnp.array([[1.0]]), jnp.array([[4.0]])).tolist()
     [[9.0]]
     """
-    return over_words(
-        lambda x, label: jnp.square(_difference("square_error_cost", x, label)), input, label
-    )
+    if isinstance(input, sequences.Sequence):
+        return over_words(square_error_cost, input, label)
+    found: Any = jnp.square(_difference("square_error_cost", input, label))
+    return found
 
 
 def huber_loss(input: V, label: V, delta: float) -> V:
@@ -276,7 +277,7 @@ def _is_right(input: Any, label: Any, k: int) -> jax.Array:
     return is_right.astype(jnp.float32)
 
 
-def _difference(layer: str, input: jax.Array, label: jax.Array) -> jax.Array:
+def _difference(layer: str, input: Any, label: Any) -> jax.Array:
     input, label = widen(input), widen(label)
     _check_same_shape(layer, input, label)
     return input - label

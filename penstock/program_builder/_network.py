@@ -112,11 +112,6 @@ class Network:
                     )
         return specs
 
-    @property
-    def has_sequences(self) -> bool:
-        """Whether an input is of sequences."""
-        return any(spec.lod_level for spec in self.feed_specs.values())
-
     def for_accelerators(self) -> Network:
         """Return the same network with layers that compute as on accelerators."""
         plain = copy.copy(self)

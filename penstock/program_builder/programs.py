@@ -64,11 +64,6 @@ class Programs:
         self.options: ProgramOptions = network.options
         self.group = find_group_of(self.mesh)
         self.structures = {name: each.program.structure for name, each in network.train.items()}
-        size = network.largest_kernel
-        # Of sequences one compile for each bucket is meant.
-        level = logging.INFO if network.has_sequences else logging.WARNING
-        how: Any = {"mesh": self.mesh, "largest_kernel": size, "recompile_level": level}
-        self._make_program = functools.partial(Program, **how)
         # Several processes pad their sequences to one length.
         exchange = self.group.exchange if self.group.count > 1 else None
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
@@ -77,9 +72,11 @@ class Programs:
             mode: self._make_feeder(network.inputs(mode), network.feed_specs, num_micro_batches)
             for mode, num_micro_batches in (("train", self.options.num_micro_batches), ("test", 1))
         }
+        # Of sequences one compile for each bucket is meant.
+        level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
+        how: Any = {"largest_kernel": network.largest_kernel, "recompile_level": level}
+        self._make_program = functools.partial(Program, mesh=self.mesh, **how)
         self._infer_feeders: dict[int, Feeder] = {}
-
-    # Batches.
 
     def place(self, mode: str, batches: Sequence[Feed]) -> DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
@@ -95,8 +92,8 @@ class Programs:
                 + nearest(str(mode), self._feeders)
             )
         batch = feeder.place(batches)
-        if min(batch.counts) < feeder.batch_size:
-            self.network.check_padding(mode, min(batch.counts), feeder.batch_size)
+        if min(batch.counts) < batch.size:
+            self.network.check_padding(mode, min(batch.counts), batch.size)
         return batch
 
     @property
@@ -107,7 +104,7 @@ class Programs:
     @property
     def batch_sizes(self) -> dict[str, int]:
         """The sizes that batches are padded to so far, by mode; on each process its share."""
-        return {mode: feeder.batch_size for mode, feeder in self._feeders.items()}
+        return dict([each for m, feeder in self._feeders.items() for each in feeder.list_sizes(m)])
 
     def count_parts(self, mode: str) -> int:
         """Return into how many equal parts a batch falls: devices, and micro-batches of each."""
@@ -115,10 +112,9 @@ class Programs:
 
     def fit_batches(self, sizes: Mapping[str, int]) -> None:
         """Pad batches to at least these sizes, by mode, as the run did that is resumed."""
-        for mode, size in sizes.items():
-            self._feeders[mode].fit(size)
-
-    # Training.
+        for key, size in sizes.items():
+            mode, *lengths = key.split()
+            self._feeders[mode].fit(size, tuple(map(int, lengths)))
 
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
@@ -192,8 +188,6 @@ class Programs:
 
         return train
 
-    # Testing and inference.
-
     def test_zeros(self, objective: str) -> _metrics.Accumulator:
         """Return the empty sums that `test` starts from."""
         return self._make_zeros(self.network.test[objective])
@@ -249,8 +243,8 @@ class Programs:
             self._infer_feeders[bucket] = feeder
             feeder.fit(bucket)
         batch = feeder.place([feed])
-        if size < feeder.batch_size:
-            probe.check_padding("infer", size, feeder.batch_size)
+        if size < batch.size:
+            probe.check_padding("infer", size, batch.size)
         program = self._compiled.get("infer")
         if program is None:
             program = self._compiled["infer"] = self.infer_program()

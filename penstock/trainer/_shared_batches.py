@@ -102,14 +102,16 @@ class SharedBatches:
             first = agree_on_first(self._group, feed, num_devices, self._what)
             if first.is_same and self._is_first_time("same"):
                 _warn_of_same(self._what, first)
-            programs.fit_batches({mode: first.size})
+            # Of sequences the sizes are agreed on batch by batch, with their lengths.
+            has_sequences = any(s.lod_level for s in programs.network.inputs(mode).values())
+            programs.fit_batches({mode: 0 if has_sequences else first.size})
             size = programs.batch_sizes[mode]
             batches = (
                 Batch(each, get_state() if get_state is not None else None)
                 for each in itertools.chain([] if feed is None else [feed], feeds)
             )
             for taken in self._level(batches, first):
-                for each in taken:
+                for each in () if has_sequences else taken:
                     check_size(each.feed, size, self._what)
                 yield taken
 
