@@ -1,8 +1,8 @@
 """Spreading, joining, reshaping and turning sequences, and what leads to padded arrays and back.
 
-Every layer is the same in train, test and infer. Results that are sequences hold zeros in the
-padding. What a feed does wrong cannot be told before a program runs: examples to which it happens
-become nan where values are floating.
+Every layer is the same in train, test and infer. Where words move, there are zeros behind them.
+What a feed does wrong cannot be told before a program runs: examples to which it happens become nan
+where values are floating.
 """
 
 from __future__ import annotations

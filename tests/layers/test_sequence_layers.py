@@ -306,9 +306,25 @@ def test_gradient_of_softmax_is_what_differences_say():
 
 
 def test_first_of_equal_words_has_the_gradient_of_the_maximum():
-    x = Sequence(jnp.zeros([1, 4, 1]), jnp.asarray([3]))
+    x = Sequence(jnp.asarray([[0.0, 2, 2, 1, 2, 9]]), jnp.asarray([5]))
     gradient = jax.grad(lambda v: layers.sequence_pool(x.with_values(v), "max").sum())(x.values)
-    assert gradient.ravel().tolist() == [1, 0, 0, 0]
+    assert gradient.tolist() == [[0, 1, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_nan_among_words_is_their_maximum(place):
+    values = jnp.zeros([1, 5]).at[0, place].set(jnp.nan)
+    words = Sequence(jnp.concatenate([values, jnp.full([1, 5], jnp.nan)]), jnp.asarray([3, 0]))
+    np.testing.assert_array_equal(layers.sequence_pool(words, "max"), [np.nan, 0])
+
+
+@pytest.mark.parametrize(
+    "name", ["concat", "expand vectors", "reshape narrower", "reverse", "slice"]
+)
+def test_words_that_moved_leave_zeros_behind_them(name):
+    case = CASES[name]
+    out = run(case, {}, *join_examples(make_examples(case), spare=2))
+    assert not np.where(out.aligned_mask(), 0, out.values).any()
 
 
 def test_integers_are_pooled_as_integers():
