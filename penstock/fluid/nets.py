@@ -1,4 +1,4 @@
-"""`fluid.nets`: small compositions of layers, for channels-first images."""
+"""`fluid.nets`: small compositions of layers; images are channels first."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from penstock import layers
 from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
+from penstock.layers import sequence_conv_pool as sequence_conv_pool
 from penstock.layers.activations import Activation
 from penstock.layers.parameters import Attr
 

@@ -54,6 +54,7 @@ from penstock.layers.nets import (
     glu,
     img_conv_group,
     scaled_dot_product_attention,
+    sequence_conv_pool,
     simple_img_conv_pool,
 )
 from penstock.layers.nnx_modules import nnx_module
@@ -81,6 +82,25 @@ from penstock.layers.reduce import (
     reduce_sum,
     reduce_var,
 )
+from penstock.layers.sequence_pooling import (
+    sequence_first_step,
+    sequence_last_step,
+    sequence_pool,
+    sequence_softmax,
+)
+from penstock.layers.sequence_shapes import (
+    lod_reset,
+    sequence_concat,
+    sequence_enumerate,
+    sequence_expand,
+    sequence_mask,
+    sequence_pad,
+    sequence_reshape,
+    sequence_reverse,
+    sequence_slice,
+    sequence_unpad,
+)
+from penstock.layers.sequence_windows import im2sequence, row_conv, sequence_conv
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
 
@@ -164,10 +184,29 @@ __all__ = [
     "one_hot",
     "pad2d",
     "topk",
+    # Sequences
+    "im2sequence",
+    "lod_reset",
+    "row_conv",
+    "sequence_concat",
+    "sequence_conv",
+    "sequence_enumerate",
+    "sequence_expand",
+    "sequence_first_step",
+    "sequence_last_step",
+    "sequence_mask",
+    "sequence_pad",
+    "sequence_pool",
+    "sequence_reshape",
+    "sequence_reverse",
+    "sequence_slice",
+    "sequence_softmax",
+    "sequence_unpad",
     # Nets
     "glu",
     "img_conv_group",
     "scaled_dot_product_attention",
+    "sequence_conv_pool",
     "simple_img_conv_pool",
     "squeeze_excite",
 ]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
+from penstock._program import sequences
 from penstock.layers.activations import Activation
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.batch_norm import batch_norm
@@ -17,6 +18,8 @@ from penstock.layers.dense import fc
 from penstock.layers.dropout import dropout
 from penstock.layers.parameters import Attr
 from penstock.layers.pool import pool2d
+from penstock.layers.sequence_pooling import PoolType, sequence_pool
+from penstock.layers.sequence_windows import sequence_conv
 
 
 def simple_img_conv_pool(
@@ -135,6 +138,43 @@ def img_conv_group(
             x = batch_norm(x, conv_act, name=own, data_format=data_format)
             x = dropout(x, rate, _child(name, f"dropout_{i}")) if rate else x
     return pool2d(x, pool_size, pool_type, pool_stride, data_format=data_format)
+
+
+def sequence_conv_pool(
+    input: sequences.Sequence,
+    num_filters: int,
+    filter_size: int,
+    param_attr: Attr = None,
+    act: Activation | None = "sigmoid",
+    pool_type: PoolType = "max",
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Apply `sequence_conv`, then `sequence_pool`. Source: Fluid's `sequence_conv_pool`.
+
+    The parameters are those of one `sequence_conv` of that name; see there for the arguments. `act`
+    comes before the pooling.
+
+    Arguments:
+      input: values `[B, T, D]`.
+
+    Returns:
+      `[B, num_filters]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     words = layers.data("words", shape=[8], lod_level=1)
+    ...     return layers.sequence_conv_pool(words, 20, 3, act="tanh", pool_type="sqrt")
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"words": [jnp.ones([2, 8]), jnp.ones([5, 8])]}).shape
+    (2, 20)
+    """
+    words = sequence_conv(
+        input, num_filters, filter_size, param_attr=param_attr, bias_attr=bias_attr, act=act,
+        name=name,
+    )  # fmt: skip
+    return sequence_pool(words, pool_type)
 
 
 def glu(input: jax.Array, dim: int = -1) -> jax.Array:
