@@ -125,3 +125,12 @@ def _check_memories(new: Any, old: Any) -> None:
             "at the first word. The next word is computed with them. Let the step return memories "
             "nested and shaped as it gets them."
         )
+    for value, memory in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True):
+        # Floats are rounded to the memory's; a float in an integer would lose more.
+        to_float = jnp.issubdtype(memory.dtype, jnp.floating)
+        if not to_float and jnp.result_type(value, memory) != memory.dtype:
+            raise ProgramError(
+                f"layers.dynamic_rnn got a new memory of dtype {jnp.result_type(value)}, expected "
+                f"{memory.dtype}, as at the first word. It would be cut to it. Begin with zeros of "
+                "the new memory's dtype."
+            )

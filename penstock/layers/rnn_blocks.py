@@ -236,7 +236,7 @@ class DynamicRNN:
         self._steps.require_open("step_input")
         if not isinstance(x, sequences.Sequence):
             self._steps.refuse(
-                f"step_input of {type(x).__name__}",
+                f"step_input of an array of shape {jnp.shape(x)}",
                 "a Sequence",
                 "A step takes one word of each example. Use values from outside as they are",
             )
@@ -305,10 +305,11 @@ class StaticRNN:
     def step_input(self, x: jax.Array) -> jax.Array:
         """Return one step of an array `[T, B, ...]`, `[B, ...]`."""
         block = self._steps.require_open("step_input")
-        shape = jnp.shape(x)
-        if isinstance(x, sequences.Sequence) or len(shape) < 2:
+        is_sequence = isinstance(x, sequences.Sequence)
+        shape = () if is_sequence else jnp.shape(x)
+        if len(shape) < 2:
             self._steps.refuse(
-                f"step_input of {type(x).__name__} of shape {shape}",
+                "step_input of a Sequence" if is_sequence else f"step_input of shape {shape}",
                 "an array [T, B, ...]",
                 "All examples have as many steps. Use DynamicRNN for sequences",
             )

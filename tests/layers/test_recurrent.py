@@ -450,7 +450,7 @@ def test_lstm_and_gru_train_in_bfloat16_on_several_devices_with_wide_cells():
     losses = {}
     for precision, place in (("float32", 1), ("bfloat16", 2)):
         builder = ps.ProgramBuilder(
-            program, optax.sgd(0.5), place=jax.devices()[:place], precision=precision
+            program, optax.sgd(0.05), place=jax.devices()[:place], precision=precision
         )
         state, losses[precision] = builder.init(), []
         for _ in range(5):
