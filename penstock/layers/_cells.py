@@ -42,6 +42,14 @@ class LSTM:
     proj_activation: Gate = "identity"
     clips: tuple[float | None, float | None] = (None, None)
 
+    def __post_init__(self) -> None:
+        for argument, clip in zip(("cell_clip", "proj_clip"), self.clips, strict=True):
+            if clip is not None and not clip > 0:
+                raise ProgramError(
+                    f"layers.{self.layer} got {argument}={clip!r}, expected None or a positive "
+                    "number. States are limited to that magnitude. Leave it out for no limit."
+                )
+
     def run(
         self,
         frame: Frame,

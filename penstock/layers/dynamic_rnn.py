@@ -51,13 +51,7 @@ def dynamic_rnn(
     >>> total.tolist(), totals.cut()
     ([6.0, 4.0], [array([1., 3., 6.], dtype=float32), array([4.], dtype=float32)])
     """
-    inputs = jax.tree.leaves(input, is_leaf=_is_sequence)
-    if not inputs or not all(_is_sequence(each) for each in inputs):
-        raise ProgramError(
-            f"layers.dynamic_rnn got the input {input!r}, expected a Sequence, or several nested "
-            "in lists or dicts. It takes a word of each at every step. Declare the input with "
-            "lod_level=1; the step may use arrays from outside as they are."
-        )
+    inputs = _find_sequences(input)
     lengths = inputs[0].lengths
     batch, longest = lengths.shape[0], min(each.max_length for each in inputs)
     memories = jax.tree.map(lambda memory: _widen(_check_rows("a memory", memory, batch)), memories)
@@ -81,6 +75,18 @@ def dynamic_rnn(
         if logits is not None:
             remember_logits(values, logits)
     return last, jax.tree.map(lambda values: sequences.Sequence(values, lengths), given[0])
+
+
+def _find_sequences(input: object) -> list[sequences.Sequence]:
+    found = jax.tree.leaves(input, is_leaf=_is_sequence)
+    if not found or not all(map(_is_sequence, found)):
+        raise ProgramError(
+            f"layers.dynamic_rnn got an input of {[type(each).__name__ for each in found]}, "
+            "expected a Sequence, or several nested in lists or dicts. It takes a word of each at "
+            "every step. Declare the input with lod_level=1; the step may use arrays from outside "
+            "as they are."
+        )
+    return found
 
 
 def _is_sequence(value: object) -> bool:

@@ -55,7 +55,6 @@ def dynamic_lstm(
       bias_attr: for the biases and the peepholes.
       is_reverse: whether each sequence is read from its last word to its first.
       cell_activation: of `c'` in `h'`; `candidate_activation`: of `a_c`.
-      dtype: of the parameters.
 
     Returns:
       The hidden states and the cell states after each word, two sequences of values
@@ -65,21 +64,20 @@ def dynamic_lstm(
     >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", [8], lod_level=1)
-    ...     hidden, cell = layers.dynamic_lstm(words, size=8)
-    ...     return hidden.values
+    ...     return layers.dynamic_lstm(words, size=8)[0].values
     >>> builder = ps.ProgramBuilder(infer_func=program)
     >>> builder.infer(builder.init(), {"words": [[[0.0] * 8] * 3, [[0.0] * 8]]}).shape
     (2, 16, 2)
     """
     frame = current_frame("dynamic_lstm")
     words = check_projected("dynamic_lstm", input, size, 4)
-    path = frame.names.layer("dynamic_lstm", name)
     lstm = LSTM(
         layer="dynamic_lstm",
         use_peepholes=use_peepholes,
         is_reverse=is_reverse,
         activations=(gate_activation, cell_activation, candidate_activation),
     )
+    path = frame.names.layer("dynamic_lstm", name)
     return lstm.run(frame, path, words, (h_0, c_0), param_attr, bias_attr, dtype=dtype)
 
 
@@ -111,7 +109,7 @@ def dynamic_lstmp(
     `dynamic_lstmp`.
 
     Arguments:
-      input: values `[B, T, 4 * hidden]`, as `layers.fc` of that size makes them.
+      input: values `[B, T, 4 * hidden]`.
       size: `4 * hidden`.
       proj_size: the number of features after the projection.
       h_0: the projected state before the first word, `[B, proj_size]`, zeros by default; with
@@ -119,14 +117,13 @@ def dynamic_lstmp(
       cell_clip: the largest magnitude of a cell state; `proj_clip`: of a projected state.
 
     Returns:
-      The projected states `[B, T, proj_size]` and the cell states `[B, T, hidden]` after each word.
+      The projected states `[B, T, proj_size]` and the cell states `[B, T, hidden]`.
 
     >>> import penstock as ps
     >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", [8], lod_level=1)
-    ...     projection, cell = layers.dynamic_lstmp(words, size=8, proj_size=1)
-    ...     return projection.values, cell.values
+    ...     return [each.values for each in layers.dynamic_lstmp(words, size=8, proj_size=1)]
     >>> builder = ps.ProgramBuilder(infer_func=program)
     >>> out = builder.infer(builder.init(), {"words": [[[0.0] * 8] * 3]})
     >>> [each.shape for each in out]
@@ -134,12 +131,6 @@ def dynamic_lstmp(
     """
     frame = current_frame("dynamic_lstmp")
     words = check_projected("dynamic_lstmp", input, size, 4)
-    for argument, clip in (("cell_clip", cell_clip), ("proj_clip", proj_clip)):
-        if clip is not None and not clip > 0:
-            raise ProgramError(
-                f"layers.dynamic_lstmp got {argument}={clip!r}, expected None or a positive "
-                "number. States are limited to that magnitude. Leave it out for no limit."
-            )
     path = frame.names.layer("dynamic_lstmp", name)
     lstm = LSTM(
         layer="dynamic_lstmp",

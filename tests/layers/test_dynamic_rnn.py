@@ -1,6 +1,5 @@
 """A step of one's own: as a function, as a block of `DynamicRNN`, as a block of `StaticRNN`."""
 
-import gc
 import threading
 
 import jax
@@ -140,8 +139,6 @@ def test_error_in_a_block_is_raised_and_leaves_no_thread():
     assert (jnp.ones(2) + 1).tolist() == [2.0, 2.0]
     with pytest.raises(ps.ProgramError, match="called before its block has ended"):
         rnn()
-    del rnn
-    gc.collect()
 
 
 def test_static_rnn_runs_over_the_first_axis():
@@ -283,7 +280,7 @@ def test_calls_outside_the_block_are_refused():
         rnn.step_input(WORDS)
     with pytest.raises(ps.ProgramError, match="StaticRNN got step_input of a Sequence"):
         broken_block(lambda rnn: rnn.step_input(WORDS), layers.StaticRNN)
-    with pytest.raises(ps.ProgramError, match=r"dynamic_rnn got the input .* expected a Sequence"):
+    with pytest.raises(ps.ProgramError, match=r"got an input of \['ArrayImpl'\], expected"):
         layers.dynamic_rnn(lambda old, x: (old, x), jnp.zeros([2]), jnp.ones([2, 3]))
     with pytest.raises(ps.ProgramError, match=r"got a memory of shape \(3,\), expected \[B, ...\]"):
         layers.dynamic_rnn(lambda old, x: (old, x), jnp.zeros([3]), WORDS)
