@@ -65,7 +65,7 @@ def dynamic_rnn(
         new, outputs = step(state, word)
         _check_memories(new, state)
         outputs = jax.tree.map(lambda x: _check_rows("an output", x, batch), outputs)
-        given = (outputs, [_recall_logits(x) for x in jax.tree.leaves(outputs)])
+        given = (outputs, [recall_logits(x) for x in jax.tree.leaves(outputs)])
         zeros = jax.tree.map(jnp.zeros_like, given)
         return jax.tree.map(hold, new, state), jax.tree.map(hold, given, zeros)
 
@@ -93,7 +93,8 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, sequences.Sequence)
 
 
-def _recall_logits(probabilities: jax.Array) -> jax.Array | None:
+def recall_logits(probabilities: jax.Array) -> jax.Array | None:
+    """Return the logits under the result of a softmax of this program, None otherwise."""
     frame = find_frame()
     entry = frame.logits.get(id(probabilities)) if frame else None
     return None if entry is None else entry[1]

@@ -112,8 +112,7 @@ def dynamic_lstmp(
       input: values `[B, T, 4 * hidden]`.
       size: `4 * hidden`.
       proj_size: the number of features after the projection.
-      h_0: the projected state before the first word, `[B, proj_size]`, zeros by default; with
-        `c_0`, `[B, hidden]`.
+      h_0: the projected state before the first word, `[B, proj_size]`; with `c_0`, `[B, hidden]`.
       cell_clip: the largest magnitude of a cell state; `proj_clip`: of a projected state.
 
     Returns:

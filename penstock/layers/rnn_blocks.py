@@ -13,10 +13,10 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import find_frame, remember_logits
+from penstock._program.frame import remember_logits
 from penstock._program.precision import widen
 from penstock.layers._recorded_block import RecordedBlock
-from penstock.layers.dynamic_rnn import dynamic_rnn
+from penstock.layers.dynamic_rnn import dynamic_rnn, recall_logits
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,7 +55,7 @@ class _Steps:
             finally:
                 self._is_open = False
             self._check_complete()
-            logits = [_recall_logits(output) for output in self._outputs]
+            logits = [recall_logits(output) for output in self._outputs]
             self._recorded.return_values(
                 [memory.new for memory in self._memories if memory.new is not None]
                 + self._outputs
@@ -196,12 +196,6 @@ class _Steps:
         return self.results
 
 
-def _recall_logits(probabilities: jax.Array) -> jax.Array | None:
-    frame = find_frame()
-    entry = frame.logits.get(id(probabilities)) if frame else None
-    return None if entry is None else entry[1]
-
-
 class DynamicRNN:
     """Run the step that a `with` block describes over the words of sequences.
 
@@ -306,7 +300,7 @@ class StaticRNN:
         """Return one step of an array `[T, B, ...]`, `[B, ...]`."""
         block = self._steps.require_open("step_input")
         is_sequence = isinstance(x, sequences.Sequence)
-        shape: tuple[int, ...] = () if is_sequence else jnp.shape(x)
+        shape = () if is_sequence else tuple(jnp.shape(x))
         if len(shape) < 2:
             self._steps.refuse(
                 "step_input of a Sequence" if is_sequence else f"step_input of shape {shape}",
@@ -314,7 +308,7 @@ class StaticRNN:
                 "All examples have as many steps. Use DynamicRNN for sequences",
             )
         with block.outside():
-            lengths = jnp.full([shape[1]], shape[0], jnp.int32)
+            lengths = jnp.full(shape[1:2], shape[0], jnp.int32)
             words = sequences.Sequence(jnp.swapaxes(x, 0, 1), lengths)
         return self._steps.add_input(words)
 
