@@ -300,7 +300,7 @@ class StaticRNN:
         """Return one step of an array `[T, B, ...]`, `[B, ...]`."""
         block = self._steps.require_open("step_input")
         is_sequence = isinstance(x, sequences.Sequence)
-        shape = () if is_sequence else tuple(jnp.shape(x))
+        shape: Any = () if is_sequence else jnp.shape(x)
         if len(shape) < 2:
             self._steps.refuse(
                 "step_input of a Sequence" if is_sequence else f"step_input of shape {shape}",
