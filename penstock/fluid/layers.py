@@ -28,11 +28,16 @@ from penstock.fluid._sequences import im2sequence as im2sequence
 from penstock.fluid._sequences import sequence_softmax as sequence_softmax
 from penstock.fluid.nets import img_conv_group as img_conv_group
 from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool
+from penstock.layers import DynamicRNN as DynamicRNN
+from penstock.layers import StaticRNN as StaticRNN
 from penstock.layers import accuracy as accuracy
 from penstock.layers import concat as concat
 from penstock.layers import cos_sim as cos_sim
 from penstock.layers import create_parameter as create_parameter
 from penstock.layers import cross_entropy as cross_entropy
+from penstock.layers import dynamic_gru as dynamic_gru
+from penstock.layers import dynamic_lstm as dynamic_lstm
+from penstock.layers import dynamic_lstmp as dynamic_lstmp
 from penstock.layers import elu as elu
 from penstock.layers import example_weights as example_weights
 from penstock.layers import fc as fc
@@ -41,6 +46,7 @@ from penstock.layers import gaussian_random as gaussian_random
 from penstock.layers import gaussian_random_batch_size_like as gaussian_random_batch_size_like
 from penstock.layers import gelu as gelu
 from penstock.layers import glu as glu
+from penstock.layers import gru_unit as gru_unit
 from penstock.layers import hard_sigmoid as hard_sigmoid
 from penstock.layers import hard_swish as hard_swish
 from penstock.layers import huber_loss as huber_loss
@@ -51,6 +57,7 @@ from penstock.layers import leaky_relu as leaky_relu
 from penstock.layers import lod_reset as lod_reset
 from penstock.layers import log_softmax as log_softmax
 from penstock.layers import logsigmoid as logsigmoid
+from penstock.layers import lstm_unit as lstm_unit
 from penstock.layers import mean as mean
 from penstock.layers import one_hot as one_hot
 from penstock.layers import random_key as random_key

@@ -32,6 +32,7 @@ from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.dense import embedding, fc
 from penstock.layers.depthwise import depthwise_conv2d, separable_conv2d
 from penstock.layers.dropout import drop_path, dropout
+from penstock.layers.dynamic_rnn import dynamic_rnn
 from penstock.layers.inputs import (
     data,
     example_weights,
@@ -70,6 +71,14 @@ from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn
 from penstock.layers.parameter_trees import create_parameters
 from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
 from penstock.layers.pool import pool2d
+from penstock.layers.recurrent import (
+    bidirectional_gru,
+    bidirectional_lstm,
+    dynamic_gru,
+    dynamic_lstm,
+    dynamic_lstmp,
+)
+from penstock.layers.recurrent_units import gru_unit, lstm_unit
 from penstock.layers.reduce import (
     reduce_all,
     reduce_any,
@@ -101,6 +110,7 @@ from penstock.layers.sequence_shapes import (
     sequence_unpad,
 )
 from penstock.layers.sequence_windows import im2sequence, row_conv, sequence_conv
+from penstock.layers.rnn_blocks import DynamicRNN, StaticRNN
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
 
@@ -145,6 +155,17 @@ __all__ = [
     "layer_norm",
     "nnx_module",
     "separable_conv2d",
+    # Recurrent layers
+    "DynamicRNN",
+    "StaticRNN",
+    "bidirectional_gru",
+    "bidirectional_lstm",
+    "dynamic_gru",
+    "dynamic_lstm",
+    "dynamic_lstmp",
+    "dynamic_rnn",
+    "gru_unit",
+    "lstm_unit",
     # Layers without
     "drop_path",
     "dropout",

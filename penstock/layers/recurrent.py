@@ -1,0 +1,330 @@
+"""Recurrent layers over sequences: LSTM, LSTM with a projection, GRU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from penstock._errors import ProgramError
+from penstock._parameter_names import Path
+from penstock._program import sequences
+from penstock._program.frame import Frame, current_frame
+from penstock.layers._cells import GRU, LSTM, add_to_name
+from penstock.layers._recurrence import Gate, check_projected
+from penstock.layers.parameters import XAVIER, Attr, parameter
+
+
+def dynamic_lstm(
+    input: sequences.Sequence,
+    size: int,
+    h_0: jax.Array | None = None,
+    c_0: jax.Array | None = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    use_peepholes: bool = True,
+    is_reverse: bool = False,
+    gate_activation: Gate = "sigmoid",
+    cell_activation: Gate = "tanh",
+    candidate_activation: Gate = "tanh",
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+) -> tuple[sequences.Sequence, sequences.Sequence]:
+    """Apply an LSTM to sequences of projected words.
+
+    With the gates `a = x + h w + b` in the order candidate, input, forget, output, and the
+    peepholes `p`:
+
+        i = sigmoid(a_i + p_i c),  f = sigmoid(a_f + p_f c),  c' = f c + i tanh(a_c),
+        o = sigmoid(a_o + p_o c'),  h' = o tanh(c')
+
+    Parameters: `w` `[hidden, 4 * hidden]`, Xavier uniform; `b` `[1, 7 * hidden]`, zeros: the biases
+    of the gates in their order, then the peepholes of input, forget and output gate;
+    `[1, 4 * hidden]` without peepholes. The same in train, test and infer. Source: Fluid's
+    `dynamic_lstm`; Gers et al. 2002.
+
+    Arguments:
+      input: values `[B, T, 4 * hidden]`, as `layers.fc` of that size makes them.
+      size: `4 * hidden`.
+      h_0: the hidden state before the first word, `[B, hidden]`, zeros by default; with `c_0`.
+      c_0: the cell state before the first word, `[B, hidden]`.
+      bias_attr: for the biases and the peepholes.
+      is_reverse: whether each sequence is read from its last word to its first.
+      cell_activation: of `c'` in `h'`; `candidate_activation`: of `a_c`.
+
+    Returns:
+      The hidden states and the cell states after each word, two sequences of values
+      `[B, T, hidden]`. Cell states are float32 in a program of any precision.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     words = layers.data("words", [8], lod_level=1)
+    ...     return layers.dynamic_lstm(words, size=8)[0].values
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"words": [[[0.0] * 8] * 3, [[0.0] * 8]]}).shape
+    (2, 16, 2)
+    """
+    frame = current_frame("dynamic_lstm")
+    words = check_projected("dynamic_lstm", input, size, 4)
+    lstm = LSTM(
+        layer="dynamic_lstm",
+        use_peepholes=use_peepholes,
+        is_reverse=is_reverse,
+        activations=(gate_activation, cell_activation, candidate_activation),
+    )
+    path = frame.names.layer("dynamic_lstm", name)
+    return lstm.run(frame, path, words, (h_0, c_0), param_attr, bias_attr, dtype=dtype)
+
+
+def dynamic_lstmp(
+    input: sequences.Sequence,
+    size: int,
+    proj_size: int,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    use_peepholes: bool = True,
+    is_reverse: bool = False,
+    gate_activation: Gate = "sigmoid",
+    cell_activation: Gate = "tanh",
+    candidate_activation: Gate = "tanh",
+    proj_activation: Gate = "tanh",
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+    h_0: jax.Array | None = None,
+    c_0: jax.Array | None = None,
+    cell_clip: float | None = None,
+    proj_clip: float | None = None,
+) -> tuple[sequences.Sequence, sequences.Sequence]:
+    """Apply an LSTM whose hidden state is projected to fewer features (Sak et al. 2014).
+
+    As `dynamic_lstm`, but `r' = tanh(h' w_proj)` takes the place of the hidden state in the gates
+    and in what is returned. Parameters: `w` `[proj_size, 4 * hidden]` and `w_proj`
+    `[hidden, proj_size]`, Xavier uniform; `b` as there. A name in `param_attr` is that of `w`;
+    with `_proj` behind it, that of `w_proj`. The same in train, test and infer. Source: Fluid's
+    `dynamic_lstmp`.
+
+    Arguments:
+      input: values `[B, T, 4 * hidden]`.
+      size: `4 * hidden`.
+      proj_size: the number of features after the projection.
+      h_0: the projected state before the first word, `[B, proj_size]`; with `c_0`, `[B, hidden]`.
+      cell_clip: the largest magnitude of a cell state; `proj_clip`: of a projected state.
+
+    Returns:
+      The projected states `[B, T, proj_size]` and the cell states `[B, T, hidden]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     words = layers.data("words", [8], lod_level=1)
+    ...     return [each.values for each in layers.dynamic_lstmp(words, size=8, proj_size=1)]
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> out = builder.infer(builder.init(), {"words": [[[0.0] * 8] * 3]})
+    >>> [each.shape for each in out]
+    [(1, 16, 1), (1, 16, 2)]
+    """
+    frame = current_frame("dynamic_lstmp")
+    words = check_projected("dynamic_lstmp", input, size, 4)
+    path = frame.names.layer("dynamic_lstmp", name)
+    lstm = LSTM(
+        layer="dynamic_lstmp",
+        use_peepholes=use_peepholes,
+        is_reverse=is_reverse,
+        activations=(gate_activation, cell_activation, candidate_activation),
+        proj_size=proj_size,
+        proj_activation=proj_activation,
+        clips=(cell_clip, proj_clip),
+    )
+    return lstm.run(frame, path, words, (h_0, c_0), param_attr, bias_attr, dtype=dtype)
+
+
+def dynamic_gru(
+    input: sequences.Sequence,
+    size: int,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    is_reverse: bool = False,
+    gate_activation: Gate = "sigmoid",
+    candidate_activation: Gate = "tanh",
+    h_0: jax.Array | None = None,
+    origin_mode: bool = False,
+    name: str | None = None,
+) -> sequences.Sequence:
+    """Apply a GRU to sequences of projected words.
+
+    With the input `x` in the order update, reset, candidate, and the columns of `w` too:
+
+        u = sigmoid(x_u + h w_u + b_u),  r = sigmoid(x_r + h w_r + b_r),
+        m = tanh(x_m + (r h) w_m + b_m),  h' = (1 - u) h + u m
+
+    Parameters: `w` `[hidden, 3 * hidden]`, Xavier uniform; `b` `[1, 3 * hidden]`, zeros. Fluid's
+    files hold `w` as two matrices one behind the other, `[hidden, 2 * hidden]` and
+    `[hidden, hidden]`. The same in train, test and infer. Source: Fluid's `dynamic_gru`; Chung et
+    al. 2014.
+
+    Arguments:
+      input: values `[B, T, 3 * hidden]`, as `layers.fc` of that size makes them.
+      size: `hidden`.
+      bias_attr: for the biases; `False` leaves them out.
+      is_reverse: whether each sequence is read from its last word to its first.
+      h_0: the state before the first word, `[B, hidden]`, zeros by default.
+      origin_mode: whether `h' = u h + (1 - u) m`, as in Cho et al. 2014.
+
+    Returns:
+      The states after each word, values `[B, T, hidden]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     words = layers.data("words", [6], lod_level=1)
+    ...     return layers.dynamic_gru(words, size=2).values
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"words": [[[0.0] * 6] * 3, [[0.0] * 6]]}).shape
+    (2, 16, 2)
+    """
+    frame = current_frame("dynamic_gru")
+    words = check_projected("dynamic_gru", input, 3 * size, 3)
+    path = frame.names.layer("dynamic_gru", name)
+    gru = GRU(
+        layer="dynamic_gru",
+        is_reverse=is_reverse,
+        activations=(gate_activation, candidate_activation),
+        is_origin_mode=origin_mode,
+    )
+    return gru.run(frame, path, words, h_0, param_attr, bias_attr)
+
+
+def bidirectional_lstm(
+    input: sequences.Sequence,
+    size: int,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    use_peepholes: bool = True,
+    name: str | None = None,
+) -> sequences.Sequence:
+    """Project words and read them with two LSTMs, one in each direction (Graves et al. 2005).
+
+    Parameters below `forward` and below `backward`: `w_x` `[features, 4 * size]`, Xavier uniform,
+    for the words; `w` and `b` as in `dynamic_lstm`. A name in an attribute gets the direction
+    behind it. The same in train, test and infer.
+
+    Arguments:
+      input: values `[B, T, features]`.
+      size: the number of features of each direction.
+      bias_attr: for the biases and the peepholes.
+
+    Returns:
+      The hidden states of both directions at each word, values `[B, T, 2 * size]`, forward first.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.bidirectional_lstm(layers.data("words", [3], lod_level=1), size=2).values
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"words": [[[0.0] * 3] * 3, [[0.0] * 3]]}).shape
+    (2, 16, 4)
+    """
+    layer = "bidirectional_lstm"
+
+    def read(direction: _Direction) -> sequences.Sequence:
+        words = direction.project(4)
+        lstm = LSTM(
+            layer=layer, use_peepholes=use_peepholes, is_reverse=direction.name == "backward"
+        )
+        attrs = (direction.attr("w", param_attr), direction.attr("b", bias_attr))
+        return lstm.run(direction.frame, direction.path, words, (None, None), *attrs)[0]
+
+    return _read_both(layer, input, size, param_attr, name, read)
+
+
+def bidirectional_gru(
+    input: sequences.Sequence,
+    size: int,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> sequences.Sequence:
+    """Project words and read them with two GRUs, one in each direction.
+
+    Parameters below `forward` and below `backward`: `w_x` `[features, 3 * size]`, Xavier uniform,
+    for the words; `w` and `b` as in `dynamic_gru`. A name in an attribute gets the direction
+    behind it. The same in train, test and infer.
+
+    Arguments:
+      input: values `[B, T, features]`.
+      size: the number of features of each direction.
+      bias_attr: for the biases; `False` leaves them out.
+
+    Returns:
+      The states of both directions at each word, values `[B, T, 2 * size]`, forward first.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.bidirectional_gru(layers.data("words", [3], lod_level=1), size=2).values
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"words": [[[0.0] * 3] * 3, [[0.0] * 3]]}).shape
+    (2, 16, 4)
+    """
+    layer = "bidirectional_gru"
+
+    def read(direction: _Direction) -> sequences.Sequence:
+        gru = GRU(layer=layer, is_reverse=direction.name == "backward")
+        attrs = (direction.attr("w", param_attr), direction.attr("b", bias_attr))
+        return gru.run(direction.frame, direction.path, direction.project(3), None, *attrs)
+
+    return _read_both(layer, input, size, param_attr, name, read)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Direction:
+    """One of the two layers of a bidirectional one."""
+
+    name: Literal["forward", "backward"]
+    layer: str
+    frame: Frame
+    path: Path
+    words: sequences.Sequence
+    size: int
+    param_attr: Attr
+
+    def attr(self, leaf: str, attr: Attr) -> Attr:
+        """Return the attribute of one parameter of this direction."""
+        return add_to_name(self.layer, attr, f"{self.name}_{leaf}")
+
+    def project(self, gates: int) -> sequences.Sequence:
+        """Return the words projected to their gates."""
+        shape = [self.words.values.shape[2], gates * self.size]
+        attr = self.attr("w_x", self.param_attr)
+        w = parameter(self.frame, self.path, "w_x", shape, XAVIER, attr, layer=self.layer)
+        x, w = self.frame.promote(self.words.values, w)
+        return self.words.with_values(x @ w)
+
+
+def _read_both(
+    layer: str,
+    input: sequences.Sequence,
+    size: int,
+    param_attr: Attr,
+    name: str | None,
+    read: Callable[[_Direction], sequences.Sequence],
+) -> sequences.Sequence:
+    frame = current_frame(layer)
+    if not isinstance(input, sequences.Sequence) or input.values.ndim != 3:
+        shape = getattr(getattr(input, "values", input), "shape", None)
+        raise ProgramError(
+            f"layers.{layer} got {type(input).__name__} of shape {shape}, expected a Sequence of "
+            "shape [B, T, features]. Both directions read words of features. Declare the input "
+            "with lod_level=1, and embed ids first."
+        )
+    path = frame.names.layer(layer, name)
+    forward, backward = (
+        read(_Direction(each, layer, frame, (*path, each), input, size, param_attr))
+        for each in ("forward", "backward")
+    )
+    return input.with_values(jnp.concatenate([forward.values, backward.values], axis=-1))

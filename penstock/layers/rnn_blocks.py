@@ -1,0 +1,348 @@
+"""Fluid's `DynamicRNN` and `StaticRNN`: one step of a recurrent layer, in a `with` block."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from penstock._errors import ProgramError
+from penstock._program import sequences
+from penstock._program.frame import remember_logits
+from penstock._program.precision import widen
+from penstock.layers._recorded_block import RecordedBlock
+from penstock.layers.dynamic_rnn import dynamic_rnn, recall_logits
+
+
+@dataclasses.dataclass(eq=False)
+class _Memory:
+    """A memory of a block: before the first word, as the block sees it, and its update."""
+
+    initial: jax.Array
+    value: jax.Array
+    new: jax.Array | None = None
+
+
+class _Steps:
+    """The step that a block describes; what `DynamicRNN` and `StaticRNN` have in common."""
+
+    def __init__(self, kind: str, block: str) -> None:
+        self.kind, self._block = kind, block
+        self._recorded: RecordedBlock | None = None
+        self._is_open = False
+        self._inputs: list[sequences.Sequence] = []
+        self._memories: list[_Memory] = []
+        # By position among the inputs of the recording.
+        self._sources: list[sequences.Sequence | _Memory] = []
+        self._outputs: list[jax.Array] = []
+        self.results: list[sequences.Sequence] | None = None
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[None]:
+        """Record the block, then run it over the words."""
+        if self._recorded is not None:
+            self.refuse(f"a second {self._block} block", "one", "Make another one for another step")
+        self._recorded = RecordedBlock()
+        with self._recorded:
+            self._is_open = True
+            try:
+                yield
+            finally:
+                self._is_open = False
+            self._check_complete()
+            logits = [recall_logits(output) for output in self._outputs]
+            self._recorded.return_values(
+                [memory.new for memory in self._memories if memory.new is not None]
+                + self._outputs
+                + [each for each in logits if each is not None]
+            )
+        self.results = self._run([each is not None for each in logits])
+
+    def _check_complete(self) -> None:
+        if not self._inputs:
+            self.refuse("no step_input", "at least one", "It says how many steps there are")
+        if not self._outputs:
+            self.refuse("no output", "at least one", "Name what each step gives with output()")
+        for number, memory in enumerate(self._memories):
+            if memory.new is None:
+                self.refuse(
+                    f"no update of memory number {number}",
+                    "update_memory for each memory",
+                    "It would stay as it was. Use a value from outside the block for a constant",
+                )
+
+    def _run(self, has_logits: list[bool]) -> list[sequences.Sequence]:
+        recorded, memories = self._recorded, self._memories
+        assert recorded is not None
+
+        def step(state: list[jax.Array], words: list[jax.Array]) -> tuple[Any, Any]:
+            # By identity: equality of arrays is an array.
+            by_id = {id(each): x for each, x in zip(memories, state, strict=True)}
+            by_id |= {id(each): x for each, x in zip(self._inputs, words, strict=True)}
+            values = recorded.call([by_id[id(source)] for source in self._sources])
+            return values[: len(memories)], values[len(memories) :]
+
+        _, outputs = dynamic_rnn(step, [each.initial for each in memories], self._inputs)
+        results, logits = outputs[: len(has_logits)], outputs[len(has_logits) :]
+        for output, has_one in zip(results, has_logits, strict=True):
+            if has_one:
+                remember_logits(output.values, logits.pop(0).values)
+        return results
+
+    def require_open(self, method: str) -> RecordedBlock:
+        """Return the recording, raising outside the block."""
+        if self._recorded is None or not self._is_open:
+            self.refuse(
+                f"{method}() outside its block",
+                f"a call inside `with rnn.{self._block}():`",
+                "It describes one step",
+            )
+        assert self._recorded is not None
+        return self._recorded
+
+    def refuse(self, got: str, expected: str, why: str) -> None:
+        """Raise an error of this layer."""
+        raise ProgramError(f"layers.{self.kind} got {got}, expected {expected}. {why}.")
+
+    def add_input(self, words: sequences.Sequence) -> jax.Array:
+        """Return one word of each example, `[B, ...]`, in the block."""
+        block = self.require_open("step_input")
+        # Of its own for each call, so that it is known by identity.
+        words = words.with_values(words.values)
+        self._inputs.append(words)
+        self._sources.append(words)
+        shape = words.values.shape
+        return block.input((shape[0], *shape[2:]), words.values.dtype)
+
+    def add_memory(
+        self,
+        init: jax.Array | None,
+        shape: Sequence[int] | None,
+        value: float,
+        dtype: DTypeLike,
+    ) -> jax.Array:
+        """Return a memory `[B, ...]`, in the block."""
+        block = self.require_open("memory")
+        if (init is None) == (shape is None):
+            self.refuse(
+                f"memory(init={init!r}, shape={shape!r})",
+                "one of them",
+                "A memory begins with an array, or with a number in a shape without the batch axis",
+            )
+        if block.is_inside(init):
+            self.refuse(
+                "memory(init=...) of a value computed in the block",
+                "one from outside",
+                "It is there before the first step. Compute it before the block",
+            )
+        if init is None and not self._inputs:
+            self.refuse(
+                "memory(shape=...) before any step_input",
+                "step_input first",
+                "It says how many examples there are",
+            )
+        with block.outside():
+            if init is None:
+                assert shape is not None
+                rows = len(self._inputs[0].lengths)
+                initial = jnp.full((rows, *shape), value, dtype)
+            else:
+                initial = jnp.asarray(init)
+            if jnp.issubdtype(initial.dtype, jnp.floating):
+                initial = widen(initial)
+        memory = _Memory(initial, block.input(initial.shape, initial.dtype))
+        self._memories.append(memory)
+        self._sources.append(memory)
+        return memory.value
+
+    def update_memory(self, old: jax.Array, new: jax.Array) -> None:
+        """Say what a memory is at the next word, in the block."""
+        self.require_open("update_memory")
+        for memory in self._memories:
+            if memory.value is old:
+                if jnp.shape(new) != old.shape:
+                    self.refuse(
+                        f"update_memory of shape {old.shape} with {jnp.shape(new)}",
+                        "the same shape",
+                        "The next step begins with it",
+                    )
+                memory.new = new
+                return
+        self.refuse(
+            "update_memory of what is no memory",
+            "what memory() returned",
+            "Give the memory first, its new value second",
+        )
+
+    def add_outputs(self, outputs: Sequence[jax.Array]) -> None:
+        """Add to what each step gives, in the block."""
+        self.require_open("output")
+        self._outputs += map(jnp.asarray, outputs)
+
+    def find_results(self) -> list[sequences.Sequence]:
+        """Return the outputs, behind the block."""
+        if self.results is None:
+            self.refuse(
+                "called before its block has ended",
+                "a call behind it",
+                "The outputs of all steps are there then",
+            )
+        assert self.results is not None
+        return self.results
+
+
+class DynamicRNN:
+    """Run the step that a `with` block describes over the words of sequences.
+
+    The block runs once in Python; its layers share their parameters over all words. A memory holds
+    from the last word of its example on. Values from outside the block are the same at every word.
+    The block sees padding too: the first word of the example again, zeros where there is none. The
+    same in train, test and infer. Source: Fluid's `DynamicRNN`; see `dynamic_rnn` for a function
+    in place of the block.
+
+    >>> import jax.numpy as jnp
+    >>> import penstock as ps
+    >>> words = ps.Sequence(jnp.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), jnp.array([3, 1]))
+    >>> rnn = DynamicRNN()
+    >>> with rnn.block():
+    ...     word = rnn.step_input(words)
+    ...     total = rnn.memory(shape=[], value=10.0)
+    ...     rnn.update_memory(total, total + word)
+    ...     rnn.output(total + word)
+    >>> rnn().cut()
+    [array([11., 13., 16.], dtype=float32), array([14.], dtype=float32)]
+    """
+
+    def __init__(self) -> None:
+        self._steps = _Steps("DynamicRNN", "block")
+
+    def block(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the block that describes one step."""
+        return self._steps.record()
+
+    def step_input(self, x: sequences.Sequence) -> jax.Array:
+        """Return one word of each example of a sequence, `[B, ...]`."""
+        self._steps.require_open("step_input")
+        if not isinstance(x, sequences.Sequence):
+            self._steps.refuse(
+                f"step_input of an array of shape {jnp.shape(x)}",
+                "a Sequence",
+                "A step takes one word of each example. Use values from outside as they are",
+            )
+        return self._steps.add_input(x)
+
+    def static_input(self, x: Any) -> Any:
+        """Return `x`, which is the same at every word: an array `[B, ...]` or a sequence."""
+        self._steps.require_open("static_input")
+        return x
+
+    def memory(
+        self,
+        init: jax.Array | None = None,
+        shape: Sequence[int] | None = None,
+        value: float = 0.0,
+        need_reorder: bool = False,
+        dtype: DTypeLike = "float32",
+    ) -> jax.Array:
+        """Return a memory, `[B, ...]`: what `update_memory` gave it at the word before.
+
+        Arguments:
+          init: the memory before the first word, `[B, ...]`; or
+          shape: its shape without the batch axis, filled with `value` of `dtype`.
+          need_reorder: nothing; Fluid sorts examples by length, and nothing is sorted here.
+        """
+        del need_reorder
+        return self._steps.add_memory(init, shape, value, dtype)
+
+    def update_memory(self, ex_mem: jax.Array, new_mem: jax.Array) -> None:
+        """Give a memory its value at the next word, of the same shape."""
+        self._steps.update_memory(ex_mem, new_mem)
+
+    def output(self, *outputs: jax.Array) -> None:
+        """Name what each step gives, `[B, ...]`."""
+        self._steps.add_outputs(outputs)
+
+    def __call__(self) -> Any:
+        """Return the outputs of all steps: a sequence, or a list of several."""
+        results = self._steps.find_results()
+        return results[0] if len(results) == 1 else results
+
+
+class StaticRNN:
+    """Run the step that a `with` block describes over the first axis of arrays `[T, B, ...]`.
+
+    As `DynamicRNN`, with as many steps for every example. Source: Fluid's `StaticRNN`.
+
+    >>> import jax.numpy as jnp
+    >>> rnn = StaticRNN()
+    >>> with rnn.step():
+    ...     word = rnn.step_input(jnp.array([[1.0], [2.0], [3.0]]))
+    ...     total = rnn.memory(shape=[-1], batch_ref=word)
+    ...     rnn.update_memory(total, total + word)
+    ...     rnn.step_output(total + word)
+    >>> rnn().tolist()
+    [[1.0], [3.0], [6.0]]
+    """
+
+    def __init__(self) -> None:
+        self._steps = _Steps("StaticRNN", "step")
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the block that describes one step."""
+        return self._steps.record()
+
+    def step_input(self, x: jax.Array) -> jax.Array:
+        """Return one step of an array `[T, B, ...]`, `[B, ...]`."""
+        block = self._steps.require_open("step_input")
+        is_sequence = isinstance(x, sequences.Sequence)
+        shape: Any = () if is_sequence else jnp.shape(x)
+        if len(shape) < 2:
+            self._steps.refuse(
+                "step_input of a Sequence" if is_sequence else f"step_input of shape {shape}",
+                "an array [T, B, ...]",
+                "All examples have as many steps. Use DynamicRNN for sequences",
+            )
+        with block.outside():
+            lengths = jnp.full(shape[1:2], shape[0], jnp.int32)
+            words = sequences.Sequence(jnp.swapaxes(x, 0, 1), lengths)
+        return self._steps.add_input(words)
+
+    def memory(
+        self,
+        init: jax.Array | None = None,
+        shape: Sequence[int] | None = None,
+        batch_ref: jax.Array | None = None,
+        init_value: float = 0.0,
+    ) -> jax.Array:
+        """Return a memory, `[B, ...]`: what `update_memory` gave it at the step before.
+
+        Arguments:
+          init: the memory before the first step, `[B, ...]`; or
+          shape: its shape filled with `init_value`; -1 first is the batch.
+          batch_ref: nothing; the batch is that of the inputs.
+        """
+        del batch_ref
+        rest = shape[1:] if shape and shape[0] == -1 else shape
+        return self._steps.add_memory(init, rest, init_value, "float32")
+
+    def update_memory(self, mem: jax.Array, var: jax.Array) -> None:
+        """Give a memory its value at the next step, of the same shape."""
+        self._steps.update_memory(mem, var)
+
+    def step_output(self, o: jax.Array) -> None:
+        """Name what each step gives, `[B, ...]`."""
+        self._steps.add_outputs([o])
+
+    def output(self, *outputs: jax.Array) -> None:
+        """Name several of what each step gives, `[B, ...]`."""
+        self._steps.add_outputs(outputs)
+
+    def __call__(self) -> Any:
+        """Return the outputs of all steps, `[T, B, ...]`: an array, or a list of several."""
+        results = [jnp.swapaxes(each.values, 0, 1) for each in self._steps.find_results()]
+        return results[0] if len(results) == 1 else results
