@@ -27,10 +27,14 @@ from penstock.fluid._inputs import data as data
 from penstock.fluid.nets import img_conv_group as img_conv_group
 from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool
 from penstock.layers import accuracy as accuracy
+from penstock.layers import chunk_eval as chunk_eval
 from penstock.layers import concat as concat
 from penstock.layers import cos_sim as cos_sim
 from penstock.layers import create_parameter as create_parameter
+from penstock.layers import crf_decoding as crf_decoding
 from penstock.layers import cross_entropy as cross_entropy
+from penstock.layers import ctc_greedy_decoder as ctc_greedy_decoder
+from penstock.layers import edit_distance as edit_distance
 from penstock.layers import elu as elu
 from penstock.layers import example_weights as example_weights
 from penstock.layers import fc as fc
@@ -41,14 +45,17 @@ from penstock.layers import gelu as gelu
 from penstock.layers import glu as glu
 from penstock.layers import hard_sigmoid as hard_sigmoid
 from penstock.layers import hard_swish as hard_swish
+from penstock.layers import hsigmoid as hsigmoid
 from penstock.layers import huber_loss as huber_loss
 from penstock.layers import is_training as is_training
 from penstock.layers import l2_normalize as l2_normalize
 from penstock.layers import layer_norm as layer_norm
 from penstock.layers import leaky_relu as leaky_relu
+from penstock.layers import linear_chain_crf as linear_chain_crf
 from penstock.layers import log_softmax as log_softmax
 from penstock.layers import logsigmoid as logsigmoid
 from penstock.layers import mean as mean
+from penstock.layers import nce as nce
 from penstock.layers import one_hot as one_hot
 from penstock.layers import random_key as random_key
 from penstock.layers import reduce_max as reduce_max
@@ -73,3 +80,4 @@ from penstock.layers import tanh as tanh
 from penstock.layers import topk as topk
 from penstock.layers import uniform_random as uniform_random
 from penstock.layers import uniform_random_batch_size_like as uniform_random_batch_size_like
+from penstock.layers import warpctc as warpctc
