@@ -21,7 +21,7 @@ def run(layer: Callable[[], Any], params: Any, num_examples: int, key: Any = Non
     """Return what a layer gives in a test program with these parameters."""
     frame = Frame(
         mode="test",
-        variables={"params": params},
+        variables={"params": jax.tree.map(jnp.asarray, params)},
         feed={},
         weights=jnp.ones(num_examples),
         key=jax.random.key(0) if key is None else key,
