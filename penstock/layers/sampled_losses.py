@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from penstock.layers import arguments
 from penstock.layers.parameters import XAVIER, Attr, parameter
 
 Sampler = Literal["uniform", "log_uniform", "custom_dist"]
-Rows = jax.Array | sequences.Sequence
+Rows = TypeVar("Rows", jax.Array, sequences.Sequence)
 
 
 class _Noise(NamedTuple):
@@ -55,10 +55,10 @@ def nce(
     `num_neg_samples`, it is the sum of `-log(o / (o + q))` over the labels and of
     `-log(q / (o + q))` over the noise, divided by `num_neg_samples + 1`. Noise may hold a label. It
     depends on the seed, the step, the layer's name and the example's place in the global batch, so
-    it is the same on any number of devices; it differs from step to step in training, and test and
-    infer draw the same at every call. A label that is no class gives nan. Parameters: `w`
-    `[num_total_classes, D]`, Xavier uniform; `b` `[num_total_classes, 1]`, zeros. Source: Fluid's
-    `nce`; its `"log_uniform"` never draws the last class, this one does.
+    it is the same on any number of devices; in test and infer it is the same at every call. A label
+    that is no class gives nan. Parameters: `w` `[num_total_classes, D]`, Xavier uniform; `b`
+    `[num_total_classes, 1]`, zeros. Source: Fluid's `nce`; its `"log_uniform"` never draws the last
+    class, this one does.
 
     Arguments:
       input: `[B, D]`, or a sequence `[B, T, D]`.
@@ -66,9 +66,9 @@ def nce(
       sample_weight: multiplies the losses, `[B, 1]`.
       bias_attr: `False` leaves the bias out.
       num_neg_samples: how many classes of noise each example has.
-      sampler: `"log_uniform"` draws class c with a probability in proportion to
-        `log((c + 2) / (c + 1))`, for classes sorted by frequency.
-      custom_dist: the probability of each class, for `"custom_dist"`.
+      sampler: `"log_uniform"`, for classes sorted by frequency, draws class c in proportion to
+        `log((c + 2) / (c + 1))`.
+      custom_dist: the probability of each class.
       seed: another than 0 draws from it, in place of the program's seed, the same at every step.
 
     Returns:
@@ -89,20 +89,13 @@ def nce(
     x, ids = _as_rows("nce", input, label)
     tree = _Parameters(frame, path, "nce", num_total_classes, param_attr, bias_attr)
     noise = _make_noise(sampler, num_total_classes, custom_dist)
-    keys = _row_keys(frame, jax.random.key(seed) if seed else frame.layer_key(path), input)
-    sampled = jax.vmap(lambda key: noise.draw(key, num_neg_samples))(keys)
-    num_true = ids.shape[1]
+    key = jax.random.key(seed) if seed else frame.layer_key(path)
+    sampled = jax.vmap(lambda key: noise.draw(key, num_neg_samples))(_row_keys(frame, key, input))
     is_class = jnp.all((ids >= 0) & (ids < num_total_classes), axis=1)
     classes = jnp.concatenate([jnp.clip(ids, 0, num_total_classes - 1), sampled], axis=1)
-    log_o = jax.nn.log_sigmoid(tree.scores(x, classes))
-    log_q = noise.log_probability(classes).astype(log_o.dtype) + math.log(num_neg_samples)
-    # Constants, which would be taken for weights that nothing trains.
-    log_q = lax.stop_gradient(log_q)
-    total = jnp.logaddexp(log_o, log_q)
-    costs = jnp.concatenate([(total - log_o)[:, :num_true], (total - log_q)[:, num_true:]], axis=1)
-    loss = jnp.sum(costs, axis=1) / (num_neg_samples + 1)
-    loss = jnp.where(is_class, loss, jnp.nan)[:, None]
-    return _weighted(_like(input, loss), sample_weight)
+    log_q = noise.log_probability(classes) + math.log(num_neg_samples)
+    loss = _tell_from_noise(tree.scores(x, classes), log_q, ids.shape[1]) / (num_neg_samples + 1)
+    return _weighted(_like(input, jnp.where(is_class, loss, jnp.nan)), sample_weight)
 
 
 def hsigmoid(
@@ -156,16 +149,31 @@ def hsigmoid(
         )
     tree = _Parameters(frame, path, "hsigmoid", num_classes - 1, param_attr, bias_attr)
     is_class = (ids >= 0) & (ids < num_classes)
-    leaves = jnp.clip(ids, 0, num_classes - 1) + num_classes
-    depth = (2 * num_classes - 1).bit_length() - 1
-    levels = jnp.arange(depth, dtype=ids.dtype)[None]
-    nodes = (leaves >> (levels + 1)) - 1  # [B, depth], -1 above the root
-    is_on_way = nodes >= 0
+    nodes, is_second = _ways_to_leaves(jnp.clip(ids, 0, num_classes - 1), num_classes)
     scores = tree.scores(x, jnp.maximum(nodes, 0))
-    is_second = (leaves >> levels) & 1 == 1
     costs = jax.nn.softplus(jnp.where(is_second, -scores, scores))
-    loss = jnp.sum(jnp.where(is_on_way, costs, 0), axis=1, keepdims=True)
-    return _like(input, jnp.where(is_class, loss, jnp.nan))
+    loss = jnp.sum(jnp.where(nodes >= 0, costs, 0), axis=1)
+    return _like(input, jnp.where(is_class[:, 0], loss, jnp.nan))
+
+
+def _tell_from_noise(scores: jax.Array, log_q: jax.Array, num_true: int) -> jax.Array:
+    """Return the losses `[R]` of scores `[R, n]`, the first ones of labels, the others of noise."""
+    log_o = jax.nn.log_sigmoid(scores)
+    # Constants, which would be taken for weights that nothing trains.
+    log_q = lax.stop_gradient(log_q.astype(log_o.dtype))
+    total = jnp.logaddexp(log_o, log_q)
+    of_labels, of_noise = (total - log_o)[:, :num_true], (total - log_q)[:, num_true:]
+    return jnp.sum(of_labels, axis=1) + jnp.sum(of_noise, axis=1)
+
+
+def _ways_to_leaves(ids: jax.Array, num_classes: int) -> tuple[jax.Array, jax.Array]:
+    """Return the inner nodes above leaves `[R, 1]`, and whether the way goes to the second child.
+
+    Both `[R, depth]`, from the leaf up; the root is node 0, and what is above it -1.
+    """
+    leaves = ids + num_classes
+    levels = jnp.arange((2 * num_classes - 1).bit_length() - 1, dtype=ids.dtype)[None]
+    return (leaves >> (levels + 1)) - 1, (leaves >> levels) & 1 == 1
 
 
 class _Parameters:
@@ -218,9 +226,9 @@ def _as_rows(layer: str, input: Rows, label: Rows) -> tuple[jax.Array, jax.Array
 
 
 def _like(input: Rows, loss: jax.Array) -> Rows:
-    """Return losses of rows `[R, 1]` as those of examples, or of the words of sequences."""
+    """Return losses of rows `[R]` as those of examples, or of the words of sequences."""
     if not isinstance(input, sequences.Sequence):
-        return loss
+        return loss.reshape(-1, 1)
     return input.with_values(loss.reshape(*input.values.shape[:2], 1))
 
 

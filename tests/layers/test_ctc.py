@@ -78,22 +78,13 @@ def test_norm_by_times_divides_the_gradient_and_not_the_loss():
 
 
 def test_warpctc_of_an_unlikely_path_is_its_cost():
-    # 3000 steps at 50 each: more than optax's own logarithm of zero.
-    @jax.jit
-    def measure(sign, length):
-        logits = jnp.zeros([1, 3000, 2]).at[0, :, 1].set(50 * sign)
-        label = Sequence(jnp.ones([1, 1, 1], jnp.int32), length)
-
-        def loss(values):
-            return jnp.sum(layers.warpctc(Sequence(values, jnp.array([3000])), label))
-
-        return jax.value_and_grad(loss)(logits)
-
-    one, none = jnp.array([1]), jnp.array([0])
-    for sign, length, expected in [(-1, one, 50 - np.log(3000)), (1, one, 0), (1, none, 150_000)]:
-        loss, gradient = measure(float(sign), length)
-        np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-4)
-        assert np.isfinite(gradient).all()
+    # Below optax's own logarithm of zero, -1e5, as a path of thousands of steps may be.
+    logits = Sequence(jnp.zeros([1, 3, 2]).at[:, :, 1].set(-2e5), jnp.array([3]))
+    label = Sequence(jnp.ones([1, 1, 1], jnp.int32), jnp.array([1]))
+    loss, gradient = loss_and_gradient(logits, label)
+    np.testing.assert_allclose(loss, 2e5 - np.log(3), rtol=1e-6)
+    # A float32 of this size is precise to 0.016.
+    np.testing.assert_allclose(gradient.sum(axis=(0, 1)), [1, -1], rtol=0.02)
 
 
 def test_warpctc_of_a_label_that_is_no_class_is_nan_for_its_example_alone():
