@@ -28,7 +28,10 @@ from penstock.layers.activations import (
     tanh,
 )
 from penstock.layers.batch_norm import batch_norm
+from penstock.layers.chunk_eval import chunk_eval
 from penstock.layers.conv import conv2d, conv2d_transpose
+from penstock.layers.crf import crf_decoding, linear_chain_crf
+from penstock.layers.ctc import ctc_greedy_decoder, edit_distance, warpctc
 from penstock.layers.dense import embedding, fc
 from penstock.layers.depthwise import depthwise_conv2d, separable_conv2d
 from penstock.layers.dropout import drop_path, dropout
@@ -111,6 +114,7 @@ from penstock.layers.sequence_shapes import (
 )
 from penstock.layers.sequence_windows import im2sequence, row_conv, sequence_conv
 from penstock.layers.rnn_blocks import DynamicRNN, StaticRNN
+from penstock.layers.sampled_losses import hsigmoid, nce
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
 
@@ -198,6 +202,15 @@ __all__ = [
     "softmax_with_cross_entropy",
     "square_error_cost",
     "weight_decay_loss",
+    # Losses of sequences and of many classes, and what is decoded
+    "chunk_eval",
+    "crf_decoding",
+    "ctc_greedy_decoder",
+    "edit_distance",
+    "hsigmoid",
+    "linear_chain_crf",
+    "nce",
+    "warpctc",
     # Shapes
     "concat",
     "cos_sim",

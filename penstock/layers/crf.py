@@ -1,0 +1,187 @@
+"""Linear chain conditional random fields: the loss of a path of tags, and the best path."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from penstock._errors import ProgramError
+from penstock._parameter_names import Path
+from penstock._program import sequences
+from penstock._program.frame import Frame, current_frame
+from penstock._program.precision import widen
+from penstock.layers import _sequence_arguments as checks
+from penstock.layers.parameters import XAVIER, Attr, parameter, resolve
+
+
+def linear_chain_crf(
+    input: sequences.Sequence,
+    label: sequences.Sequence,
+    param_attr: Attr = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Return the negative log likelihood of paths of tags, per example (Lafferty et al. 2001).
+
+    A path scores the sum of its emissions, of its transitions, and of the weights of its first and
+    last tag. Its likelihood is the exponential of its score over that of all paths. An empty
+    sequence costs 0; a tag that is no class, or a label of another length, gives nan. Parameter:
+    `w` `[C + 2, C]`, Xavier uniform: row 0 has the weights of starting with a tag, row 1 those of
+    ending with it, row `2 + i` those of going on from tag `i`. Computed in float32 or wider, the
+    same in train, test and infer. Source: Fluid's `linear_chain_crf`, which returns the negative
+    log likelihood too.
+
+    Arguments:
+      input: emissions, `[B, T, C]`.
+      label: tags, `[B, T, 1]`.
+      param_attr: give it a name, by which `crf_decoding` shares the parameter.
+
+    Returns:
+      `[B, 1]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     words = layers.data("words", [3], lod_level=1)
+    ...     tags = layers.data("tags", [1], "int32", lod_level=1)
+    ...     return layers.linear_chain_crf(words, tags, param_attr=jax.nn.initializers.zeros)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> feed = {"words": [[[0.0, 0.0, 0.0]] * 2], "tags": [[1, 2]]}
+    >>> round(float(jnp.exp(-builder.infer(builder.init(), feed)[0, 0])), 4)  # one of 9 paths
+    0.1111
+    """
+    frame = current_frame("linear_chain_crf")
+    path = frame.names.layer("linear_chain_crf", name)
+    emissions = checks.features("linear_chain_crf", "an input", input)
+    tags = checks.ids("linear_chain_crf", "labels", label)
+    num_tags = emissions.values.shape[-1]
+    shape = [num_tags + 2, num_tags]
+    w = widen(parameter(frame, path, "w", shape, XAVIER, param_attr, layer="linear_chain_crf"))
+    emissions, tags = checks.cut_alike(emissions, tags)
+    loss = _log_partition(emissions, w) - _score(emissions, tags, w)
+    # Not by the mask of a sum: all paths of no words would cost what one word of padding does.
+    loss = checks.choose_examples(emissions.lengths > 0, loss, 0.0)
+    loss = checks.choose_examples(checks.are_classes(tags, num_tags), loss, jnp.nan)
+    return sequences.spoil_unequal(loss, [emissions, tags]).reshape(-1, 1)
+
+
+def crf_decoding(
+    input: sequences.Sequence, param_attr: Attr, label: sequences.Sequence | None = None
+) -> sequences.Sequence:
+    """Return the most likely path of tags, by the search of Viterbi (1967).
+
+    Of equally likely tags the lower one is taken. Nothing has a gradient. Parameter: that of a
+    `linear_chain_crf`, which is named by `param_attr`; where the program has it already, its
+    learning rate and other attributes stay as they are. Source: Fluid's `crf_decoding`.
+
+    Arguments:
+      input: emissions, `[B, T, C]`.
+      param_attr: with the name given to `linear_chain_crf`, in the same scope.
+      label: tags `[B, T, 1]` that the path is compared with.
+
+    Returns:
+      Tags `[B, T, 1]`, int32; with `label` 1 where the tag is the label, and 0 elsewhere.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     words = layers.data("words", [3], lod_level=1)
+    ...     zeros = layers.ParamAttr(name="crfw", initializer=jax.nn.initializers.zeros)
+    ...     return layers.crf_decoding(words, zeros)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"words": [[[0.0, 0.0, 1.0], [5.0, 0.0, 1.0]]]})[0].tolist()
+    [[2], [0]]
+    """
+    frame = current_frame("crf_decoding")
+    emissions = checks.features("crf_decoding", "an input", input)
+    num_tags = emissions.values.shape[-1]
+    w = widen(_named_transitions(frame, num_tags, param_attr))
+    tags = sequences.Sequence(_best_path(emissions, w), emissions.lengths)
+    if label is not None:
+        tags, wanted = checks.cut_alike(tags, checks.ids("crf_decoding", "labels", label))
+        # A word that has no label is wrong.
+        is_right = (tags.values == wanted.values) & wanted.mask
+        tags = tags.with_values(is_right.astype(jnp.int32))
+    return tags.with_values(tags.values[..., None])
+
+
+def _named_transitions(frame: Frame, num_tags: int, attr: Attr) -> jax.Array:
+    """Return the parameter of a `linear_chain_crf`, with the attributes it was made with."""
+    resolved = resolve("crf_decoding", "param_attr", attr)
+    if resolved.name is None:
+        raise ProgramError(
+            "layers.crf_decoding got param_attr without a name, expected the name of a "
+            "linear_chain_crf's. It finds the best path by the weights that were learned. Use "
+            'param_attr=ParamAttr(name="crfw") in both.'
+        )
+    shape: list[int] = [num_tags + 2, num_tags]
+    path: Path = (*frame.names.scope.path, resolved.name)
+    known = frame.requests.specs.get(path)
+    # Fluid's book gives the loss a learning rate, and this layer only the name.
+    if known is not None and known.shape == tuple(shape):
+        return frame.requests.parameter(known)
+    return parameter(frame, path[:-1], "w", shape, XAVIER, resolved, layer="crf_decoding")
+
+
+def _score(emissions: sequences.Sequence, tags: sequences.Sequence, w: jax.Array) -> jax.Array:
+    """Return the scores of given paths, `[B]`."""
+    num_tags = w.shape[1]
+    mask = emissions.mask
+    ids = jnp.clip(tags.values, 0, num_tags - 1)
+    picked = jnp.take_along_axis(emissions.values, ids[..., None], axis=2)[..., 0]
+    # The first word has no transition into it; that into padding does not count.
+    moves = jnp.where(mask[:, 1:], w[2 + ids[:, :-1], ids[:, 1:]], 0)
+    last = jnp.maximum(emissions.lengths - 1, 0)
+    ends = jnp.take_along_axis(ids, last[:, None], axis=1)[:, 0]
+    inside = jnp.sum(jnp.where(mask, picked, 0), axis=1) + jnp.sum(moves, axis=1)
+    return inside + w[0, ids[:, 0]] + w[1, ends]
+
+
+def _log_partition(emissions: sequences.Sequence, w: jax.Array) -> jax.Array:
+    """Return the logarithm of the sum over all paths of the exponential of their scores, `[B]`."""
+    transitions = w[None, 2:]
+
+    # Recomputed for the gradient: `[B, C, C]` of every word would be kept.
+    @jax.checkpoint
+    def step(scores: jax.Array, emission: jax.Array) -> jax.Array:
+        return jax.nn.logsumexp(scores[:, :, None] + transitions, axis=1) + emission
+
+    def body(scores: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        emission, is_word = word
+        return jnp.where(is_word[:, None], step(scores, emission), scores), None
+
+    first = w[None, 0] + emissions.values[:, 0]
+    scores, _ = lax.scan(body, first, _later_words(emissions))
+    return jax.nn.logsumexp(scores + w[None, 1], axis=1)
+
+
+def _best_path(emissions: sequences.Sequence, w: jax.Array) -> jax.Array:
+    """Return the tags of the path of the highest score, `[B, T]`."""
+    transitions = w[None, 2:]
+    tags = lax.iota(jnp.int32, w.shape[1])
+
+    def forward(
+        scores: jax.Array, word: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        emission, is_word = word
+        paths = scores[:, :, None] + transitions
+        best = jnp.max(paths, axis=1) + emission
+        before = jnp.argmax(paths, axis=1).astype(jnp.int32)
+        # Padding goes back to the same tag.
+        before = jnp.where(is_word[:, None], before, tags[None])
+        return jnp.where(is_word[:, None], best, scores), before
+
+    def backward(tag: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        tag_before = jnp.take_along_axis(before, tag[:, None], axis=1)[:, 0]
+        return tag_before, tag
+
+    first = w[None, 0] + emissions.values[:, 0]
+    scores, before = lax.scan(forward, first, _later_words(emissions))
+    last = jnp.argmax(scores + w[None, 1], axis=1).astype(jnp.int32)
+    first_tag, later = lax.scan(backward, last, before, reverse=True)
+    return jnp.concatenate([first_tag[:, None], later.T], axis=1)
+
+
+def _later_words(emissions: sequences.Sequence) -> tuple[jax.Array, jax.Array]:
+    """Return the emissions and the mask of all words but the first, time first."""
+    return jnp.moveaxis(emissions.values[:, 1:], 1, 0), emissions.mask[:, 1:].T

@@ -1,0 +1,184 @@
+"""Connectionist temporal classification: its loss, its decoder, and the distance of two strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from penstock._errors import ProgramError
+from penstock._program import sequences
+from penstock._program.frame import current_frame
+from penstock.layers import _sequence_arguments as checks
+
+_LOG_OF_ZERO = -1e30
+"""Below the log probability of every path: optax's own, -1e5, is above that of a long one."""
+
+
+def warpctc(
+    input: sequences.Sequence,
+    label: sequences.Sequence,
+    blank: int = 0,
+    norm_by_times: bool = False,
+) -> jax.Array:
+    """Return the negative log likelihood of labels without an alignment (Graves et al. 2006).
+
+    The probabilities are the softmax of the input. They are summed over all ways to write the
+    labels over the steps: each label once or several times, with blanks between them, and at least
+    one between two equal labels. Labels that do not fit into their steps cost 0 and have no
+    gradient. A label that is no class, or the blank, gives nan. Computed in float32 or wider, the
+    same in train, test and infer. Source: Fluid's `warpctc`; computed by optax.
+
+    Arguments:
+      input: logits, `[B, T, C]` with the blank among the C classes.
+      label: classes `[B, L, 1]`, of any length of their own.
+      blank: the class that stands for no label.
+      norm_by_times: divide the gradient, and not the loss, by the number of steps.
+
+    Returns:
+      `[B, 1]`.
+
+    >>> import numpy as np
+    >>> logits = sequences.Sequence(jnp.zeros([1, 2, 2]), jnp.array([2]))
+    >>> label = sequences.Sequence(jnp.array([[[1]]]), jnp.array([1]))
+    >>> np.exp(-warpctc(logits, label)).round(4).tolist()  # 11, 10 and 01, of four
+    [[0.75]]
+    """
+    logits = checks.features("warpctc", "an input", input, least=2)
+    ids = checks.ids("warpctc", "labels", label)
+    num_classes = logits.values.shape[-1]
+    _check_blank("warpctc", blank, num_classes)
+    # Not of TF32, which GPUs take for a product of float32: the loss would keep three digits.
+    with jax.default_matmul_precision("highest"):
+        loss = optax.ctc_loss(
+            logits.values,
+            (~logits.mask).astype(logits.values.dtype),
+            ids.values,
+            (~ids.mask).astype(logits.values.dtype),
+            blank_id=blank,
+            log_epsilon=_LOG_OF_ZERO,
+        )
+    is_pair = (ids.values[:, 1:] == ids.values[:, :-1]) & ids.mask[:, 1:]
+    num_steps = ids.lengths + jnp.sum(is_pair, axis=1, dtype=ids.lengths.dtype)
+    loss = checks.choose_examples(num_steps <= logits.lengths, loss, 0.0)
+    if norm_by_times:
+        shared = loss / jnp.maximum(logits.lengths, 1).astype(loss.dtype)
+        loss = lax.stop_gradient(loss - shared) + shared
+    is_label = checks.are_classes(ids, num_classes)
+    is_label &= ~jnp.any((ids.values == blank) & ids.mask, axis=1)
+    return checks.choose_examples(is_label, loss, jnp.nan).reshape(-1, 1)
+
+
+def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Sequence:
+    """Return the labels that the most likely class of each step spells.
+
+    Runs of one class are merged into one, and then blanks are left out. Of equally likely classes
+    the lower one is taken. Where nothing is left the length is 0 (Fluid gives a -1). Source:
+    Fluid's `ctc_greedy_decoder`.
+
+    Arguments:
+      input: probabilities or logits, `[B, T, C]` with the blank among the C classes.
+      blank: the class that stands for no label.
+
+    Returns:
+      Labels `[B, T, 1]`, int32, with lengths of their own.
+
+    >>> steps = jax.nn.one_hot(jnp.array([[1, 1, 0, 1, 2]]), 3)
+    >>> ctc_greedy_decoder(sequences.Sequence(steps, jnp.array([5])), blank=0).cut()[0].tolist()
+    [[1], [1], [2]]
+    """
+    scores = checks.features("ctc_greedy_decoder", "an input", input, least=2)
+    _check_blank("ctc_greedy_decoder", blank, scores.values.shape[-1])
+    best = jnp.argmax(scores.values, axis=2).astype(jnp.int32)
+    # Before the first step stands no class.
+    before = jnp.concatenate([jnp.full_like(best[:, :1], -1), best[:, :-1]], axis=1)
+    keep = (best != before) & (best != blank)
+    labels = checks.compact(scores.with_values(best), keep, fill=blank)
+    return labels.with_values(labels.values[..., None])
+
+
+def edit_distance(
+    input: sequences.Sequence,
+    label: sequences.Sequence,
+    normalized: bool = True,
+    ignored_tokens: Sequence[int] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the distance between two strings of ids, per example (Levenshtein 1966).
+
+    It is the least number of ids to insert, delete and replace in order to get from one to the
+    other. Normalised, an empty label is at the distance 0 from an empty string and infinitely far
+    from others (Fluid refuses it). Source: Fluid's `edit_distance`.
+
+    Arguments:
+      input: ids that were predicted, `[B, T, 1]`.
+      label: true ids, `[B, L, 1]`.
+      normalized: divide by the length of the label.
+      ignored_tokens: ids that are left out of both first.
+
+    Returns:
+      The distances, `[B, 1]`, float32, and the number of valid examples of the global batch, an
+      int32 scalar.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     a, b = (layers.data(name, [1], "int32", lod_level=1) for name in "ab")
+    ...     return layers.edit_distance(a, b, normalized=False)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> distance, count = builder.infer(builder.init(), {"a": [[1, 2, 3]], "b": [[2, 3, 4, 5]]})
+    >>> distance.tolist(), int(count)
+    ([[3.0]], 1)
+    """
+    frame = current_frame("edit_distance")
+    strings = [
+        checks.ids("edit_distance", "an input", input),
+        checks.ids("edit_distance", "labels", label),
+    ]
+    if ignored_tokens:
+        strings = [_leave_out(each, ignored_tokens) for each in strings]
+    predicted, true = strings
+    distance = _levenshtein(predicted, true).astype(jnp.float32)
+    if normalized:
+        rate = distance / jnp.maximum(true.lengths, 1).astype(jnp.float32)
+        is_defined = (true.lengths > 0) | (predicted.lengths == 0)
+        distance = jnp.where(is_defined, rate, jnp.inf)
+    count = frame.examples.sum(jnp.ones_like(true.lengths))
+    return distance.reshape(-1, 1), count
+
+
+def _leave_out(string: sequences.Sequence, tokens: Sequence[int]) -> sequences.Sequence:
+    keep = string.mask
+    for token in tokens:
+        keep = keep & (string.values != token)
+    return checks.compact(string, keep, fill=0)
+
+
+def _levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.Array:
+    """Return the distances of ids `[B, T]` and `[B, L]`, whole numbers `[B]`."""
+    batch, length = true.values.shape
+    places = lax.broadcasted_iota(jnp.int32, (batch, length + 1), 1)
+
+    def body(row: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        token, is_word = word
+        replaced = row[:, :-1] + (true.values != token[:, None])
+        deleted = row + 1
+        least = jnp.minimum(deleted[:, 1:], replaced)
+        least = jnp.concatenate([deleted[:, :1], least], axis=1)
+        # Each insertion costs 1 a place: the least over all places before is a running minimum.
+        least = lax.cummin(least - places, axis=1) + places
+        return jnp.where(is_word[:, None], least, row), None
+
+    rows, _ = lax.scan(body, places, (predicted.values.T, predicted.mask.T))
+    return jnp.take_along_axis(rows, true.lengths[:, None], axis=1)[:, 0]
+
+
+def _check_blank(layer: str, blank: int, num_classes: int) -> None:
+    if not 0 <= blank < num_classes:
+        raise ProgramError(
+            f"layers.{layer} got blank={blank} and an input of {num_classes} classes, expected a "
+            f"blank from 0 to {num_classes - 1}. The blank is one of the classes. Use another "
+            "blank, or one class more."
+        )

@@ -1,0 +1,336 @@
+"""Losses over many classes that compute the scores of a few: sampled ones, or those of a tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.nn import initializers
+
+from penstock._errors import ProgramError, check_choice
+from penstock._parameter_names import Path
+from penstock._program import draws, sequences
+from penstock._program.frame import Frame, current_frame
+from penstock._program.precision import widen
+from penstock.layers import arguments
+from penstock.layers.parameters import XAVIER, Attr, parameter
+
+Sampler = Literal["uniform", "log_uniform", "custom_dist"]
+Rows = TypeVar("Rows", jax.Array, sequences.Sequence)
+
+
+class _Noise(NamedTuple):
+    """A distribution of classes.
+
+    Attributes:
+      draw: takes a key and a number, and returns that many classes.
+      log_probability: of classes of any shape.
+    """
+
+    draw: Callable[[jax.Array, int], jax.Array]
+    log_probability: Callable[[jax.Array], jax.Array]
+
+
+def nce(
+    input: Rows,
+    label: Rows,
+    num_total_classes: int,
+    sample_weight: jax.Array | None = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    num_neg_samples: int = 10,
+    name: str | None = None,
+    sampler: Sampler = "uniform",
+    custom_dist: Sequence[float] | None = None,
+    seed: int = 0,
+) -> Rows:
+    """Return the noise contrastive loss, per example (Gutmann and Hyvarinen 2010).
+
+    With `o = sigmoid(x @ w[c] + b[c])` of a class and `q` its probability as noise times
+    `num_neg_samples`, it is the sum of `-log(o / (o + q))` over the labels and of
+    `-log(q / (o + q))` over the noise, divided by `num_neg_samples + 1`. Noise may hold a label. It
+    depends on the seed, the step, the layer's name and the example's place in the global batch, so
+    it is the same on any number of devices; in test and infer it is the same at every call. A label
+    that is no class gives nan. Parameters: `w` `[num_total_classes, D]`, Xavier uniform; `b`
+    `[num_total_classes, 1]`, zeros. Source: Fluid's `nce`; its `"log_uniform"` never draws the last
+    class, this one does.
+
+    Arguments:
+      input: `[B, D]`, or a sequence `[B, T, D]`.
+      label: classes `[B, num_true]`, or a sequence `[B, T, num_true]`.
+      sample_weight: multiplies the losses, `[B, 1]`.
+      bias_attr: `False` leaves the bias out.
+      num_neg_samples: how many classes of noise each example has.
+      sampler: `"log_uniform"`, for classes sorted by frequency, draws class c in proportion to
+        `log((c + 2) / (c + 1))`.
+      custom_dist: the probability of each class.
+      seed: another than 0 draws from it, in place of the program's seed, the same at every step.
+
+    Returns:
+      `[B, 1]`, or a sequence `[B, T, 1]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x, word = layers.data("x", [4]), layers.data("word", [1], "int32")
+    ...     return layers.nce(x, word, 1000, num_neg_samples=5)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"x": [[0.0] * 4], "word": [[3]]}).shape
+    (1, 1)
+    """
+    frame = current_frame("nce")
+    _check_noise(num_total_classes, num_neg_samples, sampler, custom_dist)
+    path = frame.names.layer("nce", name)
+    x, ids = _as_rows("nce", input, label)
+    tree = _Parameters(frame, path, "nce", num_total_classes, param_attr, bias_attr)
+    noise = _make_noise(sampler, num_total_classes, custom_dist)
+    key = jax.random.key(seed) if seed else frame.layer_key(path)
+    sampled = jax.vmap(lambda key: noise.draw(key, num_neg_samples))(_row_keys(frame, key, input))
+    is_class = jnp.all((ids >= 0) & (ids < num_total_classes), axis=1)
+    classes = jnp.concatenate([jnp.clip(ids, 0, num_total_classes - 1), sampled], axis=1)
+    log_q = noise.log_probability(classes) + math.log(num_neg_samples)
+    loss = _tell_from_noise(tree.scores(x, classes), log_q, ids.shape[1]) / (num_neg_samples + 1)
+    return _weighted(_like(input, jnp.where(is_class, loss, jnp.nan)), sample_weight)
+
+
+def hsigmoid(
+    input: Rows,
+    label: Rows,
+    num_classes: int,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> Rows:
+    """Return the cross entropy of a tree of two-way choices, per example (Morin and Bengio 2005).
+
+    The classes are the leaves of a complete binary tree: class c is node `c + num_classes` of a
+    heap whose root is node 1, and node n has the children `2 * n` and `2 * n + 1`. At each inner
+    node on the way to the label the sigmoid of its score is the probability of the second child. A
+    label that is no class gives nan. Parameters: `w` `[num_classes - 1, D]`, Xavier uniform; `b`
+    `[num_classes - 1, 1]`, zeros. The same in train, test and infer. Source: Fluid's `hsigmoid`,
+    which adds log 2 for each level that a short way lacks, and cuts scores at 40.
+
+    Arguments:
+      input: `[B, D]`, or a sequence `[B, T, D]`.
+      label: classes `[B, 1]`, or a sequence `[B, T, 1]`.
+      num_classes: at least 2.
+      bias_attr: `False` leaves the bias out.
+
+    Returns:
+      `[B, 1]`, or a sequence `[B, T, 1]`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     x, word = layers.data("x", [4]), layers.data("word", [1], "int32")
+    ...     return layers.hsigmoid(x, word, num_classes=8)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> loss = builder.infer(builder.init(), {"x": [[0.0] * 4], "word": [[3]]})
+    >>> round(float(jnp.exp(-loss[0, 0])), 4)  # 3 choices of two
+    0.125
+    """
+    frame = current_frame("hsigmoid")
+    if num_classes < 2:
+        raise ProgramError(
+            f"layers.hsigmoid got num_classes={num_classes}, expected at least 2. A tree of one "
+            "leaf has no choice. Use the number of classes."
+        )
+    path = frame.names.layer("hsigmoid", name)
+    x, ids = _as_rows("hsigmoid", input, label)
+    if ids.shape[1] != 1:
+        raise ProgramError(
+            f"layers.hsigmoid got labels of {ids.shape[1]} classes, expected one. The loss is that "
+            "of the way to one leaf. Give each label an example, or use layers.nce."
+        )
+    tree = _Parameters(frame, path, "hsigmoid", num_classes - 1, param_attr, bias_attr)
+    is_class = (ids >= 0) & (ids < num_classes)
+    nodes, is_second = _ways_to_leaves(jnp.clip(ids, 0, num_classes - 1), num_classes)
+    scores = tree.scores(x, jnp.maximum(nodes, 0))
+    costs = jax.nn.softplus(jnp.where(is_second, -scores, scores))
+    loss = jnp.sum(jnp.where(nodes >= 0, costs, 0), axis=1)
+    return _like(input, jnp.where(is_class[:, 0], loss, jnp.nan))
+
+
+def _tell_from_noise(scores: jax.Array, log_q: jax.Array, num_true: int) -> jax.Array:
+    """Return the losses `[R]` of scores `[R, n]`, the first ones of labels, the others of noise."""
+    log_o = jax.nn.log_sigmoid(scores)
+    # Constants, which would be taken for weights that nothing trains.
+    log_q = lax.stop_gradient(log_q.astype(log_o.dtype))
+    total = jnp.logaddexp(log_o, log_q)
+    of_labels, of_noise = (total - log_o)[:, :num_true], (total - log_q)[:, num_true:]
+    return jnp.sum(of_labels, axis=1) + jnp.sum(of_noise, axis=1)
+
+
+def _ways_to_leaves(ids: jax.Array, num_classes: int) -> tuple[jax.Array, jax.Array]:
+    """Return the inner nodes above leaves `[R, 1]`, and whether the way goes to the second child.
+
+    Both `[R, depth]`, from the leaf up; the root is node 0, and what is above it -1.
+    """
+    leaves = ids + num_classes
+    levels = jnp.arange((2 * num_classes - 1).bit_length() - 1, dtype=ids.dtype)[None]
+    return (leaves >> (levels + 1)) - 1, (leaves >> levels) & 1 == 1
+
+
+class _Parameters:
+    """A weight and a bias for each class; scores of a few classes of each row."""
+
+    def __init__(
+        self, frame: Frame, path: Path, layer: str, size: int, param_attr: Attr, bias_attr: Attr
+    ) -> None:
+        self._frame, self._path, self._layer, self._size = frame, path, layer, size
+        self._param_attr, self._bias_attr = param_attr, bias_attr
+
+    def scores(self, x: jax.Array, classes: jax.Array) -> jax.Array:
+        """Return the scores `[R, n]` of classes `[R, n]` for rows `[R, D]`, in float32 or wider."""
+        frame, path, layer = self._frame, self._path, self._layer
+        w = parameter(
+            frame, path, "w", [self._size, x.shape[1]], XAVIER, self._param_attr, layer=layer
+        )
+        x, picked = frame.promote(x, w[classes])
+        scores = widen(jnp.einsum("rd,rnd->rn", x, picked))
+        if self._bias_attr is False:
+            return scores
+        b = parameter(
+            frame, path, "b", [self._size, 1], initializers.zeros, self._bias_attr, layer=layer
+        )
+        return scores + b[classes, 0]
+
+
+def _as_rows(layer: str, input: Rows, label: Rows) -> tuple[jax.Array, jax.Array]:
+    """Return inputs `[R, D]` and labels `[R, num_true]`, of all words where they are sequences."""
+    if isinstance(input, sequences.Sequence) != isinstance(label, sequences.Sequence):
+        raise ProgramError(
+            f"layers.{layer} got one Sequence among its input and labels, expected both or none. "
+            "Each word has a label. Declare both with lod_level=1."
+        )
+    if isinstance(input, sequences.Sequence) and isinstance(label, sequences.Sequence):
+        # Zeros in the padding, so that no gradient of it is nan.
+        x, ids = input.masked(), label.masked()
+    else:
+        x, ids = jnp.asarray(input), jnp.asarray(label)
+    ids = arguments.integers(layer, "labels", ids)
+    leading = x.shape[:-1]
+    if x.ndim not in (2, 3) or ids.shape[: len(leading)] != leading or ids.ndim > x.ndim:
+        raise ProgramError(
+            f"layers.{layer} got an input of shape {x.shape} and labels of shape {ids.shape}, "
+            "expected [B, D] and [B, 1], or sequences [B, T, D] and [B, T, 1]. Each row has its "
+            "labels. Reshape one of them."
+        )
+    num_rows = math.prod(leading)
+    return x.reshape(num_rows, x.shape[-1]), ids.reshape(num_rows, -1)
+
+
+def _like(input: Rows, loss: jax.Array) -> Rows:
+    """Return losses of rows `[R]` as those of examples, or of the words of sequences."""
+    if not isinstance(input, sequences.Sequence):
+        return loss.reshape(-1, 1)
+    return input.with_values(loss.reshape(*input.values.shape[:2], 1))
+
+
+def _weighted(loss: Rows, sample_weight: jax.Array | None) -> Rows:
+    if sample_weight is None:
+        return loss
+    weight = jnp.asarray(sample_weight)
+    batch = loss.lengths.shape[0] if isinstance(loss, sequences.Sequence) else loss.shape[0]
+    if weight.shape not in ((batch,), (batch, 1)):
+        raise ProgramError(
+            f"layers.nce got a sample_weight of shape {weight.shape}, expected {(batch, 1)}. Each "
+            "example has one weight. Reshape it."
+        )
+    return loss * weight.reshape(batch, 1)
+
+
+def _row_keys(frame: Frame, key: jax.Array, input: Rows) -> jax.Array:
+    """Return a key a row; a word's depends on its place in its sequence, not on padding."""
+    if not isinstance(input, sequences.Sequence):
+        return draws.row_keys(frame, key, jnp.shape(input)[0])
+    keys = draws.row_keys(frame, key, input.values.shape[0])
+    places = jnp.arange(input.max_length)
+    by_word = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(keys, places)
+    return by_word.reshape(-1)
+
+
+def _make_noise(sampler: Sampler, size: int, custom: Sequence[float] | None) -> _Noise:
+    if sampler == "uniform":
+        return _Noise(
+            lambda key, number: jax.random.randint(key, (number,), 0, size),
+            lambda ids: jnp.full(ids.shape, -math.log(size), jnp.float32),
+        )
+    if sampler == "log_uniform":
+        span = math.log(size + 1)
+
+        def draw(key: jax.Array, number: int) -> jax.Array:
+            # Inverts the distribution function, log(c + 1) / log(size + 1).
+            places = jnp.expm1(jax.random.uniform(key, (number,)) * span)
+            return jnp.minimum(places.astype(jnp.int32), size - 1)
+
+        return _Noise(
+            draw, lambda ids: jnp.log(jnp.log1p(1 / (ids.astype(jnp.float32) + 1)) / span)
+        )
+    probabilities = np.asarray(custom, np.float64)
+    probabilities = probabilities / probabilities.sum()
+    shares, others = _make_alias_table(probabilities)
+    table = np.full(size, -np.inf)
+    np.log(probabilities, out=table, where=probabilities > 0)
+    logs = jnp.asarray(table, jnp.float32)
+
+    def draw_alias(key: jax.Array, number: int) -> jax.Array:
+        for_column, for_share = jax.random.split(key)
+        columns = jax.random.randint(for_column, (number,), 0, size)
+        is_own = jax.random.uniform(for_share, (number,)) < jnp.asarray(shares)[columns]
+        return jnp.where(is_own, columns, jnp.asarray(others)[columns])
+
+    return _Noise(draw_alias, lambda ids: logs[ids])
+
+
+def _make_alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share of each column that its own class has, and the class of the rest.
+
+    A draw takes two numbers however many classes there are (Walker 1977, Vose 1991).
+    """
+    size = len(probabilities)
+    heights = probabilities * size
+    others = np.arange(size, dtype=np.int32)
+    small = [int(each) for each in np.flatnonzero(heights < 1)]
+    large = [int(each) for each in np.flatnonzero(heights >= 1)]
+    while small and large:
+        low, high = small.pop(), large[-1]
+        others[low] = high
+        heights[high] -= 1 - heights[low]
+        if heights[high] < 1:
+            small.append(large.pop())
+    # What is left is full but for rounding.
+    heights[small + large] = 1
+    return heights.astype(np.float32), others
+
+
+def _check_noise(
+    size: int, num_neg_samples: int, sampler: str, custom: Sequence[float] | None
+) -> None:
+    check_choice("layers.nce", "sampler", sampler, ("uniform", "log_uniform", "custom_dist"))
+    if size < 1 or num_neg_samples < 1:
+        raise ProgramError(
+            f"layers.nce got num_total_classes={size} and num_neg_samples={num_neg_samples}, "
+            "expected at least 1 of each. Labels are told from noise. Use 10 samples, say."
+        )
+    if (custom is not None) != (sampler == "custom_dist"):
+        given = "None" if custom is None else "a list"
+        raise ProgramError(
+            f"layers.nce got sampler={sampler!r} and custom_dist of {given}, expected custom_dist "
+            "with the sampler 'custom_dist' alone. Another sampler would not use it. Change one of "
+            "them."
+        )
+    if custom is not None:
+        values = np.asarray(custom, np.float64)
+        is_good = values.shape == (size,) and (values >= 0).all()
+        if not is_good or not np.isclose(values.sum(), 1, atol=1e-3):
+            raise ProgramError(
+                f"layers.nce got a custom_dist of shape {values.shape} with the sum "
+                f"{values.sum():.4g}, expected {size} probabilities of the sum 1. Each class has "
+                "one. Divide frequencies by their sum."
+            )

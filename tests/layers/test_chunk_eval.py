@@ -1,0 +1,141 @@
+"""Counts of chunks against a plain walk over the words, in every scheme."""
+
+import jax
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import ProgramError
+from tests.layers import alone
+from tests.layers.programs import initial
+
+MARKS = {"IOB": "BI", "IOE": "IE", "IOBES": "BIES", "plain": "P"}
+NUM_TYPES = 3
+LENGTHS = (9, 0, 1, 30, 6, 17, 1)
+
+
+def goes_on(before, mark):
+    """Return whether a word of `mark` is of the chunk of the word before, of the same type."""
+    return before not in "ES" and mark not in "BS"
+
+
+def find_chunks(tags, scheme):
+    """Return (first, last, type) of each chunk, by a walk over the words."""
+    marks, chunks, start = MARKS[scheme], [], None
+    words = [divmod(tag, len(marks)) for tag in tags] + [(NUM_TYPES, 0)]
+    for place, (kind, mark) in enumerate(words):
+        if start is not None:
+            kind_before, mark_before = words[place - 1]
+            if kind != kind_before or not goes_on(marks[mark_before], marks[mark]):
+                chunks.append((start, place - 1, kind_before))
+                start = None
+        if start is None and kind < NUM_TYPES:
+            start = place
+    return chunks
+
+
+def count(predicted, true, scheme, excluded=()):
+    totals = np.zeros(3)
+    for each, wanted in zip(predicted, true, strict=True):
+        found, right = (
+            {chunk for chunk in find_chunks(tags, scheme) if chunk[2] not in excluded}
+            for tags in (each, wanted)
+        )
+        totals += [len(found), len(right), len(found & right)]
+    return totals
+
+
+def draw(scheme, seed, share=0.15):
+    """Return true tags, and predicted ones of which a share is another."""
+    random = np.random.default_rng(seed)
+    high = NUM_TYPES * len(MARKS[scheme]) + 1
+    true = [random.integers(0, high, n) for n in LENGTHS]
+    # Runs, of which chunks of several words are made.
+    true = [np.repeat(each, 3)[: len(each)] for each in true]
+    predicted = [
+        np.where(random.random(len(each)) < share, random.integers(0, high, len(each)), each)
+        for each in true
+    ]
+    return tuple([each[:, None].astype(np.int32) for each in tags] for tags in (predicted, true))
+
+
+def evaluate(predicted, true, scheme, **options):
+    def whole(x, y):
+        return alone.run(
+            lambda: layers.chunk_eval(x, y, scheme, NUM_TYPES, **options), {}, len(predicted)
+        )
+
+    inputs = alone.pad(predicted, 33), alone.pad(true, 32)
+    return [float(each) for each in jax.jit(whole)(*inputs)]
+
+
+@pytest.mark.parametrize("excluded", [(), (1,)])
+@pytest.mark.parametrize("scheme", MARKS)
+def test_chunks_are_those_of_a_walk_over_the_words(scheme, excluded):
+    predicted, true = draw(scheme, seed=len(scheme))
+    options = {"excluded_chunk_types": excluded} if excluded else {}
+    precision, recall, f1, *counts = evaluate(predicted, true, scheme, **options)
+    flat = [[each[:, 0].tolist() for each in tags] for tags in (predicted, true)]
+    expected = count(*flat, scheme, excluded)
+    assert counts == expected.tolist()
+    assert expected[2] > 2
+    assert precision == pytest.approx(expected[2] / expected[0])
+    assert recall == pytest.approx(expected[2] / expected[1])
+    assert f1 == pytest.approx(2 * precision * recall / (precision + recall))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags", "chunks"),
+    [
+        ("IOB", [0, 1, 1, 0, 6, 3, 2], [(0, 2, 0), (3, 3, 0), (5, 5, 1), (6, 6, 1)]),
+        ("IOE", [0, 1, 0, 6, 3, 3], [(0, 1, 0), (2, 2, 0), (4, 4, 1), (5, 5, 1)]),
+        ("IOBES", [0, 1, 2, 3, 1, 12], [(0, 2, 0), (3, 3, 0), (4, 4, 0)]),
+        ("plain", [0, 0, 1, 3, 1], [(0, 1, 0), (2, 2, 1), (4, 4, 1)]),
+    ],
+)
+def test_the_walk_finds_the_chunks_of_each_scheme(scheme, tags, chunks):
+    assert find_chunks(tags, scheme) == chunks
+
+
+def test_without_chunks_precision_and_recall_are_0():
+    outside = [np.full([n, 1], 2 * NUM_TYPES, np.int32) for n in LENGTHS]
+    assert evaluate(outside, outside, "IOB") == [0.0] * 6
+
+
+@pytest.mark.parametrize("wrong", [-1, 2 * NUM_TYPES + 1, "a word less"])
+def test_tags_of_no_class_and_labels_of_another_length_make_nan(wrong):
+    predicted, true = draw("IOB", seed=0)
+    if isinstance(wrong, str):
+        true[0] = true[0][:-1]
+    else:
+        predicted[0][3] = wrong
+    assert np.isnan(evaluate(predicted, true, "IOB")[:3]).all()
+
+
+def program():
+    x, y = (layers.data(name, [1], "int32", lod_level=1) for name in ("x", "y"))
+    return layers.chunk_eval(x, y, "IOB", num_chunk_types=NUM_TYPES)
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_counts_are_those_of_the_valid_examples_of_all_devices(num_devices):
+    predicted, true = draw("IOB", seed=1)
+    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:num_devices])
+    out = builder.infer(builder.init(), {"x": predicted, "y": true})
+    flat = [[each[:, 0].tolist() for each in tags] for tags in (predicted, true)]
+    assert [float(each) for each in out[3:]] == count(*flat, "IOB").tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: layers.chunk_eval(x, x, "BIO", 3), r"got chunk_scheme='BIO', expected one of"),
+        (lambda x: layers.chunk_eval(x, x, "IOB", 0), r"num_chunk_types=0 and excluded_chunk_t"),
+        (lambda x: layers.chunk_eval(x, x, "IOB", 3, [3]), r"excluded_chunk_types=\[3\], expected"),
+        (lambda x: layers.chunk_eval(x, x.values, "IOB", 3), r"labels of \[B, 13, 1\], expected a"),
+    ],
+)
+def test_chunk_eval_with_a_wrong_argument_says_what_it_expects(call, message):
+    with pytest.raises(ProgramError, match=message):
+        initial(lambda: call(layers.data("x", [1], "int32", lod_level=1)))

@@ -1,0 +1,171 @@
+"""Conditional random fields against all paths of tags."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import ProgramError
+from penstock._program.sequences import Sequence
+from tests.layers import alone
+from tests.layers.programs import initial, normal
+
+LENGTHS = (4, 0, 1, 3, 2)
+NUM_TAGS = 3
+RANDOM = np.random.default_rng(0)
+WORDS = [normal(n, NUM_TAGS, seed=n) * 2 for n in LENGTHS]
+TAGS = [RANDOM.integers(0, NUM_TAGS, (n, 1)).astype(np.int32) for n in LENGTHS]
+PARAMS = {"crfw": normal(NUM_TAGS + 2, NUM_TAGS, seed=9)}
+
+
+def score(words, path, w):
+    """Return the score of one path, from Fluid's formula."""
+    total = (
+        w[0, path[0]]
+        + w[1, path[-1]]
+        + sum(word[tag] for word, tag in zip(words, path, strict=True))
+    )
+    return total + sum(w[2 + a, b] for a, b in itertools.pairwise(path))
+
+
+def all_scores(words, w):
+    paths = itertools.product(range(NUM_TAGS), repeat=len(words))
+    return {path: score(words.astype(float), path, w.astype(float)) for path in paths}
+
+
+def loss(words, tags):
+    return layers.linear_chain_crf(words, tags, param_attr="crfw")
+
+
+def decode(words, tags=None):
+    return layers.crf_decoding(words, layers.ParamAttr(name="crfw"), tags)
+
+
+def test_crf_is_the_likelihood_among_all_paths_and_padding_does_not_count():
+    out = alone.check(loss, {"words": WORDS, "tags": TAGS}, PARAMS)
+    assert out.shape == (5, 1)
+    for words, tags, result in zip(WORDS, TAGS, np.asarray(out), strict=True):
+        if not len(words):
+            assert result == 0
+            continue
+        scores = all_scores(words, PARAMS["crfw"])
+        own = scores[tuple(tags[:, 0].tolist())]
+        expected = np.log(sum(map(np.exp, scores.values()))) - own
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_crf_of_large_scores_and_forbidden_transitions_is_finite():
+    w = PARAMS["crfw"].copy()
+    w[2, 1] = -1e4
+    words, tags = alone.pad([WORDS[0] * 1000], 4), alone.pad([TAGS[0]], 4)
+
+    def total(values, w):
+        out = alone.run(lambda: loss(words.with_values(values), tags), {"crfw": w}, 1)
+        return jnp.sum(out)
+
+    gradients = jax.jit(jax.grad(total, (0, 1)))(words.values, jnp.asarray(w))
+    assert all(np.isfinite(each).all() for each in gradients)
+
+
+def test_decoding_finds_the_best_of_all_paths():
+    out = alone.check(lambda words: decode(words), {"words": WORDS}, PARAMS)
+    assert out.values.dtype == np.int32
+    for words, path in zip(WORDS, out.cut(), strict=True):
+        assert path.shape == (len(words), 1)
+        if len(words):
+            scores = all_scores(words, PARAMS["crfw"])
+            assert tuple(path[:, 0].tolist()) == max(scores, key=scores.__getitem__)
+
+
+def test_decoding_takes_the_lower_of_equal_tags():
+    words = Sequence(jnp.zeros([1, 3, NUM_TAGS]), jnp.array([3]))
+    zeros = {"crfw": jnp.zeros([NUM_TAGS + 2, NUM_TAGS])}
+    assert not alone.run(lambda: decode(words), zeros, 1).values.any()
+
+
+def test_decoding_with_labels_tells_where_they_are_right():
+    words, tags = alone.pad(WORDS, 5), alone.pad(TAGS, 7)
+    path, right = alone.run(lambda: (decode(words), decode(words, tags)), PARAMS, 5)
+    for found, wanted, marks in zip(path.cut(), TAGS, right.cut(), strict=True):
+        np.testing.assert_array_equal(marks, (found == wanted).astype(int))
+
+
+def test_crf_of_a_label_that_does_not_fit_is_nan_for_its_example_alone():
+    tags = [each.copy() for each in TAGS]
+    tags[0][2], tags[3][1], tags[4] = -1, NUM_TAGS, tags[4][:-1]
+    inputs = alone.pad(WORDS, 4), alone.pad(tags, 4)
+    out = jax.jit(lambda x, y: alone.run(lambda: loss(x, y), PARAMS, 5))(*inputs)
+    assert np.isnan(out[:, 0]).tolist() == [True, False, False, True, True]
+
+
+def tag(words):
+    return words.map(lambda rows: layers.fc(rows, NUM_TAGS, name="out"))
+
+
+def fluid_book():
+    """Train a tagger as Fluid's book does, decoding beside the loss by its name alone."""
+    words = layers.data("words", [4], lod_level=1)
+    tags = layers.data("tags", [1], "int32", lod_level=1)
+    attr = layers.ParamAttr(name="crfw", learning_rate=0.5)
+    cost = layers.mean(layers.linear_chain_crf(tag(words), tags, param_attr=attr))
+    path = layers.crf_decoding(tag(words), layers.ParamAttr(name="crfw"))
+    return cost, layers.chunk_eval(path, tags, "plain", num_chunk_types=2)[2]
+
+
+def decoder():
+    return layers.crf_decoding(tag(layers.data("words", [4], lod_level=1)), "crfw")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_tagger_learns_its_tags_on_several_devices(precision):
+    builder = ps.ProgramBuilder(
+        fluid_book,
+        optax.adam(0.1),
+        infer_func=decoder,
+        place=jax.devices()[:3],
+        precision=precision,
+    )
+    state = builder.init(seed=0)
+    tags = [RANDOM.integers(0, NUM_TAGS, n).astype(np.int32) for n in (5, 1, 0, 3, 7)]
+    words = [normal(NUM_TAGS, 4, seed=1)[each] for each in tags]
+    feed = {"words": words, "tags": tags}
+    first, _ = builder.test(state, feed)
+    for _ in range(30):
+        state, _ = builder.train(state, feed)
+    cost, f1 = builder.test(state, feed)
+    assert cost < 0.1 * first
+    assert f1 == 1
+    paths = builder.infer(state, {"words": words})
+    for path, wanted in zip(paths, tags, strict=True):
+        np.testing.assert_array_equal(path[:, 0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: layers.linear_chain_crf(y, y), r"an input of shape \[B, 13\], expected \[B"),
+        (lambda x, y: layers.linear_chain_crf(x, x), r"labels of shape \[B, 13, 3\], expected"),
+        (
+            lambda x, y: layers.linear_chain_crf(x.values, y),
+            r"an input of \[B, 13, 3\], expected a Sequence",
+        ),
+        (lambda x, y: layers.crf_decoding(x, None), r"param_attr without a name, expected the"),
+        (
+            lambda x, y: layers.linear_chain_crf(x, y * 1.0),
+            r"got labels of dtype float32, expected integers",
+        ),
+    ],
+)
+def test_crf_with_a_wrong_argument_says_what_it_expects(call, message):
+    def program():
+        x = layers.data("x", [NUM_TAGS], lod_level=1)
+        y = layers.data("y", [1], "int32", lod_level=1)
+        return call(x, y.with_values(y.values[..., 0]))
+
+    with pytest.raises(ProgramError, match=message):
+        initial(program)

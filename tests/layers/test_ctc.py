@@ -1,0 +1,195 @@
+"""CTC against all alignments, its decoder and the edit distance against plain loops."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from penstock import layers
+from penstock._errors import ProgramError
+from penstock._program.sequences import Sequence
+from tests.layers import alone
+from tests.layers.programs import infer, initial, normal, train
+
+NUM_CLASSES = 3
+STEPS = (4, 0, 0, 1, 1, 4, 4, 2)
+LABELS = ([1, 2], [], [2], [1], [], [1, 1], [], [1, 1])
+"""The third and the last do not fit into their steps."""
+
+LOGITS = [normal(n, NUM_CLASSES, seed=n) for n in STEPS]
+
+
+def as_ids(strings, dtype=np.int32):
+    return [np.array(each, dtype).reshape(-1, 1) for each in strings]
+
+
+def merge(path, blank):
+    return [key for key, _ in itertools.groupby(path) if key != blank]
+
+
+def all_alignments(logits, label, blank):
+    """Return the negative log likelihood, 0 where no alignment exists, from the definition."""
+    logits = logits.astype(float)
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    paths = itertools.product(range(NUM_CLASSES), repeat=len(logits))
+    total = sum(
+        np.exp(sum(log_p[t, c] for t, c in enumerate(path)))
+        for path in paths
+        if merge(path, blank) == list(label)
+    )
+    return -np.log(total) if total else 0.0
+
+
+def check_against_all_alignments(out, labels, blank):
+    expected = [all_alignments(*pair, blank) for pair in zip(LOGITS, labels, strict=True)]
+    np.testing.assert_allclose(out[:, 0], expected, rtol=1e-5, atol=1e-6)
+    assert [each == 0 for each in expected] == [False, True, True] + [False] * 4 + [True]
+
+
+def test_warpctc_sums_over_all_alignments_and_padding_does_not_count():
+    rows = {"logits": LOGITS, "label": as_ids(LABELS)}
+    out = alone.check(lambda logits, label: layers.warpctc(logits, label), rows, {})
+    check_against_all_alignments(out, LABELS, blank=0)
+
+
+def test_warpctc_takes_another_blank():
+    labels = [[each - 1 for each in label] for label in LABELS]
+    inputs = alone.pad(LOGITS, 4), alone.pad(as_ids(labels), 2)
+    out = jax.jit(lambda x, y: layers.warpctc(x, y, blank=2))(*inputs)
+    check_against_all_alignments(out, labels, blank=2)
+
+
+def loss_and_gradient(logits, label, **options):
+    def total(values):
+        return jnp.sum(layers.warpctc(logits.with_values(values), label, **options))
+
+    return jax.jit(jax.value_and_grad(total))(logits.values)
+
+
+def test_norm_by_times_divides_the_gradient_and_not_the_loss():
+    logits, label = alone.pad(LOGITS, 4), alone.pad(as_ids(LABELS), 2)
+    loss, gradient = loss_and_gradient(logits, label)
+    same, divided = loss_and_gradient(logits, label, norm_by_times=True)
+    np.testing.assert_allclose(same, loss, rtol=1e-6)
+    steps = np.maximum(STEPS, 1).reshape(-1, 1, 1)
+    np.testing.assert_allclose(divided, gradient / steps, rtol=1e-5, atol=1e-6)
+
+
+def test_warpctc_of_an_unlikely_path_is_its_cost():
+    # Below optax's own logarithm of zero, -1e5, as a path of thousands of steps may be.
+    logits = Sequence(jnp.zeros([1, 3, 2]).at[:, :, 1].set(-2e5), jnp.array([3]))
+    label = Sequence(jnp.ones([1, 1, 1], jnp.int32), jnp.array([1]))
+    loss, gradient = loss_and_gradient(logits, label)
+    np.testing.assert_allclose(loss, 2e5 - np.log(3), rtol=1e-6)
+    # A float32 of this size is precise to 0.016.
+    np.testing.assert_allclose(gradient.sum(axis=(0, 1)), [1, -1], rtol=0.02)
+
+
+def test_warpctc_of_a_label_that_is_no_class_is_nan_for_its_example_alone():
+    labels = [[-1, 1], *LABELS[1:3], [0], *LABELS[4:7], [NUM_CLASSES]]
+    inputs = alone.pad(LOGITS, 4), alone.pad(as_ids(labels), 2)
+    found = np.isnan(jax.jit(layers.warpctc)(*inputs)[:, 0])
+    assert found.tolist() == [True, False, False, True, False, False, False, True]
+
+
+def test_greedy_decoder_merges_runs_and_leaves_out_blanks():
+    strings = ([1, 1, 0, 1, 2, 2], [], [0, 0], [2], [0, 1, 0, 1], [2, 2, 2, 2])
+    scores = [np.eye(NUM_CLASSES, dtype="f")[np.array(each, int)] for each in strings]
+    for blank in (0, 2):
+        out = jax.jit(lambda x, blank=blank: layers.ctc_greedy_decoder(x, blank))(
+            alone.pad(scores, 9)
+        )
+        assert out.values.shape == (6, 9, 1)
+        assert out.values.dtype == np.int32
+        found = [each[:, 0].tolist() for each in out.cut()]
+        assert found == [merge(each, blank) for each in strings]
+
+
+def levenshtein(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        last, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
+    return row[-1]
+
+
+def draw_strings():
+    random = np.random.default_rng(1)
+    lengths = [(0, 3), (4, 0), (0, 0), (1, 1), *random.integers(1, 12, (20, 2)).tolist()]
+    return [[random.integers(0, 4, n).tolist() for n in pair] for pair in lengths]
+
+
+@pytest.mark.parametrize("ignored", [None, [0, 3]])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_edit_distance_is_that_of_a_plain_loop(normalized, ignored):
+    strings = draw_strings()
+    inputs = [alone.pad(as_ids(each), 13) for each in zip(*strings, strict=True)]
+
+    @jax.jit
+    def measure(a, b):
+        return alone.run(lambda: layers.edit_distance(a, b, normalized, ignored), {}, len(strings))
+
+    distances, count = measure(*inputs)
+    assert count == len(strings)
+    assert distances.dtype == np.float32
+    for (a, b), distance in zip(strings, np.asarray(distances)[:, 0], strict=True):
+        a, b = ([each for each in s if each not in (ignored or ())] for s in (a, b))
+        expected = levenshtein(a, b)
+        if normalized:
+            expected = expected / len(b) if b else (np.inf if a else 0)
+        assert distance == pytest.approx(expected)
+
+
+def test_ctc_program_gives_losses_labels_and_distances():
+    def program():
+        logits = layers.data("logits", [NUM_CLASSES], lod_level=1)
+        label = layers.data("label", [1], "int32", lod_level=1)
+        found = layers.ctc_greedy_decoder(logits, blank=0)
+        distance, count = layers.edit_distance(found, label, normalized=False)
+        return layers.warpctc(logits, label), found, distance, count
+
+    feed = {"logits": LOGITS, "label": as_ids(LABELS)}
+    for num_devices in (1, 3):
+        loss, found, distance, count = infer(program, feed, num_devices=num_devices)
+        decoded = [merge(each.argmax(axis=1), 0) for each in LOGITS]
+        assert [each[:, 0].tolist() for each in found] == decoded
+        expected = [levenshtein(*pair) for pair in zip(decoded, LABELS, strict=True)]
+        assert distance[:, 0].tolist() == expected
+        assert int(count) == 8
+        costs = [all_alignments(*pair, 0) for pair in zip(LOGITS, LABELS, strict=True)]
+        np.testing.assert_allclose(loss[:, 0], costs, rtol=1e-5, atol=1e-6)
+
+
+def test_ctc_in_bfloat16_trains_with_finite_gradients():
+    def program():
+        logits = layers.data("logits", [NUM_CLASSES], lod_level=1)
+        label = layers.data("label", [1], "int32", lod_level=1)
+        logits = logits.map(lambda rows: layers.fc(rows, NUM_CLASSES).astype(jnp.bfloat16))
+        loss = layers.warpctc(logits, label)
+        assert loss.dtype == jnp.float32
+        return layers.mean(loss)
+
+    step = train(program, {"logits": LOGITS, "label": as_ids(LABELS)})
+    assert np.isfinite(step.gradients["fc_0"]["w"]).all()
+    assert step.gradients["fc_0"]["w"].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: layers.warpctc(x, y, blank=3), r"warpctc got blank=3 and an input of 3"),
+        (lambda x, y: layers.ctc_greedy_decoder(x, -1), r"ctc_greedy_decoder got blank=-1 and"),
+        (lambda x, y: layers.warpctc(x, x), r"labels of shape \[B, 13, 3\], expected \[B, T, 1\]"),
+        (lambda x, y: layers.edit_distance(y, y.values), r"labels of \[B, 13, 1\], expected a Se"),
+    ],
+)
+def test_ctc_with_a_wrong_argument_says_what_it_expects(call, message):
+    def program():
+        x = layers.data("x", [NUM_CLASSES], lod_level=1)
+        return call(x, layers.data("y", [1], "int32", lod_level=1))
+
+    with pytest.raises(ProgramError, match=message):
+        initial(program)

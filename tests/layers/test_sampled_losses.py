@@ -1,0 +1,254 @@
+"""NCE against its formula and its expectation, the hierarchical sigmoid against its tree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import ProgramError
+from penstock._program.sequences import Sequence
+from penstock.layers import sampled_losses
+from tests.layers import alone
+from tests.layers.programs import infer, initial, normal
+
+SIZE, WIDTH, BATCH = 12, 4, 6
+X = normal(BATCH, WIDTH)
+LABELS = np.random.default_rng(0).integers(0, SIZE, (BATCH, 2)).astype(np.int32)
+PARAMS = {"out": {"w": normal(SIZE, WIDTH, seed=1), "b": normal(SIZE, 1, seed=2)}}
+CUSTOM = np.linspace(0, 2, SIZE) / SIZE
+LENGTHS = (3, 0, 1, 3)
+
+PROBABILITIES = {
+    "uniform": np.full(SIZE, 1 / SIZE),
+    "log_uniform": np.diff(np.log(np.arange(1, SIZE + 2))) / np.log(SIZE + 1),
+    "custom_dist": CUSTOM,
+}
+
+
+def options(sampler):
+    return {"sampler": sampler} | ({"custom_dist": CUSTOM} if sampler == "custom_dist" else {})
+
+
+def nce(x, label, sampler="uniform", **others):
+    return layers.nce(x, label, SIZE, name="out", **options(sampler), **others)
+
+
+@pytest.fixture
+def draws(monkeypatch):
+    """Collect the labels and the noise that the layer asks probabilities of."""
+    seen = []
+    make = sampled_losses._make_noise
+
+    def watch(*args):
+        noise = make(*args)
+
+        def log_probability(ids):
+            jax.debug.callback(lambda ids: seen.append(np.asarray(ids)), ids)
+            return noise.log_probability(ids)
+
+        return noise._replace(log_probability=log_probability)
+
+    monkeypatch.setattr(sampled_losses, "_make_noise", watch)
+    return seen
+
+
+@pytest.mark.parametrize("sampler", PROBABILITIES)
+def test_nce_is_its_formula_for_what_it_draws(draws, sampler):
+    weight = np.arange(1.0, BATCH + 1, dtype=np.float32)[:, None]
+    out = jax.jit(
+        lambda x: alone.run(lambda: nce(x, LABELS, sampler, sample_weight=weight), PARAMS, BATCH)
+    )(X)
+    jax.effects_barrier()
+    assert draws[0].shape == (BATCH, 12)
+    np.testing.assert_array_equal(draws[0][:, :2], LABELS)
+    w, b = (PARAMS["out"][leaf].astype(float) for leaf in "wb")
+    for row in range(BATCH):
+        cost = 0.0
+        for place, c in enumerate(draws[0][row]):
+            o = 1 / (1 + np.exp(-(X[row] @ w[c] + b[c, 0])))
+            q = PROBABILITIES[sampler][c] * 10
+            cost += -np.log(o / (o + q)) if place < 2 else -np.log(q / (o + q))
+        np.testing.assert_allclose(out[row, 0], cost / 11 * (row + 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", PROBABILITIES)
+def test_noise_has_the_distribution_that_its_probabilities_say(sampler):
+    custom = CUSTOM.tolist() if sampler == "custom_dist" else None
+    noise = sampled_losses._make_noise(sampler, SIZE, custom)
+    drawn = np.asarray(noise.draw(jax.random.key(0), 100_000))
+    shares = np.bincount(drawn, minlength=SIZE) / len(drawn)
+    expected = np.exp(noise.log_probability(jnp.arange(SIZE)))
+    np.testing.assert_allclose(shares, expected, atol=0.006)
+    np.testing.assert_allclose(expected, PROBABILITIES[sampler], rtol=1e-4)
+    np.testing.assert_allclose(expected.sum(), 1, rtol=1e-5)
+
+
+def test_nce_is_on_average_its_expectation_over_noise():
+    def mean_loss(x):
+        keys = jax.random.split(jax.random.key(3), 2000)
+        label = jnp.asarray(LABELS[:1, :1])
+        return jnp.mean(
+            jax.vmap(lambda key: alone.run(lambda: nce(x, label), PARAMS, 1, key))(keys)
+        )
+
+    found = jax.jit(mean_loss)(X[:1])
+    w, b = (PARAMS["out"][leaf].astype(float) for leaf in "wb")
+    o, q = 1 / (1 + np.exp(-(w @ X[0] + b[:, 0]))), 10 / SIZE
+    true = o[LABELS[0, 0]]
+    expected = (-np.log(true / (true + q)) - 10 * np.mean(np.log(q / (o + q)))) / 11
+    np.testing.assert_allclose(found, expected, rtol=0.01)
+
+
+def program(**others):
+    label = layers.data("label", [2], "int32")
+    return layers.nce(layers.data("x", [WIDTH]), label, SIZE, name="out", **others)
+
+
+def test_noise_is_the_same_on_any_number_of_devices_and_another_for_each_example():
+    variables = {"params": PARAMS}
+    feed = {"x": X[[0] * BATCH], "label": LABELS[[0] * BATCH]}
+    one, three = (infer(program, feed, variables, num_devices=n) for n in (1, 3))
+    np.testing.assert_allclose(one, three, rtol=1e-6)
+    assert len(np.unique(one)) > 3
+    np.testing.assert_array_equal(one, infer(program, feed, variables))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_noise_differs_from_step_to_step_unless_a_seed_is_given(seed):
+    builder = ps.ProgramBuilder(
+        lambda: layers.mean(program(seed=seed)), optax.sgd(0.0), place=jax.devices()[:1]
+    )
+    state, losses = builder.init(seed=0), []
+    for _ in range(3):
+        state, loss = builder.train(state, {"x": X, "label": LABELS})
+        losses.append(float(loss))
+    assert len(set(losses)) == (1 if seed else 3)
+
+
+def test_nce_and_hsigmoid_of_sequences_let_no_padding_count():
+    rows = {
+        "x": [normal(n, WIDTH, seed=n) for n in LENGTHS],
+        "label": [LABELS[:n, :1] for n in LENGTHS],
+    }
+    # The noise of an example follows its place, so each is compared in the first.
+    for number in (0, 1):
+        one = {name: [each[number]] for name, each in rows.items()}
+        alone.check(nce, one, PARAMS)
+    tree = {"out": {leaf: value[1:] for leaf, value in PARAMS["out"].items()}}
+    alone.check(lambda x, label: layers.hsigmoid(x, label, SIZE, name="out"), rows, tree)
+
+
+def hsigmoid_of_all(x, size, params):
+    """Return the loss of every class, from the same input."""
+    labels = np.arange(size, dtype=np.int32)[:, None]
+    rows = jnp.tile(x[None], (size, 1))
+    return alone.run(lambda: layers.hsigmoid(rows, labels, size, name="out"), params, size)
+
+
+@pytest.mark.parametrize("size", [2, 7, 8, 12])
+def test_hsigmoid_probabilities_of_all_classes_sum_to_1(size):
+    params = {"out": {leaf: value[: size - 1] for leaf, value in PARAMS["out"].items()}}
+    losses = np.asarray(jax.jit(lambda x: hsigmoid_of_all(x, size, params))(X[0]))[:, 0]
+    np.testing.assert_allclose(np.exp(-losses).sum(), 1, rtol=1e-5)
+    w, b = (params["out"][leaf].astype(float) for leaf in "wb")
+    for label, loss in enumerate(losses):
+        # From the leaf to the root, as Fluid's codes say.
+        code, expected = label + size, 0.0
+        while code > 1:
+            parent, is_second = divmod(code, 2)
+            score = w[parent - 1] @ X[0] + b[parent - 1, 0]
+            expected += np.log1p(np.exp(-score if is_second else score))
+            code = parent
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_parameters_have_fluids_shapes_and_may_lack_a_bias():
+    def both():
+        x, label = layers.data("x", [WIDTH]), layers.data("label", [1], "int32")
+        with_bias = layers.nce(x, label, SIZE), layers.hsigmoid(x, label, SIZE)
+        without = layers.nce(x, label, SIZE, bias_attr=False)
+        return *with_bias, without, layers.hsigmoid(x, label, SIZE, bias_attr=False)
+
+    params = initial(both)["params"]
+    shapes = jax.tree.map(np.shape, params, is_leaf=lambda x: isinstance(x, np.ndarray))
+    assert shapes["nce_0"] == {"w": (SIZE, WIDTH), "b": (SIZE, 1)}
+    assert shapes["hsigmoid_0"] == {"w": (SIZE - 1, WIDTH), "b": (SIZE - 1, 1)}
+    assert list(shapes["nce_1"]) == list(shapes["hsigmoid_1"]) == ["w"]
+    assert not params["nce_0"]["b"].any()
+
+
+@pytest.mark.parametrize("layer", [layers.nce, layers.hsigmoid])
+def test_a_label_that_is_no_class_is_nan_for_its_example_alone(layer):
+    def function():
+        return layer(layers.data("x", [WIDTH]), layers.data("label", [1], "int32"), SIZE)
+
+    out = infer(function, {"x": X[:4], "label": [[0], [-1], [SIZE], [SIZE - 1]]})
+    assert np.isnan(out[:, 0]).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("layer", [layers.nce, layers.hsigmoid])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_many_classes_are_learned(layer, precision):
+    def function():
+        x, label = layers.data("x", [WIDTH]), layers.data("label", [1], "int32")
+        loss = layer(x, label, SIZE)
+        assert loss.dtype == jnp.float32
+        return layers.mean(loss)
+
+    builder = ps.ProgramBuilder(
+        function, optax.adam(0.1), place=jax.devices()[:2], precision=precision
+    )
+    feed = {"x": X, "label": np.arange(BATCH, dtype=np.int32)[:, None]}
+    state = builder.init(seed=0)
+    first = builder.test(state, feed)
+    for _ in range(60):
+        state, _ = builder.train(state, feed)
+    assert builder.test(state, feed) < 0.7 * first
+
+
+def test_extreme_scores_have_finite_losses_and_gradients():
+    def total(x, params):
+        nothing = [0.0] + [1 / (SIZE - 1)] * (SIZE - 1)
+        label = np.zeros([2, 1], np.int32)
+        noisy = layers.nce(x, label, SIZE, name="out", sampler="custom_dist", custom_dist=nothing)
+        return jnp.sum(noisy + layers.hsigmoid(x, label, SIZE, name="tree"))
+
+    params = {**PARAMS, "tree": {leaf: value[1:] for leaf, value in PARAMS["out"].items()}}
+    x = jnp.asarray(X[:2] * np.array([[1e4], [-1e4]], np.float32))
+    loss, gradients = jax.jit(
+        jax.value_and_grad(lambda x, p: alone.run(lambda: total(x, p), p, 2), (0, 1))
+    )(x, params)
+    assert all(np.isfinite(each).all() for each in jax.tree.leaves((loss, gradients)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: layers.nce(x, y, 5, num_neg_samples=0), r"5 and num_neg_samples=0, exp"),
+        (lambda x, y: layers.nce(x, y, 5, sampler="zipf"), r"got sampler='zipf', expected one of"),
+        (lambda x, y: layers.nce(x, y, 5, sampler="custom_dist"), r"and custom_dist of None, exp"),
+        (lambda x, y: layers.nce(x, y, 5, custom_dist=[0.2] * 5), r"='uniform' and custom_dist of"),
+        (
+            lambda x, y: layers.nce(x, y, 3, sampler="custom_dist", custom_dist=[0.5, 0.1, 0.1]),
+            r"custom_dist of shape \(3,\) with the sum 0.7, expected 3 probabilities of the sum 1",
+        ),
+        (lambda x, y: layers.nce(x, y, 5, sample_weight=x), r"sample_weight of shape \[B, 4\], "),
+        (lambda x, y: layers.nce(x, x, 5), r"nce got labels of dtype float32, expected integers"),
+        (
+            lambda x, y: layers.nce(x, y[:, 0, None, None], 5),
+            r"\[B, 4\] and labels of shape \[B, 1",
+        ),
+        (lambda x, y: layers.hsigmoid(x, y, 1), r"hsigmoid got num_classes=1, expected at least 2"),
+        (lambda x, y: layers.hsigmoid(x, y, 5), r"hsigmoid got labels of 2 classes, expected one"),
+        (
+            lambda x, y: layers.hsigmoid(Sequence(x[:, :, None], jnp.full(len(x), 4)), y, 5),
+            r"hsigmoid got one Sequence among its input and labels, expected both or none",
+        ),
+    ],
+)
+def test_many_classes_with_a_wrong_argument_say_what_they_expect(call, message):
+    with pytest.raises(ProgramError, match=message):
+        initial(lambda: call(layers.data("x", [WIDTH]), layers.data("y", [2], "int32")))
