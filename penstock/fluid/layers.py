@@ -27,6 +27,8 @@ from penstock.fluid._inputs import data as data
 from penstock.fluid.nets import img_conv_group as img_conv_group
 from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool
 from penstock.layers import accuracy as accuracy
+from penstock.layers import beam_search as beam_search
+from penstock.layers import beam_search_decode as beam_search_decode
 from penstock.layers import concat as concat
 from penstock.layers import cos_sim as cos_sim
 from penstock.layers import create_parameter as create_parameter

@@ -28,6 +28,8 @@ from penstock.layers.activations import (
     tanh,
 )
 from penstock.layers.batch_norm import batch_norm
+from penstock.layers.beam import Sentences, beam_search, beam_search_decode, tile_beams
+from penstock.layers.beam_decode import beam_decode
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.dense import embedding, fc
 from penstock.layers.depthwise import depthwise_conv2d, separable_conv2d
@@ -81,6 +83,7 @@ from penstock.layers.reduce import (
     reduce_sum,
     reduce_var,
 )
+from penstock.layers.sampling import greedy_decode, sample_decode
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
 
@@ -157,6 +160,14 @@ __all__ = [
     "softmax_with_cross_entropy",
     "square_error_cost",
     "weight_decay_loss",
+    # Searches for sentences
+    "Sentences",
+    "beam_decode",
+    "beam_search",
+    "beam_search_decode",
+    "greedy_decode",
+    "sample_decode",
+    "tile_beams",
     # Shapes
     "concat",
     "cos_sim",
