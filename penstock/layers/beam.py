@@ -22,6 +22,10 @@ class Sentences(NamedTuple):
       ids: `[B, K, S]`, int32; behind a sentence's end stands `end_id`.
       lengths: `[B, K]`, int32, `end_id` counted. 0 where there are fewer sentences than beams.
       scores: `[B, K]`, float32; -inf where there is no sentence.
+
+    >>> sentences = Sentences(jnp.array([[[4, 2, 0]]]), jnp.array([[3]]), jnp.array([[-1.5]]))
+    >>> sentences.ids[0, 0, : sentences.lengths[0, 0]].tolist()
+    [4, 2, 0]
     """
 
     ids: jax.Array

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
 from tests.layers.programs import normal
@@ -321,3 +322,22 @@ def test_step_with_wrong_arguments_says_what_is_wrong(call, text):
 def test_ids_that_are_no_integers_are_refused():
     with pytest.raises(ProgramError, match=r"layers.beam_search got pre_ids of dtype float32"):
         layers.beam_search(jnp.ones([1, 1]), jnp.ones([1, 1]), None, jnp.ones([1, 1, 2]), 2, 0)
+
+
+def test_sequence_in_the_state_goes_with_its_beams():
+    # The state counts the words of each beam, and holds a source that only the example tells.
+    source = ps.Sequence(jnp.array([[[2.0], [5.0]], [[3.0], [9.0]]]), jnp.array([2, 1]))
+    tiled = layers.tile_beams(source, 3)
+    assert tiled.lengths.tolist() == [2, 2, 2, 1, 1, 1]
+
+    def step(words, state):
+        source, chosen = state
+        weights = source.masked().sum(1)
+        logits = -jnp.abs(jnp.arange(12.0)[None] - weights - chosen)
+        return logits, (source, chosen + jnp.where(words == 1, 1.0, 0.0)[:, None])
+
+    first = jnp.array([1, 1])
+    state = (source, jnp.zeros([2, 1]))
+    found = layers.beam_decode(step, state, first, beam_size=3, end_id=0, max_length=2)
+    # Step 2 of every beam has counted the first word alone.
+    assert found.ids[:, 0].tolist() == [[7, 8], [3, 4]]
