@@ -32,6 +32,8 @@ from penstock.layers import DynamicRNN as DynamicRNN
 from penstock.layers import StaticRNN as StaticRNN
 from penstock.layers import accuracy as accuracy
 from penstock.layers import chunk_eval as chunk_eval
+from penstock.layers import beam_search as beam_search
+from penstock.layers import beam_search_decode as beam_search_decode
 from penstock.layers import concat as concat
 from penstock.layers import cos_sim as cos_sim
 from penstock.layers import create_parameter as create_parameter

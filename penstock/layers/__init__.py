@@ -29,6 +29,8 @@ from penstock.layers.activations import (
 )
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.chunk_eval import chunk_eval
+from penstock.layers.beam import Sentences, beam_search, beam_search_decode, tile_beams
+from penstock.layers.beam_decode import beam_decode
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.crf import crf_decoding, linear_chain_crf
 from penstock.layers.ctc import ctc_greedy_decoder, edit_distance, warpctc
@@ -115,6 +117,7 @@ from penstock.layers.sequence_shapes import (
 from penstock.layers.sequence_windows import im2sequence, row_conv, sequence_conv
 from penstock.layers.rnn_blocks import DynamicRNN, StaticRNN
 from penstock.layers.sampled_losses import hsigmoid, nce
+from penstock.layers.sampling import greedy_decode, sample_decode
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
 
@@ -211,6 +214,14 @@ __all__ = [
     "linear_chain_crf",
     "nce",
     "warpctc",
+    # Searches for sentences
+    "Sentences",
+    "beam_decode",
+    "beam_search",
+    "beam_search_decode",
+    "greedy_decode",
+    "sample_decode",
+    "tile_beams",
     # Shapes
     "concat",
     "cos_sim",

@@ -1,0 +1,210 @@
+"""Beam search in one call: all steps in one loop."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from penstock._errors import ProgramError, check_count
+from penstock.layers import _searches, beam
+from penstock.layers._searches import State, Step
+from penstock.layers.beam import Sentences
+
+_LAYER = "beam_decode"
+
+
+class _Search(NamedTuple):
+    """What a search carries from step to step; beams stand best first.
+
+    Attributes:
+      number: of the step.
+      words, parents: of the steps up to now, `[S, B, K]`; later ones hold `end_id` and each beam
+        itself, so that a search that stops early is read back as any other.
+      last: the last words, `[B, K]`.
+      scores: log probabilities, `[B, K]`.
+      lengths: `[B, K]`.
+      has_ended: `[B, K]`.
+      is_done: examples whose beams stay as they are, `[B]`.
+    """
+
+    number: jax.Array
+    words: jax.Array
+    parents: jax.Array
+    last: jax.Array
+    scores: jax.Array
+    lengths: jax.Array
+    has_ended: jax.Array
+    is_done: jax.Array
+
+
+class _Rules(NamedTuple):
+    """The arguments of a search; see `beam_decode`."""
+
+    beam_size: int
+    end_id: int
+    max_length: int
+    length_penalty: float
+    stop_at_best: bool
+
+    def check(self) -> None:
+        """Raise unless the numbers are in range."""
+        check_count(f"layers.{_LAYER}: beam_size", self.beam_size, 1)
+        if not 0 <= self.length_penalty < math.inf:
+            raise ProgramError(
+                f"layers.{_LAYER} got length_penalty={self.length_penalty!r}, expected a number of "
+                "0 or more. Scores are divided by a power of the length. 0.6 is usual."
+            )
+
+    def penalty(self, lengths: jax.Array | int) -> jax.Array:
+        """Return what the log probabilities of sentences of these lengths are divided by."""
+        return ((5.0 + jnp.asarray(lengths, jnp.float32)) / 6.0) ** self.length_penalty
+
+    def find_done(self, search: _Search) -> jax.Array:
+        """Return which examples more steps would change nothing for, `[B]`."""
+        is_over = search.has_ended | (search.scores == -jnp.inf)
+        is_done = jnp.all(is_over, axis=1)
+        if not self.stop_at_best:
+            return is_done
+        # Scores only fall, and no length divides by more than the greatest one.
+        hopes = jnp.where(is_over, -jnp.inf, search.scores / self.penalty(self.max_length))
+        best = search.scores[:, :1] / self.penalty(search.lengths[:, :1])
+        return is_done | (search.has_ended[:, 0] & jnp.all(hopes <= best, axis=1))
+
+
+def beam_decode(
+    step: Step[State],
+    state: State,
+    first_ids: jax.Array,
+    *,
+    beam_size: int,
+    end_id: int,
+    max_length: int,
+    length_penalty: float = 0.0,
+    stop_at_best: bool = False,
+) -> Sentences:
+    """Search for the likeliest sentences, all steps in one loop.
+
+    Each step is that of `beam_search`: the words of all beams compete, and a beam that has ended
+    keeps its place as long as its score is among the best. The loop ends when all beams of all
+    examples have ended, or at `max_length`. The same in train, test and infer, without gradients.
+
+    `step` runs in a `lax.while_loop`, traced once. Its layers share the parameters of a training
+    program under explicit names or in `layers.scope`. It must not talk to other devices: each
+    leaves the loop when its own examples are done.
+
+    Sentences are compared by their log probability divided by `((5 + length) / 6)**length_penalty`
+    (Wu et al. 2016), `end_id` being counted.
+
+    Arguments:
+      step: takes words `[N]`, int32, and a state of `N` rows, `N = B * beam_size`; returns logits
+        or log probabilities `[N, V]` and the new state. The beams of an example stand together, as
+        in `tile_beams`. Floats of the state keep the dtypes they begin with.
+      state: a pytree of arrays `[B, ...]`; what has no axes is common to all beams.
+      first_ids: the word that sentences are written after, `[B]` or `[B, 1]`; no part of them.
+      max_length: of a sentence, `end_id` counted.
+      length_penalty: 0 for none; larger ones prefer longer sentences.
+      stop_at_best: be done with an example when its best sentence has ended and no other can come
+        before it. Its other sentences may then be unfinished.
+
+    Returns:
+      The sentences, best first, `S = max_length`. Scores are what they are compared by.
+
+    >>> table = jnp.log(jnp.array([[0.1, 0.5, 0.4], [0.4, 0.3, 0.3], [0.9, 0.05, 0.05]]))
+    >>> def step(words, state):
+    ...     return table[words], state
+    >>> found = beam_decode(step, (), jnp.array([0]), beam_size=2, end_id=0, max_length=3)
+    >>> found.ids.tolist(), found.lengths.tolist()
+    ([[[2, 0, 0], [1, 0, 0]]], [[2, 2]])
+    >>> [f"{p:.2f}" for p in jnp.exp(found.scores)[0]]
+    ['0.36', '0.20']
+    """
+    rules = _Rules(beam_size, end_id, max_length, length_penalty, stop_at_best)
+    rules.check()
+    first = _searches.check_search(_LAYER, first_ids, end_id, max_length)
+    state = beam.tile_beams(_searches.check_state(_LAYER, state, first.shape[0]), beam_size)
+    search = _run(step, state, _begin(first, rules), rules)
+    itself = lax.broadcasted_iota(jnp.int32, search.last.shape, 1)
+    sentences = beam.trace_back(search.words, search.parents, itself)
+    scores = search.scores / rules.penalty(search.lengths)
+    return beam.finish_sentences(sentences, search.lengths, scores, end_id)
+
+
+def _run(step: Step[State], state: State, begin: _Search, rules: _Rules) -> _Search:
+    def advance(carry: tuple[_Search, State]) -> tuple[_Search, State]:
+        search, before = carry
+        words = search.last.reshape(-1)
+        logits, after = _searches.call_step(_LAYER, step, words, before, rules.end_id)
+        found, parents = _choose_words(search, logits, rules)
+        return found, _reorder(after, parents)
+
+    return lax.while_loop(
+        lambda carry: _searches.goes_on(carry[0].number, rules.max_length, carry[0].is_done),
+        advance,
+        (begin, state),
+    )[0]
+
+
+def _begin(first: jax.Array, rules: _Rules) -> _Search:
+    """Return the search before the first step: of an example's beams one has a chance."""
+    size = (first.shape[0], rules.beam_size)
+    number = lax.broadcasted_iota(jnp.int32, size, 1)
+    stack = (rules.max_length, *size)
+    return _Search(
+        number=jnp.zeros((), jnp.int32),
+        words=jnp.full(stack, rules.end_id, jnp.int32),
+        parents=lax.broadcasted_iota(jnp.int32, stack, 2),
+        last=jnp.broadcast_to(first[:, None], size),
+        scores=jnp.where(number == 0, 0.0, -jnp.inf).astype(jnp.float32),
+        lengths=jnp.zeros(size, jnp.int32),
+        has_ended=jnp.zeros(size, bool),
+        is_done=jnp.zeros(size[:1], bool),
+    )
+
+
+def _choose_words(search: _Search, logits: jax.Array, rules: _Rules) -> tuple[_Search, jax.Array]:
+    """Return the search one word further, and the beams that its beams continue, `[B, K]`."""
+    size, number = search.last.shape, search.number
+    is_kept = search.has_ended | search.is_done[:, None]
+    # More than K words of one beam cannot be chosen. Sorting all words of all beams is slower.
+    num_words = min(rules.beam_size, logits.shape[1])
+    gains, ids = lax.top_k(jax.nn.log_softmax(logits), num_words)
+    scores = search.scores[..., None] + gains.reshape(*size, num_words)
+    lengths = jnp.where(is_kept, search.lengths, number + 1)
+    words, scores, parents = beam.select_beams(
+        is_kept,
+        search.scores,
+        ids.reshape(*size, num_words),
+        scores,
+        rules.beam_size,
+        rules.end_id,
+        rules.penalty(lengths),
+    )
+    was_kept = beam.pick_beams(is_kept, parents)
+    had_ended = beam.pick_beams(search.has_ended, parents)
+    found = search._replace(
+        number=number + 1,
+        words=lax.dynamic_update_index_in_dim(search.words, words, number, 0),
+        parents=lax.dynamic_update_index_in_dim(search.parents, parents, number, 0),
+        last=words,
+        scores=scores,
+        lengths=beam.pick_beams(lengths, parents),
+        # The word of a beam that is kept without having ended says nothing.
+        has_ended=had_ended | (~was_kept & (words == rules.end_id)),
+    )
+    return found._replace(is_done=search.is_done | rules.find_done(found)), parents
+
+
+def _reorder(state: State, parents: jax.Array) -> State:
+    """Return a state `[B * K, ...]` whose rows go with the beams that were chosen."""
+
+    def reorder(x: jax.Array) -> jax.Array:
+        if not x.ndim:
+            return x
+        beams = x.reshape(*parents.shape, *x.shape[1:])
+        return beam.pick_beams(beams, parents).reshape(x.shape)
+
+    return jax.tree.map(reorder, state)

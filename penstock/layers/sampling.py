@@ -1,0 +1,226 @@
+"""Sentences one at a time: of the likeliest word each, or of words that are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from penstock._errors import ProgramError, check_count
+from penstock._program import draws, sequences
+from penstock._program.frame import current_frame
+from penstock.layers import _searches, arguments
+from penstock.layers._searches import State, Step
+
+Choose: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""Takes logits `[B, V]` and the number of the step, returns words `[B]`."""
+
+_Writing: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+def greedy_decode(
+    step: Step[State],
+    state: State,
+    first_ids: jax.Array,
+    *,
+    end_id: int,
+    max_length: int,
+) -> sequences.Sequence:
+    """Write a sentence for each example, of the likeliest word at each step.
+
+    Of equally likely words the first. All steps are in one loop, which ends when all sentences
+    have, or at `max_length`. It is `beam_decode` with a beam of one; see there for `step`.
+
+    Arguments:
+      step: takes words `[B]`, int32, and a state of `B` rows; returns logits or log probabilities
+        `[B, V]` and the new state.
+      state: a pytree of arrays `[B, ...]`; what has no axes is common to all examples.
+      first_ids: the word that sentences are written after, `[B]` or `[B, 1]`; no part of them.
+      max_length: of a sentence, `end_id` counted.
+
+    Returns:
+      Words `[B, max_length]`, int32, and lengths, `end_id` counted.
+
+    >>> import jax.numpy as jnp
+    >>> table = jnp.array([[0.0, 2.0, 1.0], [0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
+    >>> def step(words, state):
+    ...     return table[words], state
+    >>> sentences = greedy_decode(step, (), jnp.array([1, 2]), end_id=0, max_length=5)
+    >>> sentences.cut()
+    [array([2, 0], dtype=int32), array([0], dtype=int32)]
+    """
+    return _write(
+        "greedy_decode",
+        step,
+        state,
+        first_ids,
+        end_id,
+        max_length,
+        lambda logits, number: lax.argmax(logits, 1, jnp.int32),
+    )
+
+
+def sample_decode(
+    step: Step[State],
+    state: State,
+    first_ids: jax.Array,
+    *,
+    end_id: int,
+    max_length: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | jax.Array = 0,
+    name: str | None = None,
+) -> sequences.Sequence:
+    """Write a sentence for each example, of words drawn by the probabilities of `step`.
+
+    Draws depend on the seed, the layer's name, the number of the word and the example's place in
+    the global batch: they are the same on any number of devices. In test and infer every batch gets
+    the same draws; feed seeds to have others at each call.
+
+    `top_k` and `top_p` leave words out before one is drawn (Fan et al. 2018, Holtzman et al. 2020),
+    `top_k` first. All is in one loop, as in `greedy_decode`.
+
+    Arguments:
+      step, state, first_ids, end_id, max_length: as in `greedy_decode`.
+      temperature: what logits are divided by; less than 1 prefers likely words.
+      top_k: draw from so many of the likeliest words; of equally likely ones the first.
+      top_p: draw from the fewest likeliest words that together are at least as likely.
+      seed: another than 0 draws from it, in place of the program's seed. Or integers of the
+        examples, `[B]` or `[B, 1]`, that the program's is mixed with.
+
+    Returns:
+      Words `[B, max_length]`, int32, and lengths, `end_id` counted.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     first = layers.data("first", [1], "int32")
+    ...
+    ...     def step(words, state):
+    ...         return jax.nn.one_hot(words + 1, 4), state
+    ...
+    ...     return layers.sample_decode(step, (), first, end_id=3, max_length=4, top_k=1)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"first": [[0], [2]]})
+    [array([1, 2, 3], dtype=int32), array([3], dtype=int32)]
+    """
+    _check_options(temperature, top_k, top_p)
+    num_rows = jnp.shape(first_ids)[0] if jnp.ndim(first_ids) else 1
+    keys = _make_keys(seed, num_rows, name)
+
+    def choose(logits: jax.Array, number: jax.Array) -> jax.Array:
+        turn = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+        return draw_words(turn, logits, temperature, top_k, top_p)
+
+    return _write("sample_decode", step, state, first_ids, end_id, max_length, choose)
+
+
+def draw_words(
+    keys: jax.Array,
+    logits: jax.Array,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> jax.Array:
+    """Draw a word for each row of logits; see `sample_decode`.
+
+    Arguments:
+      keys: `[N]`.
+      logits: `[N, V]`.
+
+    Returns:
+      `[N]`, int32.
+    """
+    logits = logits / temperature
+    draw = jax.vmap(jax.random.categorical)
+    if top_k is None and top_p is None:
+        return draw(keys, logits).astype(jnp.int32)
+    num_words = logits.shape[1]
+    # Sorted, so that no more than `top_k` are left where several are equally likely.
+    logits, words = lax.top_k(logits, min(top_k or num_words, num_words))
+    if top_p is not None:
+        shares = jax.nn.softmax(logits)
+        # Of those before it: the likeliest word is always left.
+        logits = jnp.where(jnp.cumsum(shares, axis=1) - shares < top_p, logits, -jnp.inf)
+    places = draw(keys, logits)
+    return jnp.take_along_axis(words, places[:, None], axis=1)[:, 0]
+
+
+def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not 0 < temperature < math.inf:
+        raise ProgramError(
+            f"layers.sample_decode got temperature={temperature!r}, expected a number above 0. "
+            "Logits are divided by it. Use layers.greedy_decode for the likeliest words."
+        )
+    if top_k is not None:
+        check_count("layers.sample_decode: top_k", top_k, 1)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ProgramError(
+            f"layers.sample_decode got top_p={top_p!r}, expected a number above 0 and up to 1. It "
+            "is the share of the probability to draw from. 0.9 is usual."
+        )
+
+
+def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Array:
+    """Return a key for each example by its place in the global batch, `[B]`."""
+    layer = "sample_decode"
+    frame = current_frame(layer)
+    # Asked for whatever the seed is, so that automatic names agree between programs.
+    path = frame.names.layer(layer, name)
+    if isinstance(seed, int):
+        key = jax.random.key(seed) if seed else frame.layer_key(path)
+        return draws.row_keys(frame, key, num_rows)
+    seeds = arguments.integers(layer, "seed", seed)
+    if seeds.shape not in ((num_rows,), (num_rows, 1)):
+        raise ProgramError(
+            f"layers.{layer} got seed of shape {seeds.shape}, expected a number, or [{num_rows}] "
+            f"or [{num_rows}, 1] as first_ids has rows. Each example is drawn by its own. Declare "
+            'it with layers.data("seed", [1], "int32").'
+        )
+    keys = draws.row_keys(frame, frame.layer_key(path), num_rows)
+    return jax.vmap(jax.random.fold_in)(keys, seeds.reshape(num_rows))
+
+
+def _write(
+    layer: str,
+    step: Step[State],
+    state: State,
+    first_ids: jax.Array,
+    end_id: int,
+    max_length: int,
+    choose: Choose,
+) -> sequences.Sequence:
+    """Write a sentence for each example, each word chosen from its logits."""
+    first = _searches.check_search(layer, first_ids, end_id, max_length)
+    batch_size = first.shape[0]
+    state = _searches.check_state(layer, state, batch_size)
+    shape = (batch_size, max_length)
+    # The number of the step, the words written, the last ones, the lengths, which have ended.
+    begin = (
+        jnp.zeros((), jnp.int32),
+        jnp.full(shape, end_id, jnp.int32),
+        first,
+        jnp.zeros(batch_size, jnp.int32),
+        jnp.zeros(batch_size, bool),
+    )
+
+    def advance(carry: tuple[_Writing, State]) -> tuple[_Writing, State]:
+        (number, words, last, lengths, has_ended), before = carry
+        logits, after = _searches.call_step(layer, step, last, before, end_id)
+        last = jnp.where(has_ended, end_id, choose(logits, number))
+        words = lax.dynamic_update_index_in_dim(words, last, number, 1)
+        lengths = jnp.where(has_ended, lengths, number + 1)
+        return (number + 1, words, last, lengths, has_ended | (last == end_id)), after
+
+    (_, words, _, lengths, _), _ = lax.while_loop(
+        lambda carry: _searches.goes_on(carry[0][0], max_length, carry[0][-1]),
+        advance,
+        (begin, state),
+    )
+    return sequences.Sequence(words, lengths)

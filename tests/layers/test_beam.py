@@ -1,0 +1,343 @@
+"""Searches for sentences: against all sentences, against plain loops, and inside programs."""
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import ProgramError
+from tests.layers.programs import normal
+
+END = 0
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+class Language(NamedTuple):
+    """A language whose next word depends on the last two, and on the example: `[B, V, V, V]`."""
+
+    logits: np.ndarray
+
+    @property
+    def num_words(self) -> int:
+        return self.logits.shape[-1]
+
+    def step(self, words: Any, state: Any) -> Any:
+        """Search a step further; the state is the word before the last, and the logits."""
+        before, table, count = state
+        logits = table[jnp.arange(len(words)), before, words]
+        return logits, (words, table, count + 1)
+
+    def state(self, first: Any) -> Any:
+        return jnp.asarray(first), jnp.asarray(self.logits), 0
+
+    def log_probs(self, example: int, sentence: tuple[int, ...]) -> np.ndarray:
+        """Return those of the word after a sentence, which includes the first word."""
+        before, last = ([sentence[0], *sentence])[-2:]
+        return log_softmax(self.logits[example, before, last].astype(np.float64))
+
+
+def make_language(num_examples: int, num_words: int, seed: int = 0) -> Language:
+    return Language(normal(num_examples, num_words, num_words, num_words, seed=seed))
+
+
+def penalty(length: int, power: float) -> float:
+    return ((5 + length) / 6) ** power
+
+
+def list_sentences(language, example, first, max_length):
+    """Return every sentence with its log probability, longest possible or ended."""
+    found = []
+    for length in range(1, max_length + 1):
+        for words in itertools.product(range(language.num_words), repeat=length):
+            is_whole = END not in words[:-1] and (words[-1] == END or length == max_length)
+            if not is_whole:
+                continue
+            whole = (first, *words)
+            score = sum(
+                language.log_probs(example, whole[: n + 1])[word] for n, word in enumerate(words)
+            )
+            found.append((words, score))
+    return found
+
+
+def search_plainly(language, example, first, beam_size, max_length, power=0.0):
+    """Return the sentences of a beam search, best first: a list sorted at each step."""
+    beams = [((), 0.0)]
+    for number in range(1, max_length + 1):
+        candidates = []
+        for words, score in beams:
+            if words and words[-1] == END:
+                candidates.append((score / penalty(len(words), power), words, score))
+                continue
+            gains = language.log_probs(example, (first, *words))
+            for word, gain in enumerate(gains):
+                total = score + gain
+                candidates.append((total / penalty(number, power), (*words, word), total))
+        candidates.sort(key=lambda each: -each[0])  # stable: lower beam, then lower word
+        beams = [(words, score) for _, words, score in candidates[:beam_size]]
+    return [(words, score / penalty(len(words), power)) for words, score in beams]
+
+
+def check_sentences(found, example, expected, max_length):
+    for k, (words, score) in enumerate(expected):
+        assert found.lengths[example, k] == len(words)
+        padded = [*words, *[END] * (max_length - len(words))]
+        assert found.ids[example, k].tolist() == padded
+        np.testing.assert_allclose(found.scores[example, k], score, rtol=1e-5)
+
+
+FIRST = np.array([1, 2, 1], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "max_length", "power"),
+    [(1, 5, 0.0), (2, 4, 0.0), (3, 5, 0.7), (5, 3, 2.0), (7, 1, 0.0)],
+)
+def test_beam_decode_equals_a_plain_search(beam_size, max_length, power):
+    language = make_language(3, 5, seed=beam_size)
+    found = layers.beam_decode(
+        language.step,
+        language.state(FIRST),
+        FIRST,
+        beam_size=beam_size,
+        end_id=END,
+        max_length=max_length,
+        length_penalty=power,
+    )
+    for example, first in enumerate(FIRST):
+        expected = search_plainly(language, example, first, beam_size, max_length, power)
+        check_sentences(found, example, expected, max_length)
+        # Fewer sentences than beams.
+        for k in range(len(expected), beam_size):
+            assert found.scores[example, k] == -np.inf
+            assert found.lengths[example, k] == 0
+
+
+@pytest.mark.parametrize("power", [0.0, 1.5])
+def test_beam_as_wide_as_the_language_finds_all_sentences_best_first(power):
+    language, max_length = make_language(3, 3, seed=1), 3
+    found = layers.beam_decode(
+        language.step,
+        language.state(FIRST),
+        FIRST[:, None],
+        beam_size=3**max_length,
+        end_id=END,
+        max_length=max_length,
+        length_penalty=power,
+    )
+    for example, first in enumerate(FIRST):
+        every = list_sentences(language, example, first, max_length)
+        scored = [(words, score / penalty(len(words), power)) for words, score in every]
+        scored.sort(key=lambda each: -each[1])
+        check_sentences(found, example, scored, max_length)
+        assert np.isneginf(found.scores[example, len(scored) :]).all()
+        if not power:
+            np.testing.assert_allclose(np.exp(found.scores[example]).sum(), 1, rtol=1e-5)
+
+
+def test_search_that_stops_at_the_best_sentence_finds_the_same_one():
+    # Sentences end soon, so that the loop has steps to save.
+    language = make_language(3, 4, seed=8)
+    language.logits[..., END] += 2
+    turns = []
+
+    def count(words, state):
+        jax.debug.callback(turns.append, 1)
+        return language.step(words, state)
+
+    found, num_turns = {}, {}
+    for stop in (False, True):
+        turns.clear()
+        found[stop] = layers.beam_decode(
+            count,
+            language.state(FIRST),
+            FIRST,
+            beam_size=4,
+            end_id=END,
+            max_length=40,
+            length_penalty=0.6,
+            stop_at_best=stop,
+        )
+        jax.block_until_ready(found[stop])
+        jax.effects_barrier()
+        num_turns[stop] = len(turns)
+    np.testing.assert_array_equal(found[True].ids[:, 0], found[False].ids[:, 0])
+    np.testing.assert_array_equal(found[True].scores[:, 0], found[False].scores[:, 0])
+    assert num_turns[True] < num_turns[False] < 40
+
+
+def test_examples_that_are_done_stay_as_they_are_while_others_go_on():
+    language = make_language(3, 4, seed=5)
+    language.logits[0, ..., END] += 3
+
+    def search(rows):
+        alone = Language(language.logits[rows])
+        return layers.beam_decode(
+            alone.step,
+            alone.state(FIRST[rows]),
+            FIRST[rows],
+            beam_size=3,
+            end_id=END,
+            max_length=12,
+            stop_at_best=True,
+        )
+
+    together = search(slice(0, 3))
+    for row in range(3):
+        for whole, own in zip(together, search(slice(row, row + 1)), strict=True):
+            np.testing.assert_allclose(whole[row : row + 1], own, rtol=1e-6)
+
+
+def test_equal_scores_prefer_the_lower_beam_and_the_lower_word():
+    def step(words, state):
+        return jnp.zeros([len(words), 4]), state
+
+    found = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=3, max_length=2)
+    assert found.ids[0].tolist() == [[0, 0], [0, 1], [0, 2]]
+    ids, _, parents = layers.beam_search(
+        jnp.zeros([1, 2], int), jnp.zeros([1, 2]), None, jnp.zeros([1, 2, 3]), 4, 9
+    )
+    assert (ids.tolist(), parents.tolist()) == ([[0, 1, 2, 0]], [[0, 0, 0, 1]])
+
+
+def test_banned_words_are_never_chosen_and_beams_without_words_are_no_sentences():
+    def step(words, state):
+        logits = jnp.full([len(words), 3], -jnp.inf).at[:, 2].set(1.0)
+        return jnp.where((words == 2)[:, None], logits.at[:, 0].set(1.0), logits), state
+
+    found = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=END, max_length=3)
+    assert found.ids[0].tolist() == [[2, 0, 0], [2, 2, 0], [2, 2, 2]]
+    assert found.lengths.tolist() == [[2, 3, 3]]
+    np.testing.assert_allclose(np.exp(found.scores[0]), [0.5, 0.25, 0.25], rtol=1e-6)
+    short = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=END, max_length=1)
+    assert short.lengths.tolist() == [[1, 0, 0]]
+
+
+def test_greedy_decode_equals_a_beam_of_one():
+    language = make_language(3, 6, seed=3)
+    state = language.state(FIRST)
+    greedy = layers.greedy_decode(language.step, state, FIRST, end_id=END, max_length=9)
+    beam = layers.beam_decode(language.step, state, FIRST, beam_size=1, end_id=END, max_length=9)
+    np.testing.assert_array_equal(greedy.lengths, beam.lengths[:, 0])
+    np.testing.assert_array_equal(greedy.values, beam.ids[:, 0])
+    assert len(set(greedy.lengths.tolist())) > 1
+
+
+def search_by_steps(language, first, beam_size, max_length):
+    """Return what Fluid's two layers find, in a scan, with candidates from `topk`."""
+    batch = len(first)
+
+    def turn(carry, _):
+        words, scores, state = carry
+        logits, state = language.step(words.reshape(-1), state)
+        gains, ids = layers.topk(jax.nn.log_softmax(logits), beam_size)
+        shape = (batch, beam_size, beam_size)
+        total = scores[..., None] + gains.reshape(shape)
+        words, scores, parents = layers.beam_search(
+            words, scores, ids.reshape(shape), total, beam_size, END
+        )
+        rows = (jnp.arange(batch)[:, None] * beam_size + parents).reshape(-1)
+        before, table, count = state
+        return (words, scores, (before[rows], table[rows], count)), (words, scores, parents)
+
+    first = jnp.asarray(first)
+    scores = jnp.where(jnp.arange(beam_size)[None] == 0, 0.0, -jnp.inf)
+    begin = (
+        layers.tile_beams(first, beam_size).reshape(batch, beam_size),
+        jnp.broadcast_to(scores, (batch, beam_size)),
+        layers.tile_beams(language.state(first), beam_size),
+    )
+    _, (ids, scores, parents) = jax.lax.scan(turn, begin, None, max_length)
+    return layers.beam_search_decode(ids, scores, parents, beam_size, END)
+
+
+def test_steps_of_beam_search_and_its_decoding_equal_the_whole_search():
+    language = make_language(3, 5, seed=2)
+    steps = search_by_steps(language, FIRST, 3, 6)
+    whole = layers.beam_decode(
+        language.step, language.state(FIRST), FIRST, beam_size=3, end_id=END, max_length=6
+    )
+    np.testing.assert_array_equal(steps.ids, whole.ids)
+    np.testing.assert_array_equal(steps.lengths, whole.lengths)
+    np.testing.assert_allclose(steps.scores, whole.scores, rtol=1e-6)
+
+
+def test_beam_that_has_ended_keeps_its_word_and_score():
+    scores = jnp.full([1, 2, 3], 0.0)
+    ids, found, parents = layers.beam_search(
+        jnp.array([[4, 7]]),
+        jnp.array([[-5.0, -1.0]]),
+        jnp.arange(6).reshape(1, 2, 3),
+        scores.at[0, 0].set(jnp.array([-6.0, -7.0, -8.0])),
+        beam_size=3,
+        end_id=7,
+    )
+    assert (ids.tolist(), parents.tolist()) == ([[7, 0, 1]], [[1, 0, 0]])
+    assert found.tolist() == [[-1.0, -6.0, -7.0]]
+
+
+BEAMS = jnp.ones([1, 2], jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: layers.beam_search(BEAMS, BEAMS * 1.0, None, jnp.ones([1, 3, 2]), 2, 0),
+            r"of shapes .*, expected \[B, J\], \[B, J\], \[B, J, C\]",
+        ),
+        (
+            lambda: layers.beam_search(BEAMS, BEAMS * 1.0, None, jnp.ones([1, 2, 2]), 5, 0),
+            r"beam_size=5 and 2 beams of 2 candidates",
+        ),
+        (
+            lambda: layers.beam_search(
+                BEAMS, BEAMS * 1.0, None, jnp.ones([1, 2, 2]), 2, 0, level=1
+            ),
+            r"level=1, expected 0",
+        ),
+        (
+            lambda: layers.beam_search_decode(
+                jnp.ones([3, 1, 2], int), jnp.ones([3, 1, 2]), jnp.ones([2, 1, 2], int), 2, 0
+            ),
+            r"beam_size=2, expected three of shape \[S, B, 2\]",
+        ),
+        (lambda: layers.tile_beams(BEAMS, 0), r"beam_size got 0"),
+    ],
+)
+def test_step_with_wrong_arguments_says_what_is_wrong(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
+
+
+def test_ids_that_are_no_integers_are_refused():
+    with pytest.raises(ProgramError, match=r"layers.beam_search got pre_ids of dtype float32"):
+        layers.beam_search(jnp.ones([1, 1]), jnp.ones([1, 1]), None, jnp.ones([1, 1, 2]), 2, 0)
+
+
+def test_sequence_in_the_state_goes_with_its_beams():
+    # The state counts the words of each beam, and holds a source that only the example tells.
+    source = ps.Sequence(jnp.array([[[2.0], [5.0]], [[3.0], [9.0]]]), jnp.array([2, 1]))
+    tiled = layers.tile_beams(source, 3)
+    assert tiled.lengths.tolist() == [2, 2, 2, 1, 1, 1]
+
+    def step(words, state):
+        source, chosen = state
+        weights = source.masked().sum(1)
+        logits = -jnp.abs(jnp.arange(12.0)[None] - weights - chosen)
+        return logits, (source, chosen + jnp.where(words == 1, 1.0, 0.0)[:, None])
+
+    first = jnp.array([1, 1])
+    state = (source, jnp.zeros([2, 1]))
+    found = layers.beam_decode(step, state, first, beam_size=3, end_id=0, max_length=2)
+    # Step 2 of every beam has counted the first word alone.
+    assert found.ids[:, 0].tolist() == [[7, 8], [3, 4]]

@@ -1,0 +1,126 @@
+"""Sentences of drawn words: which words are left, how often they come, what draws depend on."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock._errors import LayerContextError
+from penstock.layers.sampling import draw_words
+from tests.layers.programs import infer, normal
+
+END = 0
+
+
+class Checked(NamedTuple):
+    """Arguments of `draw_words`, and the words that may be drawn of the shares below."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    expected: dict[int, float]
+
+
+SHARES = np.array([0.1, 0.4, 0.05, 0.3, 0.15])
+DRAWS = {
+    "plain": Checked(1.0, None, None, dict(enumerate(SHARES))),
+    "temperature": Checked(0.5, None, None, dict(enumerate(SHARES**2 / (SHARES**2).sum()))),
+    "top_k": Checked(1.0, 2, None, {1: 4 / 7, 3: 3 / 7}),
+    "top_k of all": Checked(1.0, 9, None, dict(enumerate(SHARES))),
+    "top_p": Checked(1.0, None, 0.75, {1: 0.4 / 0.85, 3: 0.3 / 0.85, 4: 0.15 / 0.85}),
+    "top_p below the likeliest": Checked(1.0, None, 0.01, {1: 1.0}),
+    # Of the three likeliest, 0.4 + 0.3 of 0.85 are 0.82.
+    "both": Checked(1.0, 3, 0.8, {1: 4 / 7, 3: 3 / 7}),
+}
+
+
+@pytest.mark.parametrize("case", DRAWS.values(), ids=DRAWS)
+def test_words_are_drawn_by_their_shares_from_those_that_are_left(case):
+    count = 20_000
+    logits = np.broadcast_to(np.log(SHARES).astype(np.float32) + 3, (count, 5))
+    keys = jax.random.split(jax.random.key(0), count)
+    words = draw_words(keys, jnp.asarray(logits), case.temperature, case.top_k, case.top_p)
+    found, counts = np.unique(words, return_counts=True)
+    assert found.tolist() == sorted(case.expected)
+    for word, number in zip(found, counts, strict=True):
+        share = case.expected[word]
+        # Five standard deviations.
+        assert number / count == pytest.approx(share, abs=5 * np.sqrt(share * (1 - share) / count))
+
+
+def test_equally_likely_words_are_cut_to_top_k_from_the_front():
+    keys = jax.random.split(jax.random.key(0), 500)
+    words = draw_words(keys, jnp.zeros([500, 8]), 1.0, 3, None)
+    assert np.unique(words).tolist() == [0, 1, 2]
+
+
+def sampled(**options):
+    def program():
+        first = layers.data("first", [1], "int32")
+        table = layers.create_parameter([6, 6], name="table", attr=lambda *_: normal(6, 6))
+
+        def step(words, state):
+            return table[words] + state, state
+
+        return layers.sample_decode(
+            step, layers.data("state", [6]), first, end_id=END, max_length=8, **options
+        )
+
+    return program
+
+
+FEED = {"first": np.arange(24, dtype=np.int32)[:, None] % 5 + 1, "state": normal(24, 6, seed=4)}
+
+
+def as_lists(sentences):
+    return [np.asarray(each).tolist() for each in sentences]
+
+
+def test_sampled_sentences_follow_the_seed_and_the_place_alone():
+    one = as_lists(infer(sampled(), FEED))
+    others = [as_lists(infer(sampled(seed=seed), FEED)) for seed in (1, 2)]
+    assert one not in others
+    assert others[0] != others[1]
+    # The same place and another batch around it.
+    part = {name: values[:7] for name, values in FEED.items()}
+    assert as_lists(infer(sampled(), part)) == one[:7]
+    assert {len(each) for each in one} > {1, 2}
+    assert all(END not in each[:-1] for each in one)
+    assert all(each[-1] == END or len(each) == 8 for each in one)
+
+
+def test_seeds_that_are_fed_give_other_sentences_at_each_call():
+    def program():
+        return sampled(seed=layers.data("seed", [1], "int32"))()
+
+    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
+    state = builder.init()
+
+    def draw(seed):
+        return as_lists(builder.infer(state, {**FEED, "seed": np.full([24, 1], seed, np.int32)}))
+
+    assert draw(1) == draw(1) != draw(2)
+    assert builder.num_compiles["infer"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"temperature": 0.0}, r"temperature=0.0, expected a number above 0.*greedy_decode"),
+        ({"top_k": 0}, r"top_k got 0, expected an integer of 1 or more"),
+        ({"top_p": 1.5}, r"top_p=1.5, expected a number above 0 and up to 1"),
+        ({"seed": jnp.zeros([3], int)}, r"seed of shape \(3,\), expected a number, or \[B\]"),
+    ],
+)
+def test_sampling_with_wrong_options_says_what_is_wrong(options, text):
+    with pytest.raises(ValueError, match=text):
+        ps.ProgramBuilder(infer_func=sampled(**options))
+
+
+def test_sampling_outside_a_program_says_so():
+    with pytest.raises(LayerContextError, match=r"layers\.sample_decode got called outside"):
+        layers.sample_decode(None, (), jnp.ones([2], int), end_id=0, max_length=2)

@@ -1,0 +1,213 @@
+"""Searches for sentences inside programs, with layers in their steps, and with wrong arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+
+END = 0
+
+
+def as_lists(sentences):
+    return [np.asarray(each).tolist() for each in sentences]
+
+
+def decode_all():
+    """Translate with one step and all three searches: an embedding, a GRU's cell, words."""
+    source = layers.data("source", [4])
+
+    @layers.scope("decoder")
+    def step(words, hidden):
+        x = layers.embedding(words, [6, 5])
+        gate = layers.fc([x, hidden], 8, act="sigmoid")
+        new = layers.fc([x, hidden * gate], 8, act="tanh")
+        hidden = hidden + (new - hidden) * layers.fc([x, hidden], 8, act="sigmoid")
+        return layers.fc(hidden, 6), hidden
+
+    hidden = layers.fc(source, 8, act="tanh", name="encoder")
+    return step, hidden
+
+
+def translate():
+    step, hidden = decode_all()
+    first = layers.data("first", [1], "int32")
+    return {
+        "beam": layers.beam_decode(step, hidden, first, beam_size=3, end_id=END, max_length=7),
+        "greedy": layers.greedy_decode(step, hidden, first, end_id=END, max_length=7),
+        "drawn": layers.sample_decode(step, hidden, first, end_id=END, max_length=7, top_p=0.9),
+    }
+
+
+def train_on_sentences():
+    step, hidden = decode_all()
+    words = layers.data("words", [5], "int32")
+
+    def turn(hidden, word):
+        logits, hidden = step(word, hidden)
+        return hidden, logits
+
+    _, logits = jax.lax.scan(turn, hidden, words[:, :-1].T)
+    losses = [
+        layers.softmax_with_cross_entropy(logits[n], words[:, n + 1 : n + 2]) for n in range(4)
+    ]
+    return layers.mean(sum(losses))
+
+
+def make_pairs(count):
+    """Return sources that tell their sentences: three words from 1 to 5, and the end."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(1, 6, [count, 1]) + np.array([[0, 1, 2]])
+    words = (words - 1) % 5 + 1
+    first, end = np.ones([count, 1]), np.zeros([count, 1])
+    source = np.stack([np.cos(words[:, 0] * n) for n in range(1, 5)], axis=1)
+    sentences = np.concatenate([first, words, end], axis=1).astype(np.int32)
+    return source.astype(np.float32), sentences
+
+
+@pytest.fixture(scope="module")
+def translator():
+    """Return what a translator has learned, of 20 examples in its batches."""
+    source, words = make_pairs(20)
+    builder = ps.ProgramBuilder(train_on_sentences, optax.adam(0.05), place=jax.devices()[:1])
+    state = builder.init(seed=0)
+    for _ in range(150):
+        state, _ = builder.train(state, {"source": source, "words": words})
+    return jax.tree.map(np.asarray, state.variables)
+
+
+def run_translator(variables, feed, num_devices):
+    builder = ps.ProgramBuilder(infer_func=translate, place=jax.devices()[:num_devices])
+    state = builder.adopt({"params": variables["params"]}, builder.init())
+    found = builder.infer(state, feed)
+    return jax.tree.map(np.asarray, found)
+
+
+def test_searches_write_what_a_training_program_with_the_same_step_has_learned(translator):
+    source, words = make_pairs(11)
+    found = run_translator(translator, {"source": source, "first": words[:, :1]}, 1)
+    assert sorted(translator["params"]["decoder"]) == [
+        "embedding_0",
+        "fc_0",
+        "fc_1",
+        "fc_2",
+        "fc_3",
+    ]
+    np.testing.assert_array_equal(found["beam"].ids[:, 0, :4], words[:, 1:])
+    np.testing.assert_array_equal(found["beam"].lengths[:, 0], 4)
+    np.testing.assert_array_equal(found["greedy"], words[:, 1:])
+    np.testing.assert_array_equal(found["drawn"], words[:, 1:])
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    """Return parameters that nobody trained, a feed, and what is found: of many lengths."""
+    source, words = make_pairs(13)
+    builder = ps.ProgramBuilder(infer_func=translate, place=jax.devices()[:1])
+    state, feed = builder.init(seed=3), {"source": source, "first": words[:, :1]}
+    found = jax.tree.map(np.asarray, builder.infer(state, feed))
+    assert len({len(each) for each in found["drawn"]}) > 2
+    return jax.tree.map(np.asarray, state.variables), feed, found
+
+
+@pytest.mark.parametrize("num_devices", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_searches_are_the_same_on_one_and_several_devices_in_a_short_batch(
+    num_devices, on_one_device
+):
+    variables, feed, one = on_one_device
+    other = run_translator(variables, feed, num_devices)
+    np.testing.assert_array_equal(one["beam"].ids, other["beam"].ids)
+    np.testing.assert_array_equal(one["beam"].lengths, other["beam"].lengths)
+    np.testing.assert_allclose(one["beam"].scores, other["beam"].scores, rtol=1e-5)
+    for name in ("greedy", "drawn"):
+        assert as_lists(one[name]) == as_lists(other[name])
+
+
+def test_float_state_keeps_its_dtype_in_a_program_of_another_precision():
+    source, words = make_pairs(4)
+    builder = ps.ProgramBuilder(infer_func=translate, place=jax.devices()[:1], precision="bfloat16")
+    found = builder.infer(builder.init(), {"source": source, "first": words[:, :1]})
+    assert found["beam"].scores.dtype == np.float32
+    assert np.isfinite(np.asarray(found["beam"].scores)).all()
+
+
+def test_step_without_a_scope_has_each_layer_once():
+    def program():
+        def step(words, hidden):
+            hidden = layers.fc([layers.embedding(words, [6, 4]), hidden], 4)
+            return layers.fc(hidden, 6), hidden
+
+        first = layers.data("first", [1], "int32")
+        return layers.beam_decode(
+            step, layers.data("x", [4]), first, beam_size=2, end_id=END, max_length=3
+        )
+
+    params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    assert sorted(params) == ["embedding_0", "fc_0", "fc_1"]
+
+
+def test_program_that_trains_may_return_what_searches_find():
+    def program():
+        loss = train_on_sentences()
+        step, hidden = decode_all()
+        first = layers.data("words", [5], "int32")[:, :1]
+        found = layers.greedy_decode(step, hidden, first, end_id=END, max_length=4)
+        return loss, layers.mean(found.lengths.astype(jnp.float32))
+
+    source, words = make_pairs(6)
+    feed = {"source": source, "words": words}
+    losses = []
+    for function in (train_on_sentences, program):
+        builder = ps.ProgramBuilder(function, optax.sgd(0.5), place=jax.devices()[:1])
+        state = builder.init(seed=0)
+        for _ in range(2):
+            state, values = builder.train(state, feed)
+        losses.append(float(jax.tree.leaves(values)[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def step_of(logits, state=None):
+    return lambda words, before: (logits(words), before if state is None else state)
+
+
+def fine(words):
+    return jnp.zeros([len(words), 3])
+
+
+ONES = jnp.ones([2], jnp.int32)
+WRONG = {
+    "words": (step_of(fine), (), ONES.astype(jnp.float32), {}, r"got first_ids of dtype float32"),
+    "rank": (step_of(fine), (), jnp.ones([2, 3], jnp.int32), {}, r"shape \(2, 3\), expected \[B\]"),
+    "state": (step_of(fine), jnp.ones([3, 1]), ONES, {}, r"array of shape \(3, 1\), expected 2"),
+    "end": (step_of(fine), (), ONES, {"end_id": 3}, r"end_id=3 and logits of 3 words"),
+    "logits": (
+        step_of(lambda words: jnp.zeros([len(words), 1, 3])),
+        (),
+        ONES,
+        {},
+        r"logits of shape \(4, 1, 3\) from step, expected \[4, V\]",
+    ),
+    "tuple": (lambda words, state: fine(words), (), ONES, {}, r"from step, expected a tuple"),
+    "structure": (step_of(fine, (1,)), (), ONES, {}, r"state of structure .* expected"),
+    "shape": (
+        step_of(fine, jnp.ones([4, 2])),
+        jnp.ones([2, 1]),
+        ONES,
+        {},
+        r"shape \(4, 2\) and dtype float32 in the state .* expected shape \(4, 1\)",
+    ),
+    "dtype": (step_of(fine, jnp.ones([4], int)), jnp.ones([2]), ONES, {}, r"dtype int32 in the st"),
+    "beams": (step_of(fine), (), ONES, {"beam_size": 0}, r"beam_size got 0, expected an integer"),
+    "length": (step_of(fine), (), ONES, {"max_length": 0}, r"max_length got 0, expected an int"),
+    "penalty": (step_of(fine), (), ONES, {"length_penalty": -1.0}, r"length_penalty=-1.0, expect"),
+}
+
+
+@pytest.mark.parametrize(("step", "state", "first", "options", "text"), WRONG.values(), ids=WRONG)
+def test_search_with_wrong_arguments_says_what_is_wrong(step, state, first, options, text):
+    options = {"beam_size": 2, "end_id": 0, "max_length": 3, **options}
+    with pytest.raises(ValueError, match=text):
+        layers.beam_decode(step, state, first, **options)
