@@ -30,6 +30,7 @@ from penstock.readers.decorators import chain as chain
 from penstock.readers.decorators import compose as compose
 from penstock.readers.decorators import firstn as firstn
 from penstock.readers.decorators import map_readers as map_readers
+from penstock.readers.decorators import pack as pack
 from penstock.readers.decorators import shuffle as shuffle
 from penstock.readers.decorators import xmap_readers as xmap_readers
 from penstock.readers.in_memory import arrays as arrays
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from penstock.readers.images import image_folder as image_folder
     from penstock.readers.length_buckets import learn_buckets as learn_buckets
     from penstock.readers.ofrecord_files import ofrecord as ofrecord
-    from penstock.readers.packing import pack as pack
     from penstock.readers.random_access import indexed as indexed
     from penstock.readers.records import OFRECORD as OFRECORD
     from penstock.readers.records import TFRECORD as TFRECORD
@@ -92,7 +92,6 @@ _MODULES = {
     "images": ("ImageFolder", "image_folder"),
     "length_buckets": ("learn_buckets",),
     "ofrecord_files": ("ofrecord",),
-    "packing": ("pack",),
     "random_access": ("indexed",),
     "records": (
         *("records", "OFRECORD", "TFRECORD", "RecordError", "RecordWriter"),

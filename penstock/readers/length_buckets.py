@@ -12,7 +12,6 @@ from penstock.readers._contract import ReaderLike
 from penstock.readers._errors import check_int, note
 from penstock.readers._foreign import of
 from penstock.readers._measure import Field, choose_measure
-from penstock.readers.decorators._decorated import origin
 
 
 def learn_buckets(
@@ -126,7 +125,7 @@ def _count_lengths(
                 is_length = is_plain and isinstance(sample, (int, np.integer))
                 words = _check(int(sample)) if is_length else measure(sample)
             except Exception as error:
-                note(error, origin("learn_buckets", number, 0))
+                note(error, f"in learn_buckets, sample {number} of epoch 0")
                 raise
             # An empty sequence is padded to the least length, which is no 0.
             rounded = -(-max(words, 1) // multiple_of) * multiple_of

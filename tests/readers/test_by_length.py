@@ -238,7 +238,10 @@ def test_closing_early_ends_the_pass_and_the_threads_of_its_source():
         ({"words_per_batch": 0}, "words_per_batch got 0, expected an int >= 1."),
         ({"words_per_batch": 8, "batch_multiple_of": 0}, "batch_multiple_of got 0"),
         ({"words_per_batch": 8, "batch_multiple_of": 2, "batch_size": 1}, "a batch_size of at lea"),
-        ({"words_per_batch": 8, "boundaries": [4, 9]}, "words_per_batch got 8, expected at least 9"),
+        (
+            {"words_per_batch": 8, "boundaries": [4, 9]},
+            "words_per_batch got 8, expected at least 9",
+        ),
         ({"batch_size": 1, "boundaries": [4, 4]}, "boundaries) got [4, 4], expected rising posit"),
         ({"batch_size": 1, "pool_batches": 0}, "pool_batches got 0, expected an int >= 1."),
         ({"batch_size": 1, "seed": -1}, "batch_by_length(seed) got -1, expected an int >= 0."),

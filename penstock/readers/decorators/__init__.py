@@ -1,4 +1,4 @@
-"""Fluid's reader decorators, with its names and arguments, and `batch_by_length`."""
+"""Fluid's reader decorators, with its names and arguments, and those of sequences."""
 
 from penstock.readers.decorators._batching import batch as batch
 from penstock.readers.decorators._batching import shuffle as shuffle
@@ -9,4 +9,5 @@ from penstock.readers.decorators._combining import chain as chain
 from penstock.readers.decorators._combining import compose as compose
 from penstock.readers.decorators._combining import firstn as firstn
 from penstock.readers.decorators._combining import map_readers as map_readers
+from penstock.readers.decorators._packing import pack as pack
 from penstock.readers.decorators._xmap import xmap_readers as xmap_readers
