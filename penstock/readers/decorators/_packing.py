@@ -176,7 +176,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
 
 
 def _fits(sizes: list[int], room: list[int]) -> bool:
-    # Asked of every open row for every sample: `all` of a generator takes three times as long.
+    # Asked of every open row for every sample: `all` of a generator takes twice as long.
     for size, left in zip(sizes, room, strict=True):  # noqa: SIM110
         if size > left:
             return False
