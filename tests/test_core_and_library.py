@@ -17,7 +17,7 @@ CORE = {
     *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),
     *("readers._parent_watch", "readers._random_access_reader", "readers._read_options"),
     *("readers._tree", "readers._workers", "readers.decorators", "readers.in_memory"),
-    *("readers.random_access", "readers.sharding"),
+    *("readers._measure", "readers.length_buckets", "readers.random_access", "readers.sharding"),
 }
 LIBRARY = {
     *("models", "preprocessing", "fluid", "commands", "__main__", "_weight_files"),

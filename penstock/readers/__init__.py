@@ -2,10 +2,10 @@
 
 In memory `arrays`, by index `indexed`, by name `dataset`, record files `tfrecord` and `ofrecord`,
 folders of images `image_folder`, `tfds`, Fluid's decorators `batch shuffle map_readers
-xmap_readers buffered chain compose firstn cache`, and `of` for the readers of others. Several
-processes that have been joined each read their part, or the one that a `Shard` says; `convert`
-makes record files. The contract is in `penstock.readers._contract`, the user's page in
-`docs/readers.md`.
+xmap_readers buffered chain compose firstn cache`, for sequences `batch_by_length learn_buckets
+pack`, and `of` for the readers of others. Several processes that have been joined each read their
+part, or the one that a `Shard` says; `convert` makes record files. The contract is in
+`penstock.readers._contract`, the user's page in `docs/readers.md`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from penstock.readers._errors import ReaderStateError as ReaderStateError
 from penstock.readers._errors import ShardError as ShardError
 from penstock.readers._foreign import of as of
 from penstock.readers.decorators import batch as batch
+from penstock.readers.decorators import batch_by_length as batch_by_length
 from penstock.readers.decorators import buffered as buffered
 from penstock.readers.decorators import cache as cache
 from penstock.readers.decorators import chain as chain
 from penstock.readers.decorators import compose as compose
 from penstock.readers.decorators import firstn as firstn
 from penstock.readers.decorators import map_readers as map_readers
+from penstock.readers.decorators import pack as pack
 from penstock.readers.decorators import shuffle as shuffle
 from penstock.readers.decorators import xmap_readers as xmap_readers
 from penstock.readers.in_memory import arrays as arrays
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.readers.datasets import register_dataset as register_dataset
     from penstock.readers.images import ImageFolder as ImageFolder
     from penstock.readers.images import image_folder as image_folder
+    from penstock.readers.length_buckets import learn_buckets as learn_buckets
     from penstock.readers.ofrecord_files import ofrecord as ofrecord
     from penstock.readers.random_access import indexed as indexed
     from penstock.readers.records import OFRECORD as OFRECORD
@@ -87,6 +90,7 @@ _MODULES = {
         "register_dataset",
     ),
     "images": ("ImageFolder", "image_folder"),
+    "length_buckets": ("learn_buckets",),
     "ofrecord_files": ("ofrecord",),
     "random_access": ("indexed",),
     "records": (
