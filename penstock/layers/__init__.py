@@ -28,9 +28,9 @@ from penstock.layers.activations import (
     tanh,
 )
 from penstock.layers.batch_norm import batch_norm
-from penstock.layers.chunk_eval import chunk_eval
 from penstock.layers.beam import Sentences, beam_search, beam_search_decode, tile_beams
 from penstock.layers.beam_decode import beam_decode
+from penstock.layers.chunk_eval import chunk_eval
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.crf import crf_decoding, linear_chain_crf
 from penstock.layers.ctc import ctc_greedy_decoder, edit_distance, warpctc
@@ -96,6 +96,9 @@ from penstock.layers.reduce import (
     reduce_sum,
     reduce_var,
 )
+from penstock.layers.rnn_blocks import DynamicRNN, StaticRNN
+from penstock.layers.sampled_losses import hsigmoid, nce
+from penstock.layers.sampling import greedy_decode, sample_decode
 from penstock.layers.sequence_pooling import (
     sequence_first_step,
     sequence_last_step,
@@ -115,9 +118,6 @@ from penstock.layers.sequence_shapes import (
     sequence_unpad,
 )
 from penstock.layers.sequence_windows import im2sequence, row_conv, sequence_conv
-from penstock.layers.rnn_blocks import DynamicRNN, StaticRNN
-from penstock.layers.sampled_losses import hsigmoid, nce
-from penstock.layers.sampling import greedy_decode, sample_decode
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
 
