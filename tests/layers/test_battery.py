@@ -1,6 +1,5 @@
 """What every public layer keeps to, whatever it computes."""
 
-import dataclasses
 import doctest
 import inspect
 from collections.abc import Callable, Iterable
@@ -17,29 +16,9 @@ import penstock as ps
 from penstock import layers
 from penstock._errors import LayerContextError, ProgramError
 from penstock.layers.activations import ACTIVATIONS
+from tests.layers.cases import Case, pure
 from tests.layers.programs import infer, initial, normal, train
-
-Call = Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """How one layer is called.
-
-    Attributes:
-      call: takes an array `[B, *shape]`, labels `[B, 1]` and, where it has parameters, `name`.
-      shape: of the first input; `other`: a shape for which its parameters differ.
-      needs_program: whether it raises outside a program.
-    """
-
-    call: Call
-    shape: tuple[int, ...] = (4,)
-    other: tuple[int, ...] | None = None
-    needs_program: bool = True
-
-
-def pure(call: Call, *shape: int) -> Case:
-    return Case(call, shape or (4,), needs_program=False)
+from tests.layers.word_cases import WORD_CASES
 
 
 def nnx_linear(x: jax.Array, **options: Any) -> jax.Array:
@@ -51,6 +30,7 @@ def nnx_linear(x: jax.Array, **options: Any) -> jax.Array:
 IMAGE = {"shape": (6, 6, 2), "other": (6, 6, 4)}
 
 CASES = {
+    **WORD_CASES,
     "accuracy": Case(lambda x, y: layers.accuracy(x, y)),
     "batch_norm": Case(lambda x, y, **k: layers.batch_norm(x, **k), other=(5,)),
     "concat": Case(lambda x, y: layers.concat([x, x], axis=1)),
@@ -139,7 +119,7 @@ CASES = {
     "weight_decay_loss": Case(lambda x, y: x + layers.weight_decay_loss(0.1)),
     **{name: pure(lambda x, y, f=function: f(x)) for name, function in ACTIVATIONS.items()},
 }
-CLASSES = {"L1Decay", "L2Decay", "ParamAttr"}
+CLASSES = {"DynamicRNN", "L1Decay", "L2Decay", "ParamAttr", "Sentences", "StaticRNN"}
 WITH_PARAMETERS = [name for name, case in CASES.items() if case.other]
 
 
