@@ -57,8 +57,7 @@ def flatten_returned(
 ) -> tuple[Structure, list[jax.Array]]:
     """Return the structure of what a program function returned, and its values in order.
 
-    Arguments:
-      is_averaged: whether the values are averaged over batches, as those of infer are not.
+    Those of train and test are averaged, and may not be sequences.
 
     Raises:
       ProgramError: nothing was returned, or a value is not an array.
@@ -69,9 +68,8 @@ def flatten_returned(
         if isinstance(value, sequences.Sequence):
             if is_averaged:
                 raise ProgramError(
-                    f"{owner} has a sequence among the values it returned, expected arrays. They "
-                    "are averaged over batches, whose sequences have other lengths. Return "
-                    "layers.mean or layers.sequence_pool of it."
+                    f"{owner} returned a sequence, expected arrays, which are averaged over "
+                    "batches. Return layers.mean or layers.sequence_pool of it."
                 )
             leaves = {("values",): value.values, ("lengths",): value.lengths}
         for behind, leaf in leaves.items():

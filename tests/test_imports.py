@@ -93,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
 ALLOWED["fluid"] = {
+    "_program",
     "_batches",
     "_checkpoint",
     "_errors",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -174,14 +174,7 @@ def evaluate(
         if advice := find_advice(error, owner):
             error.add_note(advice)
         raise
-    is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
-    structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
-    if is_averaged:
-        loss_index = _loss_index(structure, owner)
-        structure = dataclasses.replace(structure, loss_index=loss_index)
-        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
-    means = frame.examples.word_means
-    structure, counts = _find_word_means(structure, values, means) if means else (structure, [])
+    structure, values, counts = _read_returned(returned, frame, owner)
     return Evaluated(
         values=values,
         word_counts=counts,
@@ -192,16 +185,23 @@ def evaluate(
     )
 
 
-def _find_word_means(
-    structure: _metrics.Structure,
-    values: list[jax.Array],
-    word_means: Mapping[int, tuple[jax.Array, jax.Array]],
-) -> tuple[_metrics.Structure, list[jax.Array]]:
-    """Return the structure with which values are means over words, and the words of those."""
-    means = [word_means.get(id(value)) for value in values]
-    is_word_mean = tuple([each is not None for each in means])
-    counts = [each[1] for each in means if each is not None]
-    return dataclasses.replace(structure, is_word_mean=is_word_mean), counts
+def _read_returned(
+    returned: object, frame: Frame, owner: str
+) -> tuple[_metrics.Structure, list[jax.Array], list[jax.Array]]:
+    """Return how the values are arranged, the values, and the words of the means over words."""
+    is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
+    structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
+    if is_averaged:
+        loss_index = _loss_index(structure, owner)
+        structure = dataclasses.replace(structure, loss_index=loss_index)
+        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
+    if not frame.examples.word_means:
+        return structure, values, []
+    means = [frame.examples.word_means.get(id(value)) for value in values]
+    structure = dataclasses.replace(
+        structure, is_word_mean=tuple([each is not None for each in means])
+    )
+    return structure, values, [each[1] for each in means if each is not None]
 
 
 def _loss_index(structure: _metrics.Structure, owner: str) -> int:

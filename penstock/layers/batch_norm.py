@@ -47,8 +47,7 @@ def batch_norm(
     `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's, which counts padding.
 
     Arguments:
-      input: `[B, C]`, `[B, H, W, C]`, any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`;
-        or a sequence, of which each word counts.
+      input: `[B, C]`, any `[B, ..., C]`, `[B, C, ...]` with `data_format="NCHW"`, or a sequence.
       act: name of an activation, applied last.
       param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
       use_global_stats: in training too use the running statistics, and leave them as they are.

@@ -53,10 +53,13 @@ def test_images_are_channels_first_and_numbers_the_same(name):
     np.testing.assert_allclose(result, np.moveaxis(expected, -1, 1), rtol=1e-5, atol=1e-6)
 
 
-ELSEWHERE_IN_FLUID = {"L1Decay", "L2Decay", "ParamAttr"}
+ELSEWHERE_IN_FLUID = {"L1Decay", "L2Decay", "ParamAttr", "sequence_conv_pool"}
 NEVER_IN_FLUID = {
     "Sentences",
     "beam_decode",
+    "bidirectional_gru",
+    "bidirectional_lstm",
+    "dynamic_rnn",
     "greedy_decode",
     "sample_decode",
     "tile_beams",
