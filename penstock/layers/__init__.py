@@ -27,6 +27,7 @@ from penstock.layers.activations import (
     swish,
     tanh,
 )
+from penstock.layers.attention import multi_head_attention
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.dense import embedding, fc
@@ -40,6 +41,7 @@ from penstock.layers.inputs import (
     scope,
     sown,
 )
+from penstock.layers.key_value_cache import KeyValueCache, init_cache
 from penstock.layers.losses import (
     accuracy,
     cross_entropy,
@@ -65,10 +67,17 @@ from penstock.layers.noise import (
     uniform_random,
     uniform_random_batch_size_like,
 )
-from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn
+from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn, rms_norm
 from penstock.layers.parameter_trees import create_parameters
 from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
 from penstock.layers.pool import pool2d
+from penstock.layers.positions import (
+    add_positions,
+    position_embedding,
+    rotary_embedding,
+    segment_positions,
+    sinusoidal_positions,
+)
 from penstock.layers.reduce import (
     reduce_all,
     reduce_any,
@@ -83,6 +92,11 @@ from penstock.layers.reduce import (
 )
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
+from penstock.layers.transformer import (
+    transformer_decoder,
+    transformer_encoder,
+    transformer_encoder_layer,
+)
 
 __all__ = [
     # Inputs and parameters
@@ -123,7 +137,10 @@ __all__ = [
     "fc",
     "group_norm",
     "layer_norm",
+    "multi_head_attention",
     "nnx_module",
+    "position_embedding",
+    "rms_norm",
     "separable_conv2d",
     # Layers without
     "drop_path",
@@ -131,6 +148,13 @@ __all__ = [
     "l2_normalize",
     "lrn",
     "pool2d",
+    # Attention
+    "KeyValueCache",
+    "add_positions",
+    "init_cache",
+    "rotary_embedding",
+    "segment_positions",
+    "sinusoidal_positions",
     # Activations
     "elu",
     "gelu",
@@ -170,4 +194,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "simple_img_conv_pool",
     "squeeze_excite",
+    "transformer_decoder",
+    "transformer_encoder",
+    "transformer_encoder_layer",
 ]
