@@ -73,14 +73,16 @@ def attend(
     scores = scores.reshape(batch, num_heads, num_queries, num_keys)
     seen = seen_keys(num_queries, num_keys, lengths=lengths, is_causal=is_causal, mask=mask)
     if seen is not None:
-        scores = jnp.where(seen[:, None], scores, _LOWEST)
+        scores = hide(scores, seen[:, None])
     weights = drop(jax.nn.softmax(scores)).astype(v.dtype)
     weights = weights.reshape(batch, num_groups, -1, num_queries, num_keys)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
 
 
-# Not -inf: a query that sees no key would get nan.
-_LOWEST = -1e30
+def hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
+    """Return scores so low, where a key is not seen, that its weight is 0 beside any other."""
+    # Not -inf: a query that sees no key would get nan.
+    return jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
 
 
 def seen_keys(

@@ -216,7 +216,8 @@ def attend_cached(
     """Return the causal attention of new words over those of a cache and themselves, and both."""
     x, words = open_words(heads.layer, "queries", queries)
     heads = heads.complete(x.shape[-1])
-    _check_cache(heads, x, cache)
+    # A sequence may be padded to more than there is room for.
+    _check_cache(heads, x, cache, x.shape[1] if words is None else 0)
     q, k, v = _project_heads(frame, path, heads, x, x, x)
     count = x.shape[1]
     places = cache.places(count)
@@ -310,9 +311,8 @@ def _check_operands(
         )
 
 
-def _check_cache(heads: Heads, x: jax.Array, cache: KeyValueCache) -> None:
-    batch, count = x.shape[:2]
-    expected = (batch, cache.max_length, heads.num_kv_heads, heads.head_dim)
+def _check_cache(heads: Heads, x: jax.Array, cache: KeyValueCache, count: int) -> None:
+    expected = (x.shape[0], cache.max_length, heads.num_kv_heads, heads.head_dim)
     if cache.keys.shape != expected or count > cache.max_length:
         raise ProgramError(
             f"layers.{heads.layer} got a cache of shape {cache.keys.shape} for {count} words, "

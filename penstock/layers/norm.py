@@ -94,8 +94,8 @@ def rms_norm(
     >>> import penstock as ps
     >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.rms_norm(layers.data("x", [2])))
-    >>> builder.infer(builder.init(), {"x": [[1.0, 7.0]]}).round(2).tolist()
-    [[0.2, 1.4]]
+    >>> builder.infer(builder.init(), {"x": [[3.0, -3.0]]}).round(2).tolist()
+    [[1.0, -1.0]]
     """
     frame = current_frame("rms_norm")
     # What stands in the padding may be too large to be squared.
