@@ -281,21 +281,11 @@ def read(values: Sequence[jax.Array], structure: Structure, num_examples: int) -
     of its own length.
     """
     host = _fetch(list(values))
-    return _cut_sequences(
+    return sequences.cut_all(
         structure.build(
             [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
         )
     )
-
-
-def _cut_sequences(returned: Any) -> Any:
-    if isinstance(returned, sequences.Sequence):
-        return returned.cut()
-    if isinstance(returned, Mapping):
-        return {key: _cut_sequences(value) for key, value in returned.items()}
-    if isinstance(returned, (tuple, list)):
-        return _rebuild(returned, map(_cut_sequences, returned))
-    return returned
 
 
 def _fetch(values: object) -> Any:

@@ -157,3 +157,15 @@ def spoil_unequal(values: jax.Array, sequences: list[Sequence]) -> jax.Array:
         if each is not first:
             is_equal = is_equal & (each == first)
     return jnp.where(is_equal.reshape(-1, *(1,) * (values.ndim - 1)), values, jnp.nan)
+
+
+def cut_all(returned: Any) -> Any:
+    """Return nested values with lists of arrays in place of sequences; outside programs."""
+    if isinstance(returned, Sequence):
+        return returned.cut()
+    if isinstance(returned, dict):
+        return {key: cut_all(value) for key, value in returned.items()}
+    if isinstance(returned, (tuple, list)):
+        kind, cut = type(returned), [cut_all(value) for value in returned]
+        return kind(*cut) if hasattr(returned, "_fields") else kind(cut)
+    return returned

@@ -174,7 +174,9 @@ def evaluate(
         if advice := find_advice(error, owner):
             error.add_note(advice)
         raise
-    structure, values, counts = _read_returned(returned, frame, owner)
+    is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
+    structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
+    structure, counts = _find_means(structure, values, frame, owner)
     return Evaluated(
         values=values,
         word_counts=counts,
@@ -185,23 +187,21 @@ def evaluate(
     )
 
 
-def _read_returned(
-    returned: object, frame: Frame, owner: str
-) -> tuple[_metrics.Structure, list[jax.Array], list[jax.Array]]:
-    """Return how the values are arranged, the values, and the words of the means over words."""
-    is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
-    structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
-    if is_averaged:
+def _find_means(
+    structure: _metrics.Structure, values: list[jax.Array], frame: Frame, owner: str
+) -> tuple[_metrics.Structure, list[jax.Array]]:
+    """Reduce the loss; return which values are means over words, and the words of those."""
+    if frame.mode != "infer":
         loss_index = _loss_index(structure, owner)
         structure = dataclasses.replace(structure, loss_index=loss_index)
         values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
     if not frame.examples.word_means:
-        return structure, values, []
+        return structure, []
     means = [frame.examples.word_means.get(id(value)) for value in values]
     structure = dataclasses.replace(
         structure, is_word_mean=tuple([each is not None for each in means])
     )
-    return structure, values, [each[1] for each in means if each is not None]
+    return structure, [each[1] for each in means if each is not None]
 
 
 def _loss_index(structure: _metrics.Structure, owner: str) -> int:

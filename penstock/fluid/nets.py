@@ -12,6 +12,9 @@ from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, p
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
 from penstock.layers import sequence_conv_pool as sequence_conv_pool
+from penstock.layers import transformer_decoder as transformer_decoder
+from penstock.layers import transformer_encoder as transformer_encoder
+from penstock.layers import transformer_encoder_layer as transformer_encoder_layer
 from penstock.layers.activations import Activation
 from penstock.layers.parameters import Attr
 

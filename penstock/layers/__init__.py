@@ -27,6 +27,7 @@ from penstock.layers.activations import (
     swish,
     tanh,
 )
+from penstock.layers.attention import multi_head_attention
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.beam import Sentences, beam_search, beam_search_decode, tile_beams
 from penstock.layers.beam_decode import beam_decode
@@ -46,6 +47,7 @@ from penstock.layers.inputs import (
     scope,
     sown,
 )
+from penstock.layers.key_value_cache import KeyValueCache, init_cache
 from penstock.layers.losses import (
     accuracy,
     cross_entropy,
@@ -72,10 +74,17 @@ from penstock.layers.noise import (
     uniform_random,
     uniform_random_batch_size_like,
 )
-from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn
+from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn, rms_norm
 from penstock.layers.parameter_trees import create_parameters
 from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
 from penstock.layers.pool import pool2d
+from penstock.layers.positions import (
+    add_positions,
+    position_embedding,
+    rotary_embedding,
+    segment_positions,
+    sinusoidal_positions,
+)
 from penstock.layers.recurrent import (
     bidirectional_gru,
     bidirectional_lstm,
@@ -120,6 +129,11 @@ from penstock.layers.sequence_shapes import (
 from penstock.layers.sequence_windows import im2sequence, row_conv, sequence_conv
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
+from penstock.layers.transformer import (
+    transformer_decoder,
+    transformer_encoder,
+    transformer_encoder_layer,
+)
 
 __all__ = [
     # Inputs and parameters
@@ -160,7 +174,10 @@ __all__ = [
     "fc",
     "group_norm",
     "layer_norm",
+    "multi_head_attention",
     "nnx_module",
+    "position_embedding",
+    "rms_norm",
     "separable_conv2d",
     # Recurrent layers
     "DynamicRNN",
@@ -179,6 +196,13 @@ __all__ = [
     "l2_normalize",
     "lrn",
     "pool2d",
+    # Attention
+    "KeyValueCache",
+    "add_positions",
+    "init_cache",
+    "rotary_embedding",
+    "segment_positions",
+    "sinusoidal_positions",
     # Activations
     "elu",
     "gelu",
@@ -254,4 +278,7 @@ __all__ = [
     "sequence_conv_pool",
     "simple_img_conv_pool",
     "squeeze_excite",
+    "transformer_decoder",
+    "transformer_encoder",
+    "transformer_encoder_layer",
 ]

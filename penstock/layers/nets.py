@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
+from penstock.layers._attending import Words, close_words, hide
 from penstock.layers.activations import Activation
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.batch_norm import batch_norm
@@ -197,28 +198,29 @@ def glu(input: jax.Array, dim: int = -1) -> jax.Array:
 
 
 def scaled_dot_product_attention(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
+    queries: Words,
+    keys: sequences.Sequence | jax.Array,
+    values: sequences.Sequence | jax.Array,
     num_heads: int = 1,
     dropout_rate: float = 0.0,
     name: str | None = None,
-) -> jax.Array:
+) -> Words:
     """Return the values that each query's softmax over the keys asks for (Vaswani et al. 2017).
 
     With several heads, and only then, queries, keys and values go through an `fc` of their own
-    width each. In training the attention weights are dropped with `dropout_rate`. Source: Fluid's
+    width each. In training the attention weights are dropped with `dropout_rate`. Padding of
+    sequences never counts; what is padding, or has no key, gets 0. Source: Fluid's
     `scaled_dot_product_attention`, which drops in test and infer too.
 
     Arguments:
-      queries: `[B, Q, C]`.
-      keys: `[B, K, C]`.
+      queries: `[B, Q, C]`, an array or a `Sequence` of such values, as `keys` and `values`.
+      keys: `[B, K, C]`; a sequence where the values are one, of the same lengths.
       values: `[B, K, V]`.
       num_heads: a divisor of C and V; each head sees `C / num_heads` features.
       name: the layers are called `{name}_query`, `{name}_key`, `{name}_value` and `{name}_dropout`.
 
     Returns:
-      `[B, Q, V]`.
+      `[B, Q, V]`, a sequence where `queries` is one.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -229,7 +231,7 @@ def scaled_dot_product_attention(
     >>> sorted(builder.init().variables["params"])
     ['fc_0', 'fc_1', 'fc_2']
     """
-    q, k, v = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
+    q, k, v = (_open(x) for x in (queries, keys, values))
     _check_attention(q, k, v, num_heads)
     if num_heads > 1:
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))
@@ -238,11 +240,38 @@ def scaled_dot_product_attention(
     # `[B, Q, heads, C / heads]`; the letters below are batch, query, key, head and channel.
     q, k, v = (x.reshape(*x.shape[:2], num_heads, -1) for x in (q, k, v))
     scores = jnp.einsum("bqhc,bkhc->bhqk", q * q.shape[-1] ** -0.5, k)
+    if isinstance(keys, sequences.Sequence):
+        scores = hide(scores, keys.mask[:, None, None])
     weights = jax.nn.softmax(scores)
     if dropout_rate:
         weights = dropout(weights, dropout_rate, name=_child(name, "dropout"))
     mixed = jnp.einsum("bhqk,bkhc->bqhc", weights, v)
-    return mixed.reshape(*mixed.shape[:2], -1)
+    mixed = mixed.reshape(*mixed.shape[:2], -1)
+    return close_words(queries, _choose_heard(mixed, queries, keys, values))
+
+
+def _open(x: sequences.Sequence | jax.Array) -> jax.Array:
+    return x.masked() if isinstance(x, sequences.Sequence) else jnp.asarray(x)
+
+
+def _choose_heard(
+    mixed: jax.Array,
+    queries: sequences.Sequence | jax.Array,
+    keys: sequences.Sequence | jax.Array,
+    values: sequences.Sequence | jax.Array,
+) -> jax.Array:
+    """Return what queries got, 0 for padding and for those without a key."""
+    is_sequence = [isinstance(x, sequences.Sequence) for x in (keys, values)]
+    if is_sequence[0] != is_sequence[1]:
+        kinds = ["Sequence" if each else "array" for each in is_sequence]
+        raise ProgramError(
+            f"layers.scaled_dot_product_attention got keys as {kinds[0]} and values as {kinds[1]}, "
+            "expected two of a kind. Each key has a value. Give both the same lengths."
+        )
+    if isinstance(keys, sequences.Sequence) and isinstance(values, sequences.Sequence):
+        mixed = jnp.where((keys.lengths > 0)[:, None, None], mixed, 0)
+        mixed = sequences.spoil_unequal(mixed, [keys, values])
+    return queries.with_values(mixed).masked() if isinstance(queries, sequences.Sequence) else mixed
 
 
 def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -> None:

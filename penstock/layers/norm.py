@@ -5,7 +5,7 @@ Statistics are computed in float32 or better. Variances are biased.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,13 @@ import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError, check_choice
-from penstock._program import sequences
-from penstock._program.frame import current_frame
+from penstock._parameter_names import Path
+from penstock._program.frame import Frame, current_frame
 from penstock._program.precision import widen
+from penstock._program.sequences import Sequence
 from penstock._program.words import V, over_words
 from penstock.layers import arguments
+from penstock.layers._attending import Words, close_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat
 from penstock.layers.parameters import Attr, apply_scale, apply_shift
@@ -54,7 +56,7 @@ def layer_norm(
     >>> builder.infer(builder.init(), {"x": [[1.0, 3.0]]}).round(2).tolist()
     [[-1.0, 1.0]]
     """
-    if isinstance(input, sequences.Sequence):
+    if isinstance(input, Sequence):
         how = (scale, shift, begin_norm_axis, epsilon, param_attr, bias_attr, act, name)
         return over_words(lambda rows: layer_norm(rows, *how), input)
     frame = current_frame("layer_norm")
@@ -72,6 +74,68 @@ def layer_norm(
     y = apply_scale(frame, y, path, param_attr if scale else False, axis=begin, layer="layer_norm")
     y = apply_shift(frame, y, path, bias_attr if shift else False, axis=begin, layer="layer_norm")
     return activate(y.reshape(x.shape), act, "layer_norm")
+
+
+def rms_norm(
+    input: Words,
+    epsilon: float = 1e-6,
+    param_attr: Attr = None,
+    act: Activation | None = None,
+    name: str | None = None,
+) -> Words:
+    """Divide by the root of the mean square over the last axis (Zhang and Sennrich 2019).
+
+    Parameter: `scale` `[D]`, ones. Nothing is subtracted, and there is no bias.
+
+    Arguments:
+      input: `[B, ..., D]`, or a `Sequence` of such values.
+      param_attr: for the scale; `False` leaves it out.
+      act: name of an activation, applied last.
+
+    Returns:
+      As the input.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.rms_norm(layers.data("x", [2])))
+    >>> builder.infer(builder.init(), {"x": [[3.0, -3.0]]}).round(2).tolist()
+    [[1.0, -1.0]]
+    """
+    frame = current_frame("rms_norm")
+    # What stands in the padding may be too large to be squared.
+    x = input.masked() if isinstance(input, Sequence) else jnp.asarray(input)
+    if x.ndim < 2:
+        raise ProgramError(
+            f"layers.rms_norm got an input of shape {x.shape}, expected [B, ..., D]. Axis 0 is the "
+            "batch. Give the input features."
+        )
+    path = frame.names.layer("rms_norm", name)
+    y = norm_words(frame, path, x, "rms", epsilon, param_attr)
+    return close_words(input, activate(y, act, "rms_norm"))
+
+
+def norm_words(
+    frame: Frame,
+    path: Path,
+    x: jax.Array,
+    norm: Literal["layer", "rms"],
+    epsilon: float,
+    param_attr: Attr = None,
+) -> jax.Array:
+    """Normalise the last axis with the parameters at `path`; for the layers' own use.
+
+    Arguments:
+      norm: `"layer"` has a `scale` and a `bias`, `"rms"` a `scale`.
+    """
+    axis = x.ndim - 1
+    if norm == "layer":
+        y = _standardise(x, (axis,), epsilon)
+        y = apply_scale(frame, y, path, param_attr, axis=axis, layer="layer_norm")
+        return apply_shift(frame, y, path, None, axis=axis, layer="layer_norm")
+    wide = widen(x)
+    square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    y = _narrow(wide * lax.rsqrt(square + epsilon), x.dtype)
+    return apply_scale(frame, y, path, param_attr, axis=axis, layer="rms_norm")
 
 
 def group_norm(
@@ -135,7 +199,7 @@ def l2_normalize(x: V, axis: int, epsilon: float = 1e-12) -> V:
     >>> l2_normalize(jnp.array([[0.0, 5.0]]), axis=1).tolist()
     [[0.0, 1.0]]
     """
-    if isinstance(x, sequences.Sequence):
+    if isinstance(x, Sequence):
         return over_words(lambda rows: l2_normalize(rows, axis, epsilon), x)
     array = jnp.asarray(x)
     wide = widen(array)

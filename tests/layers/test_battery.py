@@ -28,10 +28,12 @@ def nnx_linear(x: jax.Array, **options: Any) -> jax.Array:
 
 
 IMAGE = {"shape": (6, 6, 2), "other": (6, 6, 4)}
+WORDS = {"shape": (3, 4), "other": (3, 6)}
 
 CASES = {
     **WORD_CASES,
     "accuracy": Case(lambda x, y: layers.accuracy(x, y)),
+    "add_positions": pure(lambda x, y: layers.add_positions(x), 3, 4),
     "batch_norm": Case(lambda x, y, **k: layers.batch_norm(x, **k), other=(5,)),
     "concat": Case(lambda x, y: layers.concat([x, x], axis=1)),
     "conv2d": Case(lambda x, y, **k: layers.conv2d(x, 3, 3, **k), **IMAGE),
@@ -74,11 +76,15 @@ CASES = {
         lambda x, y, **k: layers.img_conv_group(x, [2, 3], 2, conv_with_batchnorm=True, **k),
         **IMAGE,
     ),
+    "init_cache": pure(lambda x, y: x + layers.init_cache(x.shape[0], 4, 1, 1).keys[:, :, 0, 0]),
     "is_training": Case(lambda x, y: x * layers.is_training()),
     "l2_normalize": pure(lambda x, y: layers.l2_normalize(x, 1)),
     "layer_norm": Case(lambda x, y, **k: layers.layer_norm(x, **k), other=(5,)),
     "lrn": pure(lambda x, y: layers.lrn(x, 3), 6, 6, 4),
     "mean": Case(lambda x, y: layers.mean(x)),
+    "multi_head_attention": Case(
+        lambda x, y, **k: layers.multi_head_attention(x, num_heads=2, **k), **WORDS
+    ),
     "nnx_module": Case(lambda x, y, **k: nnx_linear(x, **k), other=(5,)),
     **{
         name: Case(lambda x, y, name=name: getattr(layers, name)(x))
@@ -88,13 +94,19 @@ CASES = {
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
     "pad2d": pure(lambda x, y: layers.pad2d(x, [0, 1, 2, 0], "reflect"), 6, 6, 2),
     "pool2d": pure(lambda x, y: layers.pool2d(x, 2, "avg", 2, 1), 6, 6, 2),
+    "position_embedding": Case(lambda x, y, **k: layers.position_embedding(x, 5, **k), **WORDS),
     "random_key": Case(lambda x, y: x + jax.random.uniform(layers.random_key(), [1, x.shape[1]])),
+    "rms_norm": Case(lambda x, y, **k: layers.rms_norm(x, **k), other=(5,)),
+    "rotary_embedding": pure(lambda x, y: layers.rotary_embedding(x), 3, 2, 4),
     "scaled_dot_product_attention": Case(
         lambda x, y, **k: layers.scaled_dot_product_attention(x, x, x, 2, 0.5, **k),
         shape=(3, 4),
         other=(3, 6),
     ),
     "scope": Case(lambda x, y: layers.scope("part")(lambda: 2 * x)()),
+    "segment_positions": pure(
+        lambda x, y: x + layers.segment_positions(jnp.tile(y, (1, x.shape[1])))
+    ),
     "separable_conv2d": Case(
         lambda x, y, param_attr=None, **k: layers.separable_conv2d(
             x, 3, 3, param_attr=param_attr, depthwise_attr=param_attr, **k
@@ -107,11 +119,23 @@ CASES = {
     "simple_img_conv_pool": Case(
         lambda x, y, **k: layers.simple_img_conv_pool(x, 3, 3, 2, 2, **k), **IMAGE
     ),
+    "sinusoidal_positions": pure(
+        lambda x, y: x + layers.sinusoidal_positions(1, x.shape[1]),
+    ),
     "softmax_with_cross_entropy": pure(lambda x, y: layers.softmax_with_cross_entropy(x, y)),
     "square_error_cost": pure(lambda x, y: layers.square_error_cost(x, 2 * x)),
     "sown": Case(lambda x, y: x + len(layers.sown())),
     "squeeze_excite": Case(lambda x, y, **k: layers.squeeze_excite(x, 2, **k), **IMAGE),
     "topk": pure(lambda x, y: layers.topk(x, 2)[0]),
+    "transformer_decoder": Case(
+        lambda x, y, **k: layers.transformer_decoder(x, 1, 2, 6, x, **k), **WORDS
+    ),
+    "transformer_encoder": Case(
+        lambda x, y, **k: layers.transformer_encoder(x, 1, 2, 6, **k), **WORDS
+    ),
+    "transformer_encoder_layer": Case(
+        lambda x, y, **k: layers.transformer_encoder_layer(x, 2, 6, **k), **WORDS
+    ),
     "uniform_random": Case(lambda x, y: x + layers.uniform_random([1, x.shape[1]])),
     "uniform_random_batch_size_like": Case(
         lambda x, y: layers.uniform_random_batch_size_like(x, [-1, 3])
@@ -119,7 +143,10 @@ CASES = {
     "weight_decay_loss": Case(lambda x, y: x + layers.weight_decay_loss(0.1)),
     **{name: pure(lambda x, y, f=function: f(x)) for name, function in ACTIVATIONS.items()},
 }
-CLASSES = {"DynamicRNN", "L1Decay", "L2Decay", "ParamAttr", "Sentences", "StaticRNN"}
+CLASSES = {
+    *("DynamicRNN", "KeyValueCache", "L1Decay", "L2Decay", "ParamAttr", "Sentences"),
+    "StaticRNN",
+}
 WITH_PARAMETERS = [name for name, case in CASES.items() if case.other]
 
 
@@ -279,6 +306,12 @@ def test_layer_with_parameters_takes_a_name_and_attributes(name):
         assert {"param_attr", "attr"} & set(arguments)
 
 
+def is_norm_inside(path: Any) -> bool:
+    """Return whether a parameter is that of a norm inside a net, which has no attribute."""
+    names = [key.key for key in path]
+    return "batch_norm_" in names[0] or any("norm" in name for name in names[1:])
+
+
 @pytest.mark.slow
 def test_layers_freeze_scale_and_initialise_their_parameters():
     names = [name for name in WITH_PARAMETERS if "param_attr" in parameter_arguments(name)]
@@ -302,7 +335,7 @@ def test_layers_freeze_scale_and_initialise_their_parameters():
     gradients = {
         "/".join(key.key for key in path): gradient
         for path, gradient in jax.tree.leaves_with_path(tree)
-        if path[-1].key not in ("b", "bias") and "batch_norm_" not in str(path)
+        if not path[-1].key.endswith(("b", "bias")) and not is_norm_inside(path)
     }
     for name in names:
         plain = [path for path in gradients if path.startswith(f"plain {name}")]

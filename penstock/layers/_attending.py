@@ -1,0 +1,108 @@
+"""What attention computes once queries, keys and values are there, and which keys a query sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+
+from penstock._errors import ProgramError
+from penstock._program.precision import widen
+from penstock._program.sequences import Sequence
+
+Words = TypeVar("Words", bound=Sequence | jax.Array)
+"""A `Sequence` of values `[B, T, ...]`, or an array `[B, T, ...]` whose words are all valid."""
+
+
+def open_words(layer: str, what: str, x: Sequence | jax.Array) -> tuple[jax.Array, Sequence | None]:
+    """Return values `[B, T, D]`, 0 in the padding, and the sequence that they come from, if any.
+
+    With 0 in place of whatever stands in the padding nothing overflows there, and no gradient
+    reaches it.
+    """
+    sequence = x if isinstance(x, Sequence) else None
+    values = jnp.asarray(x.values if isinstance(x, Sequence) else x)
+    if values.ndim != 3 or not jnp.issubdtype(values.dtype, jnp.floating):
+        raise ProgramError(
+            f"layers.{layer} got {what} of shape {values.shape} and dtype {values.dtype}, expected "
+            "[B, T, D] of floats. Attention works on vectors, one for each word. Use "
+            "layers.embedding for ids."
+        )
+    return (values if sequence is None else sequence.masked()), sequence
+
+
+def close_words(like: Words, values: jax.Array) -> Words:
+    """Return values as a sequence where `like` is one."""
+    return cast(Words, like.with_values(values) if isinstance(like, Sequence) else values)
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    lengths: jax.Array | None = None,
+    is_causal: bool = False,
+    mask: jax.Array | None = None,
+    drop: Callable[[jax.Array], jax.Array] | None = None,
+) -> jax.Array:
+    """Return the values that each query's softmax over the keys asks for, `[B, T, N, H]`.
+
+    A query that sees no key gets finite numbers, for the caller to choose away.
+
+    Arguments:
+      q: `[B, T, N, H]`.
+      k, v: `[B, S, K, H]`; each of their heads serves `N / K` neighbouring heads of queries.
+      lengths: of the keys, `[B]`.
+      is_causal: query `t` sees keys `0` to `t` alone.
+      mask: which keys a query sees besides, `[B, T, S]`.
+      drop: what becomes of the weights `[B, N, T, S]`.
+    """
+    heads_mask = None if mask is None else mask[:, None]
+    if drop is None:
+        return jax.nn.dot_product_attention(
+            q, k, v, mask=heads_mask, is_causal=is_causal, key_value_seq_lengths=lengths
+        )
+    # `jax.nn.dot_product_attention` drops nothing: the same written out.
+    batch, num_queries, num_heads, width = q.shape
+    num_keys, num_groups = k.shape[1:3]
+    grouped = q.reshape(batch, num_queries, num_groups, num_heads // num_groups, width)
+    scores = widen(jnp.einsum("btkgh,bskh->bkgts", grouped, k)) * width**-0.5
+    scores = scores.reshape(batch, num_heads, num_queries, num_keys)
+    seen = seen_keys(num_queries, num_keys, lengths=lengths, is_causal=is_causal, mask=mask)
+    if seen is not None:
+        scores = hide(scores, seen[:, None])
+    weights = drop(jax.nn.softmax(scores)).astype(v.dtype)
+    weights = weights.reshape(batch, num_groups, -1, num_queries, num_keys)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
+
+
+def hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
+    """Return scores so low, where a key is not seen, that its weight is 0 beside any other."""
+    # Not -inf: a query that sees no key would get nan.
+    return jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+
+
+def seen_keys(
+    num_queries: int,
+    num_keys: int,
+    *,
+    lengths: jax.Array | None,
+    is_causal: bool,
+    mask: jax.Array | None,
+) -> jax.Array | None:
+    """Return which keys each query sees, `[B or 1, T or 1, S]`; None where it sees them all."""
+    places = jax.lax.iota(jnp.int32, num_keys)
+    seen = mask
+    if is_causal:
+        rows = jax.lax.iota(jnp.int32, num_queries)
+        seen = _both(seen, (places[None, :] <= rows[:, None])[None])
+    if lengths is not None:
+        seen = _both(seen, places[None, None, :] < lengths[:, None, None])
+    return seen
+
+
+def _both(a: jax.Array | None, b: jax.Array) -> jax.Array:
+    return b if a is None else a & b

@@ -1,0 +1,195 @@
+"""Where a word stands: sinusoidal, learned and rotary encodings of positions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from penstock._errors import ProgramError
+from penstock._program.frame import current_frame
+from penstock._program.precision import widen
+from penstock._program.sequences import Sequence
+from penstock.layers._attending import Words, close_words, open_words
+from penstock.layers.parameters import Attr, normal, parameter
+
+_EMBEDDING = normal(0.02)
+
+
+def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.Array:
+    """Return a table of sines and cosines of positions (Vaswani et al. 2017).
+
+    Row `p` has `sin(p / base ** (2 i / width))` at `2 i` and the cosine of the same at `2 i + 1`.
+
+    Returns:
+      `[length, width]`, float32.
+
+    >>> sinusoidal_positions(2, 4).round(2).tolist()[0]
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    if length < 1 or width < 1:
+        raise ProgramError(
+            f"layers.sinusoidal_positions got length={length} and width={width}, expected positive "
+            "integers. The table has a row for each position. Check the arguments."
+        )
+    return _waves(lax.iota(jnp.int32, length), width, base)
+
+
+def add_positions(x: Words, positions: jax.Array | None = None, base: float = 10000.0) -> Words:
+    """Add `sinusoidal_positions` to a sequence of vectors.
+
+    Arguments:
+      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`.
+      positions: of the words, `[B, T]` or `[T]`, integers; counted from 0 without. Word by word
+        decoding gives `cache.places(1)`, packed sequences `segment_positions(segment_ids)`.
+
+    Returns:
+      As `x`.
+
+    >>> add_positions(jnp.zeros([1, 2, 4])).round(2)[0, 0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    values, _ = open_words("add_positions", "an input", x)
+    places = _as_places("add_positions", positions, values)
+    return close_words(x, values + _waves(places, values.shape[-1], base).astype(values.dtype))
+
+
+def position_embedding(
+    x: Words,
+    max_length: int,
+    positions: jax.Array | None = None,
+    param_attr: Attr = None,
+    name: str | None = None,
+) -> Words:
+    """Add a learned vector of the position to each word of a sequence (Gehring et al. 2017).
+
+    Parameter: `w` `[max_length, D]`, normally distributed with a deviation of 0.02. A word at a
+    position outside the table becomes nan, so that it is noticed; padding may lie there.
+
+    Arguments:
+      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`.
+      max_length: how many positions have a vector.
+      positions: of the words, as in `add_positions`.
+
+    Returns:
+      As `x`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.position_embedding(layers.data("x", [5, 8]), max_length=32)
+    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["position_embedding_0"]
+    {'w': Array(...dtype=float32)}
+    """
+    layer = "position_embedding"
+    frame = current_frame(layer)
+    values, sequence = open_words(layer, "an input", x)
+    path = frame.names.layer(layer, name)
+    size = [max_length, values.shape[-1]]
+    table = parameter(frame, path, "w", size, _EMBEDDING, param_attr, layer=layer)
+    places = _as_places(layer, positions, values)
+    # A negative one would count from the end; one behind the end reads as nan.
+    places = jnp.where(places < 0, max_length, places)
+    rows = jnp.take(table, places, axis=0, mode="fill", fill_value=jnp.nan).astype(values.dtype)
+    total = values + rows
+    if sequence is not None:
+        total = sequence.with_values(total).masked()
+    return close_words(x, total)
+
+
+def rotary_embedding(
+    x: jax.Array, positions: jax.Array | None = None, base: float = 10000.0
+) -> jax.Array:
+    """Turn queries or keys by angles that grow with their positions (Su et al. 2021).
+
+    Products of turned queries and keys depend on their contents and on the distance between them
+    alone. Element `i` is paired with `i + H / 2`, and turned by `position / base ** (2 i / H)`. The
+    paper pairs neighbours, which is the same up to the order of a head's elements.
+
+    Arguments:
+      x: `[B, T, N, H]`, `H` even.
+      positions: `[B, T]` or `[T]`, integers; counted from 0 without.
+
+    Returns:
+      The input's shape and dtype.
+
+    >>> rotary_embedding(jnp.ones([1, 2, 1, 2]))[0, 0, 0].tolist()
+    [1.0, 1.0]
+    """
+    x = jnp.asarray(x)
+    if x.ndim != 4 or x.shape[-1] % 2:
+        raise ProgramError(
+            f"layers.rotary_embedding got an input of shape {x.shape}, expected [B, T, N, H] with "
+            "an even H. Elements are turned in pairs. Use an even head_dim."
+        )
+    half = x.shape[-1] // 2
+    rates = jnp.asarray(_rates(half, 2 * half, base))
+    places = _as_places("rotary_embedding", positions, x)
+    angles = (places[..., None].astype(jnp.float32) * rates[None, None])[:, :, None]
+    sine, cosine = jnp.sin(angles), jnp.cos(angles)
+    first, second = widen(x[..., :half]), widen(x[..., half:])
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def segment_positions(segment_ids: Sequence | jax.Array) -> jax.Array:
+    """Return the positions of words, counted from 0 in each segment of packed sequences.
+
+    Arguments:
+      segment_ids: `[B, T]` or `[B, T, 1]`, integers that change from segment to segment.
+
+    Returns:
+      `[B, T]`, int32.
+
+    >>> segment_positions(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
+    [[0, 1, 2, 0, 1, 0]]
+    """
+    ids = as_segments("segment_positions", segment_ids)
+    places = lax.iota(jnp.int32, ids.shape[1])[None]
+    is_first = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+    return places - lax.cummax(jnp.where(is_first, places, 0), axis=1)
+
+
+def as_segments(layer: str, segment_ids: Sequence | jax.Array) -> jax.Array:
+    """Return segment ids as integers `[B, T]`."""
+    ids = jnp.asarray(segment_ids.values if isinstance(segment_ids, Sequence) else segment_ids)
+    # A sequence of ids is declared with the shape [1].
+    squeezed = ids[..., 0] if ids.ndim == 3 and ids.shape[-1] == 1 else ids
+    if squeezed.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ProgramError(
+            f"layers.{layer} got segment ids of shape {ids.shape} and dtype {ids.dtype}, expected "
+            "integers [B, T]. Each word has the number of the sequence that it comes from. Feed "
+            "them beside the words."
+        )
+    return squeezed
+
+
+def _as_places(layer: str, positions: jax.Array | None, x: jax.Array) -> jax.Array:
+    """Return positions `[B or 1, T]` for an input `[B, T, ...]`."""
+    batch, length = x.shape[:2]
+    if positions is None:
+        return lax.iota(jnp.int32, length)[None]
+    places = jnp.asarray(positions)
+    if places.shape == (length,):
+        places = places[None]
+    is_integer = jnp.issubdtype(places.dtype, jnp.integer)
+    if places.shape not in ((batch, length), (1, length)) or not is_integer:
+        raise ProgramError(
+            f"layers.{layer} got positions of shape {places.shape} and dtype {places.dtype} for an "
+            f"input of shape {x.shape}, expected integers [B, T] or [T]. Each word has one. Leave "
+            "them out to count from 0."
+        )
+    return places
+
+
+def _rates(count: int, width: int, base: float) -> np.ndarray:
+    return (base ** (-2.0 * np.arange(count) / width)).astype(np.float32)
+
+
+def _waves(places: jax.Array, width: int, base: float) -> jax.Array:
+    """Return sines and cosines by turns, `[..., width]`."""
+    rates = _rates(-(-width // 2), width, base)
+    angles = places[..., None].astype(jnp.float32) * rates.reshape(*(1,) * places.ndim, -1)
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return pairs.reshape(*places.shape, -1)[..., :width]

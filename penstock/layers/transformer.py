@@ -1,0 +1,295 @@
+"""Transformers (Vaswani et al. 2017): blocks of attention and of two products a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import overload
+
+import jax
+
+from penstock._errors import ProgramError
+from penstock._program.frame import current_frame
+from penstock._program.sequences import Sequence
+from penstock.layers._attending import Words, close_words, open_words
+from penstock.layers._transformer_block import Block, Norm, normalise, run_block
+from penstock.layers.activations import Activation
+from penstock.layers.attention import Heads, Segments
+from penstock.layers.key_value_cache import KeyValueCache
+from penstock.layers.parameters import Attr
+
+Caches = Several[KeyValueCache]
+
+
+def transformer_encoder_layer(
+    x: Words,
+    num_heads: int,
+    ffn_size: int,
+    dropout_rate: float = 0.0,
+    *,
+    norm: Norm = "layer",
+    is_pre_norm: bool = True,
+    act: Activation | None = "relu",
+    num_kv_heads: int | None = None,
+    rotary: bool = False,
+    is_causal: bool = False,
+    segment_ids: Segments = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> Words:
+    """Apply one block of `transformer_encoder`, without the norm that ends that.
+
+    Parameters: `self_attention` as of `multi_head_attention`; `ffn/in_w` `[D, ffn_size]`,
+    `ffn/out_w` and their biases; the norms' under `self_attention_norm` and `ffn_norm`.
+
+    Arguments:
+      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`.
+      num_heads: as all others, see `transformer_encoder`.
+
+    Returns:
+      As `x`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.transformer_encoder_layer(layers.data("x", [5, 8]), 2, ffn_size=16)
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> sorted(params["transformer_encoder_layer_0"])
+    ['ffn', 'ffn_norm', 'self_attention', 'self_attention_norm']
+    """
+    layer = "transformer_encoder_layer"
+    frame = current_frame(layer)
+    path = frame.names.layer(layer, name)
+    block = _make_block(
+        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, num_kv_heads, rotary,
+        is_causal, (param_attr, bias_attr),
+    )  # fmt: skip
+    values, _ = open_words(layer, "an input", x)
+    return close_words(x, run_block(frame, path, block, x, values, segment_ids=segment_ids)[0])
+
+
+def transformer_encoder(
+    x: Words,
+    num_layers: int,
+    num_heads: int,
+    ffn_size: int,
+    dropout_rate: float = 0.0,
+    *,
+    norm: Norm = "layer",
+    is_pre_norm: bool = True,
+    act: Activation | None = "relu",
+    num_kv_heads: int | None = None,
+    rotary: bool = False,
+    is_causal: bool = False,
+    segment_ids: Segments = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> Words:
+    """Apply blocks of self attention and two products a word (Vaswani et al. 2017).
+
+    Padding never counts. Each part of a block is added to what it was given. In training its result
+    is dropped with `dropout_rate` before. Parameters: `layer_0` and so on, each as of
+    `transformer_encoder_layer`, and the last norm's under `norm`.
+
+    Arguments:
+      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`, positions added.
+      ffn_size: the features between the two products; `act` is applied to them.
+      norm: `"layer"` (epsilon 1e-5) or `"rms"` (1e-6).
+      is_pre_norm: normalise what each part is given, and the end (Xiong et al. 2020); `False`
+        normalises after each addition, as the first transformer did.
+      num_kv_heads: as `rotary`, `is_causal` and `segment_ids`, see `multi_head_attention`.
+      param_attr, bias_attr: for the weights and the biases of all products.
+
+    Returns:
+      As `x`.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     return layers.transformer_encoder(layers.data("x", [5, 8]), 3, 2, ffn_size=16)
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> sorted(params["transformer_encoder_0"])
+    ['layer_0', 'layer_1', 'layer_2', 'norm']
+    """
+    layer = "transformer_encoder"
+    block = _make_block(
+        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, num_kv_heads, rotary,
+        is_causal, (param_attr, bias_attr),
+    )  # fmt: skip
+    return _run_blocks(block, name, num_layers, x, segment_ids=segment_ids)[0]
+
+
+@overload
+def transformer_decoder(
+    x: Words,
+    num_layers: int,
+    num_heads: int,
+    ffn_size: int,
+    memory: Sequence | jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    *,
+    norm: Norm = "layer",
+    is_pre_norm: bool = True,
+    act: Activation | None = "relu",
+    num_kv_heads: int | None = None,
+    rotary: bool = False,
+    segment_ids: Segments = None,
+    caches: None = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> Words: ...
+
+
+@overload
+def transformer_decoder(
+    x: Words,
+    num_layers: int,
+    num_heads: int,
+    ffn_size: int,
+    memory: Sequence | jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    *,
+    norm: Norm = "layer",
+    is_pre_norm: bool = True,
+    act: Activation | None = "relu",
+    num_kv_heads: int | None = None,
+    rotary: bool = False,
+    segment_ids: Segments = None,
+    caches: Caches,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> tuple[Words, tuple[KeyValueCache, ...]]: ...
+
+
+def transformer_decoder(
+    x: Words,
+    num_layers: int,
+    num_heads: int,
+    ffn_size: int,
+    memory: Sequence | jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    *,
+    norm: Norm = "layer",
+    is_pre_norm: bool = True,
+    act: Activation | None = "relu",
+    num_kv_heads: int | None = None,
+    rotary: bool = False,
+    segment_ids: Segments = None,
+    caches: Caches | None = None,
+    param_attr: Attr = None,
+    bias_attr: Attr = None,
+    name: str | None = None,
+) -> Words | tuple[Words, tuple[KeyValueCache, ...]]:
+    """Apply blocks of causal self attention, attention to a memory, and two products a word.
+
+    A `transformer_encoder` whose words see those before them alone. With a memory each block
+    attends to it between the two, under `cross_attention`.
+
+    Arguments:
+      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`, positions added.
+      memory: what an encoder made of the source, `[B, S, D']`; its padding never counts.
+      segment_ids: of packed words; with a memory a pair, for the words and for it.
+      caches: one for each layer, see `init_cache`. `x` has the words that come next.
+
+    Returns:
+      As `x`; with caches, that and a tuple of the caches after.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     words, source = layers.data("words", [5, 8]), layers.data("source", [3, 8])
+    ...     return layers.transformer_decoder(words, 1, 2, ffn_size=16, memory=source)
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> [name for name in sorted(params["transformer_decoder_0"]["layer_0"]) if "norm" not in name]
+    ['cross_attention', 'ffn', 'self_attention']
+    """
+    layer = "transformer_decoder"
+    block = _make_block(
+        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, num_kv_heads, rotary,
+        True, (param_attr, bias_attr),
+    )  # fmt: skip
+    out, after = _run_blocks(block, name, num_layers, x, memory, segment_ids, caches)
+    return out if caches is None else (out, after)
+
+
+def _make_block(
+    layer: str,
+    num_heads: int,
+    ffn_size: int,
+    dropout_rate: float,
+    norm: Norm,
+    is_pre_norm: bool,
+    act: Activation | None,
+    num_kv_heads: int | None,
+    rotary: bool,
+    is_causal: bool,
+    attrs: tuple[Attr, Attr],
+) -> Block:
+    heads = Heads(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        is_causal=is_causal,
+        rotary=rotary,
+        attrs=attrs,
+        layer=layer,
+    )
+    return Block(
+        layer=layer,
+        heads=heads,
+        ffn_size=ffn_size,
+        dropout_rate=dropout_rate,
+        norm=norm,
+        is_pre_norm=is_pre_norm,
+        act=act,
+    )
+
+
+def _run_blocks(
+    block: Block,
+    name: str | None,
+    num_layers: int,
+    x: Words,
+    memory: Sequence | jax.Array | None = None,
+    segment_ids: Segments = None,
+    caches: Caches | None = None,
+) -> tuple[Words, tuple[KeyValueCache, ...]]:
+    frame = current_frame(block.layer)
+    path = frame.names.layer(block.layer, name)
+    _check(block, num_layers, memory, segment_ids, caches)
+    values, _ = open_words(block.layer, "an input", x)
+    after: list[KeyValueCache] = []
+    for number in range(num_layers):
+        cache = None if caches is None else caches[number]
+        own = (*path, f"layer_{number}")
+        values, cache = run_block(frame, own, block, x, values, memory, segment_ids, cache)
+        after += [] if cache is None else [cache]
+    if block.is_pre_norm:
+        # What the blocks add up to has been normalised by none of them.
+        values = normalise(frame, (*path, "norm"), block, values)
+    return close_words(x, values), tuple(after)
+
+
+def _check(
+    block: Block,
+    num_layers: int,
+    memory: Sequence | jax.Array | None,
+    segment_ids: Segments,
+    caches: Caches | None,
+) -> None:
+    problems = []
+    if num_layers < 1:
+        problems.append(f"num_layers={num_layers}, expected 1 or more")
+    if caches is not None and len(caches) != num_layers:
+        problems.append(f"{len(caches)} caches, expected {num_layers}, one for each layer")
+    if caches is not None and segment_ids is not None:
+        problems.append("caches and segment_ids, expected one of them")
+    if memory is not None and segment_ids is not None and not isinstance(segment_ids, tuple):
+        problems.append("a memory and one array of segment_ids, expected a pair of arrays")
+    if problems:
+        raise ProgramError(
+            f"layers.{block.layer} got {'; '.join(problems)}. Each layer keeps the words that it "
+            "has met, and packed words see those of their own segment. Check the arguments."
+        )
