@@ -9,7 +9,16 @@ from tests.source_tree import PACKAGE, find_imports, lines_for_types, module_nam
 CORE = {
     *("events", "inferencer", "trainer", "program_builder", "layers", "optimizers", "handlers"),
     "distributed",
-    *("_program", "_tracing", "_batches", "_device_batches", "_metrics", "_mesh", "_in_flight"),
+    *(
+        "_program",
+        "_tracing",
+        "_batches",
+        "_sequence_feeds",
+        "_device_batches",
+        "_metrics",
+        "_mesh",
+    ),
+    "_in_flight",
     *("distributed", "_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
     *("_parameter_files", "_parameter_names"),
     *("_errors", "_folder_lock", "_guardian", "_interrupts", "_paths", "_text_tables", "_version"),

@@ -30,8 +30,8 @@ class Sequence:
     >>> words = Sequence(jnp.array([[1, 2, 3], [4, 0, 0]]), jnp.array([3, 1]))
     >>> words.mask.tolist()
     [[True, True, True], [True, False, False]]
-    >>> (words * 2).cut()
-    [array([2, 4, 6]), array([8])]
+    >>> [each.tolist() for each in (words * 2).cut()]
+    [[2, 4, 6], [8]]
     """
 
     values: jax.Array

@@ -231,7 +231,9 @@ class _Batch:
                 share, params, number, is_unrolled=update.is_unrolled
             )
 
-        specs: Any = Gradients(_total_specs(update.program), WHOLE, WHOLE)  # pyright: ignore
+        values: Any = list(value_specs(update.program))
+        totals = _metrics.Totals(values, *[WHOLE] * 3)  # pyright: ignore
+        specs: Any = Gradients(totals, WHOLE, WHOLE)  # pyright: ignore
         return self._on_devices(compute, specs)(params)
 
     def example_gradients(self, params: Params) -> Params:
@@ -384,14 +386,10 @@ def _forward(
         functools.partial(_gradients.evaluate_share, program, mesh),
         mesh=mesh,
         in_specs=(WHOLE, WHOLE, SPLIT, SPLIT),
-        out_specs=_total_specs(program),
+        out_specs=_metrics.Totals(list(value_specs(program)), *[WHOLE] * 3),  # pyright: ignore
         check_vma=False,
     )
     return sharded(variables, key, feed, weights)
-
-
-def _total_specs(program: Runnable) -> Any:
-    return _metrics.Totals(list(value_specs(program)), WHOLE, WHOLE, WHOLE)  # pyright: ignore
 
 
 def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:

@@ -53,10 +53,21 @@ def test_images_are_channels_first_and_numbers_the_same(name):
     np.testing.assert_allclose(result, np.moveaxis(expected, -1, 1), rtol=1e-5, atol=1e-6)
 
 
-ELSEWHERE_IN_FLUID = {"L1Decay", "L2Decay", "ParamAttr", "sequence_conv_pool"}
+ELSEWHERE_IN_FLUID = {"L1Decay", "L2Decay", "ParamAttr", "sequence_conv_pool"} | {
+    *("transformer_decoder", "transformer_encoder", "transformer_encoder_layer"),
+}
 NEVER_IN_FLUID = {
+    "KeyValueCache",
     "Sentences",
+    "add_positions",
     "beam_decode",
+    "init_cache",
+    "multi_head_attention",
+    "position_embedding",
+    "rms_norm",
+    "rotary_embedding",
+    "segment_positions",
+    "sinusoidal_positions",
     "bidirectional_gru",
     "bidirectional_lstm",
     "dynamic_rnn",
