@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock._errors import ReaderError as ReaderError
     from penstock._errors import UnknownNameError as UnknownNameError
     from penstock._parameters import Parameters as Parameters
+    from penstock._program.sequences import NestedSequence as NestedSequence
     from penstock._program.sequences import Sequence as Sequence
     from penstock.events import BeginEpoch as BeginEpoch
     from penstock.events import BeginEpochEvent as BeginEpochEvent
@@ -68,7 +69,7 @@ _NAMES = {
         "UnknownNameError",
     ),
     "_parameters": ("Parameters",),
-    "_program.sequences": ("Sequence",),
+    "_program.sequences": ("NestedSequence", "Sequence"),
     "events": (
         *("BeginEpoch", "BeginEpochEvent", "BeginStep", "BeginStepEvent", "BeginTraining"),
         *("EndEpoch", "EndEpochEvent", "EndStep", "EndStepEvent", "EndTraining"),

@@ -91,7 +91,7 @@ def check_feed(
     if problems:
         raise FeedError("\n".join(problems))
     sizes = {
-        name: len(column.lengths) if isinstance(column, _sequence_feeds.Words) else column.shape[0]
+        name: column.num_examples if isinstance(column, _sequence_feeds.Words) else column.shape[0]
         for name, column in columns.items()
     }
     if len(set(sizes.values())) > 1:
@@ -124,7 +124,7 @@ def _convert(value: npt.ArrayLike, spec: FeedSpec, lengths: object) -> Column | 
         )
     if spec.lod_level:
         try:
-            words = _sequence_feeds.join_words(value, lengths, spec)
+            words = _sequence_feeds.read_words(value, lengths, spec)
         except FeedError as error:
             return str(error)
         cast = _cast(words.values, spec)
@@ -346,10 +346,7 @@ class Feeder:
             shares = self._exchange("the sizes of a batch", [part, longest])
             part = max([each for each, _ in shares])
             longest = {name: max([each[name] for _, each in shares]) for name in longest}
-        lengths = {
-            name: _sequence_feeds.choose_bucket(self._specs[name], length)
-            for name, length in longest.items()
-        }
+        lengths = _sequence_feeds.choose_lengths(self._specs, longest)
         key = tuple(lengths.values())
         self.fit(part * self._multiple, key)
         return max(self.sizes[key], self.batch_size), lengths
@@ -358,7 +355,7 @@ class Feeder:
         self, columns: Mapping[str, Column], size: int, lengths: Mapping[str, int]
     ) -> dict[str, Any]:
         return {
-            name: _sequence_feeds.pad_words(column, size, lengths[name])
+            name: _sequence_feeds.pad_input(name, column, size, lengths)
             if isinstance(column, _sequence_feeds.Words)
             else _pad({name: column}, column.shape[0], size)[name]
             for name, column in columns.items()

@@ -20,11 +20,8 @@ from penstock._program import sequences
 
 T = TypeVar("T")
 
-Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | object"
-"""What a program returned, with None in place of each value."""
-
-_SEQUENCE = object()
-"""Stands in an outline for a sequence, which is two values."""
+Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | type[Any] | None"
+"""What a program returned, with None in place of each value, and its class of each sequence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,16 +61,16 @@ def flatten_returned(
     """
     keys, values, is_nested = [], [], []
     for path, value in _iterate(returned, ()):
-        leaves: Any = {(): value}
-        if isinstance(value, sequences.Sequence):
+        leaves: Any = {"": value}
+        if isinstance(value, (sequences.Sequence, sequences.NestedSequence)):
             if is_averaged:
                 raise ProgramError(
                     f"{owner} returned a sequence, expected arrays, which are averaged over "
                     "batches. Return layers.mean or layers.sequence_pool of it."
                 )
-            leaves = {("values",): value.values, ("lengths",): value.lengths}
+            leaves = vars(value)  # values, lengths and, where they are nested, counts
         for behind, leaf in leaves.items():
-            whole = (*path, *behind)
+            whole = (*path, behind) if behind else path
             keys.append(whole[0] if len(whole) == 1 else "/".join(map(str, whole)))
             is_nested.append(len(whole) > 1)
             values.append(leaf)
@@ -120,8 +117,8 @@ def _iterate(
 
 def _remove_values(returned: object) -> Outline:
     """Return the structure with no values, which are tracers that nothing may keep."""
-    if isinstance(returned, sequences.Sequence):
-        return _SEQUENCE
+    if isinstance(returned, (sequences.Sequence, sequences.NestedSequence)):
+        return type(returned)
     if isinstance(returned, Mapping):
         return {key: _remove_values(value) for key, value in returned.items()}
     if isinstance(returned, (tuple, list)):
@@ -130,8 +127,8 @@ def _remove_values(returned: object) -> Outline:
 
 
 def _fill(outline: Outline, items: Iterator[Any]) -> object:
-    if outline is _SEQUENCE:
-        return sequences.Sequence(next(items), next(items))
+    if isinstance(outline, type):
+        return outline(*[next(items) for _ in dataclasses.fields(outline)])
     if isinstance(outline, dict):
         return {key: _fill(part, items) for key, part in outline.items()}
     if isinstance(outline, (tuple, list)):

@@ -11,10 +11,14 @@ import numpy as np
 
 from penstock._errors import FeedError
 from penstock._program.requests import FeedSpec
-from penstock._program.sequences import Sequence
+from penstock._program.sequences import NestedSequence, Sequence
 
 LEAST_BUCKET = 16
 """The first length of the powers of two that sequences are padded to by default."""
+
+_LEAST_COUNT = 4
+_COUNTS = "/count"
+"""Behind an input's name: how many inner sequences there are. No input has a slash in its name."""
 
 
 class Words(NamedTuple):
@@ -22,22 +26,48 @@ class Words(NamedTuple):
 
     Attributes:
       values: `[sum of lengths, ...]`.
-      lengths: `[B]`, int32.
+      lengths: `[B]`, int32; of sequences of sequences those of all the inner ones.
+      counts: then, the number of inner sequences of each example, `[B]`.
     """
 
     values: np.ndarray
     lengths: np.ndarray
+    counts: np.ndarray | None = None
 
     @property
-    def longest(self) -> int:
-        """The largest length; 0 without sequences."""
-        return int(self.lengths.max(initial=0))
+    def num_examples(self) -> int:
+        """The number of examples."""
+        return len(self.lengths if self.counts is None else self.counts)
 
 
 def is_lengths(name: str, specs: Mapping[str, FeedSpec]) -> bool:
     """Return whether a feed's name is that of the lengths of a sequence, such as `words_length`."""
     spec = specs.get(name.removesuffix("_length")) if name.endswith("_length") else None
     return spec is not None and spec.lod_level > 0
+
+
+def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
+    """Return the sequences of an input end to end, see `join_words`; or sequences of sequences.
+
+    Raises:
+      FeedError: it is neither.
+    """
+    if spec.lod_level == 1:
+        return join_words(value, lengths, spec)
+    if isinstance(value, NestedSequence):
+        value = value.cut()
+    if lengths is not None or not isinstance(value, (list, tuple)):
+        raise FeedError(
+            f"feed {spec.name!r} got {type(value).__name__}, expected a list of examples, each a "
+            "list of sequences, as it was declared with lod_level=2."
+        )
+    words = [join_words(list(example), None, spec) for example in value]
+    empty = [np.zeros((0, *spec.shape), spec.dtype)]
+    return Words(
+        np.concatenate([each.values for each in words] or empty),
+        np.concatenate([each.lengths for each in words] or [np.zeros(0, np.int32)]),
+        np.asarray([len(each.lengths) for each in words], np.int32),
+    )
 
 
 def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
@@ -120,6 +150,22 @@ def _show(lengths: np.ndarray) -> str:
     return f"{lengths[:8].tolist()}{' ...' if len(lengths) > 8 else ''}"
 
 
+def choose_lengths(specs: Mapping[str, FeedSpec], longest: Mapping[str, int]) -> dict[str, int]:
+    """Return what sequences are padded to, from what `find_longest` found.
+
+    The number of inner sequences is padded to powers of two.
+
+    Raises:
+      FeedError: no bucket is as long.
+    """
+    return {
+        name: choose_bucket(specs[name], longest[name])
+        if name in specs
+        else max(_LEAST_COUNT, 1 << max(longest[name] - 1, 0).bit_length())
+        for name in longest
+    }
+
+
 def choose_bucket(spec: FeedSpec, longest: int) -> int:
     """Return the length that a batch is padded to whose longest sequence has `longest` words.
 
@@ -138,13 +184,35 @@ def choose_bucket(spec: FeedSpec, longest: int) -> int:
     return spec.buckets[place]
 
 
+def pad_input(
+    name: str, words: Words, batch_size: int, lengths: Mapping[str, int]
+) -> Sequence | NestedSequence:
+    """Return an input padded to a batch size and to the lengths chosen for it, on the host."""
+    length = lengths[name]
+    if words.counts is None:
+        return pad_words(words, batch_size, length)
+    width = lengths[name + _COUNTS]
+    # As many inner sequences for each example: those that are not there have no words.
+    is_there = np.arange(width) < words.counts[:, None]
+    inner = np.zeros(is_there.shape, np.int32)
+    inner[is_there] = words.lengths
+    padded = pad_words(Words(words.values, inner.reshape(-1)), inner.size, length)
+    missing = batch_size - len(inner)
+    rows: Any = [padded.values.reshape(*inner.shape, *padded.values.shape[1:]), inner, words.counts]
+    if missing and len(inner):
+        rows = [np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) for x in rows]
+    elif missing:
+        rows = [np.zeros((missing, *x.shape[1:]), x.dtype) for x in rows]
+    return NestedSequence(*rows)
+
+
 def pad_words(words: Words, batch_size: int, length: int) -> Sequence:
     """Return sequences padded to a batch size and to a length, on the host.
 
     With copies of a sequence's last word and of the last example: whatever the program computes of
     what is real is as finite on its copy. A sequence without words is padded with zeros.
     """
-    values, lengths = words
+    values, lengths = words.values, words.lengths
     if not len(lengths):
         return _empty(batch_size, length, values)
     lengths = np.concatenate([lengths, np.repeat(lengths[-1:], batch_size - len(lengths))])
@@ -166,10 +234,19 @@ def _empty(batch_size: int, length: int, values: np.ndarray) -> Sequence:
 
 
 def find_longest(batches: Iterable[Mapping[str, object]]) -> dict[str, int]:
-    """Return the largest length of each sequence over checked batches, by input name."""
+    """Return the largest length of each sequence over checked batches, by input name.
+
+    Of sequences of sequences also their largest number, under the name and `/count`.
+    """
     longest: dict[str, int] = {}
+
+    def note(name: str, numbers: np.ndarray) -> None:
+        longest[name] = max(longest.get(name, 0), int(numbers.max(initial=0)))
+
     for batch in batches:
         for name, column in batch.items():
             if isinstance(column, Words):
-                longest[name] = max(longest.get(name, 0), column.longest)
+                note(name, column.lengths)
+                if column.counts is not None:
+                    note(name + _COUNTS, column.counts)
     return longest

@@ -291,7 +291,7 @@ class Examples:
         # Each word counts alike, so a device's mean is no mean of its examples.
         self.needs_all_devices |= self.num_devices > 1
         with self.note(REDUCED_SCOPE):
-            weights = align(self.weights, 2, 0) * value.mask
+            weights = align(self.row_weights(value.mask.shape[0]), 2, 0) * value.mask
             masked = value.masked()
             per_word = jnp.sum(masked.reshape(*masked.shape[:2], -1), axis=2)
             total = _mesh.psum(jnp.sum(per_word * weights), self.num_averaged)

@@ -14,7 +14,7 @@ from flax.core import tracers
 
 from penstock._errors import FeedError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
-from penstock._program.sequences import Sequence
+from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_user_lines
 
 Initializer = Callable[[jax.Array, tuple[int, ...], np.dtype], jax.Array]
@@ -28,7 +28,10 @@ Variables: TypeAlias = "Mapping[str, Params]"
 Feed: TypeAlias = Mapping[str, npt.ArrayLike]
 """A batch by input name, each with a leading batch axis: arrays, or what NumPy makes one of."""
 
-DeviceFeed: TypeAlias = "Mapping[str, jax.Array | Sequence]"
+Fed: TypeAlias = "jax.Array | Sequence | NestedSequence"
+"""One input as a program takes it."""
+
+DeviceFeed: TypeAlias = "Mapping[str, Fed]"
 """A batch by input name as a program takes it: padded, on the devices."""
 
 Mode = Literal["train", "test", "infer"]
@@ -36,13 +39,16 @@ Mode = Literal["train", "test", "infer"]
 PROBE_LENGTH = 13
 """The length that sequences have while a program is probed; a prime, to share no size by chance."""
 
+PROBE_COUNT = 7
+"""How many sequences a sequence of sequences has then."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedSpec:
     """What one `layers.data` call expects.
 
-    `shape` leaves out the batch axis; with a `lod_level` of 1 it is that of one word, and `buckets`
-    are the lengths that sequences are padded to, powers of two where it is empty.
+    `shape` leaves out the batch axis; with a `lod_level` of 1 or 2 it is that of one word, and
+    `buckets` are the lengths that sequences are padded to, powers of two where it is empty.
     """
 
     name: str
@@ -142,7 +148,7 @@ class Requests:
         self._prefixes: dict[Path, Path] = {}
         self._trace = tracers.current_trace()
 
-    def input(self, spec: FeedSpec) -> jax.Array | Sequence:
+    def input(self, spec: FeedSpec) -> Fed:
         """Return what is fed under `spec.name`: `[B, *spec.shape]`, or a sequence of such words.
 
         Raises:
@@ -160,9 +166,7 @@ class Requests:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
             if spec.lod_level:
-                shape = (self._batch_size, PROBE_LENGTH, *spec.shape)
-                lengths = jnp.full((self._batch_size,), anchor.astype(jnp.int32))
-                return Sequence(jnp.full(shape, anchor.astype(spec.dtype)), lengths)
+                return _make_sequence(spec, self._batch_size, anchor)
             return jnp.full((self._batch_size, *spec.shape), anchor.astype(spec.dtype))
         if spec.name not in self._feed:
             raise FeedError(
@@ -170,8 +174,8 @@ class Requests:
                 f"{self._mode} program declares with layers.data."
             )
         fed = self._feed[spec.name]
-        if isinstance(fed, Sequence):
-            return fed.with_values(fed.values.astype(spec.dtype))
+        if isinstance(fed, (Sequence, NestedSequence)):
+            return dataclasses.replace(fed, values=fed.values.astype(spec.dtype))
         return fed.astype(spec.dtype)  # bytes of images are cast here
 
     def parameter(self, spec: ParameterSpec) -> jax.Array:
@@ -241,6 +245,16 @@ class Requests:
                 "leave a transformed function. Move the layer out of it."
             )
         self.updates[spec.path] = value
+
+
+def _make_sequence(spec: FeedSpec, batch_size: int, anchor: jax.Array) -> Sequence | NestedSequence:
+    """Return sequences for a probe, made of an input of the trace."""
+    sizes = (batch_size, PROBE_COUNT)[: spec.lod_level]
+    values = jnp.full((*sizes, PROBE_LENGTH, *spec.shape), anchor.astype(spec.dtype))
+    lengths = jnp.full(sizes, anchor.astype(jnp.int32))
+    if spec.lod_level == 1:
+        return Sequence(values, lengths)
+    return NestedSequence(values, lengths, jnp.full((batch_size,), anchor.astype(jnp.int32)))
 
 
 def find_entry(tree: Params, path: Path) -> Any:

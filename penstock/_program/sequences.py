@@ -117,6 +117,53 @@ class Sequence:
         return combine(jnp.true_divide, other, self)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class NestedSequence:
+    """A batch of sequences of sequences, such as documents of sentences: Fluid's `lod_level=2`.
+
+    Layers work on one level at a time: on `inner`, the sequences of all examples as rows of their
+    own, and on what `outer` makes of one row for each of them.
+
+    Arguments:
+      values: `[B, K, T, ...]`, `K` being at least the largest number of sequences of an example.
+      lengths: `[B, K]`, int32, 0 where there is no sequence.
+      counts: the number of sequences of each example, `[B]`, int32.
+
+    >>> text = NestedSequence(jnp.ones([1, 2, 3, 1]), jnp.array([[3, 0]]), jnp.array([1]))
+    >>> text.inner.values.shape, text.inner.lengths.tolist()
+    ((2, 3, 1), [3, 0])
+    >>> text.outer(jnp.ones([2, 5])).cut()[0].shape
+    (1, 5)
+    """
+
+    values: jax.Array
+    lengths: jax.Array
+    counts: jax.Array
+
+    @property
+    def inner(self) -> Sequence:
+        """The inner sequences as rows of their own, values `[B * K, T, ...]`."""
+        shape = (-1, *self.values.shape[2:])
+        return Sequence(self.values.reshape(shape), self.lengths.reshape(-1))
+
+    def with_inner(self, inner: Sequence) -> NestedSequence:
+        """Return other inner sequences, as many for each example."""
+        shape = (*self.lengths.shape, *inner.values.shape[1:])
+        lengths = inner.lengths.reshape(self.lengths.shape)
+        return NestedSequence(inner.values.reshape(shape), lengths, self.counts)
+
+    def outer(self, rows: jax.Array) -> Sequence:
+        """Return one row for each inner sequence, `[B * K, ...]`, as a sequence of each example."""
+        return Sequence(rows.reshape(*self.lengths.shape, *rows.shape[1:]), self.counts)
+
+    def cut(self) -> list[list[np.ndarray]]:
+        """Return each example's sequences by themselves, as numpy arrays; outside programs."""
+        rows, counts = self.inner.cut(), np.asarray(self.counts)
+        width = self.lengths.shape[1]
+        return [rows[n * width : n * width + count] for n, count in enumerate(counts)]
+
+
 def combine(function: Callable[[Any, Any], jax.Array], left: Operand, right: Operand) -> Sequence:
     """Return a function of two operands word by word; at least one of them is a sequence.
 
@@ -161,7 +208,7 @@ def spoil_unequal(values: jax.Array, sequences: list[Sequence]) -> jax.Array:
 
 def cut_all(returned: Any) -> Any:
     """Return nested values with lists of arrays in place of sequences; outside programs."""
-    if isinstance(returned, Sequence):
+    if isinstance(returned, (Sequence, NestedSequence)):
         return returned.cut()
     if isinstance(returned, dict):
         return {key: cut_all(value) for key, value in returned.items()}

@@ -15,7 +15,7 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock._program.names import check_name
-from penstock._program.requests import FeedSpec
+from penstock._program.requests import Fed, FeedSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,13 +38,24 @@ def data(
 ) -> sequences.Sequence: ...
 
 
+@overload
+def data(
+    name: str,
+    shape: Sequence[int],
+    dtype: DTypeLike = "float32",
+    *,
+    lod_level: Literal[2],
+    buckets: Sequence[int] = (),
+) -> sequences.NestedSequence: ...
+
+
 def data(
     name: str,
     shape: Sequence[int],
     dtype: DTypeLike = "float32",
     lod_level: int = 0,
     buckets: Sequence[int] = (),
-) -> jax.Array | sequences.Sequence:
+) -> Fed:
     """Declare an input and return what is fed under its name.
 
     Feeds are checked against the declaration on the host, before anything runs. A flat sample is
@@ -61,13 +72,13 @@ def data(
       shape: the shape of one example, without the batch axis; of one word of a sequence.
       dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on. Bytes (`uint8`)
         fed to a floating input go to the device as they are and are cast there.
-      lod_level: 1 for sequences.
+      lod_level: 1 for sequences, 2 for sequences of sequences, fed as lists of lists of arrays.
       buckets: the lengths that sequences are padded to, powers of two from 16 by default. See
         `penstock.readers.learn_buckets`.
 
     Returns:
       `[B, *shape]`, where `B` is this device's share of the batch; or a `ps.Sequence` of values
-      `[B, T, *shape]`.
+      `[B, T, *shape]`, or a `ps.NestedSequence` of values `[B, K, T, *shape]`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -98,10 +109,10 @@ def data(
 
 
 def _check_sequence(name: str, lod_level: int, buckets: Sequence[int]) -> None:
-    if lod_level not in (0, 1):
+    if lod_level not in (0, 1, 2):
         raise ProgramError(
-            f"layers.data {name!r} got lod_level={lod_level!r}, expected 0 or 1. Sequences of "
-            "sequences have no form here. Feed each inner sequence as an example."
+            f"layers.data {name!r} got lod_level={lod_level!r}, expected 0, 1 or 2. There are "
+            "arrays, sequences and sequences of sequences. Flatten the others in the reader."
         )
     is_rising = all(
         isinstance(b, (int, np.integer)) and b > a
@@ -110,7 +121,7 @@ def _check_sequence(name: str, lod_level: int, buckets: Sequence[int]) -> None:
     if not is_rising or not lod_level:
         raise ProgramError(
             f"layers.data {name!r} got buckets={buckets!r} and lod_level={lod_level}, expected "
-            "rising positive lengths such as [16, 32, 64], with lod_level=1. They are what "
+            "rising positive lengths such as [16, 32, 64], with a lod_level. They are what "
             "sequences are padded to. Leave them out for powers of two."
         )
 
