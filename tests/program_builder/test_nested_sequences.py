@@ -35,7 +35,7 @@ def infer_program():
 def make_batch(random, size):
     return {
         "document": [
-            [random.integers(0, 50, random.integers(0, 10)) for _ in range(random.integers(0, 6))]
+            [random.integers(0, 50, random.integers(0, 10)) for _ in range(random.integers(0, 5))]
             for _ in range(size)
         ],
         "label": random.integers(0, 2, (size, 1)),
