@@ -14,6 +14,12 @@ Operand: TypeAlias = "Sequence | jax.Array | np.ndarray | float"
 """What a sequence can be added to or multiplied by."""
 
 
+_EXPECTED = (
+    "expected a layer of sequences, sequence.map(function) or sequence.masked(): its padding would "
+    "count."
+)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sequence:
@@ -84,10 +90,10 @@ class Sequence:
         return [row[:length] for row, length in zip(values, lengths, strict=True)]
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(
-            "a Sequence got iterated over, expected a layer of sequences, or sequence.values and "
-            "sequence.lengths. Its padding would count."
-        )
+        raise TypeError(f"a Sequence got iterated over, {_EXPECTED}")
+
+    def __jax_array__(self) -> jax.Array:
+        raise TypeError(f"a Sequence got used as an array, {_EXPECTED}")
 
     def __neg__(self) -> Sequence:
         return self.with_values(-self.values)

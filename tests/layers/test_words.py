@@ -1,0 +1,138 @@
+"""Layers that know nothing of sequences, over the words of sequences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from tests.networks import one_device
+
+LENGTHS = (3, 1, 5, 0, 2)
+RANDOM = np.random.default_rng(0)
+FEED = {
+    "x": [RANDOM.normal(size=(n, 4)).astype("f") for n in LENGTHS],
+    "tag": [RANDOM.integers(0, 4, n) for n in LENGTHS],
+    "example": RANDOM.normal(size=(len(LENGTHS), 4)).astype("f"),
+}
+
+
+def inputs():
+    words = layers.data("x", [4], lod_level=1)
+    tags = layers.data("tag", [1], "int32", lod_level=1)
+    return words, tags, layers.data("example", [4])
+
+
+# A layer of words, its rows in an array being the words: `(words, tags, example) -> result`.
+CALLS = {
+    "batch_norm": lambda x, t, e: layers.batch_norm(x),
+    "concat": lambda x, t, e: layers.concat([x, x], axis=1),
+    "cos_sim": lambda x, t, e: layers.cos_sim(x, e),
+    "cross_entropy": lambda x, t, e: layers.cross_entropy(layers.softmax(x), t),
+    "dropout": lambda x, t, e: layers.dropout(x, 0.5),
+    "embedding": lambda x, t, e: layers.embedding(t, [9, 3]),
+    "fc": lambda x, t, e: layers.fc(x, 3, act="softmax"),
+    "fc-of-several": lambda x, t, e: layers.fc([x, e], 3),
+    "gelu": lambda x, t, e: layers.gelu(x),
+    "huber_loss": lambda x, t, e: layers.huber_loss(x, 2 * x, 1.0),
+    "l2_normalize": lambda x, t, e: layers.l2_normalize(x, 1),
+    "layer_norm": lambda x, t, e: layers.layer_norm(x),
+    "log_softmax": lambda x, t, e: layers.log_softmax(x),
+    "one_hot": lambda x, t, e: layers.one_hot(t, 4),
+    "sigmoid_cross_entropy_with_logits": lambda x, t, e: layers.sigmoid_cross_entropy_with_logits(
+        x, layers.sigmoid(x)
+    ),
+    "softmax_with_cross_entropy": lambda x, t, e: layers.softmax_with_cross_entropy(x, t),
+    "square_error_cost": lambda x, t, e: layers.square_error_cost(x, -x),
+    "sum": lambda x, t, e: 1 - x * e / 2 + x,
+    "topk": lambda x, t, e: layers.topk(x, 2)[0],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_word_is_a_row(name):
+    builder = ps.ProgramBuilder(infer_func=lambda: CALLS[name](*inputs()), place=one_device())
+    rows = ps.ProgramBuilder(
+        infer_func=lambda: CALLS[name](
+            layers.data("x", [4]), layers.data("tag", [1], "int32"), layers.data("example", [4])
+        ),
+        place=one_device(),
+    )
+    state = builder.init()
+    given = {key: FEED[key] for key in builder.feed_specs}
+    repeated = [np.repeat(FEED["example"], LENGTHS, axis=0)]
+    flat = {
+        key: np.concatenate(repeated if key == "example" else FEED[key]) for key in rows.feed_specs
+    }
+    expected = rows.infer(state, flat)
+    found = builder.infer(state, given)
+    assert [len(each) for each in found] == list(LENGTHS)
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_losses_of_a_softmax_of_words_are_finite_where_a_probability_is_zero():
+    def program():
+        logits, tags, _ = inputs()
+        return layers.cross_entropy(layers.fc(logits * 1e5, 4, act="softmax"), tags)
+
+    builder = ps.ProgramBuilder(infer_func=program, place=one_device())
+    for each in builder.infer(builder.init(), {k: FEED[k] for k in builder.feed_specs}):
+        assert np.isfinite(each).all()
+
+
+def test_dropout_of_words_does_not_depend_on_what_they_are_padded_to():
+    def train_program(bucket):
+        def program():
+            words = layers.data("x", [4], lod_level=1, buckets=[bucket])
+            return layers.mean(layers.dropout(words * words, 0.5))
+
+        return program
+
+    def first_loss(bucket):
+        def program():
+            gain = layers.create_parameter([1], name="gain", attr=jax.nn.initializers.ones)
+            return train_program(bucket)() * gain[0]
+
+        builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device())
+        return float(builder.train(builder.init(), {"x": FEED["x"]})[1])
+
+    assert first_loss(5) == pytest.approx(first_loss(64), rel=1e-6)
+
+
+def test_batch_norm_counts_words_and_no_padding():
+    def program():
+        return layers.reduce_sum(layers.batch_norm(layers.data("x", [4], lod_level=1), sync=True))
+
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:2])
+    state, _ = builder.train(builder.init(), {"x": FEED["x"]})
+    statistics = state.variables["batch_stats"]["batch_norm_0"]
+    words = np.concatenate(FEED["x"])
+    np.testing.assert_allclose(statistics["mean"], 0.1 * words.mean(0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(statistics["variance"], 0.9 + 0.1 * words.var(0), rtol=1e-5)
+
+
+def test_words_of_sequences_of_other_lengths_are_nan():
+    def program():
+        words, others = (layers.data(name, [4], lod_level=1) for name in ("x", "z"))
+        return layers.square_error_cost(words, others)
+
+    builder = ps.ProgramBuilder(infer_func=program, place=one_device())
+    other = [*FEED["x"][:2], FEED["x"][2][:4], *FEED["x"][3:]]
+    found = builder.infer(builder.init(), {"x": FEED["x"], "z": other})
+    assert [np.isnan(each).any() for each in found] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [jnp.tanh, lambda x: layers.conv2d(x, 2, 3), lambda x: x @ jnp.ones([4, 2]), layers.flatten],
+)
+def test_sequence_is_no_array(call):
+    with pytest.raises(TypeError, match="a Sequence got used as an array, expected a layer of"):
+        ps.ProgramBuilder(infer_func=lambda: call(inputs()[0]), place=one_device())
+
+
+def test_sequence_is_not_iterated_over():
+    with pytest.raises(TypeError, match="a Sequence got iterated over, expected a layer of"):
+        list(ps.Sequence(jnp.ones([1, 2]), jnp.ones(1, int)))
