@@ -4,6 +4,13 @@ Images are channels first and `dropout` scales in test and infer. Most layers ar
 `penstock.layers`. Layers that Fluid never had, such as `separable_conv2d`, are only there.
 """
 
+from penstock.fluid._decays import exponential_decay as exponential_decay
+from penstock.fluid._decays import inverse_time_decay as inverse_time_decay
+from penstock.fluid._decays import natural_exp_decay as natural_exp_decay
+from penstock.fluid._decays import noam_decay as noam_decay
+from penstock.fluid._decays import piecewise_decay as piecewise_decay
+from penstock.fluid._decays import polynomial_decay as polynomial_decay
+from penstock.fluid._elementwise import cast as cast
 from penstock.fluid._elementwise import elementwise_add as elementwise_add
 from penstock.fluid._elementwise import elementwise_div as elementwise_div
 from penstock.fluid._elementwise import elementwise_max as elementwise_max
@@ -31,6 +38,7 @@ from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool
 from penstock.layers import DynamicRNN as DynamicRNN
 from penstock.layers import StaticRNN as StaticRNN
 from penstock.layers import accuracy as accuracy
+from penstock.layers import beam_decode as beam_decode
 from penstock.layers import beam_search as beam_search
 from penstock.layers import beam_search_decode as beam_search_decode
 from penstock.layers import chunk_eval as chunk_eval
@@ -103,6 +111,7 @@ from penstock.layers import softsign as softsign
 from penstock.layers import square_error_cost as square_error_cost
 from penstock.layers import swish as swish
 from penstock.layers import tanh as tanh
+from penstock.layers import tile_beams as tile_beams
 from penstock.layers import topk as topk
 from penstock.layers import uniform_random as uniform_random
 from penstock.layers import uniform_random_batch_size_like as uniform_random_batch_size_like
