@@ -141,7 +141,7 @@ def decode_main(use_cuda, is_sparse, params_dirname):
     result_ids, result_scores = inferencer.infer(
         {"src_word_id": src_word_data, "init_ids": init_ids}
     )
-    for (_, _, wanted), ids, scores in zip(data, result_ids, result_scores):
+    for (_, _, wanted), ids, scores in zip(data, result_ids, result_scores, strict=True):
         print(
             "wanted:", wanted, "found:", ids[0].tolist()[: len(wanted)], "score: %.3f" % scores[0]
         )
