@@ -21,7 +21,7 @@ mix_hidden_lr = 1e-3
 embedding_name = "emb"
 
 
-def lstm_net():
+def embed_features():
     # 8 features
     word = fluid.layers.data(name="word_data", shape=[1], dtype="int64", lod_level=1)
     predicate = fluid.layers.data(name="verb_data", shape=[1], dtype="int64", lod_level=1)
@@ -53,7 +53,11 @@ def lstm_net():
     ]
     emb_layers.append(predicate_embedding)
     emb_layers.append(mark_embedding)
+    return emb_layers
 
+
+def lstm_net():
+    emb_layers = embed_features()
     hidden_0_layers = [
         fluid.layers.fc(input=emb, size=hidden_dim, act="tanh") for emb in emb_layers
     ]
