@@ -38,7 +38,6 @@ from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool
 from penstock.layers import DynamicRNN as DynamicRNN
 from penstock.layers import StaticRNN as StaticRNN
 from penstock.layers import accuracy as accuracy
-from penstock.layers import beam_decode as beam_decode
 from penstock.layers import beam_search as beam_search
 from penstock.layers import beam_search_decode as beam_search_decode
 from penstock.layers import chunk_eval as chunk_eval
@@ -111,7 +110,6 @@ from penstock.layers import softsign as softsign
 from penstock.layers import square_error_cost as square_error_cost
 from penstock.layers import swish as swish
 from penstock.layers import tanh as tanh
-from penstock.layers import tile_beams as tile_beams
 from penstock.layers import topk as topk
 from penstock.layers import uniform_random as uniform_random
 from penstock.layers import uniform_random_batch_size_like as uniform_random_batch_size_like

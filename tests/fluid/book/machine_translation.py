@@ -10,6 +10,7 @@ import numpy as np
 
 import penstock.fluid as fluid
 import penstock.fluid.layers as pd
+from penstock import layers
 from tests.fluid.book import paddle
 
 dict_size = 12
@@ -84,7 +85,7 @@ def decode(context, is_sparse):
         return current_score, current_state
 
     init_ids = pd.data(name="init_ids", shape=[1], dtype="int64")
-    translation = pd.beam_decode(
+    translation = layers.beam_decode(
         step, context, init_ids, beam_size=beam_size, end_id=end_id, max_length=max_length
     )
     return translation.ids, translation.scores
