@@ -15,9 +15,9 @@ before it. It differs from `penstock` where Fluid has other defaults:
   `recursive_sequence_lengths()`.
 
 Some things have another form. Sequences are `ps.Sequence`s, which have one level of lengths. While
-loops over arrays of variables are `penstock.layers.beam_decode` where they search for a sentence, and a
-`DynamicRNN` elsewhere. Data come from `penstock.readers`, which has `batch`, `shuffle` and the
-other decorators.
+loops over arrays of variables are `penstock.layers.beam_decode` where they search for a sentence,
+and a `DynamicRNN` elsewhere. Data come from `penstock.readers`, which has `batch`, `shuffle` and
+the other decorators.
 """
 
 from penstock.fluid import contrib as contrib
