@@ -129,6 +129,15 @@ def _convert(value: npt.ArrayLike, spec: FeedSpec, lengths: object) -> Column | 
             return str(error)
         cast = _cast(words.values, spec)
         return cast if isinstance(cast, str) else words._replace(values=np.asarray(cast))
+    if isinstance(value, sequences.Sequence):
+        # Fluid's scripts make tensors of sequences for dense inputs too.
+        if np.any(np.asarray(value.lengths) != 1):
+            return (
+                f"feed {spec.name!r} got a Sequence of lengths {np.asarray(value.lengths)}, "
+                "expected an array, or lengths of 1. The input is dense: it has one element for "
+                "each example. Declare it with lod_level=1."
+            )
+        value = np.asarray(value.values)[:, 0]
     if not isinstance(value, (np.ndarray, jax.Array)):
         try:
             value = np.asarray(value)

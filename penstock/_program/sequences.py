@@ -84,10 +84,10 @@ class Sequence:
         """Return rows `[B * T, ...]`, one for each word, as a sequence of the same lengths."""
         return self.with_values(rows.reshape(*self.values.shape[:2], *rows.shape[1:]))
 
-    def cut(self) -> list[np.ndarray]:
+    def cut(self) -> CutSequences:
         """Return each sequence by itself, `[length, ...]`, as numpy arrays; outside programs."""
         values, lengths = np.asarray(self.values), np.asarray(self.lengths)
-        return [row[:length] for row, length in zip(values, lengths, strict=True)]
+        return CutSequences(row[:length] for row, length in zip(values, lengths, strict=True))
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(f"a Sequence got iterated over, {_EXPECTED}")
@@ -210,6 +210,14 @@ def spoil_unequal(values: jax.Array, sequences: list[Sequence]) -> jax.Array:
         if each is not first:
             is_equal = is_equal & (each == first)
     return jnp.where(is_equal.reshape(-1, *(1,) * (values.ndim - 1)), values, jnp.nan)
+
+
+class CutSequences(list[np.ndarray]):
+    """The sequences of a batch, each by itself: one value, where a plain list is several.
+
+    >>> Sequence(jnp.array([[1, 2], [3, 0]]), jnp.array([2, 1])).cut()
+    [array([1, 2], dtype=int32), array([3], dtype=int32)]
+    """
 
 
 def cut_all(returned: Any) -> Any:

@@ -10,10 +10,14 @@ before it. It differs from `penstock` where Fluid has other defaults:
 - images are channels first (NCHW) in `fluid.layers` and `fluid.nets`;
 - `dropout` scales in test and infer (`downgrade_in_infer`);
 - optimizers are `fluid.optimizer.SGD(learning_rate=...)` and so on, optax underneath;
-- places are `fluid.CPUPlace()` and `fluid.CUDAPlace(0)`, one device each.
+- places are `fluid.CPUPlace()` and `fluid.CUDAPlace(0)`, one device each;
+- what `infer` returns for a sequence is the words of all examples end to end, with
+  `recursive_sequence_lengths()`.
 
-Two things have another form: sequences are padded arrays with their lengths (no LoD), and data
-come from `penstock.readers`, which has `batch`, `shuffle` and the other decorators.
+Some things have another form. Sequences are `ps.Sequence`s, which have one level of lengths. While
+loops over arrays of variables are `penstock.layers.beam_decode` where they search for a sentence,
+and a `DynamicRNN` elsewhere. Data come from `penstock.readers`, which has `batch`, `shuffle` and
+the other decorators.
 """
 
 from penstock.fluid import contrib as contrib
@@ -23,8 +27,8 @@ from penstock.fluid import layers as layers
 from penstock.fluid import nets as nets
 from penstock.fluid import optimizer as optimizer
 from penstock.fluid import regularizer as regularizer
-from penstock.fluid._inputs import create_lod_tensor as create_lod_tensor
-from penstock.fluid._inputs import create_random_int_lodtensor as create_random_int_lodtensor
+from penstock.fluid._lod_tensors import create_lod_tensor as create_lod_tensor
+from penstock.fluid._lod_tensors import create_random_int_lodtensor as create_random_int_lodtensor
 from penstock.fluid._param_attr import ParamAttr as ParamAttr
 from penstock.fluid._places import CPUPlace as CPUPlace
 from penstock.fluid._places import CUDAPlace as CUDAPlace

@@ -3,31 +3,39 @@
 In `elementwise_*` the axes of `y` are consecutive axes of `x`: they begin at `axis`, or end with
 those of `x` by default. Axes of size 1 at the end of `y` do not count. Unlike numpy's broadcasting,
 `x` is never made larger.
+
+Of sequences every word is a row, as in Fluid, and so the first axis: `y` is a sequence of the same
+lengths, `[B, ...]` with `axis=0`, a vector an example for all of its words, or features of a word.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
+from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
+from penstock._program import sequences
+from penstock._program.words import V, over_words
 from penstock.layers.activations import Activation, activate
 
 Array = jax.Array
-Operand = jax.Array | float
+Operand = jax.Array | sequences.Sequence | float
 
 
 def elementwise_add(
-    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> Array:
+    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+) -> V:
     """Return `x + y`; the axes of `y` are those of `x` from `axis` on, or its last.
 
     Arguments:
-      x: `[B, ...]`.
-      y: an array whose axes are consecutive axes of `x`, or a number.
+      x: `[B, ...]`, or a sequence.
+      y: an array whose axes are consecutive axes of `x`, or a number; or a sequence.
       axis: the axis of `x` that belongs to the first of `y`; -1 pairs the last ones.
       act: name of an activation, applied last.
       name: changes nothing.
@@ -45,8 +53,8 @@ def elementwise_add(
 
 
 def elementwise_sub(
-    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> Array:
+    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+) -> V:
     """Return `x - y`; see `elementwise_add`.
 
     >>> elementwise_sub(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0]), act="relu").tolist()
@@ -56,8 +64,8 @@ def elementwise_sub(
 
 
 def elementwise_mul(
-    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> Array:
+    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+) -> V:
     """Return `x * y`; see `elementwise_add`.
 
     >>> elementwise_mul(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
@@ -67,8 +75,8 @@ def elementwise_mul(
 
 
 def elementwise_div(
-    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> Array:
+    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+) -> V:
     """Return `x / y`, of integers the whole part of it; see `elementwise_add`.
 
     >>> elementwise_div(jnp.array([[1.0, 6.0]]), jnp.array([2.0, 3.0])).tolist()
@@ -78,8 +86,8 @@ def elementwise_div(
 
 
 def elementwise_max(
-    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> Array:
+    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+) -> V:
     """Return the larger of `x` and `y`; see `elementwise_add`.
 
     >>> elementwise_max(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
@@ -89,8 +97,8 @@ def elementwise_max(
 
 
 def elementwise_min(
-    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> Array:
+    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+) -> V:
     """Return the smaller of `x` and `y`; see `elementwise_add`.
 
     >>> elementwise_min(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
@@ -100,8 +108,8 @@ def elementwise_min(
 
 
 def elementwise_pow(
-    x: Array, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> Array:
+    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+) -> V:
     """Return `x` to the power of `y`; see `elementwise_add`.
 
     >>> elementwise_pow(jnp.array([[1.0, 5.0]]), 2.0).tolist()
@@ -111,17 +119,17 @@ def elementwise_pow(
 
 
 def scale(
-    x: Array,
-    scale: Operand = 1.0,
+    x: V,
+    scale: Array | float = 1.0,
     bias: float = 0.0,
     bias_after_scale: bool = True,
     act: Activation | None = None,
     name: str | None = None,
-) -> Array:
+) -> V:
     """Return `scale * x + bias`, or `scale * (x + bias)`.
 
     Arguments:
-      x: `[B, ...]`.
+      x: `[B, ...]`, or a sequence.
       bias_after_scale: whether the bias itself is left unscaled.
       act: name of an activation, applied last.
       name: changes nothing.
@@ -132,17 +140,30 @@ def scale(
     >>> scale(jnp.array([1.0, 2.0]), scale=3.0, bias=1.0).tolist()
     [4.0, 7.0]
     """
-    x = jnp.asarray(x)
-    total = scale * x + bias if bias_after_scale else scale * (x + bias)
-    # A scale of float does not make floats of integers.
-    return activate(total.astype(x.dtype), act, "scale")
+
+    def apply(rows: Array) -> Array:
+        rows = jnp.asarray(rows)
+        total = scale * rows + bias if bias_after_scale else scale * (rows + bias)
+        # A scale of float does not make floats of integers.
+        return activate(total.astype(rows.dtype), act, "scale")
+
+    return over_words(apply, x)
 
 
-def sums(input: Array | Sequence[Array], out: None = None) -> Array:
-    """Return the sum of arrays of one shape.
+def cast(x: V, dtype: DTypeLike) -> V:
+    """Return `x` in another dtype; `int64` becomes `int32` unless JAX's x64 mode is on.
+
+    >>> cast(jnp.array([1.5, 2.0]), "int64").tolist()
+    [1, 2]
+    """
+    return over_words(lambda rows: jnp.asarray(rows).astype(canonicalize_dtype(dtype)), x)
+
+
+def sums(input: V | Sequence[V], out: None = None) -> V:
+    """Return the sum of arrays of one shape, or of sequences of equal lengths.
 
     Arguments:
-      input: a list of arrays, or one.
+      input: a list of arrays or sequences, or one.
       out: Fluid's variable to write to; nothing can be written to here, only returned.
 
     Raises:
@@ -156,28 +177,32 @@ def sums(input: Array | Sequence[Array], out: None = None) -> Array:
             "fluid.layers.sums got out, expected none. Arrays are never written to. Use what sums "
             "returns."
         )
-    arrays = [jnp.asarray(x) for x in (input if isinstance(input, list | tuple) else [input])]
+    given: Any = list(input) if isinstance(input, list | tuple) else [input]
+    if sequences.Sequence in map(type, given):
+        return over_words(lambda *rows: sums(list(rows)), *given)
+    arrays = [jnp.asarray(x) for x in given]
     shapes = [x.shape for x in arrays]
     if len(set(shapes)) != 1:
         raise ProgramError(
             f"fluid.layers.sums got arrays of shapes {shapes}, expected one shape. It adds them "
             "element by element. Use elementwise_add where one is smaller."
         )
-    return functools.reduce(jnp.add, arrays)
+    total: Any = functools.reduce(jnp.add, arrays)
+    return total
 
 
 def reshape(
-    x: Array,
+    x: V,
     shape: Sequence[int],
     actual_shape: None = None,
     act: Activation | None = None,
     inplace: bool = True,
     name: str | None = None,
-) -> Array:
+) -> V:
     """Return `x` in another shape.
 
     Arguments:
-      x: `[B, ...]`.
+      x: `[B, ...]`, or a sequence, whose words keep their number.
       shape: the sizes, the batch axis first: 0 keeps the size of `x` at that place, and one -1 is
         what the others leave. Begin with 0 or -1.
       actual_shape: Fluid's sizes that are known only when a program runs; programs have static
@@ -191,12 +216,29 @@ def reshape(
     >>> reshape(jnp.zeros([5, 4, 6]), shape=[0, -1, 3]).shape
     (5, 8, 3)
     """
-    x = jnp.asarray(x)
     if actual_shape is not None:
         raise ProgramError(
             "fluid.layers.reshape got actual_shape, expected none. Programs have static shapes. "
             "Give the sizes in shape, with -1 for the one that follows from the others."
         )
+    if isinstance(x, sequences.Sequence):
+        return over_words(lambda rows: _reshape_words(rows, shape, act), x)
+    found: Any = activate(_reshape(jnp.asarray(x), shape), act, "reshape")
+    return found
+
+
+def _reshape_words(rows: Array, shape: Sequence[int], act: Activation | None) -> Array:
+    reshaped = _reshape(rows, shape)
+    if reshaped.shape[:1] != rows.shape[:1]:
+        raise ProgramError(
+            f"fluid.layers.reshape got shape {list(shape)} for words of shape {rows.shape[1:]}, "
+            "expected sizes that leave as many words. Their number is the length of a sequence. "
+            "Use sequence_reshape, which changes the lengths too."
+        )
+    return activate(reshaped, act, "reshape")
+
+
+def _reshape(x: Array, shape: Sequence[int]) -> Array:
     sizes = list(shape)
     # A 0 beyond the axes of `x` has no size to keep.
     is_known = all(size or number < x.ndim for number, size in enumerate(sizes))
@@ -212,7 +254,7 @@ def reshape(
             "sizes with the same product. 0 keeps a size of the array, and one -1 is what the "
             "others leave."
         )
-    return activate(result, act, "reshape")
+    return result
 
 
 def _divide(x: Array, y: Array) -> Array:
@@ -225,11 +267,13 @@ def _divide(x: Array, y: Array) -> Array:
 def _apply(
     layer: str,
     function: Callable[[Array, Array], Array],
-    x: Operand,
-    y: Operand,
+    x: Any,
+    y: Any,
     axis: int,
     act: Activation | None,
-) -> Array:
+) -> Any:
+    if sequences.Sequence in (type(x), type(y)):
+        return _apply_to_words(layer, function, x, y, axis, act)
     x, y = jnp.asarray(x), jnp.asarray(y)
     start = x.ndim - y.ndim if axis == -1 else axis
     sizes = list(y.shape)
@@ -244,3 +288,23 @@ def _apply(
         )
     shape = [1] * start + sizes + [1] * (x.ndim - start - len(sizes))
     return activate(function(x, y.reshape(shape)), act, layer)
+
+
+def _apply_to_words(
+    layer: str,
+    function: Callable[[Array, Array], Array],
+    x: Any,
+    y: Any,
+    axis: int,
+    act: Activation | None,
+) -> sequences.Sequence:
+    def apply(x: Array, y: Array) -> Array:
+        return _apply(layer, function, x, y, axis, act)
+
+    if not isinstance(y, sequences.Sequence):
+        y = jnp.asarray(y)
+        start = x.values.ndim - 1 - y.ndim if axis == -1 else axis
+        # Features of a word may be as many as there are examples, and are no vector an example.
+        if start:
+            return over_words(lambda rows: apply(rows, y), x)
+    return over_words(apply, x, y)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from penstock._program.sequences import CutSequences
 from penstock.events import EndEpoch, EndStep
 
 
@@ -18,6 +20,19 @@ class FetchedArray(np.ndarray):
     >>> "%.1f and %.1f" % (as_fetched(0.25)[0], as_fetched(0.25)[0][0])
     '0.2 and 0.2'
     """
+
+    _lengths: tuple[int, ...] | None = None
+
+    def recursive_sequence_lengths(self) -> list[list[int]]:
+        """Return the lengths of sequences that stand here end to end, in a list; else no list.
+
+        A part of an array knows no lengths.
+        """
+        return [] if self._lengths is None else [list(self._lengths)]
+
+    def lod(self) -> list[list[int]]:
+        """Return where each sequence begins, and the last one ends, in a list."""
+        return [[0, *itertools.accumulate(each)] for each in self.recursive_sequence_lengths()]
 
     # Scripts of 2018 write "%f" % event.metrics[0] and "%.2f" % row, also event.metrics[0][0]: a
     # scalar had the shape [1] there, and numpy turned every array of one element into a number.
@@ -43,6 +58,8 @@ class FetchedArray(np.ndarray):
 def as_fetched(values: object) -> Any:
     """Return values as a list of arrays, even a single value; dicts stay dicts, nested ones too.
 
+    Sequences become one array, `[sum of lengths, ...]`, that knows their lengths.
+
     >>> as_fetched((0.5, np.ones([2, 3])))[1].shape
     (2, 3)
     >>> as_fetched({"loss": 0.5})
@@ -55,11 +72,16 @@ def as_fetched(values: object) -> Any:
         return []
     if isinstance(values, Mapping):
         return {name: _as_array(value) for name, value in values.items()}
-    many = values if isinstance(values, tuple | list) else [values]
+    is_one = isinstance(values, CutSequences) or not isinstance(values, tuple | list)
+    many: Any = [values] if is_one else values
     return [_as_array(value) for value in many]
 
 
 def _as_array(value: object) -> object:
+    if isinstance(value, CutSequences):
+        joined = np.concatenate(value).view(FetchedArray)
+        joined._lengths = tuple(map(len, value))
+        return joined
     is_nested = isinstance(value, Mapping | tuple | list)
     return as_fetched(value) if is_nested else np.asarray(value).view(FetchedArray)
 

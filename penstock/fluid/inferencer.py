@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock import inferencer
 from penstock._mesh import Place
-from penstock.fluid._fetched import as_fetched
+from penstock.fluid._fetched import FetchedArray, as_fetched
 from penstock.fluid._places import choose_devices
 
 __all__ = ["Inferencer"]
@@ -63,11 +63,18 @@ class Inferencer(inferencer.Inferencer):
         """Return what the infer function returns as a list of arrays, even of one value.
 
         Arguments:
-          inputs: input name to array with a leading batch axis of any length.
-          return_numpy: `False` gives `jax.Array`s.
+          inputs: input name to array with a leading batch axis of any length, or to sequences.
+          return_numpy: `False` gives `jax.Array`s. A sequence is a numpy array in any case, of the
+            words of all examples, `[sum of lengths, ...]`: its `recursive_sequence_lengths()` says
+            how many each has.
 
         Raises:
           FeedError: a name, shape or dtype does not fit what the function declares.
         """
         values = as_fetched(super().infer(inputs))
-        return values if return_numpy else jax.tree.map(jax.numpy.asarray, values)
+        return values if return_numpy else jax.tree.map(_to_device, values)
+
+
+def _to_device(value: FetchedArray) -> FetchedArray | jax.Array:
+    # A device's array knows no lengths.
+    return value if value.recursive_sequence_lengths() else jax.numpy.asarray(value)

@@ -4,6 +4,13 @@ Images are channels first and `dropout` scales in test and infer. Most layers ar
 `penstock.layers`. Layers that Fluid never had, such as `separable_conv2d`, are only there.
 """
 
+from penstock.fluid._decays import exponential_decay as exponential_decay
+from penstock.fluid._decays import inverse_time_decay as inverse_time_decay
+from penstock.fluid._decays import natural_exp_decay as natural_exp_decay
+from penstock.fluid._decays import noam_decay as noam_decay
+from penstock.fluid._decays import piecewise_decay as piecewise_decay
+from penstock.fluid._decays import polynomial_decay as polynomial_decay
+from penstock.fluid._elementwise import cast as cast
 from penstock.fluid._elementwise import elementwise_add as elementwise_add
 from penstock.fluid._elementwise import elementwise_div as elementwise_div
 from penstock.fluid._elementwise import elementwise_max as elementwise_max

@@ -116,3 +116,65 @@ def test_layers_keep_the_batch_axis_in_a_program():
     feed = {"image": normal(5, 3, 4), "gain": normal(5, 1)}
     expected = feed["image"] * (feed["gain"][:, :, None] + 1)
     np.testing.assert_allclose(infer(program, feed), expected.reshape(5, 12), rtol=1e-5)
+
+
+LENGTHS = jnp.array([3, 1])
+WORDS = ps.Sequence(jnp.asarray(normal(2, 4, 5)), LENGTHS)
+# What y is, the axis, and with which shape it meets the words' values [2, 4, 5].
+WORD_MEETINGS = [
+    (ps.Sequence(jnp.asarray(normal(2, 4, 5, seed=1)), LENGTHS), -1, [2, 4, 5]),
+    # Padded to another length.
+    (ps.Sequence(jnp.asarray(normal(2, 3, 5, seed=1)), LENGTHS), -1, [2, 3, 5]),
+    (ps.Sequence(jnp.asarray(normal(2, 4, 1, seed=1)), LENGTHS), 0, [2, 4, 1]),
+    (ps.Sequence(jnp.asarray(normal(2, 4, seed=1)), LENGTHS), 0, [2, 4, 1]),
+    (normal(2, 5, seed=1), -1, [2, 1, 5]),
+    (normal(2, seed=1), 0, [2, 1, 1]),
+    (normal(5, seed=1), -1, [1, 1, 5]),
+    (normal(1, seed=1), -1, [1, 1, 1]),
+    (0.5, -1, []),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WORD_MEETINGS)))
+def test_every_word_of_a_sequence_is_a_row(number):
+    y, axis, shape = WORD_MEETINGS[number]
+    result = fluid.layers.elementwise_sub(WORDS, y, axis)
+    met = np.reshape(getattr(y, "values", y), shape)
+    length = min(4, met.shape[1]) if met.ndim and met.shape[1] > 1 else 4
+    expected = ps.Sequence(WORDS.values[:, :length] - met, LENGTHS)
+    for found, wanted in zip(result.cut(), expected.cut(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_features_as_many_as_examples_are_no_vector_an_example():
+    words = ps.Sequence(jnp.asarray(normal(5, 4, 5)), jnp.array([3, 1, 4, 2, 1]))
+    y = normal(5, seed=1)
+    result = fluid.layers.elementwise_add(words, y)
+    np.testing.assert_allclose(result.values, words.values + y[None, None], rtol=1e-6)
+
+
+def test_sequences_of_other_lengths_give_nan_in_that_example():
+    other = ps.Sequence(WORDS.values, jnp.array([3, 2]))
+    for result in (fluid.layers.elementwise_add(WORDS, other), fluid.layers.sums([WORDS, other])):
+        assert np.isnan(result.values).all(axis=(1, 2)).tolist() == [False, True]
+
+
+def test_layers_of_one_operand_take_sequences():
+    doubled = fluid.layers.scale(WORDS, 2.0, bias=1.0, act="relu")
+    np.testing.assert_allclose(doubled.values, np.maximum(2 * WORDS.values + 1, 0), rtol=1e-5)
+    whole = fluid.layers.cast(WORDS, "int64")
+    np.testing.assert_array_equal(whole.values, WORDS.values.astype("int32"))
+    total = fluid.layers.sums([WORDS, WORDS, WORDS])
+    np.testing.assert_allclose(total.values, 3 * WORDS.values, rtol=1e-5)
+    flat = fluid.layers.reshape(WORDS, [-1, 5, 1])
+    assert flat.values.shape == (2, 4, 5, 1)
+    for result in (doubled, whole, total, flat):
+        assert result.lengths.tolist() == [3, 1]
+
+
+def test_reshape_of_words_into_more_words_is_refused():
+    words = ps.Sequence(jnp.zeros([2, 4, 6]), LENGTHS)
+    with pytest.raises(
+        ps.ProgramError, match=r"shape \[-1, 3\] for words of shape \(6,\).*_reshape"
+    ):
+        fluid.layers.reshape(words, [-1, 3])

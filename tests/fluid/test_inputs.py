@@ -1,4 +1,4 @@
-"""Inputs as Fluid declares them, and what stands in for tensors with levels of detail."""
+"""Inputs as Fluid declares them."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_batch_axis_is_in_front_however_it_is_declared(options):
     ("arguments", "options", "error", "message"),
     [
         (("x", [1], "int64"), {}, TypeError, "append_batch_size='int64'.*Pass dtype by its name"),
-        (("x", [1]), {"lod_level": 1}, NotImplementedError, "lod_level=1, expected 0.*Pad them"),
+        (("x", [1]), {"lod_level": 2}, NotImplementedError, "lod_level=2, expected 0 or 1. Sequ"),
         (("x", [4, 1], False), {}, ps.ProgramError, "append_batch_size=False, expected -1 as"),
         (("x", [4, -1]), {}, ps.ProgramError, "expected a sequence of positive sizes"),
     ],
@@ -65,24 +65,3 @@ def test_other_embeddings_are_refused(arguments, error, message):
 
     with pytest.raises(error, match=message):
         ps.ProgramBuilder(infer_func=program)
-
-
-def test_tensors_of_single_elements_are_arrays():
-    place = fluid.CPUPlace()
-    assert fluid.create_lod_tensor([[3], [5]], [[1, 1]], place).tolist() == [[3], [5]]
-    array = np.ones([2, 7], "float32")
-    assert fluid.create_lod_tensor(array, np.array([[1, 1]]), place) is array
-    ids = fluid.create_random_int_lodtensor([[1] * 50], [1], place, low=0, high=2)
-    assert ids.shape == (50, 1)
-    assert set(np.unique(ids)) == {0, 1, 2}
-
-
-@pytest.mark.parametrize("lengths", [[[2]], [[1, 3]], [[1], [1]], []])
-def test_tensors_of_sequences_are_refused(lengths):
-    with pytest.raises(NotImplementedError, match=r"expected one list of ones.*Pad them"):
-        fluid.create_lod_tensor([[1, 2]], lengths, fluid.CPUPlace())
-
-
-def test_tensor_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="got 2 elements in data, expected 1"):
-        fluid.create_lod_tensor([[1], [2]], [[1]], fluid.CPUPlace())
