@@ -314,8 +314,8 @@ def test_sequence_longer_than_the_last_bucket_is_refused():
         builder.infer(builder.init(), {"ids": [[1], list(range(9))]})
     assert str(caught.value) == (
         "feed 'ids' got a sequence of length 9, expected at most 8, the last of its buckets [4, "
-        "8]. Nothing is cut off in silence. Add a longer bucket, or cut or leave out long sequences "
-        "in the reader."
+        "8]. Nothing is cut off in silence. Add a longer bucket, or cut or leave out long "
+        "sequences in the reader."
     )
 
 
