@@ -39,7 +39,9 @@ def make_samples(num_samples: int = NUM_SAMPLES, longest: int = 16) -> list[Any]
 def make_reader(samples: list[Any], **options: Any) -> Any:
     """Return batches of samples of about one length, shuffled."""
     options = {"batch_size": BATCH_SIZE, "boundaries": BUCKETS, "pool_batches": 3, **options}
-    return readers.batch_by_length(lambda: iter(samples), field=0, **options)
+    numbers = readers.arrays({"number": np.arange(len(samples))}, None, shard=readers.Shard())
+    source = readers.map_readers(lambda each: samples[int(each["number"])], numbers)
+    return readers.batch_by_length(source, field=0, **options)
 
 
 def run(shard: readers.Shard, place: Any = None) -> Any:
