@@ -81,8 +81,10 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
       FeedError: it is none of them.
     """
     if isinstance(value, Sequence):
-        value, lengths = value.values, value.lengths
-    if not isinstance(value, (np.ndarray, jax.Array)):
+        if lengths is not None:
+            raise FeedError(_refuse_lengths("a Sequence", spec))
+        value, lengths = _as_array(value.values, spec), value.lengths
+    if not isinstance(value, (np.ndarray, jax.Array)) or value.dtype == object:
         return _join_list(value, lengths, spec)
     values = np.asarray(value)
     if values.ndim < 2:
@@ -91,7 +93,7 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
         )
     if lengths is None:
         lengths = np.full(len(values), values.shape[1], np.int32)
-    lengths = np.asarray(lengths).reshape(-1)
+    lengths = _as_array(lengths, spec).reshape(-1)
     if (
         len(lengths) != len(values)
         or lengths.dtype.kind not in "iu"
@@ -106,8 +108,33 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     return Words(_as_words(values[is_word], spec), lengths.astype(np.int32))
 
 
+def _as_array(value: Any, spec: FeedSpec) -> np.ndarray:
+    """Return the values or the lengths of padded sequences as an array on the host."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise FeedError(
+            f"feed {spec.name!r} got masked values or lengths, expected arrays without a mask. "
+            "What lies under it would be taken for data. Pass the lengths that are meant."
+        )
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise FeedError(
+            f"feed {spec.name!r} got values or lengths of which numpy makes no array: {error}"
+        ) from error
+
+
+def _refuse_lengths(what: str, spec: FeedSpec) -> str:
+    return (
+        f"feed {spec.name!r} got {what} beside '{spec.name}_length', expected a padded array "
+        "beside it. The lengths are known already. Leave the second out."
+    )
+
+
 def _join_list(value: Any, lengths: object, spec: FeedSpec) -> Words:
-    if lengths is not None or not isinstance(value, (list, tuple)):
+    is_list = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
+    if lengths is not None and is_list:
+        raise FeedError(_refuse_lengths("a list", spec))
+    if not is_list:
         raise FeedError(f"feed {spec.name!r} got {type(value).__name__}, {_expect(spec)}.")
     rows = []
     for number, each in enumerate(value):
@@ -115,15 +142,16 @@ def _join_list(value: Any, lengths: object, spec: FeedSpec) -> Words:
             row = np.asarray(each)
         except ValueError as error:
             raise FeedError(
-                f"feed {spec.name!r} got sequence {number} of which numpy makes no array: {error}."
+                f"feed {spec.name!r} got sequence {number} of which numpy makes no array: {error}"
             ) from error
         if not row.ndim:
             raise FeedError(
                 f"feed {spec.name!r} got {each!r} as sequence {number}, {_expect(spec)}."
             )
-        # An empty list is of floats to numpy.
-        rows.append(_as_words(row, spec) if row.size else np.zeros((0, *spec.shape), spec.dtype))
-    values = np.concatenate(rows) if rows else np.zeros((0, *spec.shape), spec.dtype)
+        rows.append(_as_words(row, spec))
+    # An empty list is of floats to numpy, and would make floats of the others.
+    filled = [row for row in rows if len(row)]
+    values = np.concatenate(filled) if filled else np.zeros((0, *spec.shape), spec.dtype)
     return Words(values, np.asarray([len(row) for row in rows], np.int32))
 
 

@@ -124,6 +124,7 @@ class Requests:
     Attributes:
       variables: the values it reads.
       feed_specs: the inputs by name, in the order of their declarations.
+      has_sequences: whether one of them is of sequences.
       specs: on a probe, the parameters and statistics by path, in the order of their creation.
       updates: the new values of running statistics by path.
       used: the parameters that were asked for, by path.
@@ -139,6 +140,7 @@ class Requests:
         anchor: jax.Array | None = None,
     ) -> None:
         self.feed_specs: dict[str, FeedSpec] = {}
+        self.has_sequences = False
         self.specs: dict[Path, ParameterSpec] = {}
         self.updates: dict[Path, jax.Array] = {}
         self.used: dict[Path, jax.Array] = {}
@@ -162,6 +164,7 @@ class Requests:
                 "as declared before in the same program. One input has one shape. Use another name "
                 "for another input."
             )
+        self.has_sequences |= spec.lod_level > 0
         if self._feed is None:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
@@ -198,6 +201,14 @@ class Requests:
                 f"the {self._mode} program asks for the parameter {spec.name!r}, which was not "
                 "there when the program was first traced. A program function must create the same "
                 "parameters at every call; does it depend on the batch size or on outside state?"
+            )
+        if value.shape != spec.shape:
+            raise ProgramError(
+                f"the {self._mode} program asks for the parameter {spec.name!r} in shape "
+                f"{spec.shape}, expected {value.shape}, as when it was first traced, with "
+                f"sequences padded to {PROBE_LENGTH}. A parameter has one shape, whatever the "
+                "lengths and the size of a batch. Give layers the sequence itself, or pool it "
+                "first: layers.sequence_pool."
             )
         if spec.collection == "params":
             self.used.setdefault(spec.path, value)

@@ -23,7 +23,14 @@ from penstock._program.examples import MicroBatch, RowAnswers
 from penstock._program.frame import Frame, open_frame
 from penstock._program.names import ScopeModule
 from penstock._program.options import ProgramOptions
-from penstock._program.requests import DeviceFeed, FeedSpec, Mode, Params, Variables
+from penstock._program.requests import (
+    PROBE_LENGTH,
+    DeviceFeed,
+    FeedSpec,
+    Mode,
+    Params,
+    Variables,
+)
 from penstock._program.statistics import has_example_axis, sync_statistics
 from penstock._program.user_lines import find_user_lines
 from penstock._tracing.advice import find_advice
@@ -45,6 +52,7 @@ class Runnable:
     Attributes:
       feed_specs: the inputs, by name, in the order of their `layers.data` calls.
       structure: how the returned values are arranged.
+      shapes: of the returned values, as probed, where the program takes sequences.
       rows: which arrays had a batch axis; real runs repeat it.
       sown: collections of flax modules whose values the function asks for.
       options: of the builder; the precision is one of them.
@@ -58,6 +66,7 @@ class Runnable:
     mode: Mode
     feed_specs: dict[str, FeedSpec]
     structure: _metrics.Structure
+    shapes: tuple[tuple[int, ...], ...]
     rows: RowAnswers
     sown: frozenset[str]
     options: ProgramOptions
@@ -103,6 +112,8 @@ def run_program(
         is_on_cpu=program.is_on_cpu,
     )
     result = evaluate(program.function, frame, program.sown)
+    if program.shapes:
+        _check_lengths(program, result.values, weights.shape[0])
     for number, rows in enumerate(program.structure.rows):
         if not rows:
             value = result.values[number]
@@ -110,6 +121,29 @@ def run_program(
             value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
             result.values[number] = _mesh.pmean(value, frame.examples.num_averaged)
     return result, frame
+
+
+def _check_lengths(program: Runnable, values: Sequence[jax.Array], batch_size: int) -> None:
+    """Raise if the shape of a returned value depends on how long its sequences are padded.
+
+    Of an infer program's, which are not averaged, only the rows of an example may not.
+
+    Raises:
+      ProgramError: naming the value.
+    """
+    known = zip(program.shapes, program.structure.rows, strict=True)
+    for number, (value, (shape, rows)) in enumerate(zip(values, known, strict=True)):
+        expected = (rows * batch_size, *shape[1:]) if rows else shape
+        is_checked = rows > 0 or program.mode != "infer"
+        end = 1 if program.mode == "infer" else None
+        if is_checked and value.shape[:end] != expected[:end]:
+            raise ProgramError(
+                f"{program.name} has {program.structure.label(number)} of shape "
+                f"{list(value.shape)}, and of {list(expected)} where sequences are padded to "
+                f"{PROBE_LENGTH}, expected one shape whatever their lengths. Padding would count. "
+                "Return layers.mean or layers.sequence_pool of the sequence"
+                + (", or the sequence itself." if program.mode == "infer" else ".")
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -229,6 +229,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         mode=mode,
         feed_specs=frame.requests.feed_specs,
         structure=structure,
+        shapes=first.shapes if frame.requests.has_sequences else (),
         rows=first.rows,
         sown=result.sown,
         options=options,

@@ -20,6 +20,7 @@ from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ReaderError, listed
 from penstock._program.requests import Feed
+from penstock._program.sequences import Sequence
 from penstock.distributed.group import Group
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
@@ -209,10 +210,14 @@ def _without_repetitions() -> Iterator[None]:
         print(*(line for line in lines if "de-optimized" not in line), sep="", end="")
 
 
+def _is_finite(array: np.ndarray) -> bool:
+    return bool(np.all(np.isfinite(array)))
+
+
 def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
     """Return which inputs of a step were not finite before it ran."""
     feed = jax.device_get(dict(placed.feed))
-    bad = [name for name, value in feed.items() if not np.all(np.isfinite(value))]
+    bad = [n for n, x in feed.items() if not all(map(_is_finite, jax.tree.leaves(x)))]
     said = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
     lost = engine.find_non_finite()
     if lost:
@@ -234,15 +239,23 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
     Which of them are valid only the layers know that take them, each in its own way; to try costs
     nothing but a few steps.
     """
-    feed = {name: np.asarray(jax.device_get(value)) for name, value in placed.feed.items()}
+    feed = jax.device_get(dict(placed.feed))
     specs = engine.programs.network.feed_specs
-    ids = {name: x for name, x in feed.items() if np.issubdtype(specs[name].dtype, np.integer)}
+    ids = {
+        name: np.asarray(x.values if isinstance(x, Sequence) else x)
+        for name, x in feed.items()
+        if np.issubdtype(specs[name].dtype, np.integer)
+    }
     none = {name: np.zeros_like(x) for name, x in ids.items()}
 
     def is_bad(changed: Mapping[str, np.ndarray]) -> bool:
-        tried = placed._replace(feed={**feed, **none, **changed})
+        put = {
+            name: feed[name].with_values(x) if isinstance(feed[name], Sequence) else x
+            for name, x in {**none, **changed}.items()
+        }
         before = engine.copy_from(jax.device_get(engine.leaves))
         after = before.copy()
+        tried = placed._replace(feed={**feed, **put})
         return _is_bad(before, after, _run(after, tried, update_order))
 
     # With 0 for all of them still bad: no id is to blame.
@@ -254,11 +267,12 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
         from_the_ends = sorted(values, key=lambda value: -abs(float(value) - values.mean()))
         for value in from_the_ends[:_MOST_TRIED]:
             if is_bad({name: np.where(column == value, column, 0)}):
-                row = int(np.argwhere(column == value)[0][0])
+                row, *behind = map(int, np.argwhere(column == value)[0])
+                word = f"word {behind[0]} of " if isinstance(feed[name], Sequence) else ""
                 return (
-                    f" The input {name!r} holds {value} in row {row} of the batch; with 0 there "
-                    "all is finite: it is out of range. Ids and labels count from 0, and are less "
-                    "than the number of classes, or of rows of the embedding."
+                    f" The input {name!r} holds {value} in {word}row {row} of the batch; with 0 "
+                    "there all is finite: it is out of range. Ids and labels count from 0, and are "
+                    "less than the number of classes, or of rows of the embedding."
                 )
     return ""
 

@@ -1,0 +1,120 @@
+"""Training on sequences: compiles, resumed runs, replays, an inferencer, and two processes."""
+
+import json
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from tests.checkpoints.runs import as_killed_at, every_step, whole_state
+from tests.networks import assert_same_bits, one_device
+from tests.test_processes import free_port
+from tests.trainer import sequence_run
+from tests.trainer.processes import ended, started
+from tests.trainer.sequence_run import BUCKETS, make_reader, make_samples
+
+ORDER = ["words", "tags"]
+
+
+def light_program():
+    words = layers.data("words", [1], "int32", lod_level=1, buckets=BUCKETS)
+    tags = layers.data("tags", [1], "int32", lod_level=1, buckets=BUCKETS)
+    hidden = layers.dropout(layers.embedding(words, [11, 4]), 0.2)
+    scores = layers.fc(hidden, 3, act="softmax")
+    return layers.mean(layers.cross_entropy(scores, tags))
+
+
+def train(reader, checkpoint=None, num_epochs=2):
+    trainer = ps.Trainer(light_program, optax.adam(0.05), place=one_device(), checkpoint=checkpoint)
+    trainer.train(reader, num_epochs=num_epochs, feed_order=ORDER)
+    return trainer
+
+
+BUDGET = {"batch_size": None, "words_per_batch": 64}
+COMPILES = [
+    ({"batch_size": 4}, len(BUCKETS)),
+    ({**BUDGET, "drop_last": True}, len(BUCKETS)),
+    # Where a short batch comes first of its bucket, the next one is larger.
+    (BUDGET, 2 * len(BUCKETS)),
+]
+
+
+@pytest.mark.parametrize(("options", "most"), COMPILES)
+def test_ten_epochs_of_batches_by_length_compile_as_often_as_there_are_buckets(options, most):
+    trainer = train(make_reader(make_samples(61), seed=1, **options), num_epochs=10)
+    assert len(BUCKETS) <= trainer._engine.programs.num_compiles["train"] <= most
+
+
+def test_run_killed_in_an_epoch_of_batches_by_length_ends_with_the_same_bits(tmp_path):
+    reader = lambda: make_reader(make_samples(), words_per_batch=40, batch_size=None)  # noqa: E731
+    whole = train(reader(), every_step(tmp_path / "whole"))
+    steps = whole.global_step // 2
+    # Some in the middle of a pool, of both epochs.
+    for step in (2, steps - 1, steps + 3):
+        left = as_killed_at(tmp_path / "whole", step, tmp_path / str(step))
+        resumed = train(reader(), every_step(left))
+        assert resumed.global_step == whole.global_step
+        assert_same_bits(whole_state(resumed), whole_state(whole))
+        sizes = resumed._engine.programs.batch_sizes
+        assert sizes == whole._engine.programs.batch_sizes
+        assert {key for key in sizes if " " in key} == {f"train {n} {n}" for n in BUCKETS}
+
+
+def test_replay_names_the_word_that_is_out_of_range():
+    good = {"words": [[1, 2, 3], [], [4]], "tags": [[0, 1, 2], [], [0]]}
+    wrong = {**good, "words": [[1, 2, 3], [], [11]]}
+    for words, tags, name, said in (
+        (wrong["words"], good["tags"], "words", "11 in word 0 of row 2"),
+        (good["words"], [[0, 1, -1], [], [0]], "tags", "-1 in word 2 of row 0"),
+    ):
+        trainer = ps.Trainer(light_program, optax.adam(0.05), place=one_device())
+        with pytest.raises(FloatingPointError) as caught:
+            trainer.replay([good, {"words": words, "tags": tags}])
+        assert str(caught.value).startswith("replay of global step 1: ")
+        assert f" The input {name!r} holds {said} of the batch; with 0 there" in str(caught.value)
+
+
+def test_replay_names_the_sequences_that_are_not_finite():
+    def program():
+        return layers.mean(layers.fc(layers.data("frames", [2], lod_level=1), 1))
+
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device())
+    good = [np.ones([3, 2], np.float32), np.ones([1, 2], np.float32)]
+    bad = [good[0], good[1] * np.float32("nan")]
+    with pytest.raises(FloatingPointError, match="values that are not finite, in 'frames'"):
+        trainer.replay([{"frames": good}, {"frames": bad}])
+
+
+def test_inferencer_gives_each_example_its_own_length(tmp_path):
+    def score():
+        words = layers.data("words", [1], "int32", lod_level=1, buckets=BUCKETS)
+        return layers.fc(layers.embedding(words, [11, 4]), 3, act="softmax")
+
+    trainer = train(make_reader(make_samples(9)), num_epochs=1)
+    trainer.save_params(tmp_path / "parameters")
+    inferencer = ps.Inferencer(score, tmp_path / "parameters", place=one_device())
+    words = [[1, 2, 3], [], [4], list(range(11))]
+    scores = inferencer.infer({"words": words})
+    assert [each.shape for each in scores] == [(3, 3), (0, 3), (1, 3), (11, 3)]
+    for row, expected in zip(words, scores, strict=True):
+        np.testing.assert_allclose(inferencer.infer({"words": [row]})[0], expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_with_words_of_unequal_length_train_as_one():
+    port = free_port()
+    processes = [started("tests.trainer.sequence_run", port, index, 2) for index in range(2)]
+    found = []
+    for process in processes:
+        code, output, errors = ended(process)
+        assert code == 0, errors
+        found.append(json.loads(output.splitlines()[-1].removeprefix("RESULT ")))
+    assert found[0] == found[1]
+    expected = sequence_run.run(ps.readers.Shard(), one_device())
+    for name in ("said", "tested"):
+        for actual, wanted in zip(found[0][name], expected[name], strict=True):
+            np.testing.assert_allclose(actual, wanted, atol=1e-6)
+    for name, value in expected["parameters"].items():
+        np.testing.assert_allclose(found[0]["parameters"][name], value, atol=1e-5)
