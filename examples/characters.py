@@ -19,9 +19,9 @@ from penstock.handlers import Progress
 
 SIZE = 128
 HEADS = 4
-MAX_LENGTH = 256
+MAX_LENGTH = 160
 END = 0
-"""The character that paragraphs begin and end with; 1 is any that is not printable ASCII."""
+"""The character that paragraphs begin and end with. 1 is any that is not printable ASCII."""
 
 
 def read_paragraphs(folder):
@@ -46,7 +46,7 @@ NUM_CHARACTERS = encode("~") + 1
 
 @layers.scope("lstm")
 def lstm(characters, state):
-    """Return logits of the next characters, and the state after; without a state, from the start."""
+    """Return logits of the next characters, and the state after them; None begins a text."""
     hidden_state, cell_state = state or (None, None)
     gates = layers.fc(layers.embedding(characters, [NUM_CHARACTERS, SIZE]), 4 * SIZE)
     hidden, cell = layers.dynamic_lstm(gates, 4 * SIZE, hidden_state, cell_state)
@@ -55,9 +55,9 @@ def lstm(characters, state):
 
 @layers.scope("transformer")
 def transformer(characters, state):
-    """The same; its state are the keys and values of the characters before."""
+    """Return the same; the state is the keys and values of the characters before."""
     x = layers.embedding(characters, [NUM_CHARACTERS, SIZE])
-    options = {"num_layers": 2, "num_heads": HEADS, "ffn_size": 4 * SIZE, "rotary": True}
+    options = {"num_layers": 2, "num_heads": HEADS, "ffn_size": 2 * SIZE, "rotary": True}
     if state is None:
         return layers.fc(layers.transformer_decoder(x, **options), NUM_CHARACTERS), None
     x, state = layers.transformer_decoder(x, **options, caches=state)
@@ -72,7 +72,11 @@ def begin_transformer(batch_size):
     return (layers.init_cache(batch_size, MAX_LENGTH, HEADS, SIZE // HEADS),) * 2
 
 
-NETWORKS = {"lstm": (lstm, begin_lstm), "transformer": (transformer, begin_transformer)}
+# A network, the state that it begins to write with, and its learning rate.
+NETWORKS = {
+    "lstm": (lstm, begin_lstm, 1e-2),
+    "transformer": (transformer, begin_transformer, 3e-3),
+}
 
 
 def make_programs(network, begin, buckets):
@@ -90,57 +94,61 @@ def make_programs(network, begin, buckets):
             logits, state = network(one_each, state)
             return logits.values[:, 0], state
 
-        state = begin(first.shape[0])
-        return layers.sample_decode(
-            step, state, first, end_id=END, max_length=MAX_LENGTH, temperature=0.7
-        )
+        options = {"end_id": END, "max_length": MAX_LENGTH, "temperature": 0.7}
+        return layers.sample_decode(step, begin(first.shape[0]), first, **options)
 
     return train_program, write_program
 
 
 def train(name, samples, held_out, num_epochs):
-    """Train a network, let it write, and return its held-out bits a character."""
+    """Train a network, print what it writes, and return its held-out bits a character."""
+    network, begin, learning_rate = NETWORKS[name]
     buckets = readers.learn_buckets(samples + held_out, field="before", max_buckets=4)
     options = {"field": "before", "batch_size": 16, "boundaries": buckets}
     train_reader = readers.batch_by_length(samples, **options)
     test_reader = readers.batch_by_length(held_out, **options)
-    train_program, write_program = make_programs(*NETWORKS[name], buckets)
+    train_program, write_program = make_programs(network, begin, buckets)
     num_steps = num_epochs * len(train_reader)
-    optimizer = optax.adam(optax.warmup_cosine_decay_schedule(0, 3e-3, num_steps // 10, num_steps))
-    trainer = ps.Trainer(train_program, optimizer, infer_func=write_program)
+    schedule = optax.warmup_cosine_decay_schedule(0, learning_rate, num_steps // 10, num_steps)
+    trainer = ps.Trainer(train_program, optax.adam(schedule), infer_func=write_program)
     trainer.train(train_reader, Progress(("loss",)), num_epochs=num_epochs)
     bits = trainer.test(test_reader) / np.log(2)
-    for text in trainer.infer({"first": np.full([3, 1], END)}):
-        print(f"---\n{decode(text)}")
+    for text in trainer.infer({"first": np.full([4, 1], END)}):
+        print(f"\n{decode(text)}")
     return bits
-
-
-def main(network="both", folder=Path(__file__).parents[1], num_epochs=10):
-    paragraphs, held_out = read_paragraphs(Path(folder))
-    print(f"bits a character, held out: {count_bits(paragraphs, held_out)}")
-    for name in NETWORKS if network == "both" else [network]:
-        bits = train(name, as_samples(paragraphs), as_samples(held_out), num_epochs)
-        print(name, bits)
 
 
 def as_samples(paragraphs):
     return [{"before": [END, *each], "after": [*each, END]} for each in paragraphs]
 
 
-def count_bits(paragraphs, held_out):
-    """Return the bits a character by counts of characters and of pairs, of one added to each."""
+def count_bits(samples, held_out):
+    """Return held-out bits a character by counts in the samples, with one added to each count."""
     counts = np.ones([NUM_CHARACTERS, NUM_CHARACTERS])
-    for each in paragraphs:
-        np.add.at(counts, ([END, *each], [*each, END]), 1)
-    pairs = np.array([pair for each in held_out for pair in zip([END, *each], [*each, END], strict=True)]).T
-    singles = counts.sum(axis=0) / counts.sum()
-    conditional = counts / counts.sum(axis=1, keepdims=True)
-    return [-np.log2(singles[pairs[1]]).mean(), -np.log2(conditional[tuple(pairs)]).mean()]
+    for sample in samples:
+        np.add.at(counts, (sample["before"], sample["after"]), 1)
+    single = counts.sum(axis=0) / counts.sum()
+    pair = counts / counts.sum(axis=1, keepdims=True)
+    before, after = (np.concatenate([each[key] for each in held_out]) for key in held_out[0])
+    bits = -np.log2(single[after]), -np.log2(pair[before, after])
+    return {"single characters": bits[0].mean(), "pairs of characters": bits[1].mean()}
+
+
+def main(network="both", folder=Path(__file__).parents[1], num_epochs=6):
+    samples, held_out = map(as_samples, read_paragraphs(Path(folder)))
+    bits = count_bits(samples, held_out)
+    for name in NETWORKS if network == "both" else [network]:
+        bits[name] = train(name, samples, held_out, num_epochs)
+    num_characters = sum(len(each["after"]) for each in held_out)
+    print(f"\nbits a character, of {num_characters} held out:")
+    for name, each in bits.items():
+        print(f"{name:>20} {each:.2f}")
+    return bits
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=[*NETWORKS, "both"], default="both")
     parser.add_argument("--folder", default=Path(__file__).parents[1])
-    parser.add_argument("--num_epochs", type=int, default=10)
+    parser.add_argument("--num_epochs", type=int, default=6)
     main(**vars(parser.parse_args()))

@@ -160,6 +160,17 @@ def nearest_label(image: np.ndarray, digits) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("network", "num_epochs"), [("lstm", "2"), ("transformer", "2")])
+def test_model_of_characters_predicts_better_than_counts_and_writes(tmp_path, network, num_epochs):
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    flags = ("--network", network, "--folder", str(tmp_path), "--num_epochs", num_epochs)
+    text = run("characters", tmp_path, *flags)
+    single = percent(r"single characters +([\d.]+)", text)
+    assert percent(rf"{network} +([\d.]+)", text) < single
+
+
+@pytest.mark.slow
 def test_data_set_network_and_preprocessing_of_ones_own_are_trained(tmp_path):
     assert run("extend", tmp_path).count("label ") == 2
     path = ROOT / "examples/extend.py"
