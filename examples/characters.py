@@ -20,17 +20,17 @@ from penstock.handlers import Progress
 SIZE = 128
 HEADS = 4
 MAX_LENGTH = 160
-END = 0
-"""The character that paragraphs begin and end with. 1 is any that is not printable ASCII."""
+END = 0  # begins and ends a paragraph; 1 is any character that is not printable ASCII
 
 
-def read_paragraphs(folder):
-    """Return the paragraphs of a folder's Markdown, for training and held out, as arrays of ids."""
+def read_samples(folder):
+    """Return the paragraphs of a folder's Markdown as samples, for training and held out."""
     paths = [*sorted(folder.glob("*.md")), *sorted(folder.glob("docs/*.md"))]
     texts = "\n\n".join(path.read_text(encoding="utf-8") for path in paths).split("\n\n")
     pieces = [text[i : i + MAX_LENGTH] for text in texts for i in range(0, len(text), MAX_LENGTH)]
-    ids = [np.array([encode(character) for character in piece], np.int32) for piece in pieces]
-    return [each for i, each in enumerate(ids) if i % 10], ids[::10]
+    ids = [[encode(character) for character in piece] for piece in pieces]
+    samples = [{"before": [END, *each], "after": [*each, END]} for each in ids]
+    return [each for i, each in enumerate(samples) if i % 10], samples[::10]
 
 
 def encode(character):
@@ -118,10 +118,6 @@ def train(name, samples, held_out, num_epochs):
     return bits
 
 
-def as_samples(paragraphs):
-    return [{"before": [END, *each], "after": [*each, END]} for each in paragraphs]
-
-
 def count_bits(samples, held_out):
     """Return held-out bits a character by counts in the samples, with one added to each count."""
     counts = np.ones([NUM_CHARACTERS, NUM_CHARACTERS])
@@ -135,12 +131,11 @@ def count_bits(samples, held_out):
 
 
 def main(network="both", folder=Path(__file__).parents[1], num_epochs=6):
-    samples, held_out = map(as_samples, read_paragraphs(Path(folder)))
+    samples, held_out = read_samples(Path(folder))
     bits = count_bits(samples, held_out)
     for name in NETWORKS if network == "both" else [network]:
         bits[name] = train(name, samples, held_out, num_epochs)
-    num_characters = sum(len(each["after"]) for each in held_out)
-    print(f"\nbits a character, of {num_characters} held out:")
+    print("\nbits a character, held out:")
     for name, each in bits.items():
         print(f"{name:>20} {each:.2f}")
     return bits
