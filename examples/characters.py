@@ -17,10 +17,8 @@ import penstock as ps
 from penstock import layers, readers
 from penstock.handlers import Progress
 
-SIZE = 128
-HEADS = 4
-MAX_LENGTH = 160
-END = 0  # begins and ends a paragraph; 1 is any character that is not printable ASCII
+SIZE, HEADS, MAX_LENGTH = 128, 4, 160
+NUM_CHARACTERS, END = 128, 0  # those of ASCII; 0 begins and ends a paragraph
 
 
 def read_samples(folder):
@@ -28,20 +26,9 @@ def read_samples(folder):
     paths = [*sorted(folder.glob("*.md")), *sorted(folder.glob("docs/*.md"))]
     texts = "\n\n".join(path.read_text(encoding="utf-8") for path in paths).split("\n\n")
     pieces = [text[i : i + MAX_LENGTH] for text in texts for i in range(0, len(text), MAX_LENGTH)]
-    ids = [[encode(character) for character in piece] for piece in pieces]
+    ids = [piece.encode("ascii", "replace") for piece in pieces]
     samples = [{"before": [END, *each], "after": [*each, END]} for each in ids]
     return [each for i, each in enumerate(samples) if i % 10], samples[::10]
-
-
-def encode(character):
-    return 2 if character == "\n" else ord(character) - 29 if " " <= character <= "~" else 1
-
-
-def decode(ids):
-    return "".join("\n" if i == 2 else chr(i + 29) if i > 2 else "?" for i in ids if i != END)
-
-
-NUM_CHARACTERS = encode("~") + 1
 
 
 @layers.scope("lstm")
@@ -64,81 +51,65 @@ def transformer(characters, state):
     return layers.fc(x, NUM_CHARACTERS), state
 
 
-def begin_lstm(batch_size):
-    return jnp.zeros([batch_size, SIZE]), jnp.zeros([batch_size, SIZE])
+def init_lstm(num_texts):
+    return jnp.zeros([num_texts, SIZE]), jnp.zeros([num_texts, SIZE])
 
 
-def begin_transformer(batch_size):
-    return (layers.init_cache(batch_size, MAX_LENGTH, HEADS, SIZE // HEADS),) * 2
+def init_transformer(num_texts):
+    return (layers.init_cache(num_texts, MAX_LENGTH, HEADS, SIZE // HEADS),) * 2
 
 
-# A network, the state that it begins to write with, and its learning rate.
-NETWORKS = {
-    "lstm": (lstm, begin_lstm, 1e-2),
-    "transformer": (transformer, begin_transformer, 3e-3),
-}
+NETWORKS = {"lstm": (lstm, init_lstm, 1e-2), "transformer": (transformer, init_transformer, 3e-3)}
 
 
-def make_programs(network, begin, buckets):
+def train(network, init_state, learning_rate, samples, held_out, num_epochs):
+    """Train a network, print what it writes, and return its held-out bits a character."""
+    buckets = readers.learn_buckets(samples + held_out, field="before", max_buckets=4)
+
     def train_program():
         before = layers.data("before", [1], "int32", lod_level=1, buckets=buckets)
         after = layers.data("after", [1], "int32", lod_level=1, buckets=buckets)
-        logits, _ = network(before, None)
-        return layers.mean(layers.softmax_with_cross_entropy(logits, after))
+        return layers.mean(layers.softmax_with_cross_entropy(network(before, None)[0], after))
+
+    def step(characters, state):
+        one_each = ps.Sequence(characters[:, None, None], jnp.ones_like(characters))
+        logits, state = network(one_each, state)
+        return logits.values[:, 0], state
 
     def write_program():
-        first = layers.data("first", [1], "int32")
+        first, options = layers.data("first", [1], "int32"), {"end_id": END, "temperature": 0.7}
+        state = init_state(first.shape[0])
+        return layers.sample_decode(step, state, first, max_length=MAX_LENGTH, **options)
 
-        def step(characters, state):
-            one_each = ps.Sequence(characters[:, None, None], jnp.ones_like(characters))
-            logits, state = network(one_each, state)
-            return logits.values[:, 0], state
-
-        options = {"end_id": END, "max_length": MAX_LENGTH, "temperature": 0.7}
-        return layers.sample_decode(step, begin(first.shape[0]), first, **options)
-
-    return train_program, write_program
-
-
-def train(name, samples, held_out, num_epochs):
-    """Train a network, print what it writes, and return its held-out bits a character."""
-    network, begin, learning_rate = NETWORKS[name]
-    buckets = readers.learn_buckets(samples + held_out, field="before", max_buckets=4)
     options = {"field": "before", "batch_size": 16, "boundaries": buckets}
-    train_reader = readers.batch_by_length(samples, **options)
-    test_reader = readers.batch_by_length(held_out, **options)
-    train_program, write_program = make_programs(network, begin, buckets)
-    num_steps = num_epochs * len(train_reader)
+    reader = readers.batch_by_length(samples, **options)
+    num_steps = num_epochs * len(reader)
     schedule = optax.warmup_cosine_decay_schedule(0, learning_rate, num_steps // 10, num_steps)
     trainer = ps.Trainer(train_program, optax.adam(schedule), infer_func=write_program)
-    trainer.train(train_reader, Progress(("loss",)), num_epochs=num_epochs)
-    bits = trainer.test(test_reader) / np.log(2)
+    trainer.train(reader, Progress(("loss",)), num_epochs=num_epochs)
     for text in trainer.infer({"first": np.full([4, 1], END)}):
-        print(f"\n{decode(text)}")
-    return bits
+        print(f"\n{bytes(text.tolist()).decode().rstrip(chr(END))}")
+    return trainer.test(readers.batch_by_length(held_out, **options)) / np.log(2)
 
 
 def count_bits(samples, held_out):
     """Return held-out bits a character by counts in the samples, with one added to each count."""
-    counts = np.ones([NUM_CHARACTERS, NUM_CHARACTERS])
-    for sample in samples:
-        np.add.at(counts, (sample["before"], sample["after"]), 1)
-    single = counts.sum(axis=0) / counts.sum()
-    pair = counts / counts.sum(axis=1, keepdims=True)
+    pairs = np.ones([NUM_CHARACTERS, NUM_CHARACTERS])
+    for each in samples:
+        np.add.at(pairs, (each["before"], each["after"]), 1)
     before, after = (np.concatenate([each[key] for each in held_out]) for key in held_out[0])
-    bits = -np.log2(single[after]), -np.log2(pair[before, after])
-    return {"single characters": bits[0].mean(), "pairs of characters": bits[1].mean()}
+    single = -np.log2(pairs.sum(axis=0) / pairs.sum())[after]
+    pair = -np.log2(pairs / pairs.sum(axis=1, keepdims=True))[before, after]
+    return {"single characters": single.mean(), "pairs of characters": pair.mean()}
 
 
 def main(network="both", folder=Path(__file__).parents[1], num_epochs=6):
     samples, held_out = read_samples(Path(folder))
     bits = count_bits(samples, held_out)
     for name in NETWORKS if network == "both" else [network]:
-        bits[name] = train(name, samples, held_out, num_epochs)
-    print("\nbits a character, held out:")
-    for name, each in bits.items():
-        print(f"{name:>20} {each:.2f}")
-    return bits
+        bits[name] = train(*NETWORKS[name], samples, held_out, num_epochs)
+    lines = [f"{name}: {each:.2f} bits a character, held out" for name, each in bits.items()]
+    print("", *lines, sep="\n")
 
 
 if __name__ == "__main__":
