@@ -103,7 +103,7 @@ def count_bits(samples, held_out):
     return {"single characters": single.mean(), "pairs of characters": pair.mean()}
 
 
-def main(network="both", folder=Path(__file__).parents[1], num_epochs=6):
+def main(network="both", folder=Path(__file__).parents[1], num_epochs=5):
     samples, held_out = read_samples(Path(folder))
     bits = count_bits(samples, held_out)
     for name in NETWORKS if network == "both" else [network]:
@@ -116,5 +116,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=[*NETWORKS, "both"], default="both")
     parser.add_argument("--folder", default=Path(__file__).parents[1])
-    parser.add_argument("--num_epochs", type=int, default=6)
+    parser.add_argument("--num_epochs", type=int, default=5)
     main(**vars(parser.parse_args()))
