@@ -160,6 +160,16 @@ def nearest_label(image: np.ndarray, digits) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("network", ["lstm", "transformer"])
+def test_model_of_characters_predicts_better_than_counts_of_them(tmp_path, network):
+    (tmp_path / "page.md").write_text((ROOT / "README.md").read_text(encoding="utf-8"))
+    flags = ("--network", network, "--folder", str(tmp_path), "--num_epochs", "8")
+    text = run("characters", tmp_path, *flags)
+    counted = percent(r"single characters: ([\d.]+) bits", text)
+    assert percent(rf"{network}: ([\d.]+) bits", text) < counted
+
+
+@pytest.mark.slow
 def test_data_set_network_and_preprocessing_of_ones_own_are_trained(tmp_path):
     assert run("extend", tmp_path).count("label ") == 2
     path = ROOT / "examples/extend.py"

@@ -80,13 +80,21 @@ def _reduce(x: jax.Array, first: float, function: Callable[..., Any], windows: W
 
 
 def add_windows_on_cpu(x: jax.Array, windows: Windows) -> jax.Array:
-    """Return the sum of each window, as one of slices.
+    """Return the sum of each window, as one of slices along each axis.
 
     XLA's CPU backend adds pixel by pixel. Forwards and backwards 12 ms, 21 by XLA, for 3x3 on
-    `[16, 17, 17, 768]`, 4 and 17 on `[16, 8, 8, 1280]`.
+    `[16, 17, 17, 768]`, 4 and 17 on `[16, 8, 8, 1280]`. In one sum of all nine slices a step of
+    Inception v3 takes a quarter more memory.
     """
+    axis, (height, width), strides, pads = windows
+    down = Windows(axis, (height, 1), (strides[0], 1), (pads[0], (0, 0)))
+    across = Windows(axis, (1, width), (1, strides[1]), ((0, 0), pads[1]))
+    return _add_slices(_add_slices(widen(x), down), across).astype(x.dtype)
+
+
+def _add_slices(x: jax.Array, windows: Windows) -> jax.Array:
     shape = jax.eval_shape(lambda x: add_windows(x, windows), x).shape
-    return functools.reduce(jnp.add, _cut(widen(x), 0.0, shape, windows)).astype(x.dtype)
+    return functools.reduce(jnp.add, _cut(x, 0.0, shape, windows))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -64,7 +64,7 @@ def data(
 
     Sequences (`lod_level=1`) are fed as a list of arrays or lists of any length, as a
     `ps.Sequence` of padded values with their lengths, or as a padded array `name` beside an array
-    of lengths `name.lengths`. They are padded to the least bucket that holds the longest of the
+    of lengths `name_length`. They are padded to the least bucket that holds the longest of the
     batch: a program is compiled once for each bucket.
 
     Arguments:
