@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from penstock._errors import FeedError, ReaderError, listed
 from penstock._program.requests import Feed, FeedSpec
@@ -146,7 +145,7 @@ def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
     return np.ma.stack(values) if is_masked else np.stack(values)
 
 
-def _as_array(value: npt.ArrayLike) -> np.ndarray:
+def _as_array(value: Any) -> np.ndarray:
     """Return a field as an array, with its mask: the check of feeds refuses one."""
     return value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 

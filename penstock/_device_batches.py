@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock import _mesh, _sequence_feeds
@@ -114,7 +113,7 @@ def _is_masked(value: object) -> bool:
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _convert(value: npt.ArrayLike, spec: FeedSpec, lengths: object) -> Column | str:
+def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
     """Return the input as a batch of `spec`, or what is wrong with it as a string."""
     if _is_masked(value):
         return (

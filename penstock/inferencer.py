@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy.typing as npt
 from jax.typing import ArrayLike
 
 from penstock import _parameters
 from penstock._mesh import Place
 from penstock._parameter_names import Nested
+from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
 
 
@@ -63,7 +63,7 @@ class Inferencer:
         fitting = _parameters.select_fitting(entries, table)
         self._variables = self.builder.programs.states.copy(_parameters.nest(fitting))
 
-    def infer(self, feed: Mapping[str, npt.ArrayLike]) -> Any:
+    def infer(self, feed: Feed) -> Any:
         """Return what the infer function returns, as numpy arrays in its structure.
 
         Arguments:

@@ -88,6 +88,7 @@ ALLOWED: dict[str, set[str]] = {
         "_mesh",
         "_parameter_names",
         "_parameters",
+        "_program",
         "program_builder",
     },
 }

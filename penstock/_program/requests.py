@@ -25,7 +25,7 @@ Params: TypeAlias = "Nested[jax.Array]"
 Variables: TypeAlias = "Mapping[str, Params]"
 """Parameters and running statistics by collection."""
 
-Feed: TypeAlias = Mapping[str, npt.ArrayLike]
+Feed: TypeAlias = Mapping[str, npt.ArrayLike | Sequence | NestedSequence]
 """A batch by input name, each with a leading batch axis: arrays, or what NumPy makes one of."""
 
 Fed: TypeAlias = "jax.Array | Sequence | NestedSequence"

@@ -192,6 +192,14 @@ def _meet(operand: Operand, like: Sequence, length: int) -> Any:
         return operand
     operand = jnp.asarray(operand)
     if axes == like.values.ndim - 1:
+        # By the number of axes alone, and never by a size that may be equal by chance. A probe's
+        # batch is of another size than its sequences.
+        if operand.shape[0] not in (1, like.values.shape[0]):
+            raise TypeError(
+                f"a Sequence of values of shape {like.values.shape} met an array of shape "
+                f"{operand.shape}, expected one row for each example, or the axes of one word. "
+                "What differs from word to word goes by sequence.with_values."
+            )
         return jnp.expand_dims(operand, 1)
     # Written out, since users may run JAX with `jax_numpy_rank_promotion="raise"`.
     return operand.reshape(*(1,) * (like.values.ndim - axes), *operand.shape)

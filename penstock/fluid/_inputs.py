@@ -87,8 +87,8 @@ def data(
         )
     if lod_level not in (0, 1):
         raise NotImplementedError(
-            f"fluid.layers.data {name!r} got lod_level={lod_level}, expected 0 or 1. Sequences of "
-            "sequences have no form here. Feed each inner sequence as an example."
+            f"fluid.layers.data {name!r} got lod_level={lod_level}, expected 0 or 1. Layers work "
+            "on one level at a time. Use penstock.layers.data, whose inner and outer give one each."
         )
     # A size of None at another place is an error of layers.data.
     sizes: Sequence[int] = shape  # pyright: ignore[reportAssignmentType]

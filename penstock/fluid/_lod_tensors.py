@@ -96,8 +96,8 @@ def _check_lengths(function: str, levels: Sequence[Sequence[int]]) -> np.ndarray
     if len(levels) > 1:
         raise NotImplementedError(
             f"fluid.{function} got recursive_seq_lens of {len(levels)} levels, expected one list "
-            "of lengths. Sequences of sequences have no form here. Feed each inner sequence as an "
-            "example."
+            "of lengths. A tensor has one level. Feed penstock.layers.data(..., lod_level=2) with "
+            "lists of lists of arrays."
         )
     lengths = np.asarray(levels[0] if len(levels) else levels)
     is_lengths = lengths.ndim == 1 and lengths.size and lengths.dtype.kind in "iu"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy.typing as npt
 
 from penstock import inferencer
 from penstock._mesh import Place
+from penstock._program.requests import Feed
 from penstock.fluid._fetched import FetchedArray, as_fetched
 from penstock.fluid._places import choose_devices
 
@@ -58,7 +58,7 @@ class Inferencer(inferencer.Inferencer):
         super().__init__(infer_func, param_path, place=place, ignore_extra=ignore_extra)
 
     def infer(  # pyright: ignore[reportIncompatibleMethodOverride]: the name is Fluid's
-        self, inputs: Mapping[str, npt.ArrayLike], return_numpy: bool = True
+        self, inputs: Feed, return_numpy: bool = True
     ) -> Any:
         """Return what the infer function returns as a list of arrays, even of one value.
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import trainer
 from penstock._batches import FeedOrder
 from penstock._checkpoint import CheckpointConfig as Config
 from penstock._errors import listed, nearest
 from penstock._mesh import Place
+from penstock._program.requests import Feed
 from penstock.events import BeginEpochEvent as BeginEpochEvent
 from penstock.events import BeginStepEvent as BeginStepEvent
 from penstock.events import EndEpochEvent as EndEpochEvent
@@ -226,7 +226,7 @@ class Trainer(trainer.Trainer):
         """
         return self._convert(super().test(reader, feed_order, averaged=averaged))
 
-    def infer(self, feed: Mapping[str, npt.ArrayLike]) -> Any:
+    def infer(self, feed: Feed) -> Any:
         """Return what `infer_func` returns for a feed, with the live parameters: a list of arrays.
 
         Raises:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
+import jax
 import numpy as np
 
 from penstock import _batches
@@ -193,11 +194,11 @@ def _add_up(
 def count_examples(feed: Feed) -> int:
     """Return how many examples a feed has; 0 of one that is no feed, which is found later."""
     for value in feed.values():
-        if isinstance(value, sequences.Sequence):
+        if isinstance(value, (sequences.Sequence, sequences.NestedSequence)):
             return value.lengths.shape[0]
         if isinstance(value, (list, tuple)):
             return len(value)  # of sequences, which may differ in length
-        shape = np.shape(value)
+        shape: tuple[int, ...] = np.shape(value)
         return shape[0] if shape else 0
     return 1
 
@@ -244,14 +245,18 @@ def _warn_of_same(what: str, first: First) -> None:
     )
 
 
+def _join(value: Any) -> np.ndarray:
+    """Return an input as one array, what is in lists and sequences end to end."""
+    if isinstance(value, np.ndarray):
+        return value
+    arrays = [np.ravel(each) for each in jax.tree.leaves(value)]
+    return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
 def _hash(feed: Feed | None) -> int:
     digest = 0
     for _, value in sorted((feed or {}).items()):
-        if isinstance(value, sequences.Sequence):
-            value = value.values
-        elif isinstance(value, (list, tuple)) and value:  # of sequences, perhaps
-            value = np.concatenate([np.ravel(each) for each in value])
-        array = np.atleast_1d(value)
+        array = np.atleast_1d(_join(value))
         if array.dtype != object and array.size:
             # The first examples alone: it is done at the start of every epoch.
             num_rows = max(1, _HASHED_BYTES * len(array) // array.nbytes)
