@@ -94,7 +94,7 @@ class LSTM:
         # Padding may hold numbers that a gate without bounds makes infinite.
         projected = words.with_values(widen(words.values) + b[None, :, : 4 * size]).masked()
         parameters = {"peepholes": b[:, 4 * size :], "w_proj": w_proj}
-        states = scan_gates(
+        states: States = scan_gates(
             frame, self._make_cell(frame), self.is_reverse, w, parameters, (hidden, cell),
             jnp.swapaxes(projected, 0, 1), words.mask.T,
         )  # fmt: skip
@@ -111,15 +111,17 @@ class LSTM:
         cell_clip, proj_clip = self.clips
 
         def cell(gates: jax.Array, state: States, parameters: Any) -> States:
-            _, cell = state
+            cell = state[1]
+            size = cell.shape[1]
             candidate, take, forget, give = jnp.split(gates, 4, axis=1)
+            peepholes = parameters["peepholes"]
             if self.use_peepholes:
-                to_take, to_forget, to_give = jnp.split(parameters["peepholes"], 3, axis=1)
-                take, forget = take + to_take * cell, forget + to_forget * cell
+                take = take + peepholes[:, :size] * cell
+                forget = forget + peepholes[:, size : 2 * size] * cell
             new_cell = gate(forget) * cell + gate(take) * activate_candidate(candidate)
             new_cell = _clip(new_cell, cell_clip)
             if self.use_peepholes:
-                give = give + to_give * new_cell
+                give = give + peepholes[:, 2 * size :] * new_cell
             new = gate(give) * activate_cell(new_cell)
             if self.proj_size is not None:
                 new = _clip(project(multiply(frame, new, parameters["w_proj"])), proj_clip)
