@@ -94,11 +94,11 @@ class LSTM:
         # Padding may hold numbers that a gate without bounds makes infinite.
         projected = words.with_values(widen(words.values) + b[None, :, : 4 * size]).masked()
         parameters = {"peepholes": b[:, 4 * size :], "w_proj": w_proj}
-        states: States = scan_gates(
+        after: States = scan_gates(
             frame, self._make_cell(frame), self.is_reverse, w, parameters, (hidden, cell),
             jnp.swapaxes(projected, 0, 1), words.mask.T,
         )  # fmt: skip
-        hiddens, cells = (words.with_values(jnp.swapaxes(each, 0, 1)) for each in states)
+        hiddens, cells = (words.with_values(jnp.swapaxes(each, 0, 1)) for each in after)
         return hiddens, cells
 
     def _make_cell(self, frame: Frame) -> Cell:
