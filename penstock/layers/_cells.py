@@ -16,10 +16,10 @@ from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame
 from penstock._program.precision import widen
+from penstock.layers._gate_products import Cell, States, scan_gates
 from penstock.layers._recurrence import (
     Gate,
     Hold,
-    Step,
     find_gate,
     make_state,
     multiply,
@@ -91,15 +91,17 @@ class LSTM:
         cell = make_state(layer, "c_0", states[1], like)
         like = jnp.zeros((len(like), features), _find_dtype(frame, words.values, w))
         hidden = make_state(layer, "h_0", states[0], like).astype(like.dtype)
-        step = self._make_step(frame, w, b, w_proj)
-        _, (hiddens, cells) = scan_words(
-            step, (hidden, cell), words.values, words.lengths, is_reverse=self.is_reverse
-        )
-        return words.with_values(hiddens), words.with_values(cells)
+        # Padding may hold numbers that a gate without bounds makes infinite.
+        projected = words.with_values(widen(words.values) + b[None, :, : 4 * size]).masked()
+        parameters = {"peepholes": b[:, 4 * size :], "w_proj": w_proj}
+        after: States = scan_gates(
+            frame, self._make_cell(frame), self.is_reverse, w, parameters, (hidden, cell),
+            jnp.swapaxes(projected, 0, 1), words.mask.T,
+        )  # fmt: skip
+        hiddens, cells = (words.with_values(jnp.swapaxes(each, 0, 1)) for each in after)
+        return hiddens, cells
 
-    def _make_step(
-        self, frame: Frame, w: jax.Array, b: jax.Array, w_proj: jax.Array | None
-    ) -> Step:
+    def _make_cell(self, frame: Frame) -> Cell:
         names = ("gate_activation", "cell_activation", "candidate_activation")
         gate, activate_cell, activate_candidate = (
             find_gate(self.layer, name, each)
@@ -107,29 +109,25 @@ class LSTM:
         )
         project = find_gate(self.layer, "proj_activation", self.proj_activation)
         cell_clip, proj_clip = self.clips
-        size = w.shape[1] // 4
-        biases = b[:, : 4 * size]
-        peepholes = jnp.split(b[:, 4 * size :], 3, axis=1) if self.use_peepholes else None
 
-        def step(state: Any, word: jax.Array, hold: Hold) -> tuple[Any, Any]:
-            hidden, cell = state
-            # Padding may hold numbers that a gate without bounds makes infinite.
-            word = hold(word, jnp.zeros_like(word))
-            gates = widen(word) + multiply(frame, hidden, w) + biases
+        def cell(gates: jax.Array, state: States, parameters: Any) -> States:
+            cell = state[1]
+            size = cell.shape[1]
             candidate, take, forget, give = jnp.split(gates, 4, axis=1)
-            if peepholes is not None:
-                take, forget = take + peepholes[0] * cell, forget + peepholes[1] * cell
+            peepholes = parameters["peepholes"]
+            if self.use_peepholes:
+                take = take + peepholes[:, :size] * cell
+                forget = forget + peepholes[:, size : 2 * size] * cell
             new_cell = gate(forget) * cell + gate(take) * activate_candidate(candidate)
             new_cell = _clip(new_cell, cell_clip)
-            if peepholes is not None:
-                give = give + peepholes[2] * new_cell
+            if self.use_peepholes:
+                give = give + peepholes[:, 2 * size :] * new_cell
             new = gate(give) * activate_cell(new_cell)
-            if w_proj is not None:
-                new = _clip(project(multiply(frame, new, w_proj)), proj_clip)
-            state = (hold(new, hidden), hold(new_cell, cell))
-            return state, state
+            if self.proj_size is not None:
+                new = _clip(project(multiply(frame, new, parameters["w_proj"])), proj_clip)
+            return new, new_cell
 
-        return step
+        return cell
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
