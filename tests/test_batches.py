@@ -109,7 +109,8 @@ def test_samples_of_different_shapes_are_refused():
     text = error_of(lambda: batch_of(samples, ["image", "label"]))
     assert text == (
         "feed 'image' got samples of shapes [(2,), (3,)] in 2 of 2 samples of one batch, expected "
-        "one shape in all of them. Pad sequences to one length in the reader."
+        "one shape in all of them. Declare sequences of any length with layers.data(..., "
+        "lod_level=1)."
     )
 
 

@@ -57,7 +57,7 @@ def test_random_words_are_in_the_range_with_both_ends():
 @pytest.mark.parametrize(
     ("lengths", "error", "message"),
     [
-        ([[1, 1], [1, 1]], NotImplementedError, "of 2 levels, expected one list of lengths. Sequ"),
+        ([[1, 1], [1, 1]], NotImplementedError, "of 2 levels, expected one list of lengths. A"),
         ([], ValueError, r"recursive_seq_lens=\[\], expected one list"),
         ([[]], ValueError, r"such as \[\[3, 1\]\]"),
         ([2], ValueError, r"Put the lengths in two"),
