@@ -228,6 +228,12 @@ class CutSequences(list[np.ndarray]):
     """
 
 
+# JAX takes a list of another class for a leaf.
+jax.tree_util.register_pytree_node(
+    CutSequences, lambda each: (list(each), None), lambda _, arrays: CutSequences(arrays)
+)
+
+
 def cut_all(returned: Any) -> Any:
     """Return nested values with lists of arrays in place of sequences; outside programs."""
     if isinstance(returned, (Sequence, NestedSequence)):
