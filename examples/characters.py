@@ -7,6 +7,7 @@ Run it with `python examples/characters.py --network both`; it takes about a min
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -51,15 +52,14 @@ def transformer(characters, state):
     return layers.fc(x, NUM_CHARACTERS), state
 
 
-def init_lstm(num_texts):
-    return jnp.zeros([num_texts, SIZE]), jnp.zeros([num_texts, SIZE])
-
-
 def init_transformer(num_texts):
     return (layers.init_cache(num_texts, MAX_LENGTH, HEADS, SIZE // HEADS),) * 2
 
 
-NETWORKS = {"lstm": (lstm, init_lstm, 1e-2), "transformer": (transformer, init_transformer, 3e-3)}
+NETWORKS: dict[str, tuple[Callable, Callable, float]] = {
+    "lstm": (lstm, lambda num_texts: (jnp.zeros([num_texts, SIZE]),) * 2, 1e-2),
+    "transformer": (transformer, init_transformer, 3e-3),
+}
 
 
 def train(network, init_state, learning_rate, samples, held_out, num_epochs):
