@@ -33,8 +33,8 @@ class RecordedBlock:
         # JAX promises nothing of `jax.extend` from one version to the next.
         if not hasattr(core, "set_current_trace"):
             raise NotImplementedError(
-                f"a block of layers.DynamicRNN or StaticRNN got JAX {jax.__version__}, expected one "
-                "with jax.extend.core.set_current_trace. It runs the block as a loop. Use "
+                f"a block of layers.DynamicRNN or StaticRNN got JAX {jax.__version__}, expected "
+                "jax.extend.core.set_current_trace in it. It runs the block as a loop. Use "
                 "layers.dynamic_rnn, which takes a function."
             )
         self._placeholders: list[jax.Array] = []
