@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from penstock import layers
 from tests.layers.programs import infer
@@ -74,6 +75,18 @@ def test_each_example_gives_the_same_alone_at_its_own_length():
             np.testing.assert_allclose(
                 out[0], together[name][row, : LENGTHS[row]], rtol=1e-5, atol=1e-5, err_msg=name
             )
+
+
+def test_derivatives_of_an_lstm_are_right_in_both_modes_and_of_second_order():
+    name = "lstm reversed, from a state, without peepholes"
+    words, params = pad(words_of(CASES[name])), random_params(name)
+
+    @jax.jit
+    def total(params, values):
+        outputs = apply(name, params, words.with_values(values), STATE)
+        return jnp.sum(jnp.sin(outputs.masked()))
+
+    check_grads(total, (params, words.values), order=2, atol=2e-2, rtol=2e-2, eps=1e-2)
 
 
 def formula(*shape: int, seed: int) -> np.ndarray:
