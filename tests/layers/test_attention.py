@@ -102,6 +102,7 @@ def reference(case, p, row, x, y):
     return attention_references.multi_head(p, x, y if is_cross else x, 4, **options)
 
 
+@pytest.mark.quick("rotary", "another")
 @pytest.mark.parametrize("case", CASES)
 def test_attention_equals_that_of_each_example_alone_with_its_gradients(case):
     params, step = measured()
@@ -163,6 +164,7 @@ def test_attention_drops_weights_in_training_only():
     assert not np.allclose(step.values[1], step.test_values[1], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_attention_in_bfloat16_is_near_that_in_float32():
     def function():
         x, y = sequence("x", [D]), sequence("y", [D])

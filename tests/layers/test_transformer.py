@@ -81,6 +81,7 @@ def reference(case, p, x, y):
     return attention_references.transformer(p, x, num_heads=2, **kept)
 
 
+@pytest.mark.quick("encoder, rms, rotary", "decoder")
 @pytest.mark.parametrize("case", CASES)
 def test_transformer_equals_that_of_each_example_alone_with_its_gradients(case):
     params, step = measured()
@@ -159,6 +160,7 @@ def test_decoder_with_caches_equals_the_whole_pass():
     np.testing.assert_allclose(steps, whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_transformer_drops_in_training_only_and_runs_in_bfloat16():
     def function():
         out = layers.transformer_encoder(sequence("x"), 1, 2, 12, dropout_rate=0.5, name="e")

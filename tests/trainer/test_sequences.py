@@ -62,6 +62,7 @@ def test_run_killed_in_an_epoch_of_batches_by_length_ends_with_the_same_bits(tmp
         assert {key for key in sizes if " " in key} == {f"train {n} {n}" for n in BUCKETS}
 
 
+@pytest.mark.slow
 def test_replay_names_the_word_that_is_out_of_range():
     good = {"words": [[1, 2, 3], [], [4]], "tags": [[0, 1, 2], [], [0]]}
     wrong = {**good, "words": [[1, 2, 3], [], [11]]}
