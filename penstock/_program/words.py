@@ -38,11 +38,16 @@ def _as_rows(operand: Any, like: Sequence, length: int) -> Any:
     if isinstance(operand, Sequence):
         values = operand.values[:, :length]
         return _reshape(values, operand.values, (-1, *values.shape[2:]))
-    is_per_example = isinstance(operand, jax.Array) and operand.shape[:1] == like.values.shape[:1]
+    if not isinstance(operand, jax.Array) or not operand.ndim:
+        return operand
     frame = find_frame()
-    if is_per_example and frame is not None:
-        # Not by a size that may be equal by chance.
-        is_per_example = frame.examples.count_rows(operand) > 0
+    # By the trace, and not by a size that may be equal by chance. Asked of every array, as the
+    # answers of real runs are those of the probes in the same order.
+    is_per_example = (
+        operand.shape[:1] == like.values.shape[:1]
+        if frame is None
+        else frame.examples.count_rows(operand) > 0
+    )
     return jnp.repeat(operand, length, axis=0) if is_per_example else operand
 
 

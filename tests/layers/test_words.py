@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
+from penstock._program.words import over_words
 from tests.networks import one_device
 
 LENGTHS = (3, 1, 5, 0, 2)
@@ -136,3 +137,22 @@ def test_sequence_is_no_array(call):
 def test_sequence_is_not_iterated_over():
     with pytest.raises(TypeError, match="a Sequence got iterated over, expected a layer of"):
         list(ps.Sequence(jnp.ones([1, 2]), jnp.ones(1, int)))
+
+
+def test_array_as_long_as_the_batch_is_no_row_for_each_example():
+    table = RANDOM.normal(size=(5, 4)).astype("f")
+    assert len(LENGTHS) == len(table)
+
+    def program():
+        words, _, example = inputs()
+        constant = layers.create_parameter([5, 4], name="table", attr=lambda *_: jnp.asarray(table))
+        # A row of the table for each word, however many examples there are.
+        chosen = over_words(lambda x, t: x + t[:1], words, constant)
+        return chosen, layers.mean(example), layers.cos_sim(words, example)
+
+    builder = ps.ProgramBuilder(infer_func=program, place=one_device())
+    chosen, mean, angles = builder.infer(builder.init(), {k: FEED[k] for k in builder.feed_specs})
+    for each, x in zip(chosen, FEED["x"], strict=True):
+        np.testing.assert_allclose(each, x + table[:1], rtol=1e-6)
+    assert mean == pytest.approx(FEED["example"].mean(), rel=1e-5)
+    assert [len(each) for each in angles] == list(LENGTHS)
