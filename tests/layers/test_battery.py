@@ -288,7 +288,8 @@ def test_layer_of_one_name_and_another_shape_names_both_places(name):
         first = case.call(*inputs(case.shape), name="same")
         return first, case.call(*inputs(case.other, "z"), name="same")
 
-    message = r"parameter 'same.*' got shape .* at .*test_battery.py:\d+, expected shape .* as at"
+    place = r"(test_battery|word_cases).py:\d+"
+    message = rf"parameter 'same.*' got shape .* at .*{place}, expected shape .* as at"
     with pytest.raises(ProgramError, match=message):
         initial(function)
 

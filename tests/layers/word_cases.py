@@ -29,9 +29,9 @@ def recurrent(name: str, *sizes: int) -> Call:
     """Return a call of a recurrent layer over the words, of which the first result is returned."""
 
     def call(x: jax.Array, y: jax.Array, **options: Any) -> jax.Array:
-        width = {"dynamic_gru": x.shape[-1] // 3}.get(name, x.shape[-1])
-        first = jax.tree.leaves(getattr(layers, name)(words(x), *(sizes or [width]), **options))
-        return first[0]
+        width = x.shape[-1] // 3 if name == "dynamic_gru" else x.shape[-1]
+        given = sizes if name.startswith("bidirectional") else (width, *sizes)
+        return jax.tree.leaves(getattr(layers, name)(words(x), *given, **options))[0]
 
     return call
 
@@ -80,7 +80,7 @@ WORD_CASES = {
     "gru_unit": Case(gru_unit, (6,), (12,)),
     "lstm_unit": Case(lstm_unit, (4,), (6,)),
     "dynamic_lstm": Case(recurrent("dynamic_lstm"), **GATES),
-    "dynamic_lstmp": Case(recurrent("dynamic_lstmp", 8, 2), (3, 8), (3, 8)),
+    "dynamic_lstmp": Case(recurrent("dynamic_lstmp", 2), **GATES),
     "im2sequence": pure(lambda x, y: layers.im2sequence(x, 2, 2).values, 6, 6, 2),
     "lod_reset": pure(lambda x, y: layers.lod_reset(words(x), words(x)).values, 3, 4),
     "row_conv": Case(lambda x, y, **k: layers.row_conv(words(x), 1, **k).values, **WORDS),
