@@ -98,6 +98,11 @@ def assert_goes_on(resumed, whole, step, case):
         assert resumed[1] == rest
         assert_same_bits(resumed[0], whole[0])
     epochs = [{**whole[1], **resumed[1]}[k] for k in sorted(whole[1])]
+    if case.name == "pack":
+        # In another order sequences fill another number of rows, so epochs are not equally long.
+        numbers = sorted(number for item in epochs for number in item)
+        assert numbers == sorted([*range(NUM_SAMPLES)] * NUM_EPOCHS)
+        return
     num_items = len(epochs) // NUM_EPOCHS
     for first in range(0, len(epochs), num_items):
         numbers = [number for item in epochs[first : first + num_items] for number in item]
