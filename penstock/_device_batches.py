@@ -23,6 +23,9 @@ Array: TypeAlias = np.ndarray | jax.Array
 Column: TypeAlias = "Array | _sequence_feeds.Words"
 """One input of a batch that was checked."""
 
+Placed: TypeAlias = "Array | sequences.Sequence | sequences.NestedSequence"
+"""One input of a batch that is ready for a program."""
+
 Exchange: TypeAlias = Callable[[str, object], list[Any]]
 """Returns what every process gives under a name. Collective."""
 
@@ -44,7 +47,7 @@ class DeviceBatch(NamedTuple):
     position after them. `totals` counts those of all processes, where there are several.
     """
 
-    feed: Mapping[str, Array | sequences.Sequence]
+    feed: Mapping[str, Placed]
     weights: jax.Array
     counts: tuple[int, ...]
     size: int
@@ -380,7 +383,7 @@ class Feeder:
             self._full_weights[key] = placed
         return placed
 
-    def _rides_along(self, feed: Mapping[str, Array | sequences.Sequence]) -> bool:
+    def _rides_along(self, feed: Mapping[str, Placed]) -> bool:
         arrays: Any = jax.tree.leaves(feed) if self.has_sequences else feed.values()
         if self.mesh.size > 1 or not all(isinstance(x, np.ndarray) for x in arrays):
             return False

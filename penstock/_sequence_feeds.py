@@ -10,13 +10,9 @@ import jax
 import numpy as np
 
 from penstock._errors import FeedError
-from penstock._program.requests import FeedSpec
+from penstock._program.requests import LEAST_BUCKET, LEAST_COUNT, FeedSpec
 from penstock._program.sequences import NestedSequence, Sequence
 
-LEAST_BUCKET = 16
-"""The first length of the powers of two that sequences are padded to by default."""
-
-_LEAST_COUNT = 4
 _COUNTS = "/count"
 """Behind an input's name: how many inner sequences there are. No input has a slash in its name."""
 
@@ -189,7 +185,7 @@ def choose_lengths(specs: Mapping[str, FeedSpec], longest: Mapping[str, int]) ->
     return {
         name: choose_bucket(specs[name], longest[name])
         if name in specs
-        else max(_LEAST_COUNT, 1 << max(longest[name] - 1, 0).bit_length())
+        else max(LEAST_COUNT, 1 << max(longest[name] - 1, 0).bit_length())
         for name in longest
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax.core import tracers
+from jax.sharding import Sharding
+from jax.typing import DTypeLike
 
 from penstock._errors import FeedError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
@@ -42,6 +45,12 @@ PROBE_LENGTH = 13
 PROBE_COUNT = 7
 """How many sequences a sequence of sequences has then."""
 
+LEAST_BUCKET = 16
+"""The first length of the powers of two that sequences are padded to by default."""
+
+LEAST_COUNT = 4
+"""The first of the powers of two that the numbers of sequences of sequences are padded to."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedSpec:
@@ -62,6 +71,32 @@ class FeedSpec:
         """What was declared, for people."""
         level = f", lod_level {self.lod_level} and buckets {self.buckets}" if self.lod_level else ""
         return f"shape {self.shape} and dtype {self.dtype}{level}"
+
+    def build(
+        self, sizes: tuple[int, int, int], make: Callable[[tuple[int, ...], DTypeLike], Any]
+    ) -> Any:
+        """Return the input made of arrays, of as many as it has.
+
+        Arguments:
+          sizes: of the batch, the number of sequences of an example, and their length, as far as
+            they count.
+          make: takes a shape and a dtype.
+        """
+        batch, *padded = sizes
+        if not self.lod_level:
+            return make((batch, *self.shape), self.dtype)
+        inner, length = padded
+        outer = (batch,) if self.lod_level == 1 else (batch, inner)
+        values, lengths = make((*outer, length, *self.shape), self.dtype), make(outer, np.int32)
+        if self.lod_level == 1:
+            return Sequence(values, lengths)
+        return NestedSequence(values, lengths, make((batch,), np.int32))
+
+    def describe(self, batch_size: int, sharding: Sharding) -> Any:
+        """Return the input without values: of sequences, as long as the last bucket given."""
+        length = self.buckets[-1] if self.buckets else LEAST_BUCKET
+        make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+        return self.build((batch_size, LEAST_COUNT, length), make)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,7 +204,10 @@ class Requests:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
             if spec.lod_level:
-                return _make_sequence(spec, self._batch_size, anchor)
+                return spec.build(
+                    (self._batch_size, PROBE_COUNT, PROBE_LENGTH),
+                    lambda shape, dtype: jnp.full(shape, anchor.astype(dtype)),
+                )
             return jnp.full((self._batch_size, *spec.shape), anchor.astype(spec.dtype))
         if spec.name not in self._feed:
             raise FeedError(
@@ -203,12 +241,16 @@ class Requests:
                 "parameters at every call; does it depend on the batch size or on outside state?"
             )
         if value.shape != spec.shape:
+            remedy = " Is the batch axis among the features?"
+            if self.has_sequences:
+                remedy = (
+                    f" Sequences were padded to {PROBE_LENGTH} then. Give layers the sequence "
+                    "itself, or pool it first: layers.sequence_pool."
+                )
             raise ProgramError(
                 f"the {self._mode} program asks for the parameter {spec.name!r} in shape "
-                f"{spec.shape}, expected {value.shape}, as when it was first traced, with "
-                f"sequences padded to {PROBE_LENGTH}. A parameter has one shape, whatever the "
-                "lengths and the size of a batch. Give layers the sequence itself, or pool it "
-                "first: layers.sequence_pool."
+                f"{spec.shape}, expected {value.shape}, as when it was first traced. A parameter "
+                "has one shape, whatever the lengths and the size of a batch." + remedy
             )
         if spec.collection == "params":
             self.used.setdefault(spec.path, value)
@@ -256,16 +298,6 @@ class Requests:
                 "leave a transformed function. Move the layer out of it."
             )
         self.updates[spec.path] = value
-
-
-def _make_sequence(spec: FeedSpec, batch_size: int, anchor: jax.Array) -> Sequence | NestedSequence:
-    """Return sequences for a probe, made of an input of the trace."""
-    sizes = (batch_size, PROBE_COUNT)[: spec.lod_level]
-    values = jnp.full((*sizes, PROBE_LENGTH, *spec.shape), anchor.astype(spec.dtype))
-    lengths = jnp.full(sizes, anchor.astype(jnp.int32))
-    if spec.lod_level == 1:
-        return Sequence(values, lengths)
-    return NestedSequence(values, lengths, jnp.full((batch_size,), anchor.astype(jnp.int32)))
 
 
 def find_entry(tree: Params, path: Path) -> Any:

@@ -19,6 +19,8 @@ _EXPECTED = (
     "count."
 )
 
+_ONE_LEVEL = "expected its inner sequences, nested.inner: layers work on one level at a time."
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,6 +164,12 @@ class NestedSequence:
     def outer(self, rows: jax.Array) -> Sequence:
         """Return one row for each inner sequence, `[B * K, ...]`, as a sequence of each example."""
         return Sequence(rows.reshape(*self.lengths.shape, *rows.shape[1:]), self.counts)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"a NestedSequence got iterated over, {_ONE_LEVEL}")
+
+    def __jax_array__(self) -> jax.Array:
+        raise TypeError(f"a NestedSequence got used as an array, {_ONE_LEVEL}")
 
     def cut(self) -> list[list[np.ndarray]]:
         """Return each example's sequences by themselves, as numpy arrays; outside programs."""

@@ -9,17 +9,7 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.examples import align
 from penstock.layers import arguments
-
-
-def check_sequence(layer: str, argument: str, value: object) -> sequences.Sequence:
-    """Return `value`, raising unless it is a `Sequence`."""
-    if isinstance(value, sequences.Sequence):
-        return value
-    shape = getattr(value, "shape", type(value).__name__)
-    raise ProgramError(
-        f"layers.{layer} got {argument} of {shape}, expected a Sequence. It counts words and not "
-        "their padding. Declare the input with layers.data(..., lod_level=1)."
-    )
+from penstock.layers._words import check_sequence
 
 
 def features(layer: str, argument: str, value: object, least: int = 1) -> sequences.Sequence:
@@ -28,7 +18,7 @@ def features(layer: str, argument: str, value: object, least: int = 1) -> sequen
     Raises:
       ProgramError: it is none, or `C` is below `least`.
     """
-    sequence = check_sequence(layer, argument, value)
+    sequence = check_sequence(layer, value, argument)
     shape = sequence.values.shape
     if len(shape) != 3 or shape[-1] < least:
         raise ProgramError(
@@ -45,7 +35,7 @@ def ids(layer: str, argument: str, value: object) -> sequences.Sequence:
     Raises:
       ProgramError: it is no sequence, not of integers, or has several numbers a word.
     """
-    sequence = check_sequence(layer, argument, value)
+    sequence = check_sequence(layer, value, argument)
     shape = sequence.values.shape
     if len(shape) != 2 and (len(shape) != 3 or shape[-1] != 1):
         raise ProgramError(

@@ -217,7 +217,8 @@ class ProgramBuilder(Generic[R]):
         Arguments:
           mode: `"train"`, `"test"` or `"infer"`.
           batch_size: the global batch size, a multiple of the number of devices, in training
-            times the number of micro-batches; by default the first from 64 on.
+            times the number of micro-batches; by default the first from 64 on. Sequences are as
+            long as the last of the buckets they were declared with, 16 without any.
           as_on_accelerators: show convolutions and poolings as accelerators are given them, on CPU
             too, where layers compute some another way.
 
@@ -285,13 +286,10 @@ def _trace_program(
     else:
         raise UnknownNameError(
             f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
-            "'infer'." + nearest(mode, ["train", "test", "infer"])
+            "'infer'." + ("" if mode == "infer" else nearest(mode, ["train", "test", "infer"]))
         )
     split = _mesh.batch_sharding(mesh)
-    feed = {
-        name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype, sharding=split)
-        for name, spec in specs.items()
-    }
+    feed = {name: spec.describe(batch_size, split) for name, spec in specs.items()}
     weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=split)
     return _inspect.Inspection(program.jitted.trace(*args, feed, weights))
 

@@ -35,7 +35,7 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
     facts: dict[str, object] = {
         "versions": {"penstock": __version__, "jax": jax.__version__},
         "arguments of Trainer": dict(flags),
-        "inputs": {n: f"{s.shape} {s.dtype}" for n, s in network.feed_specs.items()},
+        "inputs": {n: s.declaration for n, s in network.feed_specs.items()},
         "parameters": {spell(p): f"{s} {d}" for (_, p), (s, d) in network.table.items()},
         "programs": {
             name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import traceback
@@ -20,7 +21,7 @@ from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import ReaderError, listed
 from penstock._program.requests import Feed
-from penstock._program.sequences import Sequence
+from penstock._program.sequences import NestedSequence, Sequence
 from penstock.distributed.group import Group
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
@@ -242,7 +243,7 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
     feed = jax.device_get(dict(placed.feed))
     specs = engine.programs.network.feed_specs
     ids = {
-        name: np.asarray(x.values if isinstance(x, Sequence) else x)
+        name: np.asarray(x.values if isinstance(x, (Sequence, NestedSequence)) else x)
         for name, x in feed.items()
         if np.issubdtype(specs[name].dtype, np.integer)
     }
@@ -250,7 +251,9 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
 
     def is_bad(changed: Mapping[str, np.ndarray]) -> bool:
         put = {
-            name: feed[name].with_values(x) if isinstance(feed[name], Sequence) else x
+            name: dataclasses.replace(feed[name], values=x)
+            if isinstance(feed[name], (Sequence, NestedSequence))
+            else x
             for name, x in {**none, **changed}.items()
         }
         before = engine.copy_from(jax.device_get(engine.leaves))
@@ -268,9 +271,12 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
         for value in from_the_ends[:_MOST_TRIED]:
             if is_bad({name: np.where(column == value, column, 0)}):
                 row, *behind = map(int, np.argwhere(column == value)[0])
-                word = f"word {behind[0]} of " if isinstance(feed[name], Sequence) else ""
+                level = {Sequence: 1, NestedSequence: 2}.get(type(feed[name]), 0)
+                # Of sequences of sequences the word comes last, and is named first.
+                places = reversed([*zip(("sequence", "word")[2 - level :], behind, strict=False)])
+                inside = "".join(f"{what} {place} of " for what, place in places)
                 return (
-                    f" The input {name!r} holds {value} in {word}row {row} of the batch; with 0 "
+                    f" The input {name!r} holds {value} in {inside}row {row} of the batch; with 0 "
                     "there all is finite: it is out of range. Ids and labels count from 0, and are "
                     "less than the number of classes, or of rows of the embedding."
                 )

@@ -152,7 +152,7 @@ def test_tagger_learns_its_tags_on_several_devices(precision):
         (lambda x, y: layers.linear_chain_crf(x, x), r"labels of shape \[B, 13, 3\], expected"),
         (
             lambda x, y: layers.linear_chain_crf(x.values, y),
-            r"an input of \[B, 13, 3\], expected a Sequence",
+            r"an array of shape \[B, 13, 3\] as an input, expected a Sequence",
         ),
         (lambda x, y: layers.crf_decoding(x, None), r"param_attr without a name, expected the"),
         (

@@ -35,6 +35,27 @@ def test_inspection_of_each_program_gives_trace_texts_cost_and_memory(builder, m
     assert builder.num_compiles == {}
 
 
+def of_sequences():
+    def total(name, lod_level, **options):
+        words = layers.data(name, [1], "int32", lod_level=lod_level, **options)
+        words = words if lod_level == 1 else words.inner
+        return layers.mean(layers.embedding(words, [9, 4]))
+
+    return total("w", 1) + total("l", 1, buckets=[8, 24]) + total("d", 2)
+
+
+@pytest.mark.parametrize("place", PLACES.args[1], ids=["one", "eight"])
+@pytest.mark.parametrize("mode", ["train", "test", "infer"])
+def test_inspection_shows_sequences_as_long_as_the_last_bucket(place, mode):
+    builder = ps.ProgramBuilder(
+        of_sequences, optax.sgd(0.1), infer_func=of_sequences, place=place()
+    )
+    inspected = builder.inspect(mode)
+    for shape in ("64,16,1", "64,24,1", "64,4,16,1"):
+        assert f"i32[{shape}]" in inspected.jaxpr
+    assert "HloModule" in inspected.compiled_text
+
+
 @pytest.mark.parametrize("mode", ["train", "test", "infer"])
 def test_inspection_places_nothing_on_the_devices(builder, mode):
     with jax.transfer_guard("disallow_explicit"):

@@ -6,6 +6,7 @@ On any number of devices, in micro-batches, in launches of several steps.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -295,10 +296,17 @@ def test_parameter_that_is_as_long_as_the_padding_is_refused():
         builder.train(builder.init(), frames_in())
     assert str(caught.value) == (
         "the train program asks for the parameter 'fc_1/w' in shape (60, 2), expected (39, 2), as "
-        "when it was first traced, with sequences padded to 13. A parameter has one shape, "
-        "whatever the lengths and the size of a batch. Give layers the sequence itself, or pool it "
+        "when it was first traced. A parameter has one shape, whatever the lengths and the size of "
+        "a batch. Sequences were padded to 13 then. Give layers the sequence itself, or pool it "
         "first: layers.sequence_pool."
     )
+
+
+@pytest.mark.parametrize("use", [list, lambda x: layers.fc(x, 2), jnp.sum])
+def test_layer_given_a_sequence_of_sequences_says_that_it_takes_the_inner_ones(use):
+    said = r"got (iterated over|used as an array), expected its inner sequences, nested\.inner: "
+    with pytest.raises(TypeError, match=f"a NestedSequence {said}layers work on one level"):
+        make_builder(lambda: use(layers.data("w", [3], lod_level=2))).init()
 
 
 def test_train_program_may_not_return_a_sequence():

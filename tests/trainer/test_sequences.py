@@ -77,6 +77,20 @@ def test_replay_names_the_word_that_is_out_of_range():
         assert f" The input {name!r} holds {said} of the batch; with 0 there" in str(caught.value)
 
 
+@pytest.mark.slow
+def test_replay_names_the_word_of_a_sequence_of_sequences_that_is_out_of_range():
+    def program():
+        words = layers.data("words", [1], "int32", lod_level=2).inner
+        return layers.mean(layers.fc(layers.embedding(words, [11, 4]), 1))
+
+    good = {"words": [[[1, 2], [3]], [[], [4, 5, 6]]]}
+    trainer = ps.Trainer(program, optax.adam(0.05), place=one_device())
+    with pytest.raises(FloatingPointError) as caught:
+        trainer.replay([good, {"words": [[[1, 2], [3]], [[], [4, 5, 12]]]}])
+    said = " The input 'words' holds 12 in word 2 of sequence 1 of row 1 of the batch; with 0 there"
+    assert said in str(caught.value)
+
+
 def test_replay_names_the_sequences_that_are_not_finite():
     def program():
         return layers.mean(layers.fc(layers.data("frames", [2], lod_level=1), 1))
