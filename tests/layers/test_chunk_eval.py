@@ -133,7 +133,10 @@ def test_counts_are_those_of_the_valid_examples_of_all_devices(num_devices):
         (lambda x: layers.chunk_eval(x, x, "BIO", 3), r"got chunk_scheme='BIO', expected one of"),
         (lambda x: layers.chunk_eval(x, x, "IOB", 0), r"num_chunk_types=0 and excluded_chunk_t"),
         (lambda x: layers.chunk_eval(x, x, "IOB", 3, [3]), r"excluded_chunk_types=\[3\], expected"),
-        (lambda x: layers.chunk_eval(x, x.values, "IOB", 3), r"labels of \[B, 13, 1\], expected a"),
+        (
+            lambda x: layers.chunk_eval(x, x.values, "IOB", 3),
+            r"array of shape \[B, 13, 1\] as labels, expected a",
+        ),
     ],
 )
 def test_chunk_eval_with_a_wrong_argument_says_what_it_expects(call, message):

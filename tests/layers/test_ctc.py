@@ -183,7 +183,10 @@ def test_ctc_in_bfloat16_trains_with_finite_gradients():
         (lambda x, y: layers.warpctc(x, y, blank=3), r"warpctc got blank=3 and an input of 3"),
         (lambda x, y: layers.ctc_greedy_decoder(x, -1), r"ctc_greedy_decoder got blank=-1 and"),
         (lambda x, y: layers.warpctc(x, x), r"labels of shape \[B, 13, 3\], expected \[B, T, 1\]"),
-        (lambda x, y: layers.edit_distance(y, y.values), r"labels of \[B, 13, 1\], expected a Se"),
+        (
+            lambda x, y: layers.edit_distance(y, y.values),
+            r"array of shape \[B, 13, 1\] as labels, expected a Se",
+        ),
     ],
 )
 def test_ctc_with_a_wrong_argument_says_what_it_expects(call, message):
