@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from penstock import Trainer, optimizers
+from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._flags import TrainFlags, UnusedFlags
 from penstock.commands._run.folder import RunFolder, list_steps
 from penstock.commands._run.processes import is_writing_process
@@ -50,15 +51,16 @@ def announce(run: Run) -> None:
         "writes to": str(run.folder.path),
         "starts": run.start[0],
     }
-    for name, text in lines.items():
-        print(f"  {name:10} {text}")
-    for note in [*run.start[1:], *data.notes, *_describe_unused(flags.unused)]:
-        print(f"  {'':10} {note}")
+    notes = [*run.start[1:], *data.notes, *_describe_unused(flags.unused)]
+    columns = find_columns()
+    for name, text in [*lines.items(), *(("", note) for note in notes)]:
+        print(wrap_words(f"  {name:10} {text}", columns, " " * 13))
     if trainer.global_step >= run.plan.num_steps:
-        print(
-            "\nThe run is over; these are its results. Raise what ends it to go on, or add "
-            "--overwrite=True to start again."
+        over = (
+            "The run is over; these are its results. Raise what ends it to go on, or add "
+            "--overwrite to start again."
         )
+        print(f"\n{wrap_words(over, columns)}")
     print(flush=True)
 
 
