@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -84,3 +85,18 @@ def wrap_parts(parts: Sequence[str], columns: int | None, indent: str = "  ") ->
         else:
             lines.append(indent + part.lstrip())
     return "\n".join(wrap_words(line, columns, indent) for line in lines)
+
+
+def wrap_clauses(text: str, columns: int | None, indent: str = "  ") -> str:
+    """Return text in lines of at most so many columns, broken after commas where there are some.
+
+    Arguments:
+      columns: None leaves the text as it is.
+      indent: what lines from the second on begin with.
+
+    >>> print(wrap_clauses("loss 0.125, accuracy 0.75", 20))
+    loss 0.125,
+      accuracy 0.75
+    """
+    # Not those in a number.
+    return wrap_parts(re.split(r"(?<=[,;])(?= )", text), columns, indent)

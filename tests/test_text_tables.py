@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock._text_tables import find_columns, wrap_parts, wrap_words
+from penstock._text_tables import find_columns, wrap_clauses, wrap_parts, wrap_words
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,12 @@ def test_words_are_not_cut(columns, lines):
 def test_parts_stay_whole_where_they_fit(columns, lines):
     parts = ["epoch 1/5", "  loss 0.125 (test 0.25)", "  top_5 1"]
     assert wrap_parts(parts, columns).split("\n") == lines
+
+
+def test_clauses_are_broken_after_commas_not_in_numbers():
+    text = "images 28 x 28 x 1; 3,274,634 parameters, of lenet"
+    lines = ["images 28 x 28 x 1;", "  3,274,634 parameters,", "  of lenet"]
+    assert wrap_clauses(text, 26).split("\n") == lines
 
 
 def test_columns_are_those_of_a_terminal_only(monkeypatch):

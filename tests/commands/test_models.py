@@ -92,7 +92,7 @@ def test_networks_of_a_module_of_ones_own_are_counted(capsys, tmp_path, monkeypa
         "def of_my_own(images, num_classes):\n"
         "    return layers.fc(layers.flatten(images), num_classes or 2), {}\n"
     )
-    rows = lines_of(capsys, "of_my*", "--module=networks_of_my_own")
+    rows = lines_of(capsys, "of_my*", "--plugin=networks_of_my_own")
     assert rows[1].split() == ["of_my_own", "4", "147", "0.000", "inception", "3"]
     shown = lines_of(capsys, "of_my_own")
     assert shown[0].startswith("of_my_own: registered. Images 4 x 4 x 3, 3 classes")
@@ -104,7 +104,7 @@ def test_networks_of_a_module_of_ones_own_are_counted(capsys, tmp_path, monkeypa
     [
         (["lenat"], "got 'lenat', expected the name of a network.*Did you mean 'lenet'"),
         (["lenat*"], r"got the pattern 'lenat\*', expected one that names.*Did you mean 'lenet'"),
-        (["--module=not_there"], "--module got 'not_there', expected modules that can be"),
+        (["--plugin=not_there"], "--plugin got 'not_there', expected modules that can be"),
         (["--image_size=8"], "--num_classes and --image_size got no network"),
         (["inception_v3", "--image_size=8"], "layers.pool2d got an input of shape"),
     ],
