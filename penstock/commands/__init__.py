@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from penstock import __version__
 from penstock._errors import nearest
-from penstock._text_tables import wrap_words
+from penstock._text_tables import find_columns, wrap_words
 
 _COMMANDS = {
     "train": "train a network of the model library, on handwritten digits without further flags",
@@ -78,11 +78,11 @@ def _run_words(words: list[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         expected = ", ".join(_COMMANDS)
         hint = nearest(name, ["--help", "--version"] if kind == "option" else _COMMANDS)
-        print(
+        text = (
             f"penstock got the {kind} {name!r}, expected one of: {expected}.{hint} "
-            "`penstock --help` says what they do.",
-            file=sys.stderr,
+            "`penstock --help` says what they do."
         )
+        print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)
         return 2
     try:
         # Imported only when it is called: `penstock --help` takes 0.1 s.

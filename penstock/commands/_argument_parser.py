@@ -113,7 +113,9 @@ class Flag:
         """Add the flag to a parser, or to a group of one."""
         default = ",".join(self.default) if isinstance(self.default, tuple) else self.default
         is_shown = default not in (None, "", {}, dataclasses.MISSING)
-        text = f"{self.help} (default: {default})" if is_shown else self.help
+        # With blanks a long list has places for line breaks.
+        shown = str(default).replace(",", ", ")
+        text = f"{self.help} (default: {shown})" if is_shown else self.help
         options: dict[str, Any] = {"type": self.read, "metavar": self.metavar, **self.options}
         short = options.pop("short", None)
         options.pop("is_needed", None)

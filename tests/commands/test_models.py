@@ -138,3 +138,32 @@ def test_terminal_gets_a_drawn_table(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "\x1b[1m" in out
     assert "[b]" in out  # not taken for markup
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_table_in_a_terminal_breaks_paths_after_slashes_and_no_number(capsys, monkeypatch, columns):
+    monkeypatch.setattr(
+        "rich.console.Console",
+        lambda: Console(force_terminal=True, width=columns, color_system=None),
+    )
+    rows = [
+        ("Mixed_5b/Branch_0/Conv2d_0a_1x1/norm", "[35, 35, 64]", "bias, mean [1024]", "1,234,567"),
+        ("a" * 100, "", "w [1, 1, 2048, 1536], b [1536]", "3,145,728"),
+    ]
+    _tables.print_table(("layer", "output", "shapes", "parameters"), rows[:1], right={3})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    if columns == 120:
+        assert lines[1].split()[0] == rows[0][0]
+    else:
+        assert [line.split()[0] for line in lines[1:]] == [
+            "Mixed_5b/Branch_0/",
+            "Conv2d_0a_1x1/norm",
+        ]
+    # A word that fits nowhere is folded.
+    _tables.print_table(("layer", "output", "shapes", "parameters"), rows, right={3})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "3,145,728" in "\n".join(lines)
+    numbers = re.findall(r"\d+", " ".join(rows[1][2:]))
+    assert set(numbers) <= set(re.findall(r"\d+", "\n".join(lines)))
