@@ -36,8 +36,8 @@ class CompareFlags:
         """Check the values."""
         if len(self.runs) < 2:
             raise UsageError(
-                f"got one run, {self.runs[0]!r}, expected two or more to compare. `penstock runs` "
-                "lists those there are."
+                f"got one run, {''.join(self.runs)!r}, expected two or more to compare. "
+                "`penstock runs` lists those there are."
             )
 
 

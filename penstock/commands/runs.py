@@ -57,7 +57,7 @@ def _list(argv: list[str]) -> None:
 def _print(folder: Path, runs: Sequence[FoundRun]) -> None:
     rows = [
         (
-            str(run.path.relative_to(folder)),
+            str(run.path.relative_to(folder) if run.path != folder else folder),
             run.data,
             run.network,
             run.describe_best(),

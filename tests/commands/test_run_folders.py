@@ -96,6 +96,11 @@ def test_runs_are_listed_with_best_and_state(folder, capsys):
     assert len(rows) == 4
 
 
+def test_folder_that_is_a_run_is_listed_by_its_name(folder, capsys):
+    out = run(capsys, "runs", "runs/digits_lenet")[1]
+    assert [line.split()[0] for line in out.splitlines()] == ["run", "runs/digits_lenet"]
+
+
 def test_run_whose_folder_is_held_is_running(folder):
     with FolderLock(folder / "digits_lenet"):
         assert find_runs(folder)[0].state == "running"
