@@ -46,14 +46,14 @@ BASIC_FLAGS = {
         "FOLDER", "Read the images there. Your own are in a folder for each class."
     ),
     "num_epochs": BasicFlag(
-        "INT", "Pass over the images so many times. Without it the run ends after 100 steps."
+        "INT", "Go through the images this many times. Without it the run ends after 100 steps."
     ),
-    "batch_size": BasicFlag("INT", "Take so many images in each step, on each device.", "32"),
+    "batch_size": BasicFlag("INT", "Use this many images in each step, on each device.", "32"),
     "learning_rate": BasicFlag(
         "FLOAT", "Reach this learning rate, the highest of the run.", "0.01"
     ),
     "train_image_size": BasicFlag(
-        "INT", "Make the images so many pixels high and wide. Without it the network says."
+        "INT", "Make the images this many pixels high and wide. By default the network decides."
     ),
     "output_dir": BasicFlag("FOLDER", "Write the run there, to runs/<data>_<network>.", "."),
 }

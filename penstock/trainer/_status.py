@@ -108,6 +108,7 @@ class Status:
 
     def count_epochs(self, num_epochs: int) -> int:
         """Return how many of this call's epochs still run, in whole or in part."""
+        # A call that the run had not begun when its checkpoint was written runs all of them.
         if self.resumed is None or self.call > self.resumed.call:
             return num_epochs
         # A call that was over before the checkpoint runs none of them again.

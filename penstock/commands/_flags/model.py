@@ -37,7 +37,8 @@ class ModelFlags:
         default (1 + step) / (10 + step) up to the network's own, which for TF-Slim's alone would
         need ten thousand steps to settle.
       label_smoothing: the share of a label's probability that is spread over all classes.
-      gradient_accumulation_steps: cut each batch into so many parts, one after the other in memory.
+      gradient_accumulation_steps: cut each batch into this many parts, one after the other in
+        memory.
     """
 
     task_type: Literal["pretrain", "finetune"] = "pretrain"

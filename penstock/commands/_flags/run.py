@@ -22,11 +22,13 @@ class LoggingFlags:
     """What a run shows, and where it writes.
 
     Arguments:
-      stop_at_step: end after so many steps, where --num_epochs does not come first; 0 sets no
+      stop_at_step: end after this many steps, where --num_epochs does not come first; 0 sets no
         limit. It is 100 where neither of the two is given.
-      log_loss_every_n_iters: print a line every so many steps; 0 shows a progress line instead.
-      eval_every_n_epochs: evaluate after so many epochs, and at the end; 0 never.
-      profile_every_n_iters: trace one of every so many steps; 0 traces none.
+      log_loss_every_n_iters: print a line each time this many steps are done; 0 shows a progress
+        line instead.
+      eval_every_n_epochs: evaluate each time this many epochs are over, and at the end; 0 never
+        does.
+      profile_every_n_iters: trace one step in this many; 0 traces none.
       profile_at_task: the number of the process that traces.
       log_device_placement: print the devices and what lies on them.
       print_model_statistics: print the table of parameters.
@@ -36,8 +38,10 @@ class LoggingFlags:
         are, between commas; what is left out does nothing.
       checkpointDir: the run's folder, for checkpoints, parameters, log and configuration; without
         it a folder in OUTPUT_DIR/runs that is named after data set and network.
-      save_checkpoints_steps: write a checkpoint every so many steps, and one at the end.
-      save_checkpoints_secs: write a checkpoint every so many seconds too; 0 writes none.
+      save_checkpoints_steps: write a checkpoint each time this many steps are done, and one at the
+        end.
+      save_checkpoints_secs: write a checkpoint each time this many seconds have passed, too; 0
+        writes none.
       overwrite: begin the run again where the folder holds one already. That one is kept in it, in
         replaced, until the new one is over.
       output_dir: the folder in which runs are kept, each in a folder of its own in runs.
