@@ -133,7 +133,7 @@ def test_epochs_and_steps_are_those_before_the_step_that_stops(monkeypatch):
 def test_resumed_epoch_counts_the_steps_it_had_before(monkeypatch):
     file = io.StringIO()
     shown(Progress(file=file), monkeypatch, num_epochs=2, first=10)
-    assert re.search(r"epoch 2/2  step [3-8]/8  loss", file.getvalue())
+    assert file.getvalue().startswith("epoch 2/2  step 8/8  loss 0.5000  10 ex/s")
 
 
 class Output:
