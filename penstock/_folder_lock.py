@@ -289,6 +289,16 @@ class FolderLock:
                     os.utime(self.path)
 
 
+def is_in_use(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a run seems to be at work in a folder; does not wait to be certain."""
+    found = _read(Path(folder) / NAME)
+    if found is None:
+        return False
+    is_alive = found.holder.is_alive() if found.holder is not None else None
+    # Out of sight: as long as its file may still be renewed.
+    return time.time() - found.mtime < PATIENCE_SECS if is_alive is None else is_alive
+
+
 @contextlib.contextmanager
 def _exclude_others(folder: Path) -> Iterator[None]:
     """Let one process at a time inside, where the file system can; it takes a millisecond."""

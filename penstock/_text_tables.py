@@ -1,8 +1,15 @@
-"""Rows of text in columns."""
+"""Text in columns, and text in lines that fit a terminal."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Collection, Sequence
+from typing import TextIO
+
+_MIN_COLUMNS = 20
 
 
 def align_rows(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list[str]:
@@ -15,3 +22,81 @@ def align_rows(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list
         ).rstrip()
         for row in rows
     ]
+
+
+def find_columns(file: TextIO | None = None) -> int | None:
+    """Return how many columns a terminal has; None where the output is none.
+
+    What goes into a pipe or a file stays one line for `grep`, however long. `COLUMNS` in the
+    environment says how many they are, as for other programs.
+
+    Arguments:
+      file: the output, standard output by default.
+    """
+    file = sys.stdout if file is None else file
+    if file is None or not file.isatty():
+        return None
+    return max(shutil.get_terminal_size().columns, _MIN_COLUMNS)
+
+
+def wrap_words(text: str, columns: int | None, indent: str = "") -> str:
+    """Return text in lines of at most so many columns, broken at blanks only.
+
+    A word that is longer stands on a line of its own: a number or a path is never cut.
+
+    Arguments:
+      columns: None leaves the text as it is.
+      indent: what lines from the second on begin with.
+
+    >>> print(wrap_words("loss 0.125, accuracy 0.75", 14, "  "))
+    loss 0.125,
+      accuracy
+      0.75
+    """
+    if columns is None or len(text) <= columns:
+        return text
+    return textwrap.fill(
+        text,
+        columns,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def wrap_parts(parts: Sequence[str], columns: int | None, indent: str = "  ") -> str:
+    """Return parts one behind the other, in lines of at most so many columns.
+
+    A line is broken between parts only. A part that is longer is broken at blanks.
+
+    Arguments:
+      parts: with the blanks that stand before each in a line.
+      columns: None puts them in one line.
+      indent: what lines from the second on begin with.
+
+    >>> print(wrap_parts(["epoch 1/5", "  loss 0.125 (test 0.5)", "  accuracy 0.75"], 36))
+    epoch 1/5  loss 0.125 (test 0.5)
+      accuracy 0.75
+    """
+    lines = [""]
+    for part in parts:
+        if columns is None or len(lines[-1]) + len(part) <= columns or not lines[-1]:
+            lines[-1] += part
+        else:
+            lines.append(indent + part.lstrip())
+    return "\n".join(wrap_words(line, columns, indent) for line in lines)
+
+
+def wrap_clauses(text: str, columns: int | None, indent: str = "  ") -> str:
+    """Return text in lines of at most so many columns, broken after commas where there are some.
+
+    Arguments:
+      columns: None leaves the text as it is.
+      indent: what lines from the second on begin with.
+
+    >>> print(wrap_clauses("loss 0.125, accuracy 0.75", 20))
+    loss 0.125,
+      accuracy 0.75
+    """
+    # Not those in a number.
+    return wrap_parts(re.split(r"(?<=[,;])(?= )", text), columns, indent)

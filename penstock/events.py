@@ -128,7 +128,8 @@ class BeginTraining:
 
     Attributes:
       epoch: the number of the first epoch; a second call of `train` counts on.
-      num_epochs: how many epochs this call of `train` runs.
+      num_epochs: how many epochs this call of `train` runs; of a resumed call those still to
+        come.
       global_step: steps done before, over all calls of `train`.
       trainer: the trainer that calls, for handlers that stop it, test with it or save.
     """

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import _folder_lock
-from penstock._folder_lock import NAME, PATIENCE_SECS, FolderLock, Holder
+from penstock._folder_lock import NAME, PATIENCE_SECS, FolderLock, Holder, is_in_use
 
 HOLD = """
 import sys, time
@@ -223,3 +223,19 @@ def test_one_of_many_that_find_a_stale_lock_gets_the_folder(tmp_path):
     assert len(held) == 1
     held[0].check()
     held[0].release()
+
+
+@pytest.mark.parametrize(
+    ("left", "age", "expected"),
+    [
+        ({}, 2 * PATIENCE_SECS, True),
+        ({"pid": 2**22 + 1}, 0.0, False),
+        (OUT_OF_SIGHT["machine"], 0.0, True),
+        (OUT_OF_SIGHT["machine"], 2 * PATIENCE_SECS, False),
+    ],
+    ids=["this process", "gone", "out of sight", "not renewed"],
+)
+def test_folder_is_in_use_while_its_holder_seems_to_run(left, age, expected, tmp_path):
+    assert not is_in_use(tmp_path)
+    leave(tmp_path, holder(**left), age)
+    assert is_in_use(tmp_path) is expected

@@ -170,7 +170,8 @@ def test_test_metrics_stand_beside_the_epochs(clock):
     ],
 )
 def test_metrics_are_named(metrics, text):
-    assert progress._format_metrics(progress.name_scalars(metrics, ("loss", "accuracy"))) == text
+    values = progress.name_scalars(metrics, ("loss", "accuracy"))
+    assert "".join(progress._format_metrics(values)) == text
 
 
 @pytest.mark.parametrize(("secs", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3725, "1:02:05")])

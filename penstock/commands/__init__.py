@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
 from penstock import __version__
 from penstock._errors import nearest
+from penstock._text_tables import find_columns, wrap_words
 
 _COMMANDS = {
     "train": "train a network of the model library, on handwritten digits without further flags",
@@ -21,6 +23,8 @@ _COMMANDS = {
     "import-weights": "make parameters from weights that others published",
     "models": "list the networks of the model library, or show the layers of one",
     "convert": "make record files from archives, image folders or other record files",
+    "runs": "list the runs in a folder, with their best tests",
+    "compare": "put the flags and the results of runs side by side",
     "cache": "list or clear the decompressed copies of record files",
     "plot": "draw the logged curves of runs in one picture",
 }
@@ -61,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_words(words: list[str]) -> int:
     name = words[0] if words else "--help"
+    # As in the names of flags, a dash is an underscore.
+    if not name.startswith("-"):
+        name = name.replace("_", "-")
     if name in ("-h", "--help"):
         print(_help())
         return 0
@@ -71,11 +78,11 @@ def _run_words(words: list[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         expected = ", ".join(_COMMANDS)
         hint = nearest(name, ["--help", "--version"] if kind == "option" else _COMMANDS)
-        print(
+        text = (
             f"penstock got the {kind} {name!r}, expected one of: {expected}.{hint} "
-            "`penstock --help` says what they do.",
-            file=sys.stderr,
+            "`penstock --help` says what they do."
         )
+        print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)
         return 2
     try:
         # Imported only when it is called: `penstock --help` takes 0.1 s.
@@ -104,9 +111,13 @@ def _discard_output() -> None:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:14} {what}" for name, what in _COMMANDS.items())
-    return f"""usage: penstock COMMAND [ARGUMENTS]
-
-{commands}
-
-`penstock COMMAND --help` lists a command's arguments. `penstock --version` prints the version."""
+    columns = shutil.get_terminal_size().columns
+    lines = [
+        wrap_words(f"  {name:14} {what}", columns, " " * 17) for name, what in _COMMANDS.items()
+    ]
+    more = (
+        "`penstock COMMAND --help` lists a command's arguments. `penstock --version` prints the "
+        "version."
+    )
+    head = "usage: penstock COMMAND [ARGUMENTS]"
+    return "\n".join([head, "", *lines, "", wrap_words(more, columns)])

@@ -12,18 +12,22 @@ import dataclasses
 import inspect
 import itertools
 import re
-import textwrap
+import shutil
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin
 
 from penstock._errors import nearest
+from penstock._text_tables import wrap_words
 from penstock.commands._checks import UsageError, split_words
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
 _METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
+# What text stands for, by the end of the flag's name.
+_TEXTS = {"dir": "FOLDER", "name": "NAME", "names": "NAMES", "files": "FILES", "url": "URL"}
+_MAX_USAGE_CHARS = 20
 
 
 class Dataclass(Protocol):
@@ -101,15 +105,22 @@ class Flag:
         hint = nearest(text, self.choices)
         raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected}.{hint}")
 
+    def hide(self) -> Flag:
+        """Return the flag without its help, so that no list has it."""
+        return dataclasses.replace(self, help="")
+
     def add_to(self, group: argparse._ActionsContainer) -> None:
         """Add the flag to a parser, or to a group of one."""
         default = ",".join(self.default) if isinstance(self.default, tuple) else self.default
         is_shown = default not in (None, "", {}, dataclasses.MISSING)
-        text = f"{self.help} (default: {default})" if is_shown else self.help
+        # With blanks a long list has places for line breaks.
+        shown = str(default).replace(",", ", ")
+        text = f"{self.help} (default: {shown})" if is_shown else self.help
         options: dict[str, Any] = {"type": self.read, "metavar": self.metavar, **self.options}
         short = options.pop("short", None)
+        options.pop("is_needed", None)
         # argparse expands percent signs.
-        options["help"] = text.replace("%", "%%")
+        options["help"] = text.replace("%", "%%") if self.help else argparse.SUPPRESS
         if self.is_positional:
             group.add_argument(self.name, **options)
             return
@@ -124,9 +135,8 @@ class Flag:
     def metavar(self) -> str:
         """What stands for its value in `--help`."""
         kinds = [_METAVARS[kind] for kind in self.kinds if kind in _METAVARS]
-        return self.options.get(
-            "metavar", "|".join([*kinds, *filter(None, self.choices)]) or "TEXT"
-        )
+        text = _TEXTS.get(re.split(r"_|(?<=[a-z])(?=[A-Z])", self.name)[-1].lower(), "TEXT")
+        return self.options.get("metavar", "|".join([*kinds, *filter(None, self.choices)]) or text)
 
     @property
     def usage(self) -> str:
@@ -134,23 +144,34 @@ class Flag:
         if not self.is_positional:
             is_required = self.default is dataclasses.MISSING
             name = f"{self.options['short']} " if "short" in self.options else f"--{self.name}="
-            return f"{name}{self.metavar} " if is_required else ""
+            value = self.metavar if len(self.metavar) <= _MAX_USAGE_CHARS else "NAME"
+            return f"{name}{value} " if is_required else ""
         forms = {None: "{0} ", "?": "[{0}] ", "*": "[{0} ...] ", "+": "{0} [{0} ...] "}
+        if self.options["is_needed"]:
+            forms |= {"?": forms[None], "*": forms["+"]}
         return forms[self.options["nargs"]].format(self.metavar)
 
 
-def positional(metavar: str, nargs: Literal["?", "*", "+"] | None = None) -> Any:
+def positional(
+    metavar: str, nargs: Literal["?", "*", "+"] | None = None, *, is_needed: bool = False
+) -> Any:
     """Return the field of an argument that is given by its place, not by its name.
 
     Arguments:
       metavar: its name in `--help`.
       nargs: how often it may be given, as in argparse; once without it.
+      is_needed: whether the command itself says that it is missing, better than argparse does.
     """
     defaults: dict[str | None, Any] = {"?": None, "*": ()}
     return dataclasses.field(
         default=defaults.get(nargs, dataclasses.MISSING),
-        metadata={"metavar": metavar, "nargs": nargs},
+        metadata={"metavar": metavar, "nargs": nargs, "is_needed": is_needed},
     )
+
+
+def metavar(metavar: str, default: Any = dataclasses.MISSING) -> Any:
+    """Return the field of a flag, with what stands for its value in `--help`."""
+    return dataclasses.field(default=default, metadata={"metavar": metavar})
 
 
 def short_flag(short: str, metavar: str) -> Any:
@@ -195,7 +216,8 @@ def _read_helps(kind: type) -> dict[str, str]:
         section = inspect.cleandoc(parent.__doc__ or "").partition("\nArguments:\n")[2]
         entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", section.split("\n\n")[0], re.M)
         helps |= {name: " ".join(text.replace("`", "").split()) for name, text in entries}
-    return helps
+    # As sentences, which `Arguments:` begins with small letters.
+    return {name: text[:1].upper() + text[1:] for name, text in helps.items()}
 
 
 def read_words(
@@ -206,6 +228,8 @@ def read_words(
     text: str = "",
     epilog: str = "",
     usage: str = "",
+    help_flag: str = "--help",
+    unused: str = "",
 ) -> dict[str, FlagValue]:
     """Return the values of those flags that the words of a command line give, by name.
 
@@ -216,40 +240,62 @@ def read_words(
       text: what `--help` says of it.
       epilog: printed below the list of flags.
       usage: what stands behind the flags in its first line.
+      help_flag: the flag that lists them all; `-h` does too where it is `--help`.
+      unused: the section of flags that have no effect, which the list has in one line.
 
     Raises:
       UsageError: an unknown flag or a wrong value.
-      SystemExit: after `--help`.
+      SystemExit: after the help.
     """
     parser = _Parser(
         prog=prog,
         usage=f"{prog} {''.join(flag.usage for flag in flags.values())}[OPTIONS]{usage}",
-        description=textwrap.fill(" ".join(text.split()), 80),
+        description=wrap_words(" ".join(text.split()), _find_columns()),
         epilog=epilog,
+        add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         # Only what was given is in the result: defaults are the dataclass's own, or a file's.
         argument_default=argparse.SUPPRESS,
         # An abbreviation would change its meaning with the next flag that is added.
         allow_abbrev=False,
     )
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for flag in flags.values():
-        if flag.section not in groups:
-            groups[flag.section] = parser.add_argument_group(f"{flag.section} options")
-        flag.add_to(groups[flag.section])
+    names = ("-h", help_flag) if help_flag == "--help" else (help_flag,)
+    parser.add_argument(
+        *names, action="help", default=argparse.SUPPRESS, help="Show this help and end."
+    )
+    _add_flags(parser, flags, unused)
     # Known ones only, so that the error is ours, with the nearest name.
     found, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
     if unknown:
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
             raise UsageError(
-                f"got {name!r}, expected flags: --NAME=VALUE. `{prog} --help` lists them."
+                f"got {name!r}, expected flags: --NAME=VALUE. `{prog} {help_flag}` lists them."
             )
         raise UsageError(
-            f"got the flag {name!r}, expected one that `{prog} --help` lists."
+            f"got the flag {name!r}, expected one that `{prog} {help_flag}` lists."
             + nearest(name, [f"--{each}" for each in flags])
         )
     return {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
+
+
+def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
+    """Add flags to a parser by section, those of the section `unused` in one line."""
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for flag in flags.values():
+        is_unused = bool(unused) and flag.section == unused
+        if flag.section not in groups and is_unused:
+            names = [f"--{each.name}" for each in flags.values() if each.section == unused]
+            listed = wrap_words(", ".join(names), _find_columns() - 2, "  ")
+            groups[unused] = parser.add_argument_group("without effect here", listed)
+        elif flag.section not in groups:
+            groups[flag.section] = parser.add_argument_group(f"{flag.section} options")
+        (flag.hide() if is_unused else flag).add_to(groups[flag.section])
+
+
+def _find_columns() -> int:
+    # As argparse has it for the flags.
+    return shutil.get_terminal_size().columns - 2
 
 
 def _spell(words: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[str]:

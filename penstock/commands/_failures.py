@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError
+from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._checks import UsageError
 
 # Most errors of ours are ValueErrors.
@@ -59,7 +60,9 @@ def run_command(
             text = text.replace("on_error='skip'", "--skip_damaged=True")
         else:
             text = text.replace("; a reader leaves it out with on_error='skip'", "")
-        print(f"penstock {name}: {text}", file=sys.stderr)
+        # One line; a terminal that is narrower would break it in the middle of a word.
+        columns = find_columns(sys.stderr)
+        print(wrap_words(f"penstock {name}: {text}", columns, "  "), file=sys.stderr)
         return 2 if is_usage else 1
     return 0
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from penstock.commands._checks import UsageError, split_words
 
 
-def import_plugins(plugins: str, flag: str = "plugin") -> None:
+def import_plugins(plugins: str) -> None:
     """Import modules by name, or files by path.
 
     Arguments:
       plugins: names and paths, between commas.
-      flag: the flag that names them.
 
     Raises:
       UsageError: one cannot be imported.
@@ -27,7 +26,7 @@ def import_plugins(plugins: str, flag: str = "plugin") -> None:
             _import_file(Path(word)) if word.endswith(".py") else importlib.import_module(word)
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise UsageError(
-            f"--{flag} got {plugins!r}, expected modules that can be imported, by name or as a .py "
+            f"--plugin got {plugins!r}, expected modules that can be imported, by name or as a .py "
             f"file: {error}. Run in their folder, or set PYTHONPATH."
         ) from error
     finally:

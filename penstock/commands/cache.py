@@ -19,8 +19,8 @@ class CacheFlags:
     their folder. Data sets in that folder are left alone.
 
     Arguments:
-      action: list, the default, or clear.
-      cache_dir: the folder that a reader's cache_dir= named.
+      action: what to do; without it list.
+      cache_dir: the folder that a reader's cache_dir= named; the common one by default.
     """
 
     action: str | None = positional("list|clear", "?")

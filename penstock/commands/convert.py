@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -30,15 +32,23 @@ _USED_BY = {
     "seed": ("image_folder",),
     "part_name_suffix_length": _COPIES,
     "rename": _COPIES,
-    "force": (*_ARCHIVES, "image_folder", *_COPIES),
+    "overwrite": (*_ARCHIVES, "image_folder", *_COPIES),
 }
 PROG = "penstock convert"
 _EXAMPLES = """examples:
   penstock convert --dataset_name=flowers --dataset_dir=data/flowers
-  penstock convert --dataset_name=image_folder --source=photos --dataset_dir=data/photos
-  penstock convert --dataset_name=ofrecord --source='data/photos/images_train*' \\
-      --dataset_dir=data/parts --rename=slim
+  penstock convert --dataset_name=image_folder --source=photos \\
+      --dataset_dir=data/photos
+  penstock convert --dataset_name=ofrecord --dataset_dir=data/parts \\
+      --source='data/photos/images_train*' --rename=slim
 """
+# What suits the images, in minutes on a few cores; `penstock models` lists others.
+_NETWORKS = {
+    "cifar10": ("--model_name=cifarnet", "--num_epochs=10"),
+    "mnist": ("--model_name=lenet", "--num_epochs=10"),
+    "flowers": ("--model_name=mobilenet_v2", "--train_image_size=128", "--num_epochs=10"),
+    "image_folder": ("--model_name=mobilenet_v2", "--train_image_size=128", "--num_epochs=10"),
+}
 # Their names have five digits.
 _MAX_SHARDS = 99_999
 
@@ -51,31 +61,35 @@ class ConvertFlags:
     each other.
 
     Arguments:
-      dataset_name: cifar10, mnist or flowers, from the original archives (cifar10 from
-        cifar-10-binary.tar.gz: TF-Slim's cifar-10-python.tar.gz is pickled, and is not read);
+      dataset_name: what to convert: cifar10, mnist or flowers, from the original archives (cifar10
+        from cifar-10-binary.tar.gz: TF-Slim's cifar-10-python.tar.gz is pickled, and is not read);
         image_folder, from your images; ofrecord, from your TFRecords; tfrecord, from your
         OFRecords.
-      dataset_dir: where the files go, and where archives are looked for and downloaded to.
-      force: make files again that are there already, and remove those that an earlier conversion to
-        more files left.
-      base_url: cifar10, mnist, flowers: a mirror's folder to download from, not the original
-        address.
-      skip_checksum: cifar10, mnist, flowers: take archives of another checksum.
-      num_validation: image_folder, flowers: images held out (a tenth by default; of flowers 350).
-      source: image_folder, ofrecord, tfrecord: a folder that holds a folder of images for each
-        class; TFRecord files as a glob pattern; or a folder of OFRecord parts.
-      num_shards: image_folder, ofrecord, tfrecord: number of files to make, of each split for
-        image_folder.
-      output_name: image_folder, tfrecord: what the files' names begin with.
-      seed: image_folder: of the shuffle.
-      part_name_suffix_length: ofrecord, tfrecord: digits in the parts' names, -1 for part-0.
-      rename: ofrecord, tfrecord: features under new names, OLD:NEW between commas; `slim` is
-        TF-Slim's names to OneFlow's, or back.
+      dataset_dir: the folder that the files go to; archives are looked for in it, and downloaded to
+        it.
+      overwrite: make files again that are there already, and remove those that an earlier
+        conversion to more files left.
+      base_url: download from this folder of a mirror, not from the original address; for cifar10,
+        mnist and flowers.
+      skip_checksum: take archives of another checksum; for cifar10, mnist and flowers.
+      num_validation: how many images are held out; by default a tenth for image_folder, and 350 for
+        flowers.
+      source: what is converted: for image_folder a folder that holds a folder of images for each
+        class, for ofrecord TFRecord files as a glob pattern, for tfrecord a folder of OFRecord
+        parts.
+      num_shards: how many files to make, for image_folder of each split; for image_folder, ofrecord
+        and tfrecord.
+      output_name: what the files' names begin with; for image_folder and tfrecord.
+      seed: the seed of the shuffle; for image_folder.
+      part_name_suffix_length: how many digits the parts' names have, -1 for part-0; for ofrecord
+        and tfrecord.
+      rename: give features new names, OLD:NEW between commas; `slim` is TF-Slim's names to
+        OneFlow's, or back. For ofrecord and tfrecord.
     """
 
     dataset_name: Literal["cifar10", "mnist", "flowers", "image_folder", "ofrecord", "tfrecord"]
     dataset_dir: str
-    force: bool = False
+    overwrite: bool = False
     base_url: str | None = None
     skip_checksum: bool = False
     num_validation: int | None = None
@@ -141,6 +155,24 @@ def _convert(argv: list[str]) -> None:
         made = _COMMANDS[flags.dataset_name](flags, progress)
     for path in made:
         print(path)
+    if (command := suggest_training(flags)) is not None:
+        # The paths on stdout are for programs.
+        print(f"train on it:  {command}", file=sys.stderr)
+
+
+def suggest_training(flags: ConvertFlags) -> str | None:
+    """Return the command that trains a network on what was made; None where there is none.
+
+    >>> suggest_training(ConvertFlags(dataset_name="mnist", dataset_dir="data"))
+    'penstock train --dataset_name=mnist --dataset_dir=data --model_name=lenet --num_epochs=10'
+    """
+    # OFRecord files are for OneFlow. Of parts that become TFRecords nothing says which split
+    # they are.
+    if flags.dataset_name not in _NETWORKS:
+        return None
+    name = flags.output_name if flags.dataset_name == "image_folder" else flags.dataset_name
+    words = [f"--dataset_name={name}", f"--dataset_dir={flags.dataset_dir}"]
+    return shlex.join(["penstock", "train", *words, *_NETWORKS[flags.dataset_name]])
 
 
 def _check_folder(text: str) -> None:
@@ -162,7 +194,7 @@ def _is_url(text: str) -> bool:
 def _cifar10(flags: ConvertFlags, progress: Progress) -> list[Path]:
     source = convert.CIFAR10.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
     return convert.convert_cifar10(
-        flags.dataset_dir, source=source, force=flags.force, progress=progress
+        flags.dataset_dir, source=source, force=flags.overwrite, progress=progress
     )
 
 
@@ -172,7 +204,7 @@ def _mnist(flags: ConvertFlags, progress: Progress) -> list[Path]:
         for name, source in convert.MNIST.items()
     }
     return convert.convert_mnist(
-        flags.dataset_dir, sources=sources, force=flags.force, progress=progress
+        flags.dataset_dir, sources=sources, force=flags.overwrite, progress=progress
     )
 
 
@@ -182,7 +214,7 @@ def _flowers(flags: ConvertFlags, progress: Progress) -> list[Path]:
         flags.dataset_dir,
         source=source,
         num_validation=350 if flags.num_validation is None else flags.num_validation,
-        force=flags.force,
+        force=flags.overwrite,
         progress=progress,
     )
 
@@ -195,7 +227,7 @@ def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
         num_validation=flags.num_validation,
         num_shards=flags.num_shards,
         seed=flags.seed,
-        force=flags.force,
+        force=flags.overwrite,
         progress=progress,
     )
 
@@ -207,7 +239,7 @@ def _to_ofrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
         num_parts=flags.num_shards,
         part_name_suffix_length=flags.part_name_suffix_length,
         rename=_rename(flags.rename, convert.SLIM_TO_ONEFLOW),
-        force=flags.force,
+        force=flags.overwrite,
         progress=progress,
     )
 
@@ -228,7 +260,7 @@ def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
         parts,
         [Path(flags.dataset_dir) / name for name in names],
         rename=_rename(flags.rename, back),
-        force=flags.force,
+        force=flags.overwrite,
         progress=progress,
     )
 

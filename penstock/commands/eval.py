@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from penstock import Trainer
-from penstock.commands._argument_parser import parse, positional
+from penstock._text_tables import find_columns, wrap_clauses, wrap_words
+from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.announce import format_metrics
@@ -33,10 +34,11 @@ PROG = "penstock eval"
 _EXAMPLES = """examples:
   penstock eval runs/digits_lenet
   penstock eval runs/digits_lenet/checkpoints/100 --split=train
-  penstock eval resnet_v1_50.ckpt --model_name=resnet_v1_50 --dataset_name=image_folder \\
-      --dataset_dir=photos --num_classes=1000
+  penstock eval resnet_v1_50.ckpt --model_name=resnet_v1_50 \\
+      --dataset_name=image_folder --dataset_dir=photos --num_classes=1000
 
-A run's flags are those it was trained with; training options given here replace them."""
+A run's flags are those it was trained with; training options given here
+replace them."""
 _FROM_TRAIN = choose_flags(
     *("dataset_name", "dataset_dir", "train_files", "eval_files", "num_classes", "labels_offset"),
     *("model_name", "preprocessing_name", "train_image_size", "batch_size"),
@@ -51,15 +53,15 @@ class EvalFlags:
     Arguments:
       run: the folder of a run, of parameters or of checkpoints, or a file of TF-Slim, Keras or
         torch.
-      split: the part of the data.
-      plot: where the confusion matrix goes, a .png, .svg or .pdf; confusion.png in the run's folder
-        without it, and empty for none.
-      json: print it for programs to read.
+      split: the part of the data to evaluate on.
+      plot: the picture of the confusion matrix, a .png, .svg or .pdf; without it confusion.png in
+        the run's folder, and none where it is empty.
+      json: print JSON, for programs to read.
     """
 
-    run: str | None = positional("RUN", "?")
+    run: str | None = positional("RUN", "?", is_needed=True)
     split: Literal["test", "train"] = "test"
-    plot: str | None = None
+    plot: str | None = metavar("FILE", None)
     json: bool = False
 
 
@@ -98,8 +100,9 @@ def _evaluate(argv: list[str]) -> None:
         print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
     else:
         name = saved.flags.dataset.dataset_name
-        print(f"{saved.weights} on {num_images:,} images, the {flags.split} split of {name}:")
-        print(f"{format_metrics(metrics)}\n")
+        about = f"{saved.weights} on {num_images:,} images, the {flags.split} split of {name}:"
+        print(wrap_words(about, find_columns()))
+        print(f"{wrap_clauses(format_metrics(metrics), find_columns())}\n")
         print_classes(matrix, data.class_names)
     _plot(flags, saved.folder, matrix, data)
 

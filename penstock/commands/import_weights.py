@@ -7,7 +7,7 @@ import dataclasses
 from penstock import _parameters, models, preprocessing
 from penstock._errors import UnknownNameError
 from penstock._parameter_names import spell
-from penstock.commands._argument_parser import parse, positional
+from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._plugins import import_plugins
 from penstock.commands._run.preparation import describe_weights, format_preprocessing
@@ -21,20 +21,22 @@ class ImportFlags:
     An Inferencer and a Trainer load them.
 
     Arguments:
-      model: the name of the network, see `penstock models`.
-      file: a TensorFlow checkpoint, .h5, .keras, .safetensors or .pth.
+      model: the network; `penstock models` lists them.
+      file: the file of weights: a TensorFlow checkpoint, .h5, .keras, .safetensors or .pth.
       output: the folder to write.
-      image_size: where parameters depend on it; the network's by default.
-      preprocessing_name: of the images that they were trained with; what the source had by default.
-      moving_averages: False takes a TF-Slim checkpoint's raw arrays where it has moving averages of
-        them.
-      plugin: modules to import first, between commas, by name or as a .py file: they register
+      image_size: the size of images in pixels, where parameters depend on it; the network's by
+        default.
+      preprocessing_name: the preprocessing of the images that they were trained with; that of the
+        source by default.
+      moving_averages: take a TF-Slim checkpoint's moving averages where it has them; False takes
+        its raw arrays.
+      plugin: import these modules first, between commas, by name or as a .py file: they register
         networks, preprocessings, and what parameters are called elsewhere.
     """
 
     model: str = positional("MODEL")
     file: str = positional("FILE")
-    output: str
+    output: str = metavar("FOLDER")
     image_size: int | None = None
     preprocessing_name: str | None = None
     moving_averages: bool = True

@@ -7,6 +7,7 @@ import json
 
 from penstock import models
 from penstock._errors import UnknownNameError, nearest
+from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import check_at_least
 from penstock.commands._failures import run_command
@@ -16,14 +17,16 @@ from penstock.models.report import LayerRow, Report, describe, get_report
 
 _HEAD = ("name", "image", "parameters", "GMAC", "preprocessing", "classes")
 _LAYER_HEAD = ("layer", "output", "shapes", "parameters", "MMAC")
-_LEGEND = """Image: height and width in pixels. Parameters: what is trained, auxiliary
-heads too. GMAC: billions of multiply-adds for one image. Classes: of the published weights;
-1001 have one for the background, which the counts leave out."""
+_LEGEND = (
+    "Image: height and width in pixels. Parameters: what is trained, auxiliary heads too. GMAC: "
+    "billions of multiply-adds for one image. Classes: of the published weights; 1001 have one for "
+    "the background, which the counts leave out."
+)
 _EXAMPLES = """examples:
   penstock models
   penstock models 'resnet*'
   penstock models inception_v3
-  penstock models --module=my_networks my_resnet --image_size=64
+  penstock models --plugin=my_networks my_resnet --image_size=64
 """
 
 
@@ -33,15 +36,16 @@ class ModelsFlags:
 
     Arguments:
       name: a network, or a pattern such as 'resnet*'.
-      json: print it for programs to read.
-      module: import this one first, which registers networks.
-      num_classes: of one network's last layer.
-      image_size: of one network, in pixels.
+      json: print JSON, for programs to read.
+      plugin: import these modules first, between commas, by name or as a .py file: they register
+        networks.
+      num_classes: how many classes the last layer of one network has.
+      image_size: the size of images in pixels for one network.
     """
 
     name: str | None = positional("NAME", "?")
     json: bool = False
-    module: str | None = None
+    plugin: str | None = None
     num_classes: int | None = None
     image_size: int | None = None
 
@@ -64,7 +68,7 @@ def run(argv: list[str]) -> int:
 
 def _show(argv: list[str]) -> None:
     flags, _ = parse(ModelsFlags, argv, prog="penstock models", epilog=_EXAMPLES)
-    import_plugins(flags.module or "", flag="module")
+    import_plugins(flags.plugin or "")
     if flags.name is None or any(letter in flags.name for letter in "*?["):
         _show_list(flags)
     else:
@@ -102,7 +106,7 @@ def _show_list(flags: ModelsFlags) -> None:
     ]
     print_table(_HEAD, rows, right={1, 2, 3, 5})
     count = "1 network" if len(rows) == 1 else f"{len(rows)} networks"
-    print(f"\n{count}. {_LEGEND}")
+    print(f"\n{wrap_words(f'{count}. {_LEGEND}', find_columns())}")
 
 
 def _show_one(flags: ModelsFlags, model: models.Model) -> None:
@@ -112,17 +116,24 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
         facts = _facts(model, report) | {"image_size": size}
         print(json.dumps(facts | {"layers": [dataclasses.asdict(row) for row in layers]}, indent=2))
         return
-    print(
+    columns = find_columns()
+    about = (
         f"{model.name}: {model.source or 'registered'}. Images {size} x {size} x "
         f"{model.num_channels}, {report.num_classes} classes, preprocessing {model.preprocessing}."
     )
-    settings = dataclasses.asdict(model.settings).items()
-    print("Settings: " + ", ".join(f"{key} {v}" for key, v in settings if v is not None) + ".\n")
+    settings = ", ".join(
+        f"{key} {value}"
+        for key, value in dataclasses.asdict(model.settings).items()
+        if value is not None
+    )
+    print(wrap_words(about, columns))
+    print(f"{wrap_words(f'Settings: {settings}.', columns)}\n")
     print_table(_LAYER_HEAD, [_layer(row) for row in layers], right={3, 4})
-    print(
-        f"\n{report.num_params:,} trained in {report.num_tensors:,} arrays, "
+    total = (
+        f"{report.num_params:,} trained in {report.num_tensors:,} arrays, "
         f"{report.num_statistics:,} in running statistics, {report.gmacs:.3f} GMAC for one image"
     )
+    print(f"\n{wrap_words(total, columns)}")
 
 
 def _facts(model: models.Model, report: Report) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from penstock._errors import UnknownNameError, check_installed
-from penstock.commands._argument_parser import parse, positional
+from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._run_log import LogError, Row, RunLog, read_log
 from penstock.handlers.figures import Line, Panel, check_path, draw
@@ -25,15 +25,15 @@ class PlotFlags:
     Metrics of steps are smoothed over the values themselves; results of tests are dashed.
 
     Arguments:
-      runs: a log of CSVLog or JSONLog, or its folder.
-      output: the picture: .png, .svg or .pdf.
-      metric: what to draw; given again, it adds a panel.
-      x: the horizontal axis.
-      log: a logarithmic vertical axis.
+      runs: a log of CSVLog or JSONLog, or the folder of a run.
+      output: the picture to draw: .png, .svg or .pdf.
+      metric: the metric to draw; given again, it adds a panel.
+      x: what the horizontal axis shows.
+      log: draw the vertical axis logarithmic.
     """
 
     runs: tuple[str, ...] = positional("RUN", "+")
-    output: str = "curves.png"
+    output: str = metavar("FILE", "curves.png")
     metric: tuple[str, ...] = dataclasses.field(default=("loss",), metadata={"action": "extend"})
     x: Literal["step", "epoch", "seconds"] = "step"
     log: bool = False

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock import models
+from penstock._text_tables import find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
@@ -43,14 +44,14 @@ class PredictFlags:
     """Name what a trained network sees in images.
 
     Arguments:
-      run: what to predict with, as of `penstock eval`.
+      run: what to predict with, as for `penstock eval`.
       images: files of images, or folders of them.
       top_k: how many classes are named, the likeliest first.
-      json: print a line of JSON for each image.
+      json: print a line of JSON for each image, for programs to read.
     """
 
-    run: str | None = positional("RUN", "?")
-    images: tuple[str, ...] = positional("IMAGE", "*")
+    run: str | None = positional("RUN", "?", is_needed=True)
+    images: tuple[str, ...] = positional("IMAGE", "*", is_needed=True)
     top_k: int = 5
     json: bool = False
 
@@ -169,4 +170,5 @@ def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: PredictFlags
         # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         print(json.dumps({"image": str(path), "classes": classes}), flush=True)
     else:
-        print(f"{path}  " + "  ".join(f"{names[i]} {row[i]:.1%}" for i in best), flush=True)
+        parts = [f"  {names[i]} {row[i]:.1%}" for i in best]
+        print(wrap_parts([str(path), *parts], find_columns()), flush=True)

@@ -6,9 +6,10 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
+from penstock._text_tables import wrap_parts
 from penstock.handlers._pace import Pace
 
 _LIVE_INTERVAL_SECS = 0.25
@@ -17,17 +18,17 @@ _BAR_CHARS = (4, 20)  # at least and at most
 
 
 class Display(Protocol):
-    """Where progress is shown; every text has two spaces before each of its parts."""
+    """Where progress is shown; each part of a text has two spaces before it."""
 
     interval_secs: float
 
-    def update(self, pace: Pace, text: str) -> None:
+    def update(self, pace: Pace, parts: Sequence[str]) -> None:
         """Show where training is."""
 
-    def wait(self, pace: Pace, text: str) -> None:
+    def wait(self, pace: Pace, parts: Sequence[str]) -> None:
         """Show what training waits for, where a later text can replace it."""
 
-    def end_epoch(self, pace: Pace, text: str) -> None:
+    def end_epoch(self, pace: Pace, parts: Sequence[str]) -> None:
         """Leave a line about the epoch."""
 
     def close(self) -> None:
@@ -39,7 +40,7 @@ class Nothing:
 
     interval_secs = 0.0
 
-    def update(self, pace: Pace, text: str) -> None:
+    def update(self, pace: Pace, parts: Sequence[str]) -> None:
         pass
 
     wait = end_epoch = update
@@ -55,14 +56,14 @@ class Lines:
     file: TextIO
     interval_secs: float = _LINES_INTERVAL_SECS
 
-    def update(self, pace: Pace, text: str) -> None:
-        self._print(f"{pace.epoch}  step {pace.steps}{text}{''.join(pace.rates())}")
+    def update(self, pace: Pace, parts: Sequence[str]) -> None:
+        self._print(_join(f"{pace.epoch}  step {pace.steps}", parts, pace.rates(), pace.loads()))
 
-    def wait(self, pace: Pace, text: str) -> None:
+    def wait(self, pace: Pace, parts: Sequence[str]) -> None:
         pass
 
-    def end_epoch(self, pace: Pace, text: str) -> None:
-        self._print(f"{pace.epoch}{text}{''.join(pace.rates())}")
+    def end_epoch(self, pace: Pace, parts: Sequence[str]) -> None:
+        self._print(_join(pace.epoch, parts, pace.rates(), pace.loads()))
 
     def close(self) -> None:
         pass
@@ -96,10 +97,10 @@ class Live:
         self._task = self._progress.add_task("", total=None, text="", visible=False)
         self._progress.start()
 
-    def update(self, pace: Pace, text: str) -> None:
+    def update(self, pace: Pace, parts: Sequence[str]) -> None:
         free = self._progress.console.width - len(f"- {pace.epoch}  ") - _BAR_CHARS[0]
         # A line wider than the terminal would wrap, and could not be replaced in place.
-        text = _fit(f"{pace.steps}{text}", pace.rates(), free)
+        text = _fit(pace.steps, parts, pace.rates(), pace.loads(), free)
         self._bar.bar_width = min(max(_BAR_CHARS[0] + free - len(text), 1), _BAR_CHARS[1])
         self._progress.update(
             self._task,
@@ -112,10 +113,11 @@ class Live:
 
     wait = update
 
-    def end_epoch(self, pace: Pace, text: str) -> None:
-        line = f"{pace.epoch}{text}{pace.wait}"
+    def end_epoch(self, pace: Pace, parts: Sequence[str]) -> None:
+        # Between its parts, as the terminal would break a number in two.
+        text = wrap_parts([pace.epoch, *parts, pace.wait], self._progress.console.width)
         # Plain: brackets in a metric's name are no markup, and numbers get no colours.
-        self._progress.console.print(line, soft_wrap=True, markup=False, highlight=False)
+        self._progress.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()
@@ -134,13 +136,13 @@ class Notebook:
         self._lines: list[str] = []
         self._output = show({"text/plain": ""}, raw=True, display_id=True)
 
-    def update(self, pace: Pace, text: str) -> None:
-        self._show(f"{pace.epoch}  step {pace.steps}{text}{''.join(pace.rates())}")
+    def update(self, pace: Pace, parts: Sequence[str]) -> None:
+        self._show(_join(f"{pace.epoch}  step {pace.steps}", parts, pace.rates(), pace.loads()))
 
     wait = update
 
-    def end_epoch(self, pace: Pace, text: str) -> None:
-        self._lines.append(f"{pace.epoch}{text}{pace.wait}")
+    def end_epoch(self, pace: Pace, parts: Sequence[str]) -> None:
+        self._lines.append(_join(pace.epoch, parts, [pace.wait]))
         self._show()
 
     def close(self) -> None:
@@ -167,11 +169,22 @@ def _is_notebook() -> bool:
     return hasattr(shell, "kernel")  # IPython on a terminal has none
 
 
-def _fit(text: str, more: list[str], num_chars: int) -> str:
-    """Return `text` with as many of the parts after it as fit, cut if it does not fit itself."""
-    # The least important go first.
-    for count in range(len(more), -1, -1):
-        whole = text + "".join(more[:count])
-        if len(whole) <= num_chars:
-            return whole
-    return text[: max(num_chars - 3, 0)] + "..."
+def _join(first: str, *others: Sequence[str]) -> str:
+    return first + "".join(part for parts in others for part in parts)
+
+
+def _fit(
+    steps: str, metrics: Sequence[str], rates: Sequence[str], loads: Sequence[str], num_chars: int
+) -> str:
+    """Return as many of the parts as fit, in their order, cut where the first does not fit itself.
+
+    Data wait and memory go first, then the metrics from the last on. Speed and time left stay: they
+    are what a person looks at a live line for.
+    """
+    droppable = [*metrics, *loads]
+    for count in range(len(droppable), -1, -1):
+        text = _join(steps, metrics[:count], rates, loads[: max(count - len(metrics), 0)])
+        if len(text) <= num_chars:
+            return text
+    text = _join(steps, rates)
+    return text if len(text) <= num_chars else f"{text[: max(num_chars - 3, 0)]}..."

@@ -19,15 +19,28 @@ class Pace:
     """Where training stands, how fast it is, how long it will take, and what memory it needs.
 
     The first launch is left out of the rates, as it compiles.
+
+    Arguments:
+      first_epoch: the number of the first epoch, from 0.
+      num_epochs: how many epochs there are from it on.
+      device: whose memory is told.
+      stop_at: after how many steps, over all calls of `train`, something stops training.
     """
 
     def __init__(
-        self, first_epoch: int = 0, num_epochs: int = 0, device: Device | None = None
+        self,
+        first_epoch: int = 0,
+        num_epochs: int = 0,
+        device: Device | None = None,
+        stop_at: int | None = None,
     ) -> None:
         self.step = 0
-        self.num_steps: int | None = None
-        self._first_epoch = first_epoch
-        self._num_epochs = num_epochs
+        # Of a whole epoch, whether or not this one ends before.
+        self._epoch_steps: int | None = None
+        self._end_epoch = first_epoch + num_epochs
+        self._stop_at = stop_at
+        # Steps before this epoch.
+        self._steps_before = 0
         self._epoch = first_epoch
         self._num_examples = 0
         self._last_rate: float | None = None
@@ -38,10 +51,13 @@ class Pace:
         self._start: tuple[float, int] | None = None
         self.total_steps = 0
 
-    def begin_epoch(self, epoch: int, num_steps: int | None) -> None:
-        self._epoch, self.step, self._num_examples = epoch, 0, 0
+    def begin_epoch(
+        self, epoch: int, num_steps: int | None, global_step: int = 0, first_step: int = 0
+    ) -> None:
+        self._epoch, self.step, self._num_examples = epoch, first_step, 0
+        self._steps_before = global_step - first_step
         # A reader without a length has, after one epoch, that of the last.
-        self.num_steps = num_steps or self.num_steps
+        self._epoch_steps = num_steps or self._epoch_steps
         self._epoch_start = (time.monotonic(), 0) if self._start else None
 
     def begin_launch(self) -> None:
@@ -59,15 +75,30 @@ class Pace:
     def end_epoch(self, data_wait: float | None = None) -> None:
         self.data_wait = data_wait
         # Counted, where the reader did not say: the next epoch's bar has an end.
-        self.num_steps = self.step
+        self._epoch_steps = self.step
         self._last_rate = self.examples_per_sec
         self._epoch_start = None  # the test that may follow does not count
         self._start = self._start or (time.monotonic(), self.total_steps)
 
     @property
     def epoch(self) -> str:
-        last = self._first_epoch + self._num_epochs
+        last = self._last_epoch
         return f"epoch {self._epoch + 1:{len(str(last))}}/{last}"
+
+    @property
+    def _last_epoch(self) -> int:
+        """The number of the last epoch that will run, from 1."""
+        if self._stop_at is None or not self._epoch_steps:
+            return self._end_epoch
+        num_epochs = -(-(self._stop_at - self._steps_before) // self._epoch_steps)
+        return min(self._end_epoch, self._epoch + max(num_epochs, 1))
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps that will run of this epoch, as far as its length is known."""
+        if self._epoch_steps is None or self._stop_at is None:
+            return self._epoch_steps
+        return max(min(self._epoch_steps, self._stop_at - self._steps_before), self.step)
 
     @property
     def examples_per_sec(self) -> float | None:
@@ -80,17 +111,22 @@ class Pace:
     @property
     def secs_left(self) -> float | None:
         """The time left, epochs' tests included; None when unknown or nothing is left."""
-        if self._start is None or self.all_steps is None:
+        if self._start is None or (all_steps := self.all_steps) is None:
             return None
         # Over all epochs, tests included: they take their time in those to come too.
         secs, num_steps = time.monotonic() - self._start[0], self.total_steps - self._start[1]
-        steps_left = max(self.all_steps - self.total_steps, 0)
+        steps_left = max(all_steps - self.total_steps, 0)
         return secs / num_steps * steps_left if num_steps > 0 and steps_left else None
 
     @property
     def all_steps(self) -> int | None:
-        """The steps of all epochs together, if the length of one is known."""
-        return None if self.num_steps is None else self._num_epochs * self.num_steps
+        """The steps done and to come of all epochs, if the length of one is known."""
+        if self._epoch_steps is None:
+            return None
+        left = (self._end_epoch - self._epoch) * self._epoch_steps - self.step
+        if self._stop_at is not None:
+            left = min(left, self._stop_at - self._steps_before - self.step)
+        return self.total_steps + max(left, 0)
 
     @property
     def steps(self) -> str:
@@ -102,17 +138,16 @@ class Pace:
         return f"  {self.data_wait:.0%} data wait" if (self.data_wait or 0) >= 0.01 else ""
 
     def rates(self) -> list[str]:
-        """Return speed, time left, data wait and memory as far as known, most important first.
-
-        Each has two spaces before it.
-        """
+        """Return speed and time left as far as known, each with two spaces before it."""
         speed, left = self.examples_per_sec, self.secs_left
         return [
             "" if speed is None else f"  {_format_count(speed)} ex/s",
             "" if left is None else f"  {_format_duration(left)} left",
-            self.wait,
-            _format_memory(self._device),
         ]
+
+    def loads(self) -> list[str]:
+        """Return data wait and memory as far as known, each with two spaces before it."""
+        return [self.wait, _format_memory(self._device)]
 
 
 def _format_memory(device: Device | None) -> str:

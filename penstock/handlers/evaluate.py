@@ -13,6 +13,7 @@ from typing import TextIO
 import jax
 
 from penstock._paths import expand_path
+from penstock._text_tables import find_columns, wrap_clauses
 from penstock.events import (
     BeginStep,
     BeginTraining,
@@ -200,9 +201,10 @@ class Evaluate:
         kept = ""
         if is_best and self._best_path is not None:
             kept = self._save_best(self._best_path, trainer, step, metrics)
+        file = choose_output(self._file)
         shown = ", ".join(f"{name} = {value:.6g}" for name, value in metrics.items())
         line = f"test at step {step}: {shown}{f' (best{kept})' if is_best else ''}"
-        print(line, file=choose_output(self._file), flush=True)
+        print(wrap_clauses(line, find_columns(file), "  "), file=file, flush=True)
 
     def _save_best(
         self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
+from penstock._text_tables import find_columns, wrap_parts
 from penstock.events import Event
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._output import choose_output
@@ -76,4 +77,7 @@ class Log:
         if lap is not None:
             secs, samples = lap.secs / lap.num_steps, lap.num_examples / lap.secs
             speed = f"[{secs:.3g} secs/step, {samples:.1f} samples/sec]"
-        print(speed, ", ".join(parts), file=choose_output(self._file), flush=True)
+        file = choose_output(self._file)
+        # With a comma behind each but the last, as between them the line may be broken.
+        words = [f" {part}," for part in parts[:-1]] + [f" {parts[-1]}"]
+        print(wrap_parts([speed, *words], find_columns(file)), file=file, flush=True)

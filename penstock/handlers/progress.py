@@ -29,9 +29,10 @@ class Progress:
 
     The live line has epoch and step, the metrics, examples per second, the time left, the share of
     its time that the last epoch waited for the reader (from 1 % on), and the memory in use on the
-    first device, where the backend tells it. What does not fit in one line is left out, from the
-    end. Each epoch leaves a line with the means of its metrics. Where the output is neither
-    terminal nor notebook, an epoch prints that line and one more every five seconds.
+    first device, where the backend tells it. What does not fit in one line is left out: memory and
+    waiting first, then the metrics from the last on; speed and time left stay. Each epoch leaves a
+    line with the means of its metrics. Where the output is neither terminal nor notebook, an epoch
+    prints that line and one more every five seconds.
 
     Metrics are read four times a second at most, and from a step before the last launch: the
     device always has the next one to go on with.
@@ -40,6 +41,8 @@ class Progress:
       names: names for the values of a program function that returns a tuple, a list or a single
         value; those beyond are called `metric_1` by their position. A dict brings its own names.
       test: called at the end of each epoch; what it returns is shown beside the epoch's metrics.
+      stop_at: after how many steps a `StopAt` beside it ends training, so that epochs, steps and
+        the time left are those that will run; without it all epochs count.
       file: where to write; standard output by default.
 
     >>> from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
@@ -59,10 +62,12 @@ class Progress:
         names: Sequence[str] = ("loss",),
         *,
         test: Callable[[], Metrics] | None = None,
+        stop_at: int | None = None,
         file: TextIO | None = None,
     ) -> None:
         self._names = as_names(names)
         self._test = test
+        self._stop_at = stop_at
         self._file = file
         self._display: Display = Nothing()
         self._pace = Pace()
@@ -83,7 +88,8 @@ class Progress:
             case BeginTraining():
                 self._display.close()
                 self._display = make_display(choose_output(self._file))
-                self._pace = Pace(event.epoch, event.num_epochs, _get_device(event))
+                device = _get_device(event)
+                self._pace = Pace(event.epoch, event.num_epochs, device, self._stop_at)
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs
             case BeginEpoch():
@@ -96,9 +102,9 @@ class Progress:
                 self._display = Nothing()
 
     def _begin_epoch(self, event: BeginEpoch) -> None:
-        self._pace.begin_epoch(event.epoch, event.num_steps)
+        self._pace.begin_epoch(event.epoch, event.num_steps, event.global_step, event.first_step)
         self._held = None
-        self._display.wait(self._pace, _format_metrics(self._values) or "  compiling")
+        self._display.wait(self._pace, _format_metrics(self._values) or ["  compiling"])
 
     def _end_step(self, event: EndStep) -> None:
         self._pace.end_step(event.num_examples)
@@ -119,7 +125,7 @@ class Progress:
         results: dict[str, float] = {}
         if self._test is not None:
             # A test may take minutes, in which no step would show a sign of life.
-            self._display.wait(self._pace, "  testing")
+            self._display.wait(self._pace, ["  testing"])
             results = name_scalars(self._test(), self._names)
         self._display.end_epoch(self._pace, _format_metrics(self._values, results))
 
@@ -131,8 +137,10 @@ def _get_device(event: BeginTraining) -> Device:
     return event.trainer.builder.mesh.local_devices[0]
 
 
-def _format_metrics(values: Mapping[str, float], results: Mapping[str, float] | None = None) -> str:
-    """Return metrics as text, each with two spaces before it, with the test's in brackets."""
+def _format_metrics(
+    values: Mapping[str, float], results: Mapping[str, float] | None = None
+) -> list[str]:
+    """Return metrics as texts, each with two spaces before it, with the test's in brackets."""
     results = results or {}
     parts = [
         f"  {name} {_format_number(value)}"
@@ -142,7 +150,7 @@ def _format_metrics(values: Mapping[str, float], results: Mapping[str, float] | 
     others = [
         f"  test {name} {_format_number(results[name])}" for name in results if name not in values
     ]
-    return "".join(parts + others)
+    return parts + others
 
 
 def _format_number(value: float) -> str:

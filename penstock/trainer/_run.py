@@ -90,7 +90,8 @@ class Run:
         error: BaseException | None = None
         try:
             # Inside the try: a handler that fails here gets its EndTraining too.
-            self.emit(BeginTraining(status.epoch, num_epochs, status.global_step, trainer))
+            num_left = status.count_epochs(num_epochs) if status.resumed else num_epochs
+            self.emit(BeginTraining(status.epoch, num_left, status.global_step, trainer))
             interrupts.check()
             # A resumed script passes over the calls of `train` that were done before.
             if not status.is_over:

@@ -106,6 +106,14 @@ class Status:
             self.first_epoch = self.resumed.first_epoch
         return self.first_epoch
 
+    def count_epochs(self, num_epochs: int) -> int:
+        """Return how many of this call's epochs still run, in whole or in part."""
+        # A call that the run had not begun when its checkpoint was written runs all of them.
+        if self.resumed is None or self.call > self.resumed.call:
+            return num_epochs
+        # A call that was over before the checkpoint runs none of them again.
+        return 0 if self.is_over else max(self.resumed.first_epoch + num_epochs - self.epoch, 0)
+
     def leave_epoch(self) -> None:
         """Count an epoch that was left in the middle as over: a further call begins the next."""
         # An epoch that ended by itself was counted at its end.

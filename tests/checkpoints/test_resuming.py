@@ -7,6 +7,7 @@ import sys
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import penstock as ps
@@ -21,7 +22,7 @@ from tests.checkpoints.runs import (
     train_classifier,
     whole_state,
 )
-from tests.networks import assert_same_bits
+from tests.networks import assert_same_bits, linear_program, linear_reader
 from tests.source_tree import ROOT
 
 # The global steps at which runs of two epochs of eleven steps are interrupted. With eight steps to
@@ -256,3 +257,26 @@ def test_state_in_test_mode_is_that_of_the_interrupted_run(uninterrupted, tmp_pa
         means.append(train_classifier(left).test(shuffled()))
     assert means[0] == means[1]
     assert leaves(train_classifier(left))[0].size
+
+
+def test_resumed_call_tells_how_many_epochs_are_still_to_come(tmp_path):
+    def begin(*num_epochs, stop_at=None):
+        """Train calls of so many epochs; return the first epoch and the number that each tells."""
+        told = []
+
+        def handler(event):
+            if isinstance(event, ps.BeginTraining):
+                told.append((event.epoch, event.num_epochs))
+            if isinstance(event, ps.EndStep) and event.global_step + 1 == stop_at:
+                trainer.stop()
+
+        trainer = ps.Trainer(linear_program, optax.sgd(0.1), checkpoint=tmp_path, place="cpu")
+        for count in num_epochs:
+            trainer.train(linear_reader(), handler, num_epochs=count)
+        return told
+
+    # Epochs of three steps: stopped in the fourth, the second of the second call.
+    assert begin(2, stop_at=99) == [(0, 2)]
+    assert begin(2, 5, stop_at=10) == [(2, 0), (2, 5)]
+    assert begin(2, 5) == [(3, 0), (3, 4)]
+    assert begin(2, 5, 3) == [(7, 0), (7, 0), (7, 3)]

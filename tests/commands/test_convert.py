@@ -1,5 +1,7 @@
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,8 @@ import pytest
 
 from penstock import readers
 from penstock.commands import convert, main
+from penstock.commands._run.data import open_data
+from penstock.commands.train import read_flags
 from tests.readers.convert.originals import jpeg, write_cifar10, write_flowers, write_mnist
 from tests.readers.convert.serving import serve
 
@@ -41,7 +45,29 @@ def test_dataset_is_downloaded_and_converted(
     assert sorted(printed.out.splitlines()) == sorted(
         str(path) for path in out.iterdir() if path.suffix in (".tfrecord", ".txt")
     )
-    assert printed.err == ""
+    command = re.fullmatch(r"train on it:  penstock train (.*)\n", printed.err)
+    assert command is not None
+    data = open_data(read_flags(shlex.split(command[1])), batch_size=32, shard=readers.Shard())
+    assert data.num_train > 0
+    assert data.num_test
+    assert len(data.class_names) > 1
+
+
+def test_command_after_an_image_folder_trains_on_what_was_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_images(Path("images"))
+    words = ["--dataset_name=image_folder", "--source=images", "--dataset_dir=my data"]
+    assert convert.run([*words, "--output_name=pets"]) == 0
+    command = capsys.readouterr().err.strip()
+    assert command == (
+        "train on it:  penstock train --dataset_name=pets '--dataset_dir=my data' "
+        "--model_name=mobilenet_v2 --train_image_size=128 --num_epochs=10"
+    )
+    flags = read_flags(shlex.split(command)[5:])
+    data = open_data(flags, batch_size=32, shard=readers.Shard())
+    assert (data.num_train, data.num_test, data.class_names) == (18, 2, ("cats", "dogs"))
 
 
 def test_terminal_shows_progress_and_a_pipe_gets_the_paths(tmp_path: Path):
@@ -84,7 +110,7 @@ def test_files_that_are_there_stay_unless_forced(
     assert "Dataset files already exist. Exiting without re-creating them: " in caplog.text
     assert capsys.readouterr().out == made
     assert train.read_bytes() == b"mine"
-    assert convert.run([*flags, "--force"]) == 0
+    assert convert.run([*flags, "--overwrite"]) == 0
     assert train.read_bytes() != b"mine"
 
 
@@ -218,7 +244,7 @@ def test_parts_of_an_earlier_conversion_are_refused_or_removed_when_forced(
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert "'part-00002' (1 in all) of another conversion" in err
-    assert convert.run([*flags, "--num_shards=2", "--force"]) == 0
+    assert convert.run([*flags, "--num_shards=2", "--overwrite"]) == 0
     assert [path.name for path in sorted((tmp_path / "of").iterdir())] == [
         "part-00000",
         "part-00001",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 
 import cv2
@@ -15,6 +16,7 @@ from penstock.commands._checks import UsageError
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, write_config
 from penstock.commands._run.folder import RunFolder, find_differences
 from penstock.commands._run.plan import make_plan
+from penstock.commands._train_help import BASIC_FLAGS, EXAMPLES
 from penstock.commands.predict import PredictFlags
 from tests.commands.flag_cases import CASES, Asked, Case
 from tests.commands.running import run
@@ -153,10 +155,12 @@ def test_limit_that_is_not_given_does_not_cut_one_that_is(words, num_steps, said
     assert said in str(plan)
 
 
-def test_help_groups_flags_as_fastnns_tables_do(capsys):
-    status, text, _ = run(capsys, "train", "--help")
+def test_help_of_all_groups_flags_as_fastnns_tables_do(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, text, _ = run(capsys, "train", "--help-all")
     assert status == 0
     assert "usage: penstock train" in text
+    assert max(map(len, text.splitlines())) <= 80
     titles = re.findall(r"^(\w+) options:$", text, re.M)
     expected = ["dataset", "preprocessing", "model", "learning_rate", "optimizer", "logging"]
     assert [title for title in titles if title in expected] == expected
@@ -164,6 +168,45 @@ def test_help_groups_flags_as_fastnns_tables_do(capsys):
     missing = [name for name in TRAIN_FLAGS if f"--{name}" not in text]
     assert not missing
     assert "examples:" in text
+    # FastNN's without effect are named, without a line each.
+    assert re.search(r"^without effect here:\n  --protocol, --tensor_fusion_policy, ", text, re.M)
+    assert "TensorFlow's servers" not in text
+
+
+def test_helps_are_sentences():
+    fragments = [
+        flag.name
+        for flag in TRAIN_FLAGS.values()
+        if not (flag.help[0].isupper() or flag.help[0] == "-")
+        or not flag.help.endswith(".")
+        or flag.help.startswith(("Of ", "See ", "The same"))
+    ]
+    assert not fragments
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_short_help_is_one_screen_with_the_flags_of_a_beginner(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for word in ("--help", "-h"):
+        status, text, err = run(capsys, "train", "--model_name=lenet", word)
+        assert (status, err) == (0, "")
+        lines = text.splitlines()
+        assert len(lines) <= 40
+        assert max(map(len, lines)) <= columns
+    # Wider where there is more room.
+    assert (max(map(len, lines)) > 80) == (columns > 80)
+    assert re.findall(r"^  --(\w+)=", text, re.M) == list(BASIC_FLAGS)
+    assert text.count("\n  penstock train") == 3
+    assert "--help_all" in text
+
+
+def test_short_help_has_the_defaults_and_examples_that_work():
+    for name, basic in BASIC_FLAGS.items():
+        assert not basic.default or str(TRAIN_FLAGS[name].default) == basic.default
+    commands = EXAMPLES.replace("\\\n", " ").splitlines()[1:]
+    assert len(commands) == 3
+    for command in commands:
+        assert train.read_flags(shlex.split(command)[2:])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +214,7 @@ def test_help_groups_flags_as_fastnns_tables_do(capsys):
     [
         (
             "--lerning_rate=1",
-            "the flag '--lerning_rate', expected one that `penstock train --help`",
+            "the flag '--lerning_rate', expected one that `penstock train --help_all`",
         ),
         ("--lerning_rate=1", "Did you mean '--learning_rate'?"),
         ("--model_name=resnet_v1_5O", "Did you mean 'resnet_v1_50'?"),

@@ -10,8 +10,8 @@ from penstock import __version__, commands
 from penstock.commands import train
 
 NAMES = (
-    *("train", "launch", "eval", "predict", "import-weights", "models", "convert", "cache"),
-    "plot",
+    *("train", "launch", "eval", "predict", "import-weights", "models", "convert"),
+    *("runs", "compare", "cache", "plot"),
 )
 LISTED = ", ".join(NAMES)
 
@@ -62,10 +62,46 @@ def test_unknown_word_is_a_usage_error_with_the_nearest(word, message, capsys):
     assert not captured.out
 
 
+USAGES = {
+    "train": "[OPTIONS]",
+    "launch": "-n N [OPTIONS] -- COMMAND [ARGUMENTS]",
+    "eval": "RUN [OPTIONS]",
+    "predict": "RUN IMAGE [IMAGE ...] [OPTIONS]",
+    "import-weights": "MODEL FILE --output=FOLDER [OPTIONS]",
+    "models": "[NAME] [OPTIONS]",
+    "convert": "--dataset_name=NAME --dataset_dir=FOLDER [OPTIONS]",
+    "runs": "[FOLDER] [OPTIONS]",
+    "compare": "RUN [RUN ...] [OPTIONS]",
+    "cache": "[list|clear] [OPTIONS]",
+    "plot": "RUN [RUN ...] [OPTIONS]",
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("name", NAMES)
-def test_help_of_a_command_is_no_failure(name, capsys):
-    assert commands.main([name, "--help"]) == 0
-    assert f"usage: penstock {name}" in capsys.readouterr().out
+def test_help_of_a_command_fits_the_terminal(name, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert commands.main([name.replace("-", "_"), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"usage: penstock {name} {USAGES[name]}"
+    assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_list_of_commands_fits_the_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert commands.main([]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "--help"]])
+def test_help_and_version_need_neither_jax_nor_numpy(words):
+    code = (
+        "import sys\nfrom penstock.commands import main\nmain(sys.argv[1:])\n"
+        "print([name for name in ('jax', 'numpy', 'optax', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)

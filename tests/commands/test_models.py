@@ -92,7 +92,7 @@ def test_networks_of_a_module_of_ones_own_are_counted(capsys, tmp_path, monkeypa
         "def of_my_own(images, num_classes):\n"
         "    return layers.fc(layers.flatten(images), num_classes or 2), {}\n"
     )
-    rows = lines_of(capsys, "of_my*", "--module=networks_of_my_own")
+    rows = lines_of(capsys, "of_my*", "--plugin=networks_of_my_own")
     assert rows[1].split() == ["of_my_own", "4", "147", "0.000", "inception", "3"]
     shown = lines_of(capsys, "of_my_own")
     assert shown[0].startswith("of_my_own: registered. Images 4 x 4 x 3, 3 classes")
@@ -104,7 +104,7 @@ def test_networks_of_a_module_of_ones_own_are_counted(capsys, tmp_path, monkeypa
     [
         (["lenat"], "got 'lenat', expected the name of a network.*Did you mean 'lenet'"),
         (["lenat*"], r"got the pattern 'lenat\*', expected one that names.*Did you mean 'lenet'"),
-        (["--module=not_there"], "--module got 'not_there', expected modules that can be"),
+        (["--plugin=not_there"], "--plugin got 'not_there', expected modules that can be"),
         (["--image_size=8"], "--num_classes and --image_size got no network"),
         (["inception_v3", "--image_size=8"], "layers.pool2d got an input of shape"),
     ],
@@ -138,3 +138,30 @@ def test_terminal_gets_a_drawn_table(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "\x1b[1m" in out
     assert "[b]" in out  # not taken for markup
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_table_in_a_terminal_breaks_paths_after_slashes_and_no_number(capsys, monkeypatch, columns):
+    monkeypatch.setattr(
+        "rich.console.Console",
+        lambda: Console(force_terminal=True, width=columns, color_system=None),
+    )
+    rows = [
+        ("Mixed_5b/Branch_0/Conv2d_0a_1x1/norm", "[35, 35, 64]", "bias, mean [1024]", "1,234,567"),
+        ("a" * 100, "", "w [1, 1, 2048, 1536], b [1536]", "3,145,728"),
+    ]
+    _tables.print_table(("layer", "output", "shapes", "parameters"), rows[:1], right={3})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    if columns == 120:
+        assert lines[1].split()[0] == rows[0][0]
+    else:
+        parts = [line.split()[0] for line in lines[1:]]
+        assert parts == ["Mixed_5b/Branch_0/Conv2d_0a_1x1/", "norm"]
+    # A word that fits nowhere is folded.
+    _tables.print_table(("layer", "output", "shapes", "parameters"), rows, right={3})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "3,145,728" in "\n".join(lines)
+    numbers = re.findall(r"\d+", " ".join(rows[1][2:]))
+    assert set(numbers) <= set(re.findall(r"\d+", "\n".join(lines)))

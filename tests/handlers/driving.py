@@ -87,7 +87,7 @@ def drive(
     """
     source = source or Source()
     emit = combine_handlers(handlers)
-    emit(BeginTraining(first // num_steps, num_epochs, first, trainer))
+    emit(BeginTraining(first // num_steps, num_epochs - first // num_steps, first, trainer))
     on_begin()
     for epoch in range(first // num_steps, num_epochs):
         begin = max(first - epoch * num_steps, 0)

@@ -1,6 +1,7 @@
 """Progress on a device that tells its memory, in little room, and in a notebook."""
 
 import io
+import re
 import sys
 from types import SimpleNamespace
 
@@ -10,13 +11,14 @@ from penstock.handlers import Progress, _display, _pace, progress
 from tests.handlers.driving import Clock, Source, drive
 
 
-def shown(handler, monkeypatch, **options):
-    """Send the events of a run of steps of a second each."""
+def shown(handler, monkeypatch, refresh=lambda: None, **options):
+    """Send the events of a run of steps of a second each; `refresh` is called before each."""
     clock = Clock()
     for module in (_pace, progress):
         monkeypatch.setattr(module, "time", clock)
 
     def on_step(step):
+        refresh()
         clock.now += 1
 
     drive(handler, on_step=on_step, **options)
@@ -50,18 +52,88 @@ def test_memory_in_use_is_shown_where_the_device_tells_it(monkeypatch, stats, te
     assert file.getvalue().splitlines()[0] == expected
 
 
+LOADS = ["  2% data wait", "  3.0/75.0 GiB"]
+
+
 @pytest.mark.parametrize(
     ("num_chars", "text"),
     [
-        (30, "loss 0.5  9 ex/s  0:10 left"),
-        (17, "loss 0.5  9 ex/s"),
-        (10, "loss 0.5"),
-        (7, "loss..."),
+        (90, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left  2% data wait  3.0/75.0 GiB"),
+        (65, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left  2% data wait"),
+        (50, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left"),
+        (40, "3/8  loss 0.5  9 ex/s  0:10 left"),
+        (30, "3/8  9 ex/s  0:10 left"),
+        (12, "3/8  9 ex..."),
         (2, "..."),
     ],
 )
-def test_parts_that_do_not_fit_are_left_out_from_the_end(num_chars, text):
-    assert _display._fit("loss 0.5", ["  9 ex/s", "", "  0:10 left"], num_chars) == text
+def test_what_does_not_fit_goes_before_speed_and_time_left(num_chars, text):
+    metrics, rates = ["  loss 0.5", "  accuracy 0.2"], ["  9 ex/s", "", "  0:10 left"]
+    assert _display._fit("3/8", metrics, rates, LOADS, num_chars) == text
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def lines_on_terminal(monkeypatch, columns, **options):
+    """Return the lines that a terminal of so many columns has shown, those replaced too."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, stats = Terminal(), {"bytes_in_use": 3 * 2**30, "bytes_limit": 75 * 2**30}
+    trainer = SimpleNamespace(
+        builder=SimpleNamespace(mesh=SimpleNamespace(local_devices=[Device(stats)]))
+    )
+    values = {"loss": 0.25, "accuracy": 0.5, "top_5": 0.875}
+    shown_values = Progress(test=lambda: values, file=terminal, **options)
+    shown(
+        shown_values,
+        monkeypatch,
+        trainer=trainer,
+        num_epochs=3,
+        source=Source(lambda step: values),
+        # rich's own thread does it ten times a second.
+        refresh=lambda: shown_values._display._progress.refresh(),
+    )
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", terminal.getvalue()))
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_terminal_shows_speed_and_time_left_in_lines_that_fit(monkeypatch, columns):
+    lines = lines_on_terminal(monkeypatch, columns)
+    assert max(map(len, lines)) <= columns
+    live = [line for line in lines if re.search(r"[2-7]/8 ", line)]
+    assert live
+    for line in live:
+        assert re.search(r"epoch \d/3 .* \d/8  loss 0.2500  accuracy 0.5000.*  10 ex/s  ", line)
+        assert re.search(r"  0:\d\d left\b", line)
+        # More where there is more.
+        assert ("top_5 0.8750" in line) == ("75.0 GiB" in line) == (columns == 120)
+
+
+def test_epochs_line_is_broken_between_metrics_only(monkeypatch):
+    lines = lines_on_terminal(monkeypatch, 80)
+    first = "epoch 1/3  loss 0.2500 (test 0.2500)  accuracy 0.5000 (test 0.5000)"
+    number = [line.rstrip() for line in lines].index(first)
+    assert lines[number + 1].rstrip() == "  top_5 0.8750 (test 0.8750)"
+
+
+def test_epochs_and_steps_are_those_before_the_step_that_stops(monkeypatch):
+    file = io.StringIO()
+    shown(Progress(file=file, stop_at=12), monkeypatch, num_epochs=100)
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "epoch 1/2  step 6/8  loss 0.5000  10 ex/s  0:06 left"
+    second = next(line for line in lines if line.startswith("epoch 2"))
+    assert re.match(r"epoch 2/2  step \d/4  loss 0.5000  10 ex/s", second)
+
+
+def test_resumed_epoch_counts_the_steps_it_had_before(monkeypatch):
+    file = io.StringIO()
+    shown(Progress(file=file), monkeypatch, num_epochs=2, first=10)
+    assert file.getvalue().startswith("epoch 2/2  step 8/8  loss 0.5000  10 ex/s")
 
 
 class Output:

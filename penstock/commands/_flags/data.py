@@ -14,17 +14,19 @@ class DatasetFlags:
     """Which images, and their labels.
 
     Arguments:
-      dataset_name: a data set of readers.dataset, image_folder (a folder of images for each class
-        in --dataset_dir), mock (ones, to measure speed), or another name together with
-        --dataset_dir and --train_files, TFRecord files with TF-Slim's keys.
-      dataset_dir: the folder of its files.
-      num_sample_per_epoch: how many samples an epoch counts for the schedule of the learning rate;
-        the data's own number by default.
+      dataset_name: the data: a data set of readers.dataset, such as digits, mnist or cifar10;
+        image_folder, which is a folder of images for each class in --dataset_dir; mock, which is
+        ones, to measure speed; or another name together with --dataset_dir and --train_files,
+        TFRecord files with TF-Slim's keys.
+      dataset_dir: the folder that holds the data.
+      num_sample_per_epoch: how many samples count as an epoch for the schedule of the learning
+        rate; the data's own number by default.
       num_classes: how many classes the network tells apart; the data's own number by default, 100
         where nothing tells it.
-      train_files: TFRecord files in --dataset_dir to train on, between commas.
-      eval_files: TFRecord files in --dataset_dir to evaluate on; the data set's own by default.
-      labels_offset: subtracted from each label.
+      train_files: the TFRecord files in --dataset_dir to train on, between commas.
+      eval_files: the TFRecord files in --dataset_dir to evaluate on, between commas; the data set's
+        own by default.
+      labels_offset: the number that is subtracted from each label.
     """
 
     dataset_name: str = "digits"
@@ -63,13 +65,17 @@ class PreprocessingFlags:
     """How images are read and prepared.
 
     Arguments:
-      preprocessing_name: that of the weights it starts from, or the network's own, by default.
-      train_image_size: height and width in pixels that the network gets; its own by default.
-      shuffle_buffer_size: above 1 every epoch has a new order of all records; 0 and 1 keep the
-        order of the files.
-      num_parallel_batches: times batch_size is how many images are prepared at a time, at most.
+      preprocessing_name: the preprocessing of the images; by default that of the weights it starts
+        from, or the network's own.
+      train_image_size: the height and width in pixels of the images that the network gets; its own
+        by default.
+      shuffle_buffer_size: a number above 1 gives every epoch a new order of all records; 0 and 1
+        keep the order of the files.
+      num_parallel_batches: this number times batch_size is how many images are prepared at a time,
+        at most.
       prefetch_buffer_size: how many batches are read ahead.
-      num_preprocessing_threads: threads that read and prepare images; 0 does it between the steps.
+      num_preprocessing_threads: how many threads read and prepare images; 0 does it between the
+        steps.
       datasets_use_caching: keep the records in memory, compressed as they are.
       skip_damaged: leave out images that cannot be read, and name them after each epoch.
     """

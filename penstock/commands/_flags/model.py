@@ -14,27 +14,31 @@ class ModelFlags:
     """Which network, for how long, and what it starts from.
 
     Arguments:
-      task_type: pretrain, from initial values; or finetune, from weights in --model_dir.
-      model_name: a network of `penstock models`.
-      num_epochs: passes over the data; 100 where neither it nor --stop_at_step is given, and
-        without a limit where that one alone is.
-      weight_decay: coefficient of the weights' squares in the loss, in place of the network's own.
+      task_type: start from initial values (pretrain), or from the weights in --model_dir
+        (finetune).
+      model_name: the network to train; `penstock models` lists them.
+      num_epochs: how many times to pass over the data. Without it --stop_at_step ends the run, and
+        without either 100 steps do; --stop_at_step=0 alone is 100 passes.
+      weight_decay: the coefficient of the weights' squares in the loss, in place of the network's
+        own.
       max_gradient_norm: scale all gradients together down to this norm; None leaves them.
-      batch_size: samples a step, on each device.
+      batch_size: how many images each device gets in a step.
       model_dir: the folder of the weights to fine-tune: parameters or checkpoints of penstock, a
         run's folder, or files of others.
-      ckpt_file_name: the file or folder in --model_dir; --model_dir itself without it.
+      ckpt_file_name: the file or folder in --model_dir that has the weights; --model_dir itself
+        without it.
       checkpoint_include_scopes: load only parameters of these names, between commas; a name stands
         for all below it, and globs work.
       checkpoint_exclude_scopes: do not load parameters of these names.
       ignore_missing_vars: leave parameters initial that the weights do not have.
-      freeze: globs of parameters that are not trained, between commas, such as conv1,*/norm/*;
-        batch norm there uses and keeps its running statistics.
-      batch_norm_decay: the share of its running statistics that a step keeps; by default
-        (1 + step) / (10 + step) up to the network's own, which for TF-Slim's alone would need ten
-        thousand steps to settle.
-      label_smoothing: the share of a label's probability that all classes get.
-      gradient_accumulation_steps: cut each batch into so many parts, one after the other in memory.
+      freeze: do not train the parameters that these globs name, between commas, such as
+        conv1,*/norm/*; batch norm there uses and keeps its running statistics.
+      batch_norm_decay: the share of its running statistics that batch norm keeps in a step; by
+        default (1 + step) / (10 + step) up to the network's own, which for TF-Slim's alone would
+        need ten thousand steps to settle.
+      label_smoothing: the share of a label's probability that is spread over all classes.
+      gradient_accumulation_steps: cut each batch into this many parts, one after the other in
+        memory.
     """
 
     task_type: Literal["pretrain", "finetune"] = "pretrain"

@@ -13,11 +13,11 @@ class OptimizerFlags(optimizers.OptimizerOptions):
     """How gradients become an update.
 
     Arguments:
-      optimizer: adadelta, adagrad, adam, adamweightdecay, ftrl, momentum, rmsprop or sgd, as in
-        TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam.
-      exclude_from_weight_decay: regular expressions, between commas; adamweightdecay leaves the
-        parameters alone in whose path one of them is found.
-      optax_options: arguments of an optimizer of optax, such as b1=0.95,nesterov=True.
+      optimizer: the rule of the updates: adadelta, adagrad, adam, adamweightdecay, ftrl, momentum,
+        rmsprop or sgd, as in TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam.
+      exclude_from_weight_decay: the parameters that adamweightdecay leaves alone: those in whose
+        path one of these regular expressions, between commas, is found.
+      optax_options: the arguments of an optimizer of optax, such as b1=0.95,nesterov=True.
       moving_average_decay: keep an average of the parameters, such as 0.9999, and evaluate it.
     """
 

@@ -22,24 +22,29 @@ class LoggingFlags:
     """What a run shows, and where it writes.
 
     Arguments:
-      stop_at_step: end after so many steps, where --num_epochs does not come first; 0 for no limit;
-        100 where neither of the two is given.
-      log_loss_every_n_iters: print a line every so many steps; 0 shows a progress line instead.
-      eval_every_n_epochs: evaluate after so many epochs, and at the end; 0 never.
-      profile_every_n_iters: trace every so many steps one of them; 0 never.
-      profile_at_task: which process traces.
+      stop_at_step: end after this many steps, where --num_epochs does not come first; 0 sets no
+        limit. It is 100 where neither of the two is given.
+      log_loss_every_n_iters: print a line each time this many steps are done; 0 shows a progress
+        line instead.
+      eval_every_n_epochs: evaluate each time this many epochs are over, and at the end; 0 never
+        does.
+      profile_every_n_iters: trace one step in this many; 0 traces none.
+      profile_at_task: the number of the process that traces.
       log_device_placement: print the devices and what lies on them.
       print_model_statistics: print the table of parameters.
-      log_trainable_vars_statistics: the same, by the name that FastNN's code has for it.
-      hooks: StopAtStepHook, ProfilerHook, LoggingTensorHook and CheckpointSaverHook, between
-        commas; what is left out does nothing.
-      checkpointDir: the run's folder: checkpoints, parameters, log and configuration; without it a
-        folder in OUTPUT_DIR/runs that is named after data set and network.
-      save_checkpoints_steps: a checkpoint every so many steps, and one at the end.
-      save_checkpoints_secs: a checkpoint every so many seconds too; 0 for none.
-      overwrite: begin the run anew where the folder holds one already, which is kept in it, in
+      log_trainable_vars_statistics: do as --print_model_statistics, which has this name in FastNN's
+        code.
+      hooks: which of StopAtStepHook, ProfilerHook, LoggingTensorHook and CheckpointSaverHook there
+        are, between commas; what is left out does nothing.
+      checkpointDir: the run's folder, for checkpoints, parameters, log and configuration; without
+        it a folder in OUTPUT_DIR/runs that is named after data set and network.
+      save_checkpoints_steps: write a checkpoint each time this many steps are done, and one at the
+        end.
+      save_checkpoints_secs: write a checkpoint each time this many seconds have passed, too; 0
+        writes none.
+      overwrite: begin the run again where the folder holds one already. That one is kept in it, in
         replaced, until the new one is over.
-      output_dir: the folder for runs.
+      output_dir: the folder in which runs are kept, each in a folder of its own in runs.
       summaryDir: write curves for TensorBoard there.
     """
 
@@ -80,16 +85,18 @@ class PerformanceFlags:
     """How it computes.
 
     Arguments:
-      use_fp16: 16 bits in products where the accelerator has bfloat16, as --precision=auto; False
-        is --precision=float32.
-      loss_scale: of float16 alone: a number, or dynamic, which finds one and leaves out updates
-        that overflow.
-      precision: auto, float32, bfloat16 or float16, in place of what --use_fp16 says.
-      enable_paisoar: all devices of all processes; False is one device, as FastNN's local runs.
-      place: cpu, gpu or tpu; the best there is without it.
+      use_fp16: compute products in 16 bits where the accelerator has bfloat16, as --precision=auto
+        does; False is --precision=float32.
+      loss_scale: the scale of the loss with float16: a number, or dynamic, which finds one and
+        leaves out updates that overflow.
+      precision: the precision of products, in place of what --use_fp16 says; auto is bfloat16 where
+        the accelerator has it.
+      enable_paisoar: use all devices of all processes; False uses one device, as FastNN's local
+        runs do.
+      place: where it computes; without it on the best there is.
       worker_hosts: the processes of a run on several machines, HOST:PORT between commas.
-      task_index: which of them this process is, from 0.
-      seed: of initial values, orders and all randomness.
+      task_index: which of --worker_hosts this process is, counted from 0.
+      seed: the seed of initial values, orders and all other randomness.
     """
 
     use_fp16: bool = True

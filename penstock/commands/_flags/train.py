@@ -21,23 +21,23 @@ class UnusedFlags:
     """FastNN's flags that are taken and have no effect; a run names those that were set.
 
     Arguments:
-      protocol: of TensorFlow's servers; JAX's collectives choose their own.
+      protocol: TensorFlow's servers had it; JAX's collectives choose their own.
       tensor_fusion_policy: XLA fuses by itself.
       tensor_fusion_max_bytes: XLA fuses by itself.
-      communication_policy: the backend's collectives choose.
+      communication_policy: the backend's collectives choose it.
       job_name: there are no parameter servers.
       ps_hosts: there are no parameter servers.
       ps_count: there are no parameter servers.
-      worker_count: --worker_hosts says it.
-      inter_op_parallelism_threads: of TensorFlow's sessions.
-      intra_op_parallelism_threads: of TensorFlow's sessions.
-      colocate_gradients_with_ops: of TensorFlow's graphs.
+      worker_count: --worker_hosts says how many there are.
+      inter_op_parallelism_threads: TensorFlow's sessions had it.
+      intra_op_parallelism_threads: TensorFlow's sessions had it.
+      colocate_gradients_with_ops: TensorFlow's graphs had it.
       log_optimizer_vars_statistics: FastNN's code fails with it.
-      file_pattern: never read in FastNN either.
-      reader: never read in FastNN either.
-      outputs: of Alibaba's platform.
-      tables: of Alibaba's platform.
-      buckets: of Alibaba's platform.
+      file_pattern: FastNN never reads it either.
+      reader: FastNN never reads it either.
+      outputs: Alibaba's platform has it.
+      tables: Alibaba's platform has it.
+      buckets: Alibaba's platform has it.
     """
 
     protocol: str = "grpc"
@@ -64,10 +64,10 @@ class TrainFlags:
     """Train a network of the model library, on handwritten digits unless flags say otherwise.
 
     Arguments:
-      config: a YAML or JSON file of flags, such as a run's config.json; flags beside it win.
-      plugin: modules to import first, between commas, by name or as a .py file: they register data
-        sets, networks and preprocessings.
-      fastnn_compat: FastNN's defaults and its bugs, see docs/fastnn_differences.md.
+      config: read flags from a YAML or JSON file, such as a run's config.json; flags beside it win.
+      plugin: import these modules first, between commas, by name or as a .py file: they register
+        data sets, networks and preprocessings.
+      fastnn_compat: take FastNN's defaults and its bugs; docs/fastnn_differences.md lists them.
     """
 
     dataset: DatasetFlags = dataclasses.field(default_factory=DatasetFlags)

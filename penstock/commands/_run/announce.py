@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from penstock import Trainer, optimizers
+from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._flags import TrainFlags, UnusedFlags
 from penstock.commands._run.folder import RunFolder, list_steps
 from penstock.commands._run.processes import is_writing_process
@@ -50,15 +51,16 @@ def announce(run: Run) -> None:
         "writes to": str(run.folder.path),
         "starts": run.start[0],
     }
-    for name, text in lines.items():
-        print(f"  {name:10} {text}")
-    for note in [*run.start[1:], *data.notes, *_describe_unused(flags.unused)]:
-        print(f"  {'':10} {note}")
+    notes = [*run.start[1:], *data.notes, *_describe_unused(flags.unused)]
+    columns = find_columns()
+    for name, text in [*lines.items(), *(("", note) for note in notes)]:
+        print(wrap_clauses(f"  {name:10} {text}", columns, " " * 13))
     if trainer.global_step >= run.plan.num_steps:
-        print(
-            "\nThe run is over; these are its results. Raise what ends it to go on, or add "
-            "--overwrite=True to start again."
+        over = (
+            "The run is over; these are its results. Raise what ends it to go on, or add "
+            "--overwrite to start again."
         )
+        print(f"\n{wrap_words(over, columns)}")
     print(flush=True)
 
 
@@ -98,18 +100,23 @@ def _describe_unused(flags: UnusedFlags) -> list[str]:
 
 def conclude(run: Run) -> None:
     """Print the results, where the files are, and what to do next."""
-    evaluate, folder = run.handlers.evaluate, run.folder
+    evaluate, folder, columns = run.handlers.evaluate, run.folder, find_columns()
     print()
     if evaluate is not None and evaluate.best is not None and evaluate.last is not None:
         (step, best), last = evaluate.best, evaluate.last
         now = f"last: {format_metrics(last)} at step {run.trainer.global_step}"
-        print(f"best test: {format_metrics(best)} at step {step}; {now}")
-    print(f"files in {folder.path}: {', '.join(_files(folder))}")
+        best_line = f"best test: {format_metrics(best)} at step {step}; {now}"
+        print(wrap_clauses(best_line, columns, "  "))
+    files = f"files in {folder.path}: {', '.join(_files(folder))}"
+    print(wrap_clauses(files, columns, "  "))
+    # Whole, however long: a command that is broken cannot be copied.
     path = shlex.quote(str(folder.path))
     if evaluate is not None:
         print(f"evaluate it:  penstock eval {path}")
     if run.data.shape.preprocessing is not None:
         print(f"use it:       penstock predict {path} IMAGE...")
+    if folder.log.exists():
+        print(f"draw it:      penstock plot {path} --metric=loss,accuracy")
     if not run.saves_checkpoints:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")
 

@@ -14,28 +14,10 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
 from penstock.commands._flags.config_file import flatten, read_value, to_json
+from penstock.commands._run_folders import DISPLAY, SILENT
 from penstock.readers.convert.slim import read_labels, write_labels
 
-# Flags that may change when a run goes on, and are not worth a line.
-_SILENT = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
 TEST_SPLITS = ("test", "validation", "val")
-_DISPLAY = (
-    "log_loss_every_n_iters",
-    "eval_every_n_epochs",
-    "profile_every_n_iters",
-    "profile_at_task",
-    "log_device_placement",
-    "print_model_statistics",
-    "log_trainable_vars_statistics",
-    "hooks",
-    "save_checkpoints_steps",
-    "save_checkpoints_secs",
-    "summaryDir",
-    "place",
-    "task_index",
-    "worker_hosts",
-)
-
 # Flags that change the test data: results on other data cannot be compared.
 _TEST_DATA = ("dataset_name", "eval_files", "labels_offset")
 # Flags that change the data to train on. A run may go on with it, as where it has been moved.
@@ -218,7 +200,7 @@ def find_differences(
             name: (read_value(TRAIN_FLAGS[name], before[name]), read_value(TRAIN_FLAGS[name], now))
             for name, now in flatten(to_json(flags)).items()
             # A flag that a folder does not know is newer than its run.
-            if name not in (*_SILENT, *_DISPLAY) and name in before
+            if name not in (*SILENT, *DISPLAY) and name in before
         }
     # A description that cannot be read tells no difference.
     except (OSError, ValueError, ArgumentTypeError):

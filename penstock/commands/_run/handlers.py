@@ -52,7 +52,7 @@ def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) 
     if shows_lines:
         found.append(handlers.Log(every))
     elif is_shown:
-        found.append(handlers.Progress(test=evaluate))
+        found.append(handlers.Progress(test=evaluate, stop_at=plan.stop_at))
     found.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
     if logging.summaryDir is not None:
         found.append(handlers.TensorBoard(logging.summaryDir, every_steps=max(every, 1)))

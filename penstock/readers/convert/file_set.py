@@ -50,7 +50,7 @@ def needs_making(
                 if len(targets) > 1
                 else f"none beside '{targets[0].name}'",
                 "A reader of the folder would read them too",
-                "Pass force=True (--force) to remove them, or another folder",
+                "Pass force=True (--overwrite) to remove them, or another folder",
             )
         )
     if not all(target.is_file() for target in targets):
@@ -58,7 +58,7 @@ def needs_making(
     others = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
     _LOGGER.warning(
         "Dataset files already exist. Exiting without re-creating them: '%s'%s. Pass force=True "
-        "(--force) to make them again.",
+        "(--overwrite) to make them again.",
         targets[0],
         others,
     )

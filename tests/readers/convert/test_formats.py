@@ -156,7 +156,7 @@ def test_conversion_to_fewer_parts_removes_the_other_parts_only_when_forced(
     with pytest.raises(
         convert.StaleFilesError,
         match=r"got 'part-00002', 'part-00003' \(2 in all\) of another conversion, expected none "
-        r"beside 'part-00000' to 'part-00001'\. .*\(--force\)",
+        r"beside 'part-00000' to 'part-00001'\. .*\(--overwrite\)",
     ):
         convert.tfrecord_to_ofrecord(source, folder, num_parts=2)
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before

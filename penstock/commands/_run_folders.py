@@ -1,0 +1,210 @@
+"""The runs in a folder and what their files say of them, read without JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from penstock._folder_lock import is_in_use
+from penstock.commands._checks import UsageError
+from penstock.commands._run_log import LogError, RunLog, read_log
+
+# Flags that may change when a run goes on, and are not worth a line.
+SILENT = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
+DISPLAY = (
+    "log_loss_every_n_iters",
+    "eval_every_n_epochs",
+    "profile_every_n_iters",
+    "profile_at_task",
+    "log_device_placement",
+    "print_model_statistics",
+    "log_trainable_vars_statistics",
+    "hooks",
+    "save_checkpoints_steps",
+    "save_checkpoints_secs",
+    "summaryDir",
+    "place",
+    "task_index",
+    "worker_hosts",
+)
+
+# The data and the network have columns of their own.
+_COLUMNS = ("dataset_name", "model_name")
+_MAX_DEPTH = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoundRun:
+    """A run of `penstock train`, as its folder describes it.
+
+    Arguments:
+      path: its folder.
+      flags: by name, as JSON has them.
+      started: when it was started, or went on, for the last time.
+      state: `done`, `running`, `stopped`, or `failed` where nothing was saved.
+      num_steps: steps done, as far as the log or a checkpoint tells.
+      best: the metrics of the best test by name; empty before the first.
+      best_step: the step of the best test.
+      log: None where there is none to read.
+    """
+
+    path: Path
+    flags: Mapping[str, object]
+    started: datetime.datetime
+    state: str
+    num_steps: int
+    best: Mapping[str, float]
+    best_step: int | None
+    log: RunLog | None
+
+    @property
+    def data(self) -> str:
+        """The name of its data set."""
+        return str(self.flags.get("dataset_name", ""))
+
+    @property
+    def network(self) -> str:
+        """The name of its network."""
+        return str(self.flags.get("model_name", ""))
+
+    def describe_best(self) -> str:
+        """Return the accuracy of the best test as text, empty before the first."""
+        return f"{self.best['accuracy']:.2%}" if "accuracy" in self.best else ""
+
+    def to_json(self) -> dict[str, object]:
+        """Return what is known of it, as JSON has it."""
+        return {
+            "run": str(self.path),
+            "data": self.data,
+            "network": self.network,
+            "state": self.state,
+            "started": self.started.isoformat(" ", "seconds"),
+            "steps": self.num_steps,
+            "best": {"step": self.best_step, **self.best} if self.best else None,
+            "flags": dict(self.flags),
+        }
+
+
+def find_runs(folder: Path) -> list[FoundRun]:
+    """Return the runs in a folder and below it, the last that was started at the end.
+
+    Raises:
+      UsageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"got {str(folder)!r}, expected a folder that holds runs.")
+    return sorted(map(read_run, _walk(folder)), key=lambda run: (run.started, run.path))
+
+
+def _walk(folder: Path, depth: int = 0) -> Iterator[Path]:
+    if (folder / "config.json").is_file() and (folder / "data.json").is_file():
+        # What is in it belongs to it, as the run that it replaces.
+        yield folder
+    elif depth < _MAX_DEPTH:
+        with contextlib.suppress(PermissionError):
+            for each in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if each.is_dir(follow_symlinks=False) and not each.name.startswith("."):
+                    yield from _walk(Path(each.path), depth + 1)
+
+
+def read_run(path: Path) -> FoundRun:
+    """Return what a run's folder says of it.
+
+    Raises:
+      UsageError: it is no folder of a run, or its configuration cannot be read.
+    """
+    config = path / "config.json"
+    try:
+        sections = json.loads(config.read_text(encoding="utf-8"))
+        started = config.stat().st_mtime
+        if not isinstance(sections, dict):
+            raise ValueError("no flags")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"got {str(path)!r}, expected the folder of a run, with its config.json ({error}). "
+            "`penstock runs FOLDER` lists those there are."
+        ) from error
+    flags: dict[str, object] = {}
+    for name, value in sections.items():
+        flags |= value if isinstance(value, dict) else {name: value}
+    log = None
+    # A run that has just begun has no row yet.
+    with contextlib.suppress(LogError):
+        log = read_log(str(path / "log.csv"))
+    num_steps = max([_count_steps(log), *_list_checkpoints(path / "checkpoints")])
+    best_step, best = _read_best(path / "best" / "test.json", log)
+    return FoundRun(
+        path=path,
+        flags=flags,
+        started=datetime.datetime.fromtimestamp(started),
+        state=_find_state(path, started, num_steps),
+        num_steps=num_steps,
+        best=best,
+        best_step=best_step,
+        log=log,
+    )
+
+
+def _find_state(path: Path, started: float, num_steps: int) -> str:
+    if is_in_use(path):
+        return "running"
+    with contextlib.suppress(OSError):
+        # Written at the end: older ones are of before the run went on.
+        if (path / "params" / "params.safetensors").stat().st_mtime >= started:
+            return "done"
+    return "stopped" if num_steps else "failed"
+
+
+def _count_steps(log: RunLog | None) -> int:
+    # The number of a step counts from 0; epochs and tests say how many steps were done.
+    rows = log.rows if log is not None else ()
+    return max((int(row.global_step) + (row.kind == "step") for row in rows), default=0)
+
+
+def _list_checkpoints(path: Path) -> list[int]:
+    return [int(each.name) for each in path.glob("*") if each.name.isdigit()]
+
+
+def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str, float]]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return int(record["step"]), {name: float(v) for name, v in record["metrics"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    tests = [] if log is None else log.find_rows("test", "accuracy")
+    if not tests:
+        return None, {}
+    best = max(tests, key=lambda row: row.metrics["accuracy"])
+    return int(best.global_step), best.metrics
+
+
+def list_differences(runs: Sequence[FoundRun]) -> list[str]:
+    """Return the names of the flags that are not the same in all runs, in their order."""
+    names = dict.fromkeys(name for run in runs for name in run.flags)
+    return [
+        name
+        for name in names
+        if name not in (*SILENT, *DISPLAY, *_COLUMNS)
+        and len({json.dumps(run.flags.get(name)) for run in runs}) > 1
+    ]
+
+
+def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
+    """Return the flags in which a run differs from others of its data and network.
+
+    A value that more of them have than any other is left out.
+    """
+    others = [each for each in runs if (each.data, each.network) == (run.data, run.network)]
+    words = []
+    for name in list_differences(others):
+        counts = Counter(json.dumps(each.flags.get(name)) for each in others).most_common(2)
+        is_usual = counts[0][1] > counts[1][1] and counts[0][0] == json.dumps(run.flags.get(name))
+        if not is_usual:
+            words.append(f"{name}={run.flags.get(name)}")
+    return ", ".join(words)

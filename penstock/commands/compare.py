@@ -1,0 +1,114 @@
+"""`penstock compare`: flags and results of runs, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock._text_tables import align_rows, find_columns
+from penstock.commands._argument_parser import parse, positional
+from penstock.commands._checks import UsageError
+from penstock.commands._failures import run_command
+from penstock.commands._run_folders import FoundRun, list_differences, read_run
+
+_SHARES = ("accuracy", "top_5")
+_EXAMPLES = """examples:
+  penstock compare runs/digits_lenet runs/digits_lenet-2
+  penstock compare runs/* --json"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareFlags:
+    """Put the flags in which runs differ side by side, with their results.
+
+    Arguments:
+      runs: the folders of two runs or more.
+      json: print JSON, for programs to read.
+    """
+
+    runs: tuple[str, ...] = positional("RUN", "+")
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if len(self.runs) < 2:
+            raise UsageError(
+                f"got one run, {''.join(self.runs)!r}, expected two or more to compare. "
+                "`penstock runs` lists those there are."
+            )
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock compare` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0, or 2 when an argument was wrong: no run there, or only one.
+    """
+    return run_command("compare", lambda: _compare(argv))
+
+
+def _compare(argv: list[str]) -> None:
+    flags, _ = parse(CompareFlags, argv, prog="penstock compare", epilog=_EXAMPLES)
+    runs = [read_run(Path(name)) for name in flags.runs]
+    differing = list_differences(runs)
+    if flags.json:
+        facts = [
+            run.to_json() | {"flags": {n: run.flags.get(n) for n in differing}} for run in runs
+        ]
+        print(json.dumps(facts, indent=2))
+        return
+    table = [("run", *(run.path.name or str(run.path) for run in runs)), *_rows(runs, differing)]
+    columns = find_columns()
+    for part in _split(table, columns):
+        # A blank line between parts, which have the names of the rows again.
+        print("\n".join(align_rows(part, right=range(1, len(part[0])))), end="\n\n")
+    names = " ".join(shlex.quote(name) for name in flags.runs)
+    # Whole, however long: a command that is broken cannot be copied.
+    print(f"draw them:  penstock plot {names} --metric=accuracy")
+
+
+def _rows(runs: Sequence[FoundRun], differing: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return a row for each fact: its name, and what it is of each run."""
+    names = ("seconds", "last train loss", "last test loss", "last test accuracy")
+    ends = [_read_end(run) for run in runs]
+    rows = [
+        ("data", *(run.data for run in runs)),
+        ("network", *(run.network for run in runs)),
+        *((f"--{name}", *(str(run.flags.get(name, "")) for run in runs)) for name in differing),
+        ("state", *(run.state for run in runs)),
+        ("steps", *(f"{run.num_steps:,}" for run in runs)),
+        *((name, *(end.get(name, "") for end in ends)) for name in names),
+        ("best test accuracy", *(run.describe_best() for run in runs)),
+        ("at step", *("" if run.best_step is None else f"{run.best_step:,}" for run in runs)),
+    ]
+    return [row for row in rows if any(row[1:])]
+
+
+def _read_end(run: FoundRun) -> dict[str, str]:
+    """Return what the last rows of a run's log say, by the names of the table's rows."""
+    if run.log is None:
+        return {}
+    found = {"seconds": f"{run.log.rows[-1].seconds:,.1f}"}
+    for kind, title in (("epoch", "train"), ("step", "train"), ("test", "test")):
+        for metric in ("loss", "accuracy"):
+            rows = run.log.find_rows(kind, metric)
+            # An epoch's mean counts, a step's where no epoch has ended.
+            if rows and (name := f"last {title} {metric}") not in found:
+                value = rows[-1].metrics[metric]
+                found[name] = f"{value:.2%}" if metric in _SHARES else f"{value:.4g}"
+    return found
+
+
+def _split(table: Sequence[Sequence[str]], columns: int | None) -> list[list[list[str]]]:
+    """Return the table in parts of as many runs as stand side by side; whole without a terminal."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    parts: list[list[int]] = []
+    for number, width in enumerate(widths[1:], start=1):
+        used = widths[0] + sum(2 + widths[other] for other in parts[-1]) if parts else 0
+        if not parts or (columns is not None and used + 2 + width > columns):
+            parts.append([])
+        parts[-1].append(number)
+    return [[[row[0], *(row[number] for number in part)] for row in table] for part in parts]

@@ -1,0 +1,87 @@
+"""`penstock runs`: the runs in a folder, with their best tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock._text_tables import align_rows, find_columns, wrap_words
+from penstock.commands._argument_parser import parse, positional
+from penstock.commands._failures import run_command
+from penstock.commands._run_folders import FoundRun, describe_differences, find_runs
+
+_HEAD = ("run", "data", "network", "best", "steps", "started", "state")
+_RIGHT = (3, 4)
+_EXAMPLES = """examples:
+  penstock runs
+  penstock runs experiments
+  penstock runs --json"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunsFlags:
+    """List the runs in a folder, with their best test, and the flags in which they differ.
+
+    Arguments:
+      folder: the folder of the runs; without it runs where that is one, else the present folder.
+      json: print JSON, for programs to read.
+    """
+
+    folder: str | None = positional("FOLDER", "?")
+    json: bool = False
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock runs` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0, also where there is no run; 2 when an argument was wrong.
+    """
+    return run_command("runs", lambda: _list(argv))
+
+
+def _list(argv: list[str]) -> None:
+    flags, _ = parse(RunsFlags, argv, prog="penstock runs", epilog=_EXAMPLES)
+    folder = Path(flags.folder or ("runs" if Path("runs").is_dir() else "."))
+    runs = find_runs(folder)
+    if flags.json:
+        print(json.dumps([run.to_json() for run in runs], indent=2))
+    elif runs:
+        _print(folder, runs)
+    else:
+        print(f"no runs in {folder}. `penstock train` makes one.")
+
+
+def _print(folder: Path, runs: Sequence[FoundRun]) -> None:
+    rows = [
+        (
+            str(run.path.relative_to(folder) if run.path != folder else folder),
+            run.data,
+            run.network,
+            run.describe_best(),
+            f"{run.num_steps:,}",
+            f"{run.started:%Y-%m-%d %H:%M}",
+            run.state,
+        )
+        for run in runs
+    ]
+    differences = [describe_differences(run, runs) for run in runs]
+    columns = find_columns()
+    wide = align_rows(
+        [
+            (*_HEAD, "flags that differ"),
+            *((*row, d) for row, d in zip(rows, differences, strict=True)),
+        ],
+        right=_RIGHT,
+    )
+    if columns is None or max(map(len, wide)) <= columns:
+        print("\n".join(wide))
+        return
+    head, *lines = align_rows([_HEAD, *rows], right=_RIGHT)
+    print(wrap_words(head, columns))
+    for line, difference in zip(lines, differences, strict=True):
+        print(wrap_words(line, columns, "  "))
+        if difference:
+            print(wrap_words(f"  {difference}", columns, "  "))

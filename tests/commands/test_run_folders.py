@@ -1,0 +1,177 @@
+"""`penstock runs` and `penstock compare`: what folders of runs say."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._folder_lock import FolderLock
+from penstock.commands import main
+from penstock.commands._flags import TRAIN_FLAGS
+from penstock.commands._run_folders import DISPLAY, SILENT, find_runs
+from tests.commands.running import run
+
+STARTED = 1_700_000_000
+
+
+def write_run(
+    path: Path,
+    *,
+    number: int = 0,
+    steps: int = 90,
+    accuracy: float | None = 0.9777,
+    is_done: bool = True,
+    network: str = "lenet",
+    **flags: Any,
+) -> None:
+    """Write what a run of `penstock train` leaves in its folder."""
+    (path / "best").mkdir(parents=True)
+    (path / "params").mkdir()
+    sections = {
+        "dataset": {"dataset_name": "digits", "dataset_dir": None},
+        "model": {"model_name": network},
+        "optimizer": {"optimizer": "adam", "learning_rate": 0.01} | flags,
+        "logging": {"overwrite": bool(number), "log_loss_every_n_iters": number},
+        "config": None,
+    }
+    (path / "config.json").write_text(json.dumps(sections))
+    (path / "data.json").write_text("{}")
+    rows = ["kind,epoch,step,global_step,seconds,examples,loss,accuracy"]
+    rows += [f"step,0,{steps - 1},{steps - 1},1.5,32,0.25,0.5"] if steps else []
+    if accuracy is not None:
+        metrics = {"loss": 0.125, "accuracy": accuracy}
+        record = {"step": steps // 2, "metrics": metrics, "monitor": "accuracy"}
+        (path / "best" / "test.json").write_text(json.dumps(record))
+        rows += [f"test,1,0,{steps},2.5,0,0.375,0.75"]
+    (path / "log.csv").write_text("\n".join(rows) + "\n")
+    params = path / "params" / "params.safetensors"
+    params.touch()
+    os.utime(path / "config.json", (STARTED + 60 * number, STARTED + 60 * number))
+    # Parameters of before the run went on, where it is not over.
+    end = STARTED + 60 * number + (1 if is_done else -1)
+    os.utime(params, (end, end))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return a folder of runs of which one is done, one was stopped and one saved nothing."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs/digits_lenet")
+    write_run(
+        tmp_path / "runs/digits_lenet-2", number=1, steps=40, is_done=False, learning_rate=0.1
+    )
+    (tmp_path / "runs/digits_lenet-2/checkpoints/50").mkdir(parents=True)
+    write_run(tmp_path / "runs/digits_lenet-3", number=2, steps=0, accuracy=None, is_done=False)
+    write_run(tmp_path / "runs/more/deep/resnet", number=3, network="resnet_v1_50")
+    # The run that another replaces is not one of its own.
+    write_run(tmp_path / "runs/digits_lenet/replaced")
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_with_best_and_state(folder, capsys):
+    status, out, err = run(capsys, "runs")
+    assert (status, err) == (0, "")
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert head == [
+        "run",
+        "data",
+        "network",
+        "best",
+        "steps",
+        "started",
+        "state",
+        "flags",
+        "that",
+        "differ",
+    ]
+    day = rows[0][5:7]
+    assert rows[0] == ["digits_lenet", "digits", "lenet", "97.77%", "90", *day, "done"]
+    assert rows[1][:5] == ["digits_lenet-2", "digits", "lenet", "97.77%", "50"]
+    # Neither what a run only shows nor where it writes is a difference.
+    assert rows[1][-2:] == ["stopped", "learning_rate=0.1"]
+    assert (rows[2][3], rows[2][-1]) == ("0", "failed")
+    assert (rows[3][0], rows[3][2], rows[3][-1]) == ("more/deep/resnet", "resnet_v1_50", "done")
+    assert len(rows) == 4
+
+
+def test_folder_that_is_a_run_is_listed_by_its_name(folder, capsys):
+    out = run(capsys, "runs", "runs/digits_lenet")[1]
+    assert [line.split()[0] for line in out.splitlines()] == ["run", "runs/digits_lenet"]
+
+
+def test_run_whose_folder_is_held_is_running(folder):
+    with FolderLock(folder / "digits_lenet"):
+        assert find_runs(folder)[0].state == "running"
+    assert find_runs(folder)[0].state == "done"
+
+
+def test_runs_as_json(folder, capsys):
+    facts = json.loads(run(capsys, "runs", str(folder), "--json")[1])
+    assert facts[1]["flags"]["learning_rate"] == 0.1
+    assert facts[0]["best"] == {"step": 45, "loss": 0.125, "accuracy": 0.9777}
+    assert facts[2]["best"] is None
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_table_fits_the_terminal(folder, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    names = [f"runs/{path.name}" for path in sorted(folder.glob("digits*"))]
+    for words in (["runs"], ["compare", *names, *names]):
+        capsys.readouterr()
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        table = [line for line in lines if "penstock plot" not in line]
+        assert max(map(len, table)) <= columns
+        assert any("0.1" in line for line in lines)
+
+
+def test_runs_are_compared_by_what_differs(folder, capsys):
+    paths = [str(folder / name) for name in ("digits_lenet", "digits_lenet-2", "digits_lenet-3")]
+    status, out, err = run(capsys, "compare", *paths)
+    assert (status, err) == (0, "")
+    rows = {line[:18].strip(): line[18:].split() for line in out.splitlines() if line}
+    assert rows["run"] == ["digits_lenet", "digits_lenet-2", "digits_lenet-3"]
+    assert rows["--learning_rate"] == ["0.01", "0.1", "0.01"]
+    assert rows["state"] == ["done", "stopped", "failed"]
+    assert rows["steps"] == ["90", "50", "0"]
+    assert rows["last train loss"] == ["0.25", "0.25"]
+    assert rows["last test accuracy"] == ["75.00%", "75.00%"]
+    assert rows["best test accuracy"] == ["97.77%", "97.77%"]
+    assert "--optimizer" not in rows
+    assert f"penstock plot {' '.join(paths)} --metric=accuracy" in out
+
+
+def test_comparison_as_json_has_the_flags_that_differ(folder, capsys):
+    paths = [str(folder / name) for name in ("digits_lenet", "digits_lenet-2")]
+    facts = json.loads(run(capsys, "compare", *paths, "--json")[1])
+    assert [each["flags"] for each in facts] == [{"learning_rate": 0.01}, {"learning_rate": 0.1}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs", "nowhere"], "got 'nowhere', expected a folder that holds runs."),
+        (["compare"], "required"),
+        (["compare", "runs/digits_lenet"], "got one run, 'runs/digits_lenet', expected two or"),
+        (["compare", "runs", "runs/digits_lenet"], "got 'runs', expected the folder of a run"),
+    ],
+)
+def test_mistake_is_one_line_and_status_2(folder, capsys, words, message):
+    status, out, err = run(capsys, *words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_folder_without_runs_says_how_to_make_one(tmp_path, capsys):
+    assert run(capsys, "runs", str(tmp_path)) == (
+        0,
+        f"no runs in {tmp_path}. `penstock train` makes one.\n",
+        "",
+    )
+
+
+def test_flags_that_are_no_difference_are_flags():
+    assert {*SILENT, *DISPLAY} <= set(TRAIN_FLAGS)

@@ -1,0 +1,53 @@
+"""Text in columns, and in lines that fit a terminal."""
+
+import pytest
+
+from penstock._text_tables import find_columns, wrap_clauses, wrap_parts, wrap_words
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (None, ["a 0.125, b runs/a-very-long_name.1 c"]),
+        (40, ["a 0.125, b runs/a-very-long_name.1 c"]),
+        (12, ["a 0.125, b", "  runs/a-very-long_name.1", "  c"]),
+        (4, ["a", "  0.125,", "  b", "  runs/a-very-long_name.1", "  c"]),
+    ],
+)
+def test_words_are_not_cut(columns, lines):
+    text = "a 0.125, b runs/a-very-long_name.1 c"
+    assert wrap_words(text, columns, "  ").split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (None, ["epoch 1/5  loss 0.125 (test 0.25)  top_5 1"]),
+        (42, ["epoch 1/5  loss 0.125 (test 0.25)  top_5 1"]),
+        (40, ["epoch 1/5  loss 0.125 (test 0.25)", "  top_5 1"]),
+        (30, ["epoch 1/5", "  loss 0.125 (test 0.25)", "  top_5 1"]),
+        (20, ["epoch 1/5", "  loss 0.125 (test", "  0.25)", "  top_5 1"]),
+    ],
+)
+def test_parts_stay_whole_where_they_fit(columns, lines):
+    parts = ["epoch 1/5", "  loss 0.125 (test 0.25)", "  top_5 1"]
+    assert wrap_parts(parts, columns).split("\n") == lines
+
+
+def test_clauses_are_broken_after_commas_not_in_numbers():
+    text = "images 28 x 28 x 1; 3,274,634 parameters, of lenet"
+    lines = ["images 28 x 28 x 1;", "  3,274,634 parameters,", "  of lenet"]
+    assert wrap_clauses(text, 26).split("\n") == lines
+
+
+def test_columns_are_those_of_a_terminal_only(monkeypatch):
+    class Terminal:
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "97")
+    assert find_columns(Terminal()) == 97
+    monkeypatch.setenv("COLUMNS", "3")
+    assert find_columns(Terminal()) == 20
+    monkeypatch.setattr("sys.stdout", None)
+    assert find_columns() is None
