@@ -203,7 +203,7 @@ def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any])
         found = answers.found
         cards["accuracy"] = f"{found.accuracy:.2%}"
         if len(answers.names) > 5:
-            cards["right class among five"] = f"{found.num_top_5 / max(found.num_images, 1):.2%}"
+            cards["top-5 accuracy"] = f"{found.num_top_5 / max(found.num_images, 1):.2%}"
         cards["cross entropy"] = f"{found.cross_entropy:.4g}"
         cards[f"{answers.split} images"] = f"{found.num_images:,}"
         cards["calibration error"] = f"{found.calibration_error:.1%}"

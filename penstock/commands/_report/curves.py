@@ -11,7 +11,7 @@ from penstock.commands._report.page import Element, add
 from penstock.commands._run_log import RunLog
 from penstock.handlers.figures import smooth
 
-_WIDTH, _HEIGHT = 420, 240
+_WIDTH, _HEIGHT = 420, 244
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 408, 10, 206
 # More points than pixels say no more.
 _MAX_POINTS = 700
@@ -49,7 +49,7 @@ class Axes:
             add(self.svg, "line", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4, class_="grid")
             text = add(self.svg, "text", _format_number(value), x=x, y=_BOTTOM + 17)
             text.set("text-anchor", "middle")
-        text = add(self.svg, "text", x_label, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 2)
+        text = add(self.svg, "text", x_label, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 5)
         text.set("text-anchor", "middle")
 
     def place(self, x: float, y: float) -> tuple[float, float]:
@@ -94,7 +94,7 @@ def draw_metrics(parent: Element, log: RunLog) -> None:
         add(
             parent,
             "p",
-            f"{num_left_out:,} values are not finite (NaN or infinite) and are left out.",
+            f"Values that are not finite (NaN or infinite) are left out: {num_left_out:,}.",
             class_="missing",
         )
 
@@ -116,7 +116,9 @@ def _draw_metric(parent: Element, log: RunLog, name: str) -> int:
     raw = np.quantile(train[1], [0.02, 0.98]) if len(train[1]) else []
     y = np.concatenate([curve, test[1], raw])
     label = f"{name} by step{_describe_last(train[1], test[1])}"
-    axes = Axes(figure, label, (min(0.0, float(x.min())), float(x.max())), (y.min(), y.max()))
+    margin = (y.max() - y.min()) / 20
+    limits = y.min() - margin, y.max() + margin
+    axes = Axes(figure, label, (min(0.0, float(x.min())), float(x.max())), limits)
     axes.draw_grid("step")
     if is_smoothed:
         axes.draw_line(_thin(train), "raw")
@@ -146,7 +148,7 @@ def _describe_last(train: np.ndarray, test: np.ndarray) -> str:
         for what, values in (("training", train), ("test", test))
         if len(values)
     ]
-    return f" — last: {', '.join(parts)}"
+    return f" – last: {', '.join(parts) if len(test) else f'{train[-1]:.4g}'}"
 
 
 def _thin(points: Points) -> Points:

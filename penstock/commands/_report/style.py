@@ -3,15 +3,17 @@
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2024; --soft: #60666c;
   --line: #dcdfe3; --panel: #f5f6f8; --train: #1f6fd0; --test: #d9480f; --bad: #c92a2a;
-  --good: #2b8a3e; --heat: 31 111 208; }
+  --good: #2b8a3e;
+    --heat: 31 111 208; --miss: 217 72 15; }
 @media (prefers-color-scheme: dark) { :root { --back: #15181c; --text: #e6e8ea; --soft: #9aa1a8;
   --line: #343a40; --panel: #1e2227; --train: #6cb0ff; --test: #ff9a5c; --bad: #ff8787;
-  --good: #69db7c; --heat: 88 160 255; } }
+  --good: #69db7c; --heat: 88 160 255; --miss: 255 140 80; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--text);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 16px; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: .3em 0 .5em; overflow-wrap: anywhere; }
+h3 { font-size: 1rem; margin: 1.4em 0 .4em; }
 h2 { font-size: 1.2rem; margin: 2em 0 .6em; padding-bottom: .25em;
   border-bottom: 1px solid var(--line); }
 p { max-width: 46em; overflow-wrap: anywhere; }
@@ -35,13 +37,14 @@ td.bar { min-width: 120px; padding-left: 8px; background: linear-gradient(rgb(va
   rgb(var(--heat) / .28)) 0 50% / var(--bar) 70% no-repeat; }
 table.matrix { font-size: .8rem; }
 table.matrix th, table.matrix td { padding: 3px 7px; text-align: right; border: 0; }
-table.matrix td { min-width: 34px; background: rgb(var(--heat) / var(--share)); }
-table.matrix td.hit { font-weight: 600; }
+table.matrix td { min-width: 34px; background: rgb(var(--miss) / var(--share)); }
+table.matrix td.hit { font-weight: 600;
+  background: rgb(var(--heat) / var(--share)); }
 table.matrix tbody th { position: sticky; left: 0; background: var(--back); max-width: 9em;
   overflow: hidden; text-overflow: ellipsis; }
 table.matrix thead th { max-width: 6em; overflow: hidden; text-overflow: ellipsis; }
 .figures { display: grid; gap: 14px;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); }
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
 figure { margin: 0; break-inside: avoid; }
 figcaption { font-size: .9rem; }
 svg { display: block; width: 100%; height: auto; max-width: 560px; }
@@ -81,10 +84,12 @@ details { margin: .8em 0; }
 summary { cursor: pointer; color: var(--train); }
 @media print {
   :root { --back: #fff; --text: #000; --soft: #444; --line: #bbb; --panel: #f2f2f2;
-    --train: #1f6fd0; --test: #d9480f; --bad: #c92a2a; --good: #2b8a3e; --heat: 31 111 208; }
+    --train: #1f6fd0; --test: #d9480f; --bad: #c92a2a; --good: #2b8a3e;
+    --heat: 31 111 208; --miss: 217 72 15; }
   body { font-size: 11pt; } main { max-width: none; padding: 0; } nav { display: none; }
   .scroll, .class-row > div { overflow: visible; flex-wrap: wrap; }
-  tr, .card { break-inside: avoid; } h2 { break-after: avoid; }
+  tr, .card { break-inside: avoid; } h3 { font-size: 1rem; margin: 1.4em 0 .4em; }
+h2 { break-after: avoid; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
 """
