@@ -10,8 +10,8 @@ from penstock import __version__, commands
 from penstock.commands import train
 
 NAMES = (
-    *("train", "launch", "eval", "predict", "import-weights", "models", "convert", "cache"),
-    "plot",
+    *("train", "launch", "eval", "predict", "report", "import-weights", "models", "convert"),
+    *("cache", "plot"),
 )
 LISTED = ", ".join(NAMES)
 

@@ -8,11 +8,19 @@ import numpy as np
 
 from penstock.commands._report.curves import draw_calibration
 from penstock.commands._report.findings import Example, Findings
-from penstock.commands._report.page import Element, Page, add, add_picture, add_table
+from penstock.commands._report.page import (
+    Element,
+    Page,
+    add,
+    add_details,
+    add_picture,
+    add_table,
+)
 
 # Of more classes the cells of a table are too many to read, and a picture shows them.
 _MAX_CELLS = 30
 _MAX_PAIRS = 20
+_MAX_ROWS = 50
 _NO_PICTURE = "Its images are neither gray nor RGB, so they are not shown."
 
 
@@ -22,9 +30,15 @@ def add_classes(page: Page, found: Findings, names: Sequence[str]) -> None:
     rows = [row for row in _describe_classes(found.matrix, names) if row is not None]
     rows.sort(key=lambda row: row[0])
     add(section, "p", "The class that is found least often comes first.", class_="note")
-    head = ("class", "images", "precision", "most often taken for", "recall")
-    cells = [row[1] for row in rows]
-    add_table(section, head, cells, right={1, 2, 4}, bars=[min(row[0], 1.0) for row in rows])
+    _add_class_rows(section, rows[:_MAX_ROWS])
+    if len(rows) > _MAX_ROWS:
+        _add_class_rows(add_details(section, f"All {len(rows):,} classes"), rows)
+
+
+def _add_class_rows(parent: Element, rows: Sequence[tuple[float, tuple[str, ...]]]) -> None:
+    head = ("class", "images", "recall", "precision", "most often taken for")
+    shares = [row[0] if row[0] <= 1 else 0.0 for row in rows]
+    add_table(parent, head, [row[1] for row in rows], right={1, 2, 3}, bars=(2, shares))
 
 
 def _describe_classes(
@@ -42,8 +56,8 @@ def _describe_classes(
         mistake = f"{names[worst]} ({others[worst]:,})" if others[worst] else ""
         # A class without images has no recall: it comes last.
         recall = hits / count if count else 2.0
-        shares = _share(hits, taken), mistake, _share(hits, count)
-        yield recall, (name, f"{count:,}", *shares)
+        shares = _share(hits, count), _share(hits, taken)
+        yield recall, (name, f"{count:,}", *shares, mistake)
 
 
 def _share(part: int, whole: int) -> str:

@@ -222,7 +222,7 @@ def add_parameters(page: Page, table: Sequence[ParameterRow]) -> None:
     parent = section
     if len(rows) > _MAX_ROWS:
         parent = add_details(section, f"All {len(rows):,} layers")
-    add_table(parent, ("layer", "parameters", "share"), rows, right={1, 2}, bars=shares)
+    add_table(parent, ("layer", "parameters", "share"), rows, right={1, 2}, bars=(2, shares))
 
 
 def add_command(page: Page, flags: Mapping[str, object]) -> None:

@@ -96,13 +96,13 @@ def add_table(
     rows: Iterable[Sequence[str]],
     *,
     right: Collection[int] = (),
-    bars: Sequence[float] | None = None,
+    bars: tuple[int, Sequence[float]] | None = None,
 ) -> Element:
     """Add a table that scrolls where it is wider than the page.
 
     Arguments:
       right: the numbers of the columns that stand right.
-      bars: for each row a share in 0..1, drawn as a bar behind its last cell.
+      bars: the number of a column, and for each row a share in 0..1, drawn as a bar behind it.
     """
     table = add(add(parent, "div", class_="scroll"), "table")
     line = add(add(table, "thead"), "tr")
@@ -116,8 +116,9 @@ def add_table(
             for number, text in enumerate(row)
         ]
         if bars is not None:
-            cells[-1].set("style", f"--bar: {100 * bars[index]:.1f}%")
-            cells[-1].set("class", f"{cells[-1].get('class')} bar")
+            column, shares = bars
+            cells[column].set("style", f"--bar: {100 * shares[index]:.1f}%")
+            cells[column].set("class", "right bar")
     return table
 
 

@@ -32,7 +32,8 @@ th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); vertical
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 .left { text-align: left; }
 .right { text-align: right; white-space: nowrap; }
-td.left { max-width: 34em; overflow-wrap: anywhere; min-width: 5em; }
+td.left { max-width: 34em; overflow-wrap: break-word; }
+td.left:first-child { min-width: 7em; }
 td.bar { min-width: 120px; padding-left: 8px; background: linear-gradient(rgb(var(--heat) / .28),
   rgb(var(--heat) / .28)) 0 50% / var(--bar) 70% no-repeat; }
 table.matrix { font-size: .8rem; }
