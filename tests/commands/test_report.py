@@ -170,7 +170,7 @@ def test_class_that_is_called_like_markup_is_inert_on_the_whole_page(run_folder,
 @pytest.mark.parametrize(
     ("gone", "said"),
     [
-        ("../photos", "Classes: "),
+        ("../photos", "Classes, mistakes, calibration and samples: "),
         ("log.csv", "Curves: the run got"),
         ("best,params,checkpoints", "Parameters by layer: "),
         ("config.json", "Repeat it: The flags are not known"),

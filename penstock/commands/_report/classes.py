@@ -142,10 +142,20 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str]) -> None:
         said, right = names[each.predicted], names[each.label]
         _add_image(figure, each, alt=f"{right}, taken for {said}", max_pixels=160)
         caption = add(figure, "figcaption")
-        text = add(caption, "span", f"said {said} ({each.sureness:.0%})", class_="said")
-        text.tail = ", "
-        text = add(caption, "span", f"is {right} ({each.right_share:.2g})", class_="truth")
-        text.tail = f" · #{each.number:,}"
+        add(caption, "div", f"said {said}, {format_likelihood(each.sureness)}", class_="said")
+        add(caption, "div", f"is {right}, {format_likelihood(each.right_share)}", class_="truth")
+        add(caption, "div", f"#{each.number:,}", class_="note")
+
+
+def format_likelihood(share: float) -> str:
+    """Return a probability as a percentage of two digits that count.
+
+    >>> format_likelihood(0.987), format_likelihood(0.0027), format_likelihood(1e-9)
+    ('99%', '0.27%', 'under 0.001%')
+    """
+    if share < 1e-5:
+        return "under 0.001%"
+    return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _add_image(parent: Element, example: Example, *, alt: str, max_pixels: int) -> Element | None:

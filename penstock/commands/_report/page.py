@@ -61,7 +61,7 @@ class Page:
 
     def add_section(self, title: str) -> Element:
         """Begin a section; it is in the list of contents too."""
-        name = title.lower().replace(" ", "-")
+        name = title.lower().replace(",", "").replace(" ", "-")
         add(self._contents, "a", title, href=f"#{name}").tail = " "
         section = add(self.main, "section", id=name)
         add(section, "h2", title)
