@@ -2,6 +2,7 @@
 
 import html
 import json
+import logging
 import os
 import re
 import shutil
@@ -276,6 +277,17 @@ def test_ticks_are_round_and_inside(low, high):
     assert low <= min(ticks) <= max(ticks) <= high * (1 + 1e-9)
 
 
+@pytest.fixture
+def compilations():
+    """Return the logger of compilations as a new process has it, and leave it as it was."""
+    logger = _compilation.COMPILATIONS
+    before = logger.level, list(logger.handlers)
+    logger.setLevel(logging.NOTSET)
+    yield logger
+    logger.setLevel(before[0])
+    logger.handlers[:] = before[1]
+
+
 def drive(record, *, global_step=0):
     """Send the events of an epoch that compiles, and of a stop in the middle of the next."""
     record(BeginTraining(epoch=0, num_epochs=2, global_step=global_step))
@@ -285,7 +297,7 @@ def drive(record, *, global_step=0):
     record(EndEpoch(epoch=0, global_step=global_step + 4, data_wait=0.5))
 
 
-def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatch):
+def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatch, compilations):
     path, clock = tmp_path / "run.json", iter(range(100))
     # A second passes between any two looks at the clock.
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
@@ -302,12 +314,12 @@ def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatc
     assert (last["state"], last["global_step"]) == ("interrupted", 8)
 
 
-def test_record_leaves_the_logger_of_compilations_as_it_was(tmp_path):
-    before = (_compilation.COMPILATIONS.level, list(_compilation.COMPILATIONS.handlers))
+def test_record_leaves_the_logger_of_compilations_as_it_was(tmp_path, compilations):
+    before = list(compilations.handlers)
     record = Record(tmp_path / "run.json", {})
     drive(record)
     record(EndTraining("completed"))
-    assert (_compilation.COMPILATIONS.level, _compilation.COMPILATIONS.handlers) == before
+    assert (compilations.level, compilations.handlers) == (logging.NOTSET, before)
 
 
 def test_half_a_record_is_none(tmp_path):
