@@ -20,6 +20,7 @@ _COMMANDS = {
     "launch": "start a command or a script as several processes on this machine, or on Ray",
     "eval": "say how well a trained network does, class by class",
     "predict": "name what a trained network sees in images",
+    "report": "show a run as a page: curves, classes, the worst mistakes as pictures",
     "import-weights": "make parameters from weights that others published",
     "models": "list the networks of the model library, or show the layers of one",
     "convert": "make record files from archives, image folders or other record files",

@@ -10,7 +10,7 @@ from penstock import __version__, commands
 from penstock.commands import train
 
 NAMES = (
-    *("train", "launch", "eval", "predict", "import-weights", "models", "convert"),
+    *("train", "launch", "eval", "predict", "report", "import-weights", "models", "convert"),
     *("runs", "compare", "cache", "plot"),
 )
 LISTED = ", ".join(NAMES)
@@ -67,6 +67,7 @@ USAGES = {
     "launch": "-n N [OPTIONS] -- COMMAND [ARGUMENTS]",
     "eval": "RUN [OPTIONS]",
     "predict": "RUN IMAGE [IMAGE ...] [OPTIONS]",
+    "report": "RUN [OPTIONS]",
     "import-weights": "MODEL FILE --output=FOLDER [OPTIONS]",
     "models": "[NAME] [OPTIONS]",
     "convert": "--dataset_name=NAME --dataset_dir=FOLDER [OPTIONS]",

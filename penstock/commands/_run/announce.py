@@ -115,8 +115,7 @@ def conclude(run: Run) -> None:
         print(f"evaluate it:  penstock eval {path}")
     if run.data.shape.preprocessing is not None:
         print(f"use it:       penstock predict {path} IMAGE...")
-    if folder.log.exists():
-        print(f"draw it:      penstock plot {path} --metric=loss,accuracy")
+    print(f"look at it:   penstock report {path}")
     if not run.saves_checkpoints:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")
 

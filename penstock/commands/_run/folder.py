@@ -38,6 +38,7 @@ class RunFolder:
       best: the parameters of the best test.
       log: the metrics, a row for each reading.
       profile: the folder of traces.
+      record: versions, devices, sizes and seconds, as `Record` writes them.
       replaced: the run that this one replaces, which is kept until this one is over.
     """
 
@@ -47,7 +48,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.params, self.best = path / "params", path / "best"
         self.log, self.profile = path / "log.csv", path / "profile"
-        self.replaced = path / "replaced"
+        self.replaced, self.record = path / "replaced", path / "run.json"
 
     def find_weights(self) -> Path | None:
         """Return where the network's weights are: the best, the last, or the checkpoints."""
@@ -57,7 +58,8 @@ class RunFolder:
     def list_made(self) -> list[Path]:
         """Return the files and folders that runs have made there."""
         named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
-        named += [self.data, self.replaced, self.path / "labels.txt", self.path / "confusion.png"]
+        named += [self.data, self.replaced, self.record]
+        named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
         # Logs and best parameters of earlier runs: `log.csv.1`.
         earlier = [*self.path.glob("log.csv.*"), *self.path.glob("best.*")]
         named += [path for path in earlier if path.suffix[1:].isdigit()]

@@ -14,6 +14,7 @@ from penstock.commands._flags import LoggingFlags, TrainFlags
 from penstock.commands._run.benchmark import Benchmark, TimedReader
 from penstock.commands._run.folder import RunFolder
 from penstock.commands._run.plan import Plan
+from penstock.commands._run.record import Record
 from penstock.commands._run.samples import BatchReader
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
 
@@ -47,8 +48,10 @@ def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) 
     evaluate = None
     if data.test is not None and logging.eval_every_n_epochs:
         evaluate = _make_evaluate(flags, data.test, folder, is_quiet=not shows_lines)
-    # Tests come first: handlers behind them show and log their results.
-    found: list[Any] = [] if evaluate is None else [evaluate, FinalTest(evaluate)]
+    # Before the tests, which are not to count as steps.
+    found: list[Any] = [Record(folder.record, describe_sizes(data, plan))]
+    # Tests come next: handlers behind them show and log their results.
+    found += [] if evaluate is None else [evaluate, FinalTest(evaluate)]
     if shows_lines:
         found.append(handlers.Log(every))
     elif is_shown:
@@ -67,6 +70,19 @@ def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) 
     if plan.stop_at is not None:
         found.append(handlers.StopAt(step=plan.stop_at))
     return RunHandlers(tuple(found), evaluate)
+
+
+def describe_sizes(data: Data, plan: Plan) -> dict[str, object]:
+    """Return how many images, steps and classes there are, by name."""
+    return {
+        "num_train": data.num_train,
+        "num_test": data.num_test,
+        "num_classes": data.shape.num_classes,
+        "image_shape": list(data.shape.image_shape),
+        "batch_size": data.batch_size,
+        "steps_per_epoch": data.steps_per_epoch,
+        "num_steps": plan.num_steps,
+    }
 
 
 def is_tracing(logging: LoggingFlags) -> bool:

@@ -1,0 +1,1 @@
+"""What `penstock report` makes its page of."""

@@ -1,0 +1,226 @@
+"""The sections about classes: their table, confusions, worst mistakes, calibration, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from penstock.commands._report.curves import draw_calibration
+from penstock.commands._report.findings import Example, Findings
+from penstock.commands._report.page import (
+    Element,
+    Page,
+    add,
+    add_details,
+    add_picture,
+    add_table,
+)
+
+# Of more classes the cells of a table are too many to read, and a picture shows them.
+_MAX_CELLS = 30
+_MAX_PAIRS = 20
+_MAX_ROWS = 50
+_NO_PICTURE = "Its images are neither gray nor RGB, so they are not shown."
+
+
+def add_classes(page: Page, found: Findings, names: Sequence[str]) -> None:
+    """Add the table of classes, the worst by recall first."""
+    section = page.add_section("Classes")
+    rows = [row for row in _describe_classes(found.matrix, names) if row is not None]
+    rows.sort(key=lambda row: row[0])
+    add(section, "p", "The class that is found least often comes first.", class_="note")
+    _add_class_rows(section, rows[:_MAX_ROWS])
+    if len(rows) > _MAX_ROWS:
+        _add_class_rows(add_details(section, f"All {len(rows):,} classes"), rows)
+
+
+def _add_class_rows(parent: Element, rows: Sequence[tuple[float, tuple[str, ...]]]) -> None:
+    head = ("class", "images", "recall", "precision", "most often taken for")
+    shares = [row[0] if row[0] <= 1 else 0.0 for row in rows]
+    add_table(parent, head, [row[1] for row in rows], right={1, 2, 3}, bars=(2, shares))
+
+
+def _describe_classes(
+    matrix: np.ndarray, names: Sequence[str]
+) -> Iterator[tuple[float, tuple[str, ...]] | None]:
+    for number, name in enumerate(names):
+        count, taken = int(matrix[number].sum()), int(matrix[:, number].sum())
+        if not count and not taken:
+            yield None
+            continue
+        hits = int(matrix[number, number])
+        others = matrix[number].copy()
+        others[number] = 0
+        worst = int(others.argmax())
+        mistake = f"{names[worst]} ({others[worst]:,})" if others[worst] else ""
+        # A class without images has no recall: it comes last.
+        recall = hits / count if count else 2.0
+        shares = _share(hits, count), _share(hits, taken)
+        yield recall, (name, f"{count:,}", *shares, mistake)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def add_confusion(page: Page, found: Findings, names: Sequence[str]) -> None:
+    """Add the confusion matrix, and the pairs of classes that are confused most often."""
+    section = page.add_section("Confusion matrix")
+    add(section, "p", "Rows are what is right, columns what the network says.", class_="note")
+    # A class without images is a row of zeros.
+    shares = found.matrix / np.maximum(found.matrix.sum(axis=1, keepdims=True), 1)
+    if len(names) <= _MAX_CELLS:
+        _add_matrix(section, found.matrix, shares, names)
+    else:
+        picture = np.rint(255 * (1 - shares)).astype(np.uint8)[:, :, np.newaxis]
+        # A cell of a thousand classes is less than a pixel; of forty it is a square.
+        side = -(-560 // len(names))
+        picture = picture.repeat(side, axis=0).repeat(side, axis=1)
+        alt = "confusion matrix: the darker, the larger the share of the row"
+        image = add_picture(section, picture, alt=alt, max_pixels=1200)
+        image.set("class", "picture matrix-picture")
+    wrong = found.matrix.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_MAX_PAIRS]
+    pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
+    if not pairs:
+        return
+    add(section, "h3", "Confused most often")
+    rows = [
+        (names[a], names[b], f"{wrong[a, b]:,}", _share(wrong[a, b], found.matrix[a].sum()))
+        for a, b in pairs
+    ]
+    add_table(section, ("class", "taken for", "images", "share of the class"), rows, right={2, 3})
+
+
+def _add_matrix(
+    section: Element, matrix: np.ndarray, shares: np.ndarray, names: Sequence[str]
+) -> None:
+    table = add(add(section, "div", class_="scroll"), "table", class_="matrix")
+    line = add(add(table, "thead"), "tr")
+    add(line, "th")
+    for name in names:
+        add(line, "th", name, title=name, scope="col")
+    body = add(table, "tbody")
+    for row, name in enumerate(names):
+        line = add(body, "tr")
+        add(line, "th", name, title=name, scope="row")
+        for column, share in enumerate(shares[row]):
+            count = int(matrix[row, column])
+            cell = add(line, "td", f"{count:,}" if count else "")
+            # A mistake of one in a hundred is to be seen too.
+            cell.set("style", f"--share: {0.12 + 0.53 * share if count else 0:.2f}")
+            if row == column:
+                cell.set("class", "hit")
+
+
+def add_mistakes(page: Page, found: Findings, names: Sequence[str]) -> None:
+    """Add the worst mistakes as pictures, with what was said and what is right."""
+    title = "Worst mistakes"
+    num_wrong = found.num_images - int(np.trace(found.matrix))
+    if not num_wrong:
+        page.leave_out(title, f"There are none: all {found.num_images:,} images are right.")
+        return
+    if not found.mistakes:
+        page.leave_out(title, "None were asked for. --mistakes=24 shows them.")
+        return
+    if all(each.image is None for each in found.mistakes):
+        page.leave_out(title, _NO_PICTURE)
+        return
+    section = page.add_section(title)
+    add(
+        section,
+        "p",
+        f"{len(found.mistakes):,} of {num_wrong:,}, those first whose right class was thought "
+        "least likely. The number is the image's place in the split.",
+        class_="note",
+    )
+    figures = add(section, "div", class_="pictures")
+    for each in found.mistakes:
+        figure = add(figures, "figure")
+        said, right = names[each.predicted], names[each.label]
+        _add_image(figure, each, alt=f"{right}, taken for {said}", max_pixels=160)
+        caption = add(figure, "figcaption")
+        add(caption, "div", f"said {said}, {format_likelihood(each.sureness)}", class_="said")
+        add(caption, "div", f"is {right}, {format_likelihood(each.right_share)}", class_="truth")
+        add(caption, "div", f"#{each.number:,}", class_="note")
+
+
+def format_likelihood(share: float) -> str:
+    """Return a probability as a percentage of two digits that count.
+
+    >>> format_likelihood(0.987), format_likelihood(0.0027), format_likelihood(1e-9)
+    ('99%', '0.27%', 'under 0.001%')
+    """
+    if share < 1e-5:
+        return "under 0.001%"
+    return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
+
+
+def _add_image(parent: Element, example: Example, *, alt: str, max_pixels: int) -> Element | None:
+    if example.image is None:
+        return None
+    return add_picture(parent, example.image, alt=alt, max_pixels=max_pixels)
+
+
+def add_calibration(page: Page, found: Findings) -> None:
+    """Add the calibration curve, its error and the counts of its bins."""
+    section = page.add_section("Calibration")
+    sure = found.bins[:, 1].sum() / max(found.num_images, 1)
+    add(
+        section,
+        "p",
+        f"On average the network is {sure:.1%} sure and {found.accuracy:.1%} right. Where a bar is "
+        "below the dashed line it is too sure, above it not sure enough. The expected calibration "
+        f"error is {found.calibration_error:.1%}.",
+    )
+    bins = [
+        (int(count), total / count, hits / count) if count else (0, 0.0, 0.0)
+        for count, total, hits in found.bins
+    ]
+    figures = add(section, "div", class_="figures")
+    draw_calibration(figures, bins)
+    rows = [
+        (
+            f"{number / len(bins):.0%} to {(number + 1) / len(bins):.0%}",
+            f"{count:,}",
+            f"{right:.1%}",
+        )
+        for number, (count, _, right) in enumerate(bins)
+        if count
+    ]
+    add_table(add(figures, "div"), ("probability", "images", "right"), rows, right={1, 2})
+
+
+def add_samples(page: Page, found: Findings, names: Sequence[str]) -> None:
+    """Add the first images of each class; those that the network is wrong about are framed."""
+    title = "Samples of each class"
+    examples = [each for kept in found.samples.values() for each in kept]
+    if not examples:
+        page.leave_out(title, "None were asked for. --samples=6 shows them.")
+        return
+    if all(each.image is None for each in examples):
+        page.leave_out(title, _NO_PICTURE)
+        return
+    section = page.add_section(title)
+    num_classes = int((found.matrix.sum(axis=1) > 0).sum())
+    shown = f" {len(found.samples)} of {num_classes:,} classes are shown."
+    add(
+        section,
+        "p",
+        "As the network gets them. It is wrong about those with a frame."
+        + shown * (num_classes > len(found.samples)),
+        class_="note",
+    )
+    for label in sorted(found.samples):
+        row = add(section, "div", class_="class-row")
+        add(row, "b", names[label])
+        pictures = add(row, "div")
+        for each in found.samples[label]:
+            said = "" if each.is_right else f", taken for {names[each.predicted]}"
+            image = _add_image(pictures, each, alt=f"{names[label]}{said}", max_pixels=112)
+            if image is not None:
+                image.set("title", f"{names[label]}{said}")
+            if image is not None and not each.is_right:
+                image.set("class", f"{image.get('class')} wrong")

@@ -1,0 +1,164 @@
+"""What a network says of a split of its data: counts, its worst mistakes, samples of classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from penstock.commands._run.samples import Batch
+
+_NUM_BINS = 10
+_NUM_CLASSES_SHOWN = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """An image and what the network says of it.
+
+    Arguments:
+      image: `[H, W, 1 or 3]` uint8, as the network gets it; None where it is no picture.
+      number: of the image in the split, from 0.
+      sureness: the probability of what was said.
+      right_share: the probability of what is right.
+    """
+
+    image: np.ndarray | None
+    number: int
+    label: int
+    predicted: int
+    sureness: float
+    right_share: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the network is right."""
+        return self.label == self.predicted
+
+
+class Findings:
+    """Counts over a split, filled batch by batch; of the images only those to show are kept.
+
+    Arguments:
+      num_classes: of the network.
+      num_mistakes: how many of the worst mistakes are kept.
+      num_samples: how many images of each class are kept, the first ones.
+
+    Attributes:
+      matrix: how often each class was predicted for each label, `[labels, predictions]`.
+      mistakes: the worst first: the right class had the least probability.
+      samples: by label.
+      bins: images, summed probability and hits of each tenth of the probability, `[10, 3]`.
+      num_top_5: images with the right class among the five likeliest.
+      num_broken: images whose probabilities are not finite.
+
+    >>> findings = Findings(2, num_mistakes=1, num_samples=1)
+    >>> images = np.zeros((2, 4, 4, 1), np.uint8)
+    >>> findings.add(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), images)
+    >>> findings.accuracy, findings.mistakes[0].predicted, findings.mistakes[0].right_share
+    (0.5, 0, 0.2)
+    """
+
+    def __init__(self, num_classes: int, *, num_mistakes: int, num_samples: int) -> None:
+        self.matrix = np.zeros((num_classes, num_classes), np.int64)
+        self.bins = np.zeros((_NUM_BINS, 3))
+        self.mistakes: list[Example] = []
+        self.samples: dict[int, list[Example]] = {}
+        self.num_images = self.num_top_5 = self.num_broken = 0
+        self._sum_of_logs = 0.0
+        self._num_mistakes, self._num_samples = num_mistakes, num_samples
+
+    @property
+    def accuracy(self) -> float:
+        """The share of images that the network is right about."""
+        return float(np.trace(self.matrix)) / max(self.num_images, 1)
+
+    @property
+    def cross_entropy(self) -> float:
+        """The mean of the right class's negative logarithmic probability, in nats."""
+        return -self._sum_of_logs / max(self.num_images, 1)
+
+    @property
+    def calibration_error(self) -> float:
+        """The mean distance of probability and share that is right, over bins by their images.
+
+        The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks",
+        2017.
+        """
+        return float(np.abs(self.bins[:, 1] - self.bins[:, 2]).sum()) / max(self.num_images, 1)
+
+    def add(self, labels: np.ndarray, probabilities: np.ndarray, images: np.ndarray) -> None:
+        """Count a batch.
+
+        Arguments:
+          labels: `[B]`.
+          probabilities: `[B, classes]`.
+          images: `[B, H, W, C]`, as the network got them.
+        """
+        labels = np.asarray(labels).reshape(-1)
+        self.num_broken += int((~np.isfinite(probabilities).all(axis=1)).sum())
+        probabilities = np.nan_to_num(np.asarray(probabilities, np.float64))
+        predicted = probabilities.argmax(axis=1)
+        sureness, right_share = probabilities.max(axis=1), probabilities[range(len(labels)), labels]
+        np.add.at(self.matrix, (labels, predicted), 1)
+        numbers = np.clip((sureness * _NUM_BINS).astype(int), 0, _NUM_BINS - 1)
+        hits = (labels == predicted).astype(float)
+        np.add.at(self.bins, numbers, np.stack([np.ones_like(sureness), sureness, hits], axis=1))
+        is_above = probabilities > right_share[:, np.newaxis]
+        self.num_top_5 += int((is_above.sum(axis=1) < 5).sum())
+        self._sum_of_logs += float(np.log(np.maximum(right_share, 1e-30)).sum())
+
+        def make(row: int) -> Example:
+            return Example(
+                image=to_picture(images[row]),
+                number=self.num_images + row,
+                label=int(labels[row]),
+                predicted=int(predicted[row]),
+                sureness=float(sureness[row]),
+                right_share=float(right_share[row]),
+            )
+
+        self._keep_mistakes(np.flatnonzero(hits == 0), right_share, make)
+        self._keep_samples(labels, make)
+        self.num_images += len(labels)
+
+    def _keep_mistakes(
+        self, wrong: np.ndarray, right_share: np.ndarray, make: Callable[[int], Example]
+    ) -> None:
+        worst = wrong[np.argsort(right_share[wrong], kind="stable")][: self._num_mistakes]
+        found = [*self.mistakes, *map(make, worst.tolist())]
+        found.sort(key=lambda each: (each.right_share, -each.sureness))
+        self.mistakes = found[: self._num_mistakes]
+
+    def _keep_samples(self, labels: np.ndarray, make: Callable[[int], Example]) -> None:
+        for row, label in enumerate(labels.tolist()):
+            if label not in self.samples and len(self.samples) == _NUM_CLASSES_SHOWN:
+                continue
+            kept = self.samples.setdefault(label, [])
+            if len(kept) < self._num_samples:
+                kept.append(make(row))
+
+
+def look(
+    reader: Iterable[Batch], infer: Callable[[Mapping[str, np.ndarray]], object], into: Findings
+) -> None:
+    """Count what a network says of the batches of a pass.
+
+    Arguments:
+      infer: gives probabilities `[B, classes]` of a feed.
+    """
+    for batch in reader:
+        image = np.asarray(batch["image"])
+        into.add(np.array(batch["label"]), np.asarray(infer({"image": image})), image)
+
+
+def to_picture(image: np.ndarray) -> np.ndarray | None:
+    """Return an image in 0..255 as uint8 of its own; None where it is neither gray nor RGB.
+
+    >>> to_picture(np.full((1, 1, 1), 254.6, np.float32)).item()
+    255
+    """
+    if image.ndim != 3 or image.shape[-1] not in (1, 3):
+        return None
+    return np.clip(np.rint(image), 0, 255).astype(np.uint8)

@@ -1,0 +1,96 @@
+"""How the page looks: dark and light, on a phone, and printed."""
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fff; --text: #1c2024; --soft: #60666c;
+  --line: #dcdfe3; --panel: #f5f6f8; --train: #1f6fd0; --test: #d9480f; --bad: #c92a2a;
+  --good: #2b8a3e;
+    --heat: 31 111 208; --miss: 217 72 15; }
+@media (prefers-color-scheme: dark) { :root { --back: #15181c; --text: #e6e8ea; --soft: #9aa1a8;
+  --line: #343a40; --panel: #1e2227; --train: #6cb0ff; --test: #ff9a5c; --bad: #ff8787;
+  --good: #69db7c; --heat: 88 160 255; --miss: 255 140 80; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--text);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 16px; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: .3em 0 .5em; overflow-wrap: anywhere; }
+h3 { font-size: 1rem; margin: 1.4em 0 .4em; }
+h2 { font-size: 1.2rem; margin: 2em 0 .6em; padding-bottom: .25em;
+  border-bottom: 1px solid var(--line); }
+p { max-width: 46em; overflow-wrap: anywhere; }
+nav { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: .9rem; margin: 1em 0; }
+a { color: var(--train); text-decoration: none; }
+a:hover { text-decoration: underline; }
+.missing, .note { color: var(--soft); }
+.missing { border-left: 3px solid var(--line); padding-left: 12px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px; }
+.card { background: var(--panel); border-radius: 8px; padding: 10px 14px; }
+.card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+.card span { color: var(--soft); font-size: .85rem; }
+.scroll { overflow-x: auto; margin: .8em 0; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+.left { text-align: left; }
+.right { text-align: right; white-space: nowrap; }
+td.left { max-width: 34em; overflow-wrap: break-word; }
+td.left:first-child { min-width: 7em; }
+td.bar { min-width: 120px; padding-left: 8px; background: linear-gradient(rgb(var(--heat) / .28),
+  rgb(var(--heat) / .28)) 0 50% / var(--bar) 70% no-repeat; }
+table.matrix { font-size: .8rem; }
+table.matrix th, table.matrix td { padding: 3px 7px; text-align: right; border: 0; }
+table.matrix td { min-width: 34px; background: rgb(var(--miss) / var(--share)); }
+table.matrix td.hit { font-weight: 600;
+  background: rgb(var(--heat) / var(--share)); }
+table.matrix tbody th { position: sticky; left: 0; background: var(--back); max-width: 9em;
+  overflow: hidden; text-overflow: ellipsis; }
+table.matrix thead th { max-width: 6em; overflow: hidden; text-overflow: ellipsis; }
+.figures { display: grid; gap: 14px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
+figure { margin: 0; break-inside: avoid; }
+figcaption { font-size: .9rem; }
+svg { display: block; width: 100%; height: auto; max-width: 560px; }
+svg text { fill: var(--soft); font-size: 11px; }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .train { stroke: var(--train); fill: none; stroke-width: 2; stroke-linejoin: round; }
+svg .raw { stroke: var(--train); fill: none; stroke-width: 1; opacity: .3; }
+svg .test { stroke: var(--test); fill: none; stroke-width: 1.5; stroke-dasharray: 5 3; }
+svg circle { fill: var(--test); }
+svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
+svg rect.bin { fill: rgb(var(--heat) / .55); }
+.train-key, .test-key { font-weight: 600; }
+.train-key { color: var(--train); }
+.test-key { color: var(--test); }
+.pictures { display: grid; gap: 14px;
+  grid-template-columns: repeat(auto-fill, minmax(132px, 1fr)); }
+.pictures figcaption { font-size: .85rem; line-height: 1.35; margin-top: 4px;
+  overflow-wrap: anywhere; }
+.picture { display: block; width: 100%; border-radius: 4px; background: var(--panel); }
+.small { image-rendering: pixelated; }
+.said { color: var(--bad); }
+.truth { color: var(--good); }
+.class-row { margin: .9em 0; break-inside: avoid; }
+.class-row > div { display: flex; gap: 6px; overflow-x: auto; margin-top: 3px; }
+.class-row img { width: 84px; flex: none; }
+.class-row img.wrong { outline: 3px solid var(--bad); outline-offset: -3px; }
+.matrix-picture { max-width: 560px; border: 1px solid var(--line); }
+.stack { display: flex; height: 26px; border-radius: 6px; overflow: hidden; margin: .6em 0; }
+.stack i { min-width: 1px; }
+.t0 { background: #1f6fd0; } .t1 { background: #d9480f; } .t2 { background: #868e96; }
+.t3 { background: #2b8a3e; }
+.swatch { display: inline-block; width: 10px; height: 10px; border-radius: 2px;
+  margin-right: 6px; }
+pre { background: var(--panel); padding: 12px 14px; border-radius: 8px; overflow-x: auto;
+  font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+details { margin: .8em 0; }
+summary { cursor: pointer; color: var(--train); }
+@media print {
+  :root { --back: #fff; --text: #000; --soft: #444; --line: #bbb; --panel: #f2f2f2;
+    --train: #1f6fd0; --test: #d9480f; --bad: #c92a2a; --good: #2b8a3e;
+    --heat: 31 111 208; --miss: 217 72 15; }
+  body { font-size: 11pt; } main { max-width: none; padding: 0; } nav { display: none; }
+  .scroll, .class-row > div { overflow: visible; flex-wrap: wrap; }
+  tr, .card { break-inside: avoid; } h3 { font-size: 1rem; margin: 1.4em 0 .4em; }
+h2 { break-after: avoid; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}
+"""

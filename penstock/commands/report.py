@@ -1,0 +1,237 @@
+"""`penstock report`: a run as one page of HTML, for a person to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from penstock import Trainer
+from penstock._errors import UnknownNameError, nearest
+from penstock._paths import expand_path
+from penstock.commands._argument_parser import FlagValue, parse, positional
+from penstock.commands._checks import UsageError, check_at_least
+from penstock.commands._failures import one_line, run_command
+from penstock.commands._flags import choose_flags
+from penstock.commands._report import classes, overview
+from penstock.commands._report.curves import draw_metrics
+from penstock.commands._report.findings import Findings, look
+from penstock.commands._report.page import Page, add
+from penstock.commands._run.data import open_for_evaluation
+from penstock.commands._run.folder import RunFolder, find_run_folder
+from penstock.commands._run.record import read_record
+from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run_log import LogError, RunLog, read_log
+from penstock.readers import DatasetNotFoundError
+
+PROG = "penstock report"
+_EXAMPLES = """examples:
+  penstock report runs/digits_lenet
+  penstock report runs/photos_mobilenet_v2 --dataset_dir=elsewhere/photos
+  penstock report runs/digits_lenet --mistakes=100 --output=digits.html
+
+A run's flags are those it was trained with; training options given here replace them."""
+_FROM_TRAIN = choose_flags(
+    *("dataset_dir", "train_files", "eval_files", "batch_size"),
+    *("num_preprocessing_threads", "skip_damaged", "plugin"),
+)
+_OF_DATA = "Classes, mistakes, calibration and samples"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportFlags:
+    """Show a run as one page of HTML: curves, classes, the worst mistakes, times.
+
+    Arguments:
+      run: the folder of a run, or one with a log of CSVLog or JSONLog.
+      output: the page; report.html in the run's folder without it.
+      split: the part of the data that the network is asked about.
+      mistakes: how many of the worst mistakes are shown.
+      samples: how many images of each class are shown.
+    """
+
+    run: str = positional("RUN")
+    output: str | None = None
+    split: Literal["test", "train"] = "test"
+    mistakes: int = 24
+    samples: int = 6
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_at_least(0, mistakes=self.mistakes, samples=self.samples)
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock report` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0 when the page was written, 1 when it failed, 2 when it was called wrongly.
+    """
+    return run_command("report", lambda: _report(argv))
+
+
+def _report(argv: list[str]) -> None:
+    flags, given = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    folder, log = _find_run(expand_path(flags.run))
+    output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
+    if output.is_dir():
+        raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
+    page = make_page(folder, log, flags, given)
+    page.write(output)
+    for sentence in page.missing:
+        print(f"left out: {sentence}", file=sys.stderr)
+    print(f"{output}  ({output.stat().st_size / 1000:,.0f} kB; open it in a browser)")
+
+
+def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
+    """Return the folder of a run, and its log or what is wrong with that.
+
+    Raises:
+      FileNotFoundError: nothing is there, or neither a run nor a log.
+    """
+    folder = find_run_folder(path)
+    try:
+        log: RunLog | LogError = read_log(str(path if folder is None else folder.log))
+    except LogError as error:
+        log = error
+    if folder is not None:
+        return folder, log
+    if isinstance(log, RunLog):
+        return RunFolder(path if path.is_dir() else path.parent), log
+    if not path.exists():
+        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        problem = f"There is nothing of that name.{nearest(path.name, there)}"
+    else:
+        problem = "It has no data.json, as `penstock train` writes one, and no log that can be read"
+        problem += f": {log}"
+    raise FileNotFoundError(
+        f"the run got {str(path)!r}, expected the folder of a run, such as runs/digits_lenet. "
+        f"{problem}"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """What the network of a run says of a split, and the names of its classes."""
+
+    found: Findings
+    names: tuple[str, ...]
+    trainer: Trainer
+    weights: Path
+    split: str
+
+
+def make_page(
+    folder: RunFolder,
+    log: RunLog | LogError,
+    flags: ReportFlags,
+    given: Mapping[str, FlagValue],
+) -> Page:
+    """Return the page of a run; parts that cannot be made say why.
+
+    Arguments:
+      log: of the run, or what is wrong with it.
+      given: flags of `penstock train`, by name, which replace those of the run.
+
+    Raises:
+      UsageError: a flag has a wrong value.
+    """
+    page = Page(f"Report of {folder.path}")
+    record, run_flags = read_record(folder.record), overview.read_flags(folder)
+    answers = _ask(folder, flags, given)
+    _add_summary(page, answers, record)
+    overview.add_run(page, run_flags, record)
+    if isinstance(log, RunLog):
+        draw_metrics(page.add_section("Curves"), log)
+    else:
+        page.leave_out("Curves", one_line(log))
+    _add_answers(page, answers)
+    overview.add_times(page, record)
+    if isinstance(answers, _Answers):
+        overview.add_parameters(page, answers.trainer.builder.parameter_table())
+    else:
+        page.leave_out("Parameters by layer", answers)
+    overview.add_command(page, run_flags)
+    return page
+
+
+def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) -> _Answers | str:
+    """Return what the network says of a split; or why there is nothing to say.
+
+    Raises:
+      UsageError: a flag has a wrong value.
+    """
+    if not folder.data.exists() or not folder.config.exists():
+        return "It has no data.json and config.json of `penstock train`: no network can be asked."
+    try:
+        saved = find_network(PROG, str(folder.path), given)
+        if saved.flags.dataset.dataset_name == "mock":
+            return (
+                "It was trained on ones, the mock data, to measure speed: no class can be learned."
+            )
+        batch_size = saved.flags.model.batch_size * jax.device_count()
+        data, reader, num_images = open_for_evaluation(
+            saved.flags, flags.split, saved.weights, batch_size=batch_size
+        )
+        said = f"asking {saved.weights} about {num_images:,} images, the {flags.split} split ..."
+        print(said, file=sys.stderr, flush=True)
+        trainer = load_network(saved, data.shape)
+        found = Findings(
+            data.shape.num_classes, num_mistakes=flags.mistakes, num_samples=flags.samples
+        )
+        look(reader(), trainer.infer, found)
+    except UsageError:
+        raise
+    except DatasetNotFoundError as error:
+        return f"{one_line(error)} --split=train asks about what it was trained on."
+    # The data has been moved, or nothing was saved yet: the rest of the page still helps.
+    except (OSError, ValueError, UnknownNameError, ModuleNotFoundError) as error:
+        return one_line(error)
+    return _Answers(
+        found=found,
+        names=data.class_names,
+        trainer=trainer,
+        weights=saved.weights,
+        split=flags.split,
+    )
+
+
+def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any]) -> None:
+    """Add what a reader looks at first."""
+    cards: dict[str, str] = {}
+    if isinstance(answers, _Answers):
+        found = answers.found
+        cards["accuracy"] = f"{found.accuracy:.2%}"
+        if len(answers.names) > 5:
+            cards["top-5 accuracy"] = f"{found.num_top_5 / max(found.num_images, 1):.2%}"
+        cards["cross entropy"] = f"{found.cross_entropy:.4g}"
+        cards[f"{answers.split} images"] = f"{found.num_images:,}"
+        cards["calibration error"] = f"{found.calibration_error:.1%}"
+    if record.get("global_step"):
+        cards["steps"] = f"{record['global_step']:,}"
+    overview.add_cards(page.main, cards)
+    if not isinstance(answers, _Answers):
+        return
+    text = f"Of {answers.weights}, asked about the {answers.split} split."
+    if answers.found.num_broken:
+        text += (
+            f" {answers.found.num_broken:,} images got probabilities that are not finite: the "
+            "training diverged. A smaller --learning_rate helps most often."
+        )
+    add(page.main, "p", text, class_="note")
+
+
+def _add_answers(page: Page, answers: _Answers | str) -> None:
+    if not isinstance(answers, _Answers):
+        page.leave_out(_OF_DATA, answers)
+        return
+    found, names = answers.found, answers.names
+    classes.add_classes(page, found, names)
+    classes.add_confusion(page, found, names)
+    classes.add_mistakes(page, found, names)
+    classes.add_calibration(page, found)
+    classes.add_samples(page, found, names)

@@ -1,0 +1,331 @@
+"""`penstock report`: what its page shows of a run, and what it says of what is not there."""
+
+import html
+import json
+import logging
+import os
+import re
+import shutil
+from html.parser import HTMLParser
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock import commands
+from penstock.commands._report.curves import choose_ticks
+from penstock.commands._report.findings import Findings, to_picture
+from penstock.commands._report.overview import find_changed, make_command
+from penstock.commands._report.overview import read_flags as read_run_flags
+from penstock.commands._report.page import Page, add, add_table
+from penstock.commands._run.folder import RunFolder, find_differences
+from penstock.commands._run.record import Record, read_record
+from penstock.commands._run_log import read_log
+from penstock.commands.train import read_flags
+from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
+from penstock.program_builder import _compilation
+from tests.commands.running import run
+from tests.source_tree import ROOT
+
+EVIL = "<script>alert('no')</script>"
+FAST = (
+    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
+    "--model_name=tiny",
+    "--num_preprocessing_threads=0",
+    "--enable_paisoar=False",
+    "--dataset_name=image_folder",
+    "--dataset_dir=photos",
+    "--train_image_size=8",
+    "--batch_size=8",
+)
+
+
+class Reader(HTMLParser):
+    """Collect the elements of a page, and what is said in them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def said(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def write_photos(folder, num_images=20):
+    """Write a folder of two classes: bright and dark, but for one bright one among the dark."""
+    random = np.random.default_rng(0)
+    for name, light in (("bright", 200), ("dark", 20)):
+        for split in ("train", "test"):
+            (folder / f"photos/{split}/{name}").mkdir(parents=True)
+            for number in range(num_images if split == "train" else 6):
+                light_of_it = 200 if (split, number) == ("test", 5) else light
+                image = light_of_it + random.integers(0, 20, (8, 8, 3))
+                path = folder / f"photos/{split}/{name}/{number}.png"
+                cv2.imwrite(str(path), image.astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train a network for four epochs; return the folder of runs."""
+    folder = tmp_path_factory.mktemp("report")
+    write_photos(folder)
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        assert commands.main(["train", *FAST, "--num_epochs=4", "--output_dir=."]) == 0
+    finally:
+        os.chdir(before)
+    (folder / "runs/image_folder_tiny").rename(folder / "run")
+    return folder
+
+
+@pytest.fixture
+def run_folder(trained, tmp_path, monkeypatch):
+    """Copy the run, for a test to break; return its folder."""
+    shutil.copytree(trained / "run", tmp_path / "run")
+    (tmp_path / "photos").symlink_to(trained / "photos")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "run"
+
+
+def read_page(path):
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def test_page_has_every_part_and_loads_nothing(run_folder, capsys):
+    status, out, err = run(capsys, "report", "run")
+    assert status == 0, err
+    assert re.fullmatch(r"run/report\.html  \(\d+ kB; open it in a browser\)\n", out)
+    assert "left out" not in err
+    page = read_page(run_folder / "report.html")
+    parts = ["what-was-run", "curves", "classes", "confusion-matrix", "worst-mistakes"]
+    parts += ["calibration", "samples-of-each-class", "where-time-went", "parameters-by-layer"]
+    assert [each["id"] for each in page.all("section")] == [*parts, "repeat-it"]
+    assert not page.all("script") + page.all("link") + page.all("iframe")
+    assert all(each["src"].startswith("data:image/png;base64,") for each in page.all("img"))
+    assert all(each["href"].startswith("#") for each in page.all("a"))
+    assert any(each.get("name") == "viewport" for each in page.all("meta"))
+    assert len(page.all("svg")) == 4  # loss, accuracy, learning rate, calibration
+    assert "complete" in page.said
+    assert "40 images to train on, 12 to test on" in page.said
+    assert "hidden" in page.said
+    assert "penstock train" in page.said
+
+
+def test_worst_mistake_is_shown_with_what_was_said_and_what_is_right(run_folder, capsys):
+    assert run(capsys, "report", "run", "--mistakes=1", "--output=other.html")[0] == 0
+    assert not (run_folder / "report.html").exists()
+    alts = [each["alt"] for each in read_page(run_folder.parent / "other.html").all("img")]
+    assert alts[0] == "dark, taken for bright"
+    assert sum("taken for" in alt for alt in alts[1:]) == 1  # among the samples
+
+
+def test_report_agrees_with_eval(run_folder, capsys):
+    status, out, err = run(capsys, "eval", "run", "--json=True", "--plot=")
+    assert status == 0, err
+    accuracy = json.loads(out)["accuracy"]
+    assert run(capsys, "report", "run")[0] == 0
+    assert f"{accuracy:.2%}" in read_page(run_folder / "report.html").said
+
+
+def test_names_from_data_are_inert(tmp_path):
+    page = Page(EVIL)
+    add_table(page.add_section("Classes"), (EVIL,), [(EVIL,)])
+    add(page.main, "img", alt='" onerror="alert(1)', src="data:,")
+    page.leave_out("Curves", f"of {EVIL}\udc80")
+    page.write(tmp_path / "a.html")
+    found = read_page(tmp_path / "a.html")
+    assert not found.all("script")
+    assert all("onerror" not in each for each in found.all("img"))
+    assert found.said.count(EVIL) == 5
+    policies = [each.get("content") for each in found.all("meta") if "http-equiv" in each]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_class_that_is_called_like_markup_is_inert_on_the_whole_page(run_folder, capsys):
+    labels = "0:bright\n1:<img src=x onerror=alert(1)>\n"
+    (run_folder.parent / "data").mkdir()
+    for split in ("train", "test"):
+        words = [f"photos/{split}", f"data/{split}"]
+        shutil.copytree(*words)
+        os.rename(f"data/{split}/dark", f"data/{split}/<img src=x onerror=alert(1)>")
+    (run_folder / "labels.txt").write_text(labels)
+    status, _, err = run(capsys, "report", "run", "--dataset_dir=data")
+    assert status == 0, err
+    page = read_page(run_folder / "report.html")
+    assert not [each for each in page.all("img") if "onerror" in each]
+    assert "<img src=x onerror=alert(1)>" in page.said
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("../photos", "Classes, mistakes, calibration and samples: "),
+        ("log.csv", "Curves: the run got"),
+        ("best,params,checkpoints", "Parameters by layer: "),
+        ("config.json", "Repeat it: The flags are not known"),
+        ("run.json", "Where time went: Nothing was measured"),
+    ],
+)
+@pytest.mark.quick("log", "best", "run")
+def test_what_is_gone_is_left_out_with_a_sentence(run_folder, capsys, gone, said):
+    for name in gone.split(","):
+        path = run_folder / name
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    status, _, err = run(capsys, "report", "run")
+    assert status == 0, err
+    assert f"left out: {said}" in err
+    sentence = err.split("left out: ")[1].splitlines()[0].partition(": ")[2]
+    assert sentence in html.unescape((run_folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_log_of_a_script_is_enough_for_curves(run_folder, capsys, tmp_path):
+    (tmp_path / "logs").mkdir()
+    rows = (run_folder / "log.csv").read_text()
+    # Killed in the middle of a row, and diverged before.
+    (tmp_path / "logs/a.csv").write_text(rows + "step,9,0,99,9,9,nan,0,0\nstep,9,1,1")
+    status, _, err = run(capsys, "report", "logs")
+    assert status == 0, err
+    page = read_page(tmp_path / "logs/report.html")
+    assert len(page.all("svg")) == 3
+    assert "not finite (NaN or infinite) are left out: 1." in page.said
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "said"),
+    [
+        ("rum", 1, "There is nothing of that name. Did you mean 'run'?"),
+        ("photos", 1, "It has no data.json, as `penstock train` writes one, and no log"),
+        ("run --mistakes=-1", 2, "--mistakes got -1, expected a number of 0 or more."),
+        ("run --output=photos", 2, "--output got the folder 'photos', expected the name of a file"),
+        ("", 2, "RUN"),
+    ],
+)
+def test_mistakes_are_one_line(run_folder, capsys, word, status, said):
+    found, out, err = run(capsys, "report", *word.split())
+    assert (found, out, err.count("\n")) == (status, "", 1)
+    assert err.startswith("penstock report: ")
+    assert said in err
+
+
+def test_findings_keep_the_worst_mistakes_over_batches():
+    found = Findings(3, num_mistakes=2, num_samples=1)
+    shares = [[0.6, 0.3, 0.1], [0.7, 0.2, 0.1], [0.9, 0.05, 0.05], [0.2, 0.7, 0.1]]
+    for row, label in zip(shares, (1, 2, 2, 1), strict=True):
+        image = np.full((1, 2, 2, 1), 10 * label, np.uint8)
+        found.add(np.array([label]), np.array([row]), image)
+        # The reader's own: it may be written to again.
+        image[:] = 255
+    assert [(each.number, each.right_share) for each in found.mistakes] == [(2, 0.05), (1, 0.1)]
+    assert found.mistakes[0].image is not None
+    assert found.mistakes[0].image.max() == 20
+    assert found.accuracy == 0.25
+    assert found.cross_entropy == pytest.approx(-np.log([0.3, 0.1, 0.05, 0.7]).mean())
+    assert {label: [each.number for each in kept] for label, kept in found.samples.items()} == {
+        1: [0],
+        2: [1],
+    }
+
+
+def test_calibration_of_a_network_that_is_too_sure():
+    found = Findings(2, num_mistakes=0, num_samples=0)
+    labels = np.array([0, 0, 0, 1])
+    found.add(labels, np.tile([0.95, 0.05], (4, 1)), np.zeros((4, 2, 2, 1), np.uint8))
+    assert found.calibration_error == pytest.approx(0.2)
+    assert found.bins[9].tolist() == [4, pytest.approx(3.8), 3]
+
+
+def test_broken_probabilities_are_counted():
+    found = Findings(2, num_mistakes=1, num_samples=0)
+    found.add(np.array([1]), np.array([[np.nan, np.nan]]), np.zeros((1, 2, 2, 1), np.uint8))
+    assert (found.num_broken, found.accuracy) == (1, 0.0)
+
+
+def test_images_of_other_channels_are_no_pictures():
+    assert to_picture(np.zeros((2, 2, 4), np.uint8)) is None
+
+
+def test_command_leaves_out_what_is_usual_and_where_the_run_lies():
+    flags = {"model_name": "vgg_16", "batch_size": 32, "checkpointDir": "x", "overwrite": True}
+    assert find_changed(flags) == {"model_name": "vgg_16"}
+    assert make_command({**flags, "hooks": ["StopAtStepHook", "ProfilerHook"]}) == (
+        "penstock train --model_name=vgg_16 --hooks=StopAtStepHook,ProfilerHook "
+        "--output_dir=repeated"
+    )
+
+
+def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
+    words = make_command(read_run_flags(RunFolder(run_folder))).split()
+    assert find_differences(RunFolder(run_folder), read_flags(words[2:])) == {}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1e-9), (-3.0, 5.0), (99_990, 100_010)])
+def test_ticks_are_round_and_inside(low, high):
+    ticks = choose_ticks(low, high)
+    assert 3 <= len(ticks) <= 7
+    assert low <= min(ticks) <= max(ticks) <= high * (1 + 1e-9)
+
+
+@pytest.fixture
+def compilations():
+    """Return the logger of compilations as a new process has it, and leave it as it was."""
+    logger = _compilation.COMPILATIONS
+    before = logger.level, list(logger.handlers)
+    logger.setLevel(logging.NOTSET)
+    yield logger
+    logger.setLevel(before[0])
+    logger.handlers[:] = before[1]
+
+
+def drive(record, *, global_step=0):
+    """Send the events of an epoch that compiles, and of a stop in the middle of the next."""
+    record(BeginTraining(epoch=0, num_epochs=2, global_step=global_step))
+    record(BeginEpoch(epoch=0, global_step=global_step))
+    with _compilation.announce_compilation("a program"):
+        pass
+    record(EndEpoch(epoch=0, global_step=global_step + 4, data_wait=0.5))
+
+
+def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatch, compilations):
+    path, clock = tmp_path / "run.json", iter(range(100))
+    # A second passes between any two looks at the clock.
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    drive(Record(path, {"num_train": 40}))
+    first = read_record(path)
+    # Begun at 0; epoch from 1; compiled from 2 to 3; epoch's end at 4.
+    assert first["seconds"] == {"steps": 1.0, "data_wait": 1.0, "compile": 1.0, "between": 1.0}
+    assert (first["state"], first["global_step"], first["num_train"]) == ("running", 4, 40)
+    resumed = Record(path, {})
+    drive(resumed, global_step=4)
+    resumed(EndTraining("interrupted", global_step=8))
+    last = read_record(path)
+    assert last["seconds"] == {"steps": 2.0, "data_wait": 2.0, "compile": 2.0, "between": 3.0}
+    assert (last["state"], last["global_step"]) == ("interrupted", 8)
+
+
+def test_record_leaves_the_logger_of_compilations_as_it_was(tmp_path, compilations):
+    before = list(compilations.handlers)
+    record = Record(tmp_path / "run.json", {})
+    drive(record)
+    record(EndTraining("completed"))
+    assert (compilations.level, compilations.handlers) == (logging.NOTSET, before)
+
+
+def test_half_a_record_is_none(tmp_path):
+    (tmp_path / "run.json").write_text('{"seconds": {')
+    assert read_record(tmp_path / "run.json") == {}
+
+
+def test_log_is_still_read_while_it_is_written(run_folder):
+    assert read_log(str(run_folder)).rows
