@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from penstock import __version__
+from penstock import __version__, _huge_pages
 from penstock._errors import nearest
 from penstock._text_tables import find_columns, wrap_words
 
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and words[:1] == ["train"]:
+        _huge_pages.restart()
     try:
         status = _run_words(words)
         # Now: at exit it is too late to handle a closed pipe or a full disk.

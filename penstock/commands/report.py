@@ -34,7 +34,8 @@ _EXAMPLES = """examples:
   penstock report runs/photos_mobilenet_v2 --dataset_dir=elsewhere/photos
   penstock report runs/digits_lenet --mistakes=100 --output=digits.html
 
-A run's flags are those it was trained with; training options given here replace them."""
+A run's flags are those it was trained with; training options given here
+replace them."""
 _FROM_TRAIN = choose_flags(
     *("dataset_dir", "train_files", "eval_files", "batch_size"),
     *("num_preprocessing_threads", "skip_damaged", "plugin"),

@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Mapping
 from typing import Literal
 
+from penstock import _huge_pages
+
 Place = Literal["cpu", "gpu"]
 
 # Below those that systems give to whoever connects to something: a port stays free until the
@@ -44,6 +46,7 @@ def make_group_variables(num_processes: int, port: int, num_restarts: int) -> di
         "PENSTOCK_RESTARTS": str(num_restarts),
         # The last words of a process that is killed are not in a buffer.
         "PYTHONUNBUFFERED": "1",
+        **_huge_pages.find_variables(),
     }
     # numpy's and torch's threads: each process would start one for every core. XLA's own pool is
     # left as it is: programs wait in it for other processes, and a share of the cores (NPROC) made

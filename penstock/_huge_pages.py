@@ -1,0 +1,57 @@
+"""Large pages for the arrays of a program on CPU: the C library is told when a process starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_TUNABLE = "glibc.malloc.hugetlb"
+_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def find_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables to start a process with; none where they would change nothing.
+
+    XLA takes the memory of a step from the C library and gives it back after the step, and Linux
+    maps it anew in pages of 4 kB at the first write into each: a third to a fifth of the processor
+    time of a step on CPU (docs/memory_and_precision.md). glibc 2.35 asks for pages of 2 MB where
+    `GLIBC_TUNABLES` says so. Whoever has set that tunable has chosen, and another allocator has
+    ways of its own.
+    """
+    given = environment.get("GLIBC_TUNABLES", "")
+    if _TUNABLE in given or environment.get("LD_PRELOAD") or not _has_tunable():
+        return {}
+    try:
+        # "always" needs no asking, "never" would refuse.
+        if "[madvise]" not in _SWITCH.read_text():
+            return {}
+    except OSError:
+        return {}
+    return {"GLIBC_TUNABLES": ":".join([*filter(None, [given]), f"{_TUNABLE}=1"])}
+
+
+def restart() -> None:
+    """Start this process anew with the variables, where there are some.
+
+    It keeps its number, its files and its words. To be called first of all: what it has computed
+    is lost.
+    """
+    variables = find_variables()
+    if not variables or not sys.executable:
+        return
+    try:
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **variables})
+    # Slower, and nothing else.
+    except OSError:
+        return
+
+
+def _has_tunable() -> bool:
+    try:
+        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+        return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+    # No such name, as on macOS, or another text.
+    except (ValueError, OSError, AttributeError):
+        return False
