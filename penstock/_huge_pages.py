@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _TUNABLE = "glibc.malloc.hugetlb"
@@ -32,14 +32,19 @@ def find_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str
     return {"GLIBC_TUNABLES": ":".join([*filter(None, [given]), f"{_TUNABLE}=1"])}
 
 
-def restart() -> None:
+def restart(words: Sequence[str]) -> None:
     """Start this process anew with the variables, where there are some.
 
     It keeps its number, its files and its words. To be called first of all: what it has computed
     is lost.
+
+    Arguments:
+      words: those that it was started with, without program and module. A process that was started
+        with others, a worker of Ray's that runs the command for one, is left as it is.
     """
     variables = find_variables()
-    if not variables or not sys.executable:
+    is_own = sys.orig_argv[-len(words) :] == list(words)
+    if not variables or not sys.executable or not is_own:
         return
     try:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **variables})

@@ -77,13 +77,23 @@ def test_train_starts_anew_with_its_words_and_other_commands_do_not(tmp_path):
     assert [line[0] for line in run("eval", "x")] == ["begins", "None"]
 
 
+def test_process_that_runs_the_command_for_another_is_left_as_it_is(monkeypatch):
+    def execve(*_):
+        raise AssertionError("a worker of Ray's would be gone")
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr(_huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
+    monkeypatch.setattr("sys.orig_argv", ["python", "default_worker.py", "--node=1"])
+    _huge_pages.restart(["train", "--batch_size=3"])
+
+
 def test_process_that_cannot_be_started_anew_goes_on(monkeypatch):
     def execve(*_):
         raise OSError(7, "Argument list too long")
 
     monkeypatch.setattr("os.execve", execve)
     monkeypatch.setattr(_huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
-    _huge_pages.restart()
+    _huge_pages.restart(sys.orig_argv[-1:])
 
 
 def test_processes_of_a_group_are_started_with_large_pages(can_be_told, monkeypatch):

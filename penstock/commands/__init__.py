@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None and words[:1] == ["train"]:
-        _huge_pages.restart()
+        _huge_pages.restart(words)
     try:
         status = _run_words(words)
         # Now: at exit it is too late to handle a closed pipe or a full disk.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 import jax
 
@@ -24,7 +25,8 @@ class Profile:
     `num_steps`. If training ends within it, so does the trace. There is one for each `Profile`.
 
     Arguments:
-      directory: a folder; each trace gets its own below `plugins/profile`, named after the time.
+      directory: a folder; each trace gets its own below `plugins/profile`, named after the time. Of
+        several processes all but the first write into `process_1`, `process_2`, ... in it.
       first_step: how many steps run before the window. The first ones compile.
       num_steps: how many steps it has. A trace of some steps is large enough to read.
       top: how many operations the table lists.
@@ -107,15 +109,20 @@ class Profile:
         options = jax.profiler.ProfileOptions()
         # Every call of a Python function would be an event: the file holds a million in all.
         options.python_tracer_level = 0
-        jax.profiler.start_trace(os.fspath(self._directory), profiler_options=options)
+        jax.profiler.start_trace(os.fspath(self._find_directory()), profiler_options=options)
         self._is_tracing, self._first_traced = True, self._num_done
+
+    def _find_directory(self) -> Path:
+        # Files are called by the machine: two processes of one would write into the same.
+        number = jax.process_index()
+        return self._directory / f"process_{number}" if number else self._directory
 
     def _stop(self) -> None:
         self._is_tracing, self._is_done = False, True
         self._mark.close()
         jax.profiler.stop_trace()
         # Folders are called by the time: the last one is this trace's.
-        folder = max((self._directory / "plugins" / "profile").iterdir())
+        folder = max((self._find_directory() / "plugins" / "profile").iterdir())
         operations = _trace.read_operations(folder)
         title = f"the operations of {self._num_traced} steps, by the time they took on all devices:"
         text = f"{title}\n{_trace.table(operations, self._top)}"
