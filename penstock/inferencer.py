@@ -75,6 +75,9 @@ class Inferencer:
         """
         return self.builder.infer(self._variables, feed)
 
+    def __repr__(self) -> str:
+        return f"<Inferencer: {self.builder!r}>"
+
     @property
     def parameters(self) -> _parameters.Parameters:
         """The parameters and running statistics by name."""

@@ -111,13 +111,15 @@ def _read(held: tuple[EndStep, int, int] | None, *, may_fail: bool) -> Reading |
         if may_fail:
             return None  # the step itself failed, and its error is on its way to the caller
         raise
-    rates: dict[str, float] = {}
-    if isinstance(rate, dict):
-        rates = {f"learning_rate/{name}": value for name, value in rate.items()}
-    elif rate is not None:
-        rates = {"learning_rate": rate}
     numbers = (event.epoch, event.step, event.global_step)
-    return Reading(*numbers, num_steps, num_examples, metrics, rates)
+    return Reading(*numbers, num_steps, num_examples, metrics, name_rates(rate))
+
+
+def name_rates(rate: float | dict[str, float] | None) -> dict[str, float]:
+    """Return what `EndStep.learning_rate` tells by name, one for each of several objectives."""
+    if isinstance(rate, dict):
+        return {f"learning_rate/{name}": value for name, value in rate.items()}
+    return {} if rate is None else {"learning_rate": rate}
 
 
 class Lap(NamedTuple):

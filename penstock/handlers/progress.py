@@ -22,16 +22,18 @@ from penstock.handlers._display import Display, Nothing, make_display
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._output import choose_output
 from penstock.handlers._pace import Device, Pace
+from penstock.handlers._readings import name_rates
 
 
 class Progress:
     """Show how training goes: one live line on a terminal or in a notebook, plain lines elsewhere.
 
-    The live line has epoch and step, the metrics, examples per second, the time left, the share of
-    its time that the last epoch waited for the reader (from 1 % on), and the memory in use on the
-    first device, where the backend tells it. What does not fit in one line is left out: memory and
-    waiting first, then the metrics from the last on; speed and time left stay. Each epoch leaves a
-    line with the means of its metrics. Where the output is neither terminal nor notebook, an epoch
+    The live line has epoch and step, the metrics, the learning rate where the optimizer tells it,
+    examples per second, the time left, the share of its time that the last epoch waited for the
+    reader (from 1 % on), and the memory in use on the first device, where the backend tells it.
+    What does not fit in one line is left out: memory and waiting first, then the learning rate and
+    the metrics from the last on; speed and time left stay. Each epoch leaves a line with the means
+    of its metrics. Where the output is neither terminal nor notebook, an epoch
     prints that line and one more every five seconds.
 
     Metrics are read four times a second at most, and from a step before the last launch: the
@@ -112,8 +114,9 @@ class Progress:
             # Read before the next launch, it would hold up the device.
             if self._is_held_ready:
                 self._values = name_scalars(self._held.metrics, self._names)
+                rates = name_rates(self._held.learning_rate)
                 self._held = None
-                self._display.update(self._pace, _format_metrics(self._values))
+                self._display.update(self._pace, _format_metrics(self._values) + _format(rates))
         elif (now := time.monotonic()) >= self._next_refresh:
             self._next_refresh = now + self._display.interval_secs
             self._held, self._is_held_ready = event, False
@@ -135,6 +138,10 @@ def _get_device(event: BeginTraining) -> Device:
     if event.trainer is None:
         return jax.local_devices()[0]
     return event.trainer.builder.mesh.local_devices[0]
+
+
+def _format(rates: dict[str, float]) -> list[str]:
+    return [f"  {name.replace('learning_rate', 'lr')} {rate:.3g}" for name, rate in rates.items()]
 
 
 def _format_metrics(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -203,6 +204,14 @@ class ProgramBuilder(Generic[R]):
     def summary(self) -> str:
         """Return the parameter table as text, with totals."""
         return _inspect.summary(self.parameter_table())
+
+    def __repr__(self) -> str:
+        network, devices = self.programs.network, list(self.mesh.devices.flat)
+        sizes = [math.prod(shape) for (c, _), (shape, _) in network.table.items() if c == "params"]
+        return (
+            f"<ProgramBuilder: inputs {', '.join(network.feed_specs)}, {sum(sizes):,} parameters, "
+            f"on {len(devices)} x {devices[0].device_kind}>"
+        )
 
     def inspect(
         self,

@@ -225,6 +225,10 @@ class ReaderBase(ABC, Generic[Item_co]):
     def close(self) -> None:
         """End the worker processes kept from pass to pass. The next pass starts new ones."""
 
+    def __repr__(self) -> str:
+        # Not its length: record files are counted for that.
+        return f"<{type(self).__name__.lstrip('_')}: next epoch {self.next_epoch}>"
+
     def __bool__(self) -> bool:
         # Without it `if reader` would ask for the length, which may be 0 or unknown.
         return True

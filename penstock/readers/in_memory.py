@@ -52,6 +52,14 @@ class ArrayReader(ReaderBase[Batch]):
     def __len__(self) -> int:
         return len(self.order)
 
+    def __repr__(self) -> str:
+        order = self.order
+        fields = _tree.tree_map(lambda leaf: f"{leaf.dtype}{[*leaf.shape[1:]]}", self.data)
+        return (
+            f"<{type(self).__name__}: {order.num_records} rows of {fields}, batch size "
+            f"{order.batch_size}{', shuffled' * order.shuffle}, next epoch {self.next_epoch}>"
+        )
+
     def iterate(self, epoch: int) -> ArrayIterator[Batch]:
         """Return an iterator over `epoch`."""
         return ArrayIterator(self, epoch)

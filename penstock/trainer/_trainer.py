@@ -265,6 +265,9 @@ class Trainer:
         with self._processes.call("trainer.infer"):
             return self.builder.infer(self._engine.state, feed)
 
+    def __repr__(self) -> str:
+        return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
+
     @property
     def parameters(self) -> _parameters.Parameters:
         """The parameters and running statistics by name; see `penstock.Parameters`."""
@@ -294,10 +297,7 @@ class Trainer:
         _parameters.save(param_path, state.variables, about=self.about)
 
     def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
-        """Do what `save_params` does; Fluid's name for it.
-
-        The network itself is not saved: an `Inferencer` gets it from its `infer_func`.
-        """
+        """Do what `save_params` does, Fluid's name; an `Inferencer` brings the network itself."""
         self.save_params(param_path)
 
     def load_params(

@@ -1,7 +1,9 @@
 """The learning rate of the optimizer, in what handlers write."""
 
 import csv
+import io
 import json
+import re
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import handlers, layers, optimizers
+from penstock.handlers import _display, progress
 
 X = np.linspace(-1, 1, 32, dtype="float32").reshape(16, 2)
 READER = ps.readers.arrays({"x": X, "y": X[:, :1]}, batch_size=4)
@@ -45,6 +48,17 @@ def test_log_names_the_objective_where_there_are_several(capsys):
     }
     train(handlers.Log(every_steps=4), objectives)
     assert "lrate/a = 0.5, global_step = 4" in capsys.readouterr().out
+
+
+def test_progress_shows_it_behind_the_metrics(monkeypatch):
+    file = io.StringIO()
+    always = lambda file: _display.Lines(file, interval_secs=0.0)  # noqa: E731
+    monkeypatch.setattr(progress, "make_display", always)
+    train(handlers.Progress(file=file))
+    lines = [line for line in file.getvalue().splitlines() if "step" in line]
+    assert lines
+    for line in lines:
+        assert re.search(r"  loss \d\.\d{4}  lr 0\.[1-4](  |$)", line), line
 
 
 def test_logs_have_a_column_for_it(tmp_path):

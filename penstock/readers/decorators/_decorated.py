@@ -48,6 +48,10 @@ class DecoratedReader(ReaderBase[Item_co]):
             raise TypeError(f"{self._kind}: the length is unknown, as a source has none")
         return length
 
+    def __repr__(self) -> str:
+        sources = ", ".join(repr(one) for one in self._kept if isinstance(one, ReaderBase))
+        return f"<{self._kind} of {sources or 'a reader'}: next epoch {self.next_epoch}>"
+
     def iterate(self, epoch: int) -> IteratorBase[Item_co]:
         """Return an iterator over `epoch`, its sources opened at that epoch."""
         return self._open_epoch(epoch)
