@@ -1,7 +1,8 @@
 """A step of the site's build: files of the checkout that are no pages of docs/ become some.
 
 The changelog, CONTRIBUTING.md and the programs in examples/ are pages of the site, and links to them
-are right both in the checkout and on the site.
+are right both in the checkout and on the site. A drawing in mermaid's words, which GitHub draws by
+itself, is replaced by its picture: a browser would fetch mermaid from the network.
 """
 
 import ast
@@ -37,6 +38,19 @@ def rewrite_links(markdown: str, name: str) -> str:
     return re.sub(rf"\]\(\.\./({'|'.join(TEXTS)})", r"](\1", markdown)
 
 
+def replace_drawing(markdown: str, name: str) -> str:
+    r"""Return a page with a picture, which opens in full, in place of its drawing.
+
+    >>> fence = "`" * 3
+    >>> replace_drawing(f"One.\n\n{fence}mermaid\na --> b\n{fence}\n\nTwo.", "ways.md")
+    'One.\n\n[![ways](pictures/ways.svg)](pictures/ways.svg)\n\nTwo.'
+    """
+    stem = name.removesuffix(".md")
+    path = f"pictures/{stem}.svg"
+    picture = f"[![{stem}]({path})]({path})"
+    return re.sub(r"^```mermaid\n.*?^```$", picture, markdown, flags=re.MULTILINE | re.DOTALL)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     for name in TEXTS:
@@ -50,5 +64,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mend the links of a page before it is rendered."""
-    return rewrite_links(markdown, page.file.src_uri)
+    """Mend the links and the drawing of a page before it is rendered."""
+    return replace_drawing(rewrite_links(markdown, page.file.src_uri), page.file.src_uri)
