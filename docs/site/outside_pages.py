@@ -1,8 +1,8 @@
 """A step of the site's build: files of the checkout that are no pages of docs/ become some.
 
-The changelog, CONTRIBUTING.md and the programs in examples/ are pages of the site, and links to them
-are right both in the checkout and on the site. A drawing in mermaid's words, which GitHub draws by
-itself, is replaced by its picture: a browser would fetch mermaid from the network.
+The changelog, CONTRIBUTING.md and the programs in examples/ are pages of the site, and links to
+them are right both in the checkout and on the site. A drawing in mermaid's words, which GitHub
+draws by itself, is replaced by its picture: a browser would fetch mermaid from the network.
 """
 
 import ast
@@ -21,7 +21,8 @@ def write_example_page(program: Path) -> str:
     """Return the page of a program: what its docstring says, then its source."""
     source = program.read_text(encoding="utf-8")
     about = ast.get_docstring(ast.parse(source)) or ""
-    return f"# {program.name}\n\n{about}\n\n```{{ .python title=examples/{program.name} }}\n{source}```\n"
+    block = f'```python title="examples/{program.name}"\n{source}```'
+    return f"# {program.name}\n\n{about}\n\n{block}\n"
 
 
 def rewrite_links(markdown: str, name: str) -> str:
