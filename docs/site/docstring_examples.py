@@ -14,20 +14,10 @@ EXAMPLE = re.compile(r"^( *)>>> .*(?:\n *\S.*)*", re.MULTILINE)
 def fence_examples(docstring: str) -> str:
     r"""Return a docstring whose examples are fenced.
 
-    >>> print(fence_examples("Add.\n\n>>> 1 + 1\n2\n\nEnd.").replace("`" * 3, "~~~"))
-    Add.
-    <BLANKLINE>
-    ~~~pycon
-    >>> 1 + 1
-    2
-    ~~~
-    <BLANKLINE>
-    End.
+    >>> fence_examples("Add.\n\n>>> 1 + 1\n2").splitlines()
+    ['Add.', '', '```pycon', '>>> 1 + 1', '2', '```']
     """
-    return EXAMPLE.sub(
-        lambda found: f"{found[1]}```pycon\n{found[0]}\n{found[1]}```",
-        docstring,
-    )
+    return EXAMPLE.sub(r"\1```pycon\n\g<0>\n\1```", docstring)
 
 
 class FenceExamples(Extension):
