@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks import _convolution_forms, convolutions
+from benchmarks import _convolution_forms, convolutions, recurrent
 from tests.layers.programs import normal
 
 ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
@@ -23,6 +23,29 @@ def test_benchmark_prints_a_table(name, capsys, tmp_path, monkeypatch):
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) > 2
     assert all(row.count("|") == rows[0].count("|") for row in rows)
+
+
+OPTIONS = {
+    "attention": ["--rounds", "1"],
+    "bucketing": ["--samples", "64", "--rounds", "1"],
+    "optimizer_update": ["--network", "lenet", "--rounds", "1"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
+def test_benchmark_with_options_prints_a_table(name, capsys):
+    importlib.import_module(f"benchmarks.{name}").main(OPTIONS[name])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) > 2
+    assert all(row.count("|") == rows[0].count("|") for row in rows)
+
+
+@pytest.mark.slow
+def test_benchmark_of_recurrent_layers_compares_with_flax(capsys, monkeypatch):
+    monkeypatch.setattr(recurrent, "_keras", recurrent._flax)  # of the extra bench
+    recurrent.main(["--layer", "gru", "--rounds", "1"])
+    assert "| gru |" in capsys.readouterr().out
 
 
 @pytest.mark.slow

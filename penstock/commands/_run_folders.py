@@ -38,6 +38,9 @@ DISPLAY = (
 _COLUMNS = ("dataset_name", "model_name")
 _MAX_DEPTH = 4
 
+# By how a run says that it ended; a run that got to --stop_at_step stopped by itself.
+_STATES = {"completed": "done", "stopped": "done", "interrupted": "stopped", "failed": "failed"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FoundRun:
@@ -47,7 +50,7 @@ class FoundRun:
       path: its folder.
       flags: by name, as JSON has them.
       started: when it was started, or went on, for the last time.
-      state: `done`, `running`, `stopped`, or `failed` where nothing was saved.
+      state: `done`, `running`, `stopped`, or `failed`: it raised an error, or did nothing.
       num_steps: steps done, as far as the log or a checkpoint tells.
       best: the metrics of the best test by name; empty before the first.
       best_step: the step of the best test.
@@ -154,6 +157,11 @@ def read_run(path: Path) -> FoundRun:
 def _find_state(path: Path, started: float, num_steps: int) -> str:
     if is_in_use(path):
         return "running"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        ended = json.loads((path / "run.json").read_text(encoding="utf-8"))["state"]
+        # What is still called running was killed.
+        if ended in _STATES:
+            return _STATES[ended]
     with contextlib.suppress(OSError):
         # Written at the end: older ones are of before the run went on.
         if (path / "params" / "params.safetensors").stat().st_mtime >= started:

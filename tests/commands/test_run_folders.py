@@ -107,6 +107,24 @@ def test_run_whose_folder_is_held_is_running(folder):
     assert find_runs(folder)[0].state == "done"
 
 
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ('{"state": "completed"}', "done"),
+        ('{"state": "stopped"}', "done"),
+        ('{"state": "interrupted"}', "stopped"),
+        ('{"state": "failed"}', "failed"),
+        # Killed, or not to be read: by the times of its files.
+        ('{"state": "running"}', "stopped"),
+        ("[]", "stopped"),
+        ('{"state": ', "stopped"),
+    ],
+)
+def test_record_of_a_run_says_how_it_ended(folder, text, state):
+    (folder / "digits_lenet-2" / "run.json").write_text(text)
+    assert find_runs(folder)[1].state == state
+
+
 def test_runs_as_json(folder, capsys):
     facts = json.loads(run(capsys, "runs", str(folder), "--json")[1])
     assert facts[1]["flags"]["learning_rate"] == 0.1

@@ -310,6 +310,7 @@ def test_attention_of_ids_asks_for_vectors():
         initial(lambda: layers.multi_head_attention(layers.data("x", [5, 1], "int32")))
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("num_heads", [1, 2])
 def test_scaled_dot_product_attention_of_sequences_equals_each_example_alone(num_heads):
     def function():

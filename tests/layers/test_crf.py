@@ -121,6 +121,7 @@ def decoder():
     return layers.crf_decoding(tag(layers.data("words", [4], lod_level=1)), "crfw")
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_tagger_learns_its_tags_on_several_devices(precision):
     builder = ps.ProgramBuilder(

@@ -189,6 +189,7 @@ def test_a_label_that_is_no_class_is_nan_for_its_example_alone(layer):
     assert np.isnan(out[:, 0]).tolist() == [False, True, True, False]
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.parametrize("layer", [layers.nce, layers.hsigmoid])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_many_classes_are_learned(layer, precision):

@@ -44,6 +44,7 @@ def of_sequences():
     return total("w", 1) + total("l", 1, buckets=[8, 24]) + total("d", 2)
 
 
+@pytest.mark.quick("train-one", "infer-eight")
 @pytest.mark.parametrize("place", PLACES.args[1], ids=["one", "eight"])
 @pytest.mark.parametrize("mode", ["train", "test", "infer"])
 def test_inspection_shows_sequences_as_long_as_the_last_bucket(place, mode):

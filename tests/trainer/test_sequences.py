@@ -41,6 +41,7 @@ COMPILES = [
 ]
 
 
+@pytest.mark.quick("options1")
 @pytest.mark.parametrize(("options", "most"), COMPILES)
 def test_ten_epochs_of_batches_by_length_compile_as_often_as_there_are_buckets(options, most):
     trainer = train(make_reader(make_samples(61), seed=1, **options), num_epochs=10)
