@@ -1,8 +1,9 @@
 """A step of the site's build: files of the checkout that are no pages of docs/ become some.
 
-The changelog, CONTRIBUTING.md and the programs in examples/ are pages of the site, and links to
-them are right both in the checkout and on the site. A drawing in mermaid's words, which GitHub
-draws by itself, is replaced by its picture: a browser would fetch mermaid from the network.
+The changelog, CONTRIBUTING.md, the programs in examples/ and the tables in benchmarks/results/ are
+pages of the site, and links to them are right both in the checkout and on the site. A drawing in
+mermaid's words, which GitHub draws by itself, is replaced by its picture: a browser would fetch
+mermaid from the network.
 """
 
 import ast
@@ -10,7 +11,7 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,7 @@ def rewrite_links(markdown: str, name: str) -> str:
     """
     if name in TEXTS:
         return markdown.replace("](docs/", "](")
+    markdown = markdown.replace("](../benchmarks/results/", "](benchmarks/results/")
     markdown = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](examples/\1.md)", markdown)
     return re.sub(rf"\]\(\.\./({'|'.join(TEXTS)})", r"](\1", markdown)
 
@@ -60,6 +62,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = File.generated(
             config, f"examples/{program.stem}.md", content=write_example_page(program)
         )
+        files.append(page)
+    for table in sorted((ROOT / "benchmarks" / "results").glob("*.md")):
+        name, text = table.relative_to(ROOT).as_posix(), table.read_text("utf-8")
+        # Pages link to them; the navigation does not.
+        page = File.generated(config, name, content=text, inclusion=InclusionLevel.NOT_IN_NAV)
         files.append(page)
     return files
 
