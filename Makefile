@@ -26,7 +26,7 @@ PIP_ARGS     = --no-input --disable-pip-version-check --progress-bar off --no-co
 .DELETE_ON_ERROR:
 # Two installations into one environment at a time would spoil it.
 .NOTPARALLEL:
-.PHONY: train test test-all launchers lint format bench clean help
+.PHONY: train test test-all launchers lint format docs bench clean help
 
 train: $(VENV)/.installed-test ## train the digits network, then infer (TRAIN_ARGS=...)
 	@$(VENV)/bin/penstock train $(TRAIN_ARGS)
@@ -64,12 +64,18 @@ format: $(VENV)/.installed-dev ## format the code and apply the linter's safe fi
 	@$(VENV)/bin/ruff check --quiet --fix --exit-zero
 	@$(VENV)/bin/ruff format
 
+# Strict: a link that leads nowhere, or a name that the reference does not find, fails.
+docs: $(VENV)/.installed-docs ## build the documentation site into site/
+	@echo "penstock: building the documentation"
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
+	@echo "penstock: open site/index.html"
+
 bench: $(VENV)/.installed-bench ## measure against hand-written loops and Keras (BENCH_ARGS=...)
 	@echo "penstock: measuring; the machine should be idle"
 	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## remove caches and build outputs (the environment stays: rm -rf .venv)
-	@rm -rf build dist .pytest_cache .ruff_cache *.egg-info
+	@rm -rf build dist site .pytest_cache .ruff_cache *.egg-info
 	@find . -name '.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## list the targets

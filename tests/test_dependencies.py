@@ -15,7 +15,7 @@ import pytest
 import penstock
 from tests.source_tree import PACKAGE, ROOT, read_sources
 
-PINNED_EXTRAS = ("test", "dev", "grain", "keras", "plot", "ray", "tensorboard", "bench")
+PINNED_EXTRAS = ("test", "dev", "docs", "grain", "keras", "plot", "ray", "tensorboard", "bench")
 
 
 def names_of(requirements: Iterable[str]) -> set[str]:

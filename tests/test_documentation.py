@@ -1,18 +1,30 @@
 """README and docs/: their Python runs, a page's blocks in one namespace; their paths exist."""
 
+import html
+import importlib
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import yaml
 
+from penstock import commands
 from tests import compiling
 from tests.source_tree import PACKAGE, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS_RUN_ON = ("tutorial.md",)
+"""Pages whose commands are run too, in order with their Python; elsewhere they take hours."""
+
+CODE = re.compile(r"^```(?:sh|bash|text)\b.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PACKAGES = ("fluid", "handlers", "layers", "models", "optimizers", "preprocessing", "readers")
+REFERENCE = (PACKAGE, *(f"{PACKAGE}.{name}" for name in PACKAGES))
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 NAMED_PATH = re.compile(r"`([\w/]+(?:/|\.py))(?:::([\w.]+))?`")
@@ -27,6 +39,15 @@ def is_missing(name: str, source: str) -> bool:
     return bool(is_imported) and importlib.util.find_spec(name) is None
 
 
+def run_commands(block: str) -> None:
+    """Run the lines of a block, each a command of penstock."""
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            assert words[0] == "penstock", line
+            assert commands.main(words[1:]) == 0, line
+
+
 # 22 s for the README, which trains four networks.
 @pytest.mark.quick("README", "checkpoints")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -35,10 +56,14 @@ def test_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     text = page.read_text()
     namespace: dict[str, object] = {"__name__": "page"}
     for block in BLOCK.finditer(text):
-        if any(is_missing(name, block.group(1)) for name in OPTIONAL):
+        language, code = block.groups()
+        if language == "sh":
+            run_commands(code if page.name in COMMANDS_RUN_ON else "")
+            continue
+        if any(is_missing(name, code) for name in OPTIONAL):
             continue
         # Blank lines before the block, so that a traceback shows the page's line number.
-        source = "\n" * text[: block.start(1)].count("\n") + block.group(1)
+        source = "\n" * text[: block.start(2)].count("\n") + code
         with compiling.as_users_do():  # pages train for hundreds of steps
             exec(compile(source, str(page), "exec"), namespace)
 
@@ -96,8 +121,80 @@ def test_path_or_name_that_is_gone_and_package_without_a_line_are_found():
     assert "layers/" not in unnamed
 
 
+def find_words_missing(drawing: str, picture: str) -> set[str]:
+    """Return the words of a mermaid drawing's labels that its picture does not show."""
+    labels = re.findall(r'\["?(.+?)"?\](?:\s|$)|-- "(.+?)" -->', drawing)
+    words = {word for pair in labels for word in re.split(r"<br/>| ", "".join(pair))}
+    return words - set(html.unescape(re.sub(r"<[^>]+>", " ", picture)).split())
+
+
+def test_picture_of_the_architecture_shows_its_drawing():
+    drawing = re.findall(r"^```mermaid\n(.*?)^```$", ARCHITECTURE.read_text(), re.M | re.S)[0]
+    picture = (ROOT / "docs" / "pictures" / "architecture.svg").read_text()
+    assert not find_words_missing(drawing, picture)
+    assert find_words_missing('a["Engine.run<br/>sleeps"] --> b[reader]\n', picture) == {"sleeps"}
+
+
 def test_readme_has_the_two_commands_and_an_example():
     text = PAGES[0].read_text()
     assert "make train" in text
     assert "make test" in text
     assert BLOCK.search(text)
+
+
+def find_unknown_commands(text: str) -> list[str]:
+    """Return the commands of penstock that a page's blocks name and that do not exist."""
+    named = {
+        name
+        for block in CODE.finditer(text)
+        for name in re.findall(r"^(?:\$ )?penstock ([a-z-]+)", block.group(1), re.MULTILINE)
+    }
+    known = re.findall(r"^  ([a-z-]+) ", commands._help(), re.MULTILINE)
+    return sorted(named - set(known))
+
+
+def test_commands_that_pages_name_exist():
+    unknown = {page.name: find_unknown_commands(page.read_text()) for page in PAGES}
+    assert not {page: names for page, names in unknown.items() if names}
+    text = "```sh\npenstock trane --num_epochs=1\npenstock train\n```\n"
+    assert find_unknown_commands(text) == ["trane"]
+
+
+def find_pages(nav: object) -> set[str]:
+    """Return the pages that a part of the site's navigation leads to."""
+    if isinstance(nav, str):
+        return {nav}
+    parts = nav.values() if isinstance(nav, dict) else nav
+    assert isinstance(parts, list | type({}.values()))
+    return {page for part in parts for page in find_pages(part)}
+
+
+def test_navigation_leads_to_every_page_and_example():
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    docs = ROOT / "docs"
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+    pages |= {f"examples/{program.stem}.md" for program in (ROOT / "examples").glob("*.py")}
+    assert find_pages(settings["nav"]) == pages | {"CHANGELOG.md", "CONTRIBUTING.md"}
+
+
+def find_public_names(module: ModuleType) -> list[str]:
+    """Return the classes and functions that a package offers, without Fluid's names of events."""
+    return [
+        name
+        for name in dir(module)
+        if not name.startswith("_")
+        and not name.endswith("Event")
+        and not isinstance(getattr(module, name), ModuleType)
+        and getattr(getattr(module, name), "__module__", "").startswith("penstock")
+    ]
+
+
+@pytest.mark.parametrize("package", REFERENCE)
+def test_reference_has_every_public_name(package):
+    page = ROOT / "docs" / "reference" / f"{package.rpartition('.')[2]}.md"
+    paths = re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    names = find_public_names(importlib.import_module(package))
+    assert len(names) > 5
+    assert not sorted(set(names) - {path.rpartition(".")[2] for path in paths})
+    # `penstock.layers.batch_norm` would be the module of that name, not the function.
+    assert not [path for path in paths if (ROOT / f"{path.replace('.', '/')}.py").exists()]
