@@ -14,6 +14,7 @@ from tests.fluid.book import (
 from tests.fluid.test_book import numbers
 
 
+@pytest.mark.slow
 def test_recommender_system_learns_saves_and_infers(tmp_path, capsys):
     recommender_system.main(use_cuda=False, params_dirname=tmp_path / "recommender")
     text = capsys.readouterr().out
@@ -36,7 +37,7 @@ def test_understand_sentiment_learns_saves_and_infers(network, tmp_path, capsys)
     assert [chance > 0.5 for chance in chances] == [False, True, False]
 
 
-@pytest.mark.quick("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 8])
 def test_label_semantic_roles_learns_saves_and_infers(depth, tmp_path, capsys, monkeypatch):
     # Eight LSTMs compile for several seconds.

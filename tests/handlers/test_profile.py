@@ -125,6 +125,16 @@ def test_trace_ends_when_training_fails(tmp_path):
     assert (folder_of(tmp_path / "a") / "operations.txt").exists()
 
 
+def test_processes_of_a_machine_write_into_folders_of_their_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    profile = Profile(tmp_path, first_step=0, num_steps=1)
+    profile(BeginStep(epoch=0, step=0, global_step=0))
+    profile(EndStep(epoch=0, step=0, global_step=0))
+    assert [path.name for path in tmp_path.iterdir()] == ["process_1"]
+    assert len(list(tmp_path.glob("process_1/plugins/profile/*/operations.txt"))) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_training_shorter_than_the_window_s_beginning_traces_nothing(tmp_path):
     linear_trainer().train(linear_reader(), Profile(tmp_path))
     assert not list(tmp_path.iterdir())

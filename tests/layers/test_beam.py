@@ -324,6 +324,7 @@ def test_ids_that_are_no_integers_are_refused():
         layers.beam_search(jnp.ones([1, 1]), jnp.ones([1, 1]), None, jnp.ones([1, 1, 2]), 2, 0)
 
 
+@pytest.mark.slow
 def test_sequence_in_the_state_goes_with_its_beams():
     # The state counts the words of each beam, and holds a source that only the example tells.
     source = ps.Sequence(jnp.array([[[2.0], [5.0]], [[3.0], [9.0]]]), jnp.array([2, 1]))

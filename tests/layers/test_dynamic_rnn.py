@@ -90,6 +90,7 @@ def block_of_sums(words, value=0.0):
     return rnn()
 
 
+@pytest.mark.slow
 def test_block_gives_several_outputs_also_under_jit_vmap_and_grad():
     words = pad([1.0, 2.0, 3.0], [5.0])
     sums, before = block_of_sums(words, 10.0)

@@ -85,6 +85,7 @@ def test_parameters_have_fluids_shapes():
     }
 
 
+@pytest.mark.slow
 def test_lstm_and_gru_train_in_bfloat16_on_several_devices_with_wide_cells():
     dtypes = {}
 

@@ -86,6 +86,7 @@ def run_translator(variables, feed, num_devices):
     return jax.tree.map(np.asarray, found)
 
 
+@pytest.mark.slow
 def test_searches_write_what_a_training_program_with_the_same_step_has_learned(translator):
     source, words = make_pairs(11)
     found = run_translator(translator, {"source": source, "first": words[:, :1]}, 1)

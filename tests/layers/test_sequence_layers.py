@@ -293,6 +293,7 @@ def test_each_example_has_the_gradient_that_it_has_alone(name):
         np.testing.assert_allclose(of_parameters[leaf], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_of_softmax_is_what_differences_say():
     # It takes the largest score for a constant.
     case, examples = CASES["softmax"], make_examples(CASES["softmax"])
@@ -305,6 +306,7 @@ def test_gradient_of_softmax_is_what_differences_say():
     np.testing.assert_allclose(of_x[place], (high - low) / (2 * step), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_first_of_equal_words_has_the_gradient_of_the_maximum():
     x = Sequence(jnp.asarray([[0.0, 2, 2, 1, 2, 9]]), jnp.asarray([5]))
     gradient = jax.grad(lambda v: layers.sequence_pool(x.with_values(v), "max").sum())(x.values)

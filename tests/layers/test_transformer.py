@@ -81,7 +81,7 @@ def reference(case, p, x, y):
     return attention_references.transformer(p, x, num_heads=2, **kept)
 
 
-@pytest.mark.quick("encoder, rms, rotary", "decoder")
+@pytest.mark.quick("decoder")
 @pytest.mark.parametrize("case", CASES)
 def test_transformer_equals_that_of_each_example_alone_with_its_gradients(case):
     params, step = measured()

@@ -231,6 +231,7 @@ def test_objectives_of_sequences_train_as_on_words_end_to_end(num_devices):
     assert_near(actual, train(builder_of(0, 1), [join(each) for each in BATCHES]), atol=5e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near_float32():
     builder = make_builder(lambda: tag(1), 3, precision="bfloat16")
     _, means, variables = train(builder, BATCHES)
