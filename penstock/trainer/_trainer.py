@@ -68,6 +68,8 @@ class Trainer:
         They run one after the other in the memory of one, with one reduction over the devices.
       freeze: what is not trained: `"backbone"` with all that lies under it, or globs such as
         `"*/w"`. Batch norm whose running statistics match normalises by them and keeps them.
+      on_unequal: what a process does whose reader ends before another's: `"pad"` goes on with
+        examples that count nothing, `"raise"` ends training and says both counts.
 
     Raises:
       ProgramError: no programs can be derived; said before any data is read.
@@ -280,8 +282,7 @@ class Trainer:
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is made or overwritten.
 
-        Optimizer state is not part of it. `Inferencer` and `load_params` read it. What `about`
-        holds is written into its description. Of several processes all call it for an average.
+        What `about` holds is a part of it, optimizer state is not. Of several processes all call.
 
         Arguments:
           averaged: write the moving average of the parameters that the optimizer keeps.
@@ -323,8 +324,7 @@ class Trainer:
           exclude: names not to load, written the same way.
           rename: beginnings of names in the file and what they are called in the program, such as
             `{"old/encoder": "backbone"}`, or a function from name to name.
-          skip_mismatched: leave out entries of another shape or dtype, a classifier's last layer
-            for one.
+          skip_mismatched: leave out entries of another shape or dtype.
 
         Returns:
           What was `loaded`, and what was not: `excluded`, `missing`, `extra` and `mismatched`.
