@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from penstock._errors import ParameterError, UnknownNameError, find_os_error, nearest
 from penstock._parameter_names import Key, Nested, spell
 from penstock._paths import expand_path
+from penstock._whole_files import replacing
 
 DATA_FILE = "params.safetensors"
 DESCRIPTION_FILE = "description.json"
@@ -154,14 +155,10 @@ def save(
         description["about"] = dict(about)
     # safetensors writes the memory as it lies.
     tensors = {spell((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
-    temporary = folder / f".{os.getpid()}.tmp"
-    try:
+    with replacing(folder / DATA_FILE) as temporary:
         _write(tensors, temporary, folder / DATA_FILE)
-        os.replace(temporary, folder / DATA_FILE)
+    with replacing(folder / DESCRIPTION_FILE) as temporary:
         temporary.write_text(json.dumps(description, indent=1) + "\n")
-        os.replace(temporary, folder / DESCRIPTION_FILE)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write(tensors: dict[str, np.ndarray], path: Path, target: Path) -> None:

@@ -30,6 +30,7 @@ CORE = {
         "_paths",
         "_text_tables",
         "_version",
+        "_whole_files",
     ),
     *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
     *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),

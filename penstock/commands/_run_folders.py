@@ -122,20 +122,7 @@ def read_run(path: Path) -> FoundRun:
     Raises:
       UsageError: it is no folder of a run, or its configuration cannot be read.
     """
-    config = path / "config.json"
-    try:
-        sections = json.loads(config.read_text(encoding="utf-8"))
-        started = config.stat().st_mtime
-        if not isinstance(sections, dict):
-            raise ValueError("no flags")
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"got {str(path)!r}, expected the folder of a run, with its config.json ({error}). "
-            "`penstock runs FOLDER` lists those there are."
-        ) from error
-    flags: dict[str, object] = {}
-    for name, value in sections.items():
-        flags |= value if isinstance(value, dict) else {name: value}
+    flags, started = read_flags(path)
     log = None
     # A run that has just begun has no row yet.
     with contextlib.suppress(LogError):
@@ -152,6 +139,29 @@ def read_run(path: Path) -> FoundRun:
         best_step=best_step,
         log=log,
     )
+
+
+def read_flags(path: Path) -> tuple[dict[str, object], float]:
+    """Return the flags of a run by name, and when they were written, in seconds since 1970.
+
+    Raises:
+      UsageError: it is no folder of a run, or its configuration cannot be read.
+    """
+    config = path / "config.json"
+    try:
+        sections = json.loads(config.read_text(encoding="utf-8"))
+        written = config.stat().st_mtime
+        if not isinstance(sections, dict):
+            raise ValueError("no flags")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"got {str(path)!r}, expected the folder of a run, with its config.json ({error}). "
+            "`penstock runs FOLDER` lists those there are."
+        ) from error
+    flags: dict[str, object] = {}
+    for name, value in sections.items():
+        flags |= value if isinstance(value, dict) else {name: value}
+    return flags, written
 
 
 def _find_state(path: Path, started: float, num_steps: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.folder import RunFolder, find_run_folder
 from penstock.commands._run.record import read_record
 from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run_folders import read_flags
 from penstock.commands._run_log import LogError, RunLog, read_log
 from penstock.readers import DatasetNotFoundError
 
@@ -142,7 +144,10 @@ def make_page(
       UsageError: a flag has a wrong value.
     """
     page = Page(f"Report of {folder.path}")
-    record, run_flags = read_record(folder.record), overview.read_flags(folder)
+    record, run_flags = read_record(folder.record), {}
+    # A log of CSVLog alone has none.
+    with contextlib.suppress(UsageError):
+        run_flags, _ = read_flags(folder.path)
     answers = _ask(folder, flags, given)
     _add_summary(page, answers, record)
     overview.add_run(page, run_flags, record)

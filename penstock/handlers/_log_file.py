@@ -8,6 +8,7 @@ from io import FileIO
 from pathlib import Path
 
 from penstock._paths import expand_path
+from penstock._whole_files import replacing
 
 _PROBE = b"\n" * 4096
 
@@ -86,13 +87,8 @@ class LogFile:
 
     def replace(self, lines: list[bytes]) -> None:
         """Put other lines in the place of all; a crash leaves the old or the new ones."""
-        # In the same folder, where a rename cannot leave the file system.
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        try:
+        with replacing(self.path) as temporary:
             temporary.write_bytes(b"".join(lines))
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
         self.close()
         self._file = FileIO(self.path, "ab")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock._paths import expand_path
+from penstock._whole_files import replacing
 from penstock.events import HandlerState
 
 if TYPE_CHECKING:
@@ -76,13 +77,8 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
     """
     figure = make_figure(panels)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower())
-        # A viewer never sees half a picture.
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def make_figure(panels: Sequence[Panel]) -> Figure:

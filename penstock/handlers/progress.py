@@ -33,8 +33,8 @@ class Progress:
     reader (from 1 % on), and the memory in use on the first device, where the backend tells it.
     What does not fit in one line is left out: memory and waiting first, then the learning rate and
     the metrics from the last on; speed and time left stay. Each epoch leaves a line with the means
-    of its metrics. Where the output is neither terminal nor notebook, an epoch
-    prints that line and one more every five seconds.
+    of its metrics. Where the output is neither terminal nor notebook, an epoch prints that line and
+    one more every five seconds.
 
     Metrics are read four times a second at most, and from a step before the last launch: the
     device always has the next one to go on with.
@@ -116,7 +116,9 @@ class Progress:
                 self._values = name_scalars(self._held.metrics, self._names)
                 rates = name_rates(self._held.learning_rate)
                 self._held = None
-                self._display.update(self._pace, _format_metrics(self._values) + _format(rates))
+                self._display.update(
+                    self._pace, _format_metrics(self._values) + _format_rates(rates)
+                )
         elif (now := time.monotonic()) >= self._next_refresh:
             self._next_refresh = now + self._display.interval_secs
             self._held, self._is_held_ready = event, False
@@ -140,7 +142,7 @@ def _get_device(event: BeginTraining) -> Device:
     return event.trainer.builder.mesh.local_devices[0]
 
 
-def _format(rates: dict[str, float]) -> list[str]:
+def _format_rates(rates: dict[str, float]) -> list[str]:
     return [f"  {name.replace('learning_rate', 'lr')} {rate:.3g}" for name, rate in rates.items()]
 
 

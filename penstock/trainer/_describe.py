@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-import platform
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +11,8 @@ import jax
 import numpy as np
 
 from penstock._parameter_files import PARAMETER_NAMES
-from penstock._version import __version__
+from penstock._version import list_versions
+from penstock._whole_files import replacing
 
 if TYPE_CHECKING:
     from penstock.program_builder import ProgramBuilder
@@ -23,25 +20,6 @@ if TYPE_CHECKING:
     from penstock.trainer._status import HandlerStates
 
 FILE = "run.json"
-
-
-def list_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide a run's bits."""
-    packages = ["jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint"]
-    return {
-        "python": platform.python_version(),
-        "penstock": __version__,
-        **{name: _find_version(name) for name in packages},
-    }
-
-
-# Reading a package's metadata takes a millisecond, and every checkpoint has the versions in it.
-@functools.cache
-def _find_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def describe_checkpoint(handlers: HandlerStates, engine: Engine) -> dict[str, object]:
@@ -77,8 +55,6 @@ def describe_run(
     # The folder is shared by all processes, and what they would write is the same.
     if directory is not None and not jax.process_index():
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = directory / f".{FILE}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(description, indent=1) + "\n")
-        # By a rename: whoever reads the folder meanwhile finds a whole file.
-        os.replace(temporary, directory / FILE)
+        with replacing(directory / FILE) as temporary:
+            temporary.write_text(json.dumps(description, indent=1) + "\n")
     return description

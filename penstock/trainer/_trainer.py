@@ -282,7 +282,7 @@ class Trainer:
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is made or overwritten.
 
-        What `about` holds is a part of it, optimizer state is not. Of several processes all call.
+        With what `about` holds, without optimizer state. All processes call it for an average.
 
         Arguments:
           averaged: write the moving average of the parameters that the optimizer keeps.

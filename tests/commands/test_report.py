@@ -16,10 +16,10 @@ from penstock import commands
 from penstock.commands._report.curves import choose_ticks
 from penstock.commands._report.findings import Findings, to_picture
 from penstock.commands._report.overview import find_changed, make_command
-from penstock.commands._report.overview import read_flags as read_run_flags
 from penstock.commands._report.page import Page, add, add_table
 from penstock.commands._run.folder import RunFolder, find_differences
 from penstock.commands._run.record import Record, read_record
+from penstock.commands._run_folders import read_flags as read_run_flags
 from penstock.commands._run_log import read_log
 from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
@@ -266,7 +266,7 @@ def test_command_leaves_out_what_is_usual_and_where_the_run_lies():
 
 
 def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
-    words = make_command(read_run_flags(RunFolder(run_folder))).split()
+    words = make_command(read_run_flags(run_folder)[0]).split()
     assert find_differences(RunFolder(run_folder), read_flags(words[2:])) == {}
 
 

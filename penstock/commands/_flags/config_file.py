@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType
 
 from penstock._errors import nearest
+from penstock._whole_files import replacing
 from penstock.commands._argument_parser import Dataclass, Flag, FlagValue
 from penstock.commands._checks import UsageError
 
@@ -78,12 +79,8 @@ def _load(path: Path) -> Mapping[str, object]:
 def write_config(path: Path, flags: Dataclass) -> None:
     """Write flags to a file by section, as JSON; it appears whole."""
     sections = to_json(flags) | {"config": None}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(json.dumps(sections, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def to_json(flags: Dataclass) -> dict[str, object]:

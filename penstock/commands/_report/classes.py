@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from penstock.commands._report.page import (
     add_picture,
     add_table,
 )
+from penstock.commands._run.confusion import CLASS_HEAD, describe_classes, format_share
 
 # Of more classes the cells of a table are too many to read, and a picture shows them.
 _MAX_CELLS = 30
@@ -27,41 +28,18 @@ _NO_PICTURE = "Its images are neither gray nor RGB, so they are not shown."
 def add_classes(page: Page, found: Findings, names: Sequence[str]) -> None:
     """Add the table of classes, the worst by recall first."""
     section = page.add_section("Classes")
-    rows = [row for row in _describe_classes(found.matrix, names) if row is not None]
-    rows.sort(key=lambda row: row[0])
+    rows = describe_classes(found.matrix, names)
+    # A class without images has no recall: it comes last.
+    rows.sort(key=lambda row: 2.0 if row[0] is None else row[0])
     add(section, "p", "The class that is found least often comes first.", class_="note")
     _add_class_rows(section, rows[:_MAX_ROWS])
     if len(rows) > _MAX_ROWS:
         _add_class_rows(add_details(section, f"All {len(rows):,} classes"), rows)
 
 
-def _add_class_rows(parent: Element, rows: Sequence[tuple[float, tuple[str, ...]]]) -> None:
-    head = ("class", "images", "recall", "precision", "most often taken for")
-    shares = [row[0] if row[0] <= 1 else 0.0 for row in rows]
-    add_table(parent, head, [row[1] for row in rows], right={1, 2, 3}, bars=(2, shares))
-
-
-def _describe_classes(
-    matrix: np.ndarray, names: Sequence[str]
-) -> Iterator[tuple[float, tuple[str, ...]] | None]:
-    for number, name in enumerate(names):
-        count, taken = int(matrix[number].sum()), int(matrix[:, number].sum())
-        if not count and not taken:
-            yield None
-            continue
-        hits = int(matrix[number, number])
-        others = matrix[number].copy()
-        others[number] = 0
-        worst = int(others.argmax())
-        mistake = f"{names[worst]} ({others[worst]:,})" if others[worst] else ""
-        # A class without images has no recall: it comes last.
-        recall = hits / count if count else 2.0
-        shares = _share(hits, count), _share(hits, taken)
-        yield recall, (name, f"{count:,}", *shares, mistake)
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "-"
+def _add_class_rows(parent: Element, rows: Sequence[tuple[float | None, tuple[str, ...]]]) -> None:
+    shares = [recall or 0.0 for recall, _ in rows]
+    add_table(parent, CLASS_HEAD, [row for _, row in rows], right={1, 2, 3}, bars=(2, shares))
 
 
 def add_confusion(page: Page, found: Findings, names: Sequence[str]) -> None:
@@ -88,7 +66,7 @@ def add_confusion(page: Page, found: Findings, names: Sequence[str]) -> None:
         return
     add(section, "h3", "Confused most often")
     rows = [
-        (names[a], names[b], f"{wrong[a, b]:,}", _share(wrong[a, b], found.matrix[a].sum()))
+        (names[a], names[b], f"{wrong[a, b]:,}", format_share(wrong[a, b], found.matrix[a].sum()))
         for a, b in pairs
     ]
     add_table(section, ("class", "taken for", "images", "share of the class"), rows, right={2, 3})

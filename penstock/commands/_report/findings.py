@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from penstock.commands._run.confusion import count_confusions
 from penstock.commands._run.samples import Batch
 
 _NUM_BINS = 10
@@ -101,7 +102,7 @@ class Findings:
         probabilities = np.nan_to_num(np.asarray(probabilities, np.float64))
         predicted = probabilities.argmax(axis=1)
         sureness, right_share = probabilities.max(axis=1), probabilities[range(len(labels)), labels]
-        np.add.at(self.matrix, (labels, predicted), 1)
+        self.matrix += count_confusions([(labels, predicted)], len(self.matrix))
         numbers = np.clip((sureness * _NUM_BINS).astype(int), 0, _NUM_BINS - 1)
         hits = (labels == predicted).astype(float)
         np.add.at(self.bins, numbers, np.stack([np.ones_like(sureness), sureness, hits], axis=1))

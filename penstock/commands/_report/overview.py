@@ -11,7 +11,6 @@ from penstock.commands._flags import TrainFlags
 from penstock.commands._flags.config_file import flatten, to_json
 from penstock.commands._flags.train import fastnn_defaults
 from penstock.commands._report.page import Element, Page, add, add_details, add_table
-from penstock.commands._run.folder import RunFolder
 
 # Flags that say where a run lies, not what it is.
 _PLACES = ("config", "overwrite", "checkpointDir", "output_dir")
@@ -48,15 +47,6 @@ class ParameterRow(Protocol):
     def size(self) -> int:
         """How many numbers it has."""
         ...
-
-
-def read_flags(folder: RunFolder) -> dict[str, object]:
-    """Return the flags of a run, as its `config.json` has them; empty where there is none."""
-    try:
-        loaded = json.loads(folder.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return flatten(loaded) if isinstance(loaded, Mapping) else {}
 
 
 def find_changed(flags: Mapping[str, object]) -> dict[str, object]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 
+from penstock._whole_files import replacing
 from penstock.commands._report.style import STYLE
 
 Element = ElementTree.Element
@@ -80,14 +80,9 @@ class Page:
         """
         html = ElementTree.tostring(self._root, encoding="unicode", method="html")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a browser that reloads it never sees half a page.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
+        with replacing(path) as temporary:
             # A name of a file need not be text.
             temporary.write_bytes(f"<!DOCTYPE html>\n{html}\n".encode("utf-8", "replace"))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def add_table(

@@ -33,9 +33,18 @@ def count_confusions(
     return matrix
 
 
-def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
-    """Print images, recall, precision and the usual mistake of each class that occurs."""
-    rows = []
+CLASS_HEAD = ("class", "images", "recall", "precision", "most often taken for")
+"""The columns of `describe_classes`."""
+
+
+def describe_classes(
+    matrix: np.ndarray, names: Sequence[str]
+) -> list[tuple[float | None, tuple[str, ...]]]:
+    """Return the recall and a row of the table, for each class that occurs.
+
+    The recall of a class without images is None.
+    """
+    rows: list[tuple[float | None, tuple[str, ...]]] = []
     for number, name in enumerate(names):
         count, taken = int(matrix[number].sum()), int(matrix[:, number].sum())
         if not count and not taken:
@@ -44,13 +53,24 @@ def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
         others = matrix[number].copy()
         others[number] = 0
         worst = int(others.argmax())
-        mistake = f"{names[worst]} ({others[worst]})" if others[worst] else ""
-        rows.append((name, str(count), _share(hits, count), _share(hits, taken), mistake))
-    head = ("class", "images", "recall", "precision", "most often taken for")
-    print_table(head, rows, right={1, 2, 3})
+        mistake = f"{names[worst]} ({others[worst]:,})" if others[worst] else ""
+        shares = format_share(hits, count), format_share(hits, taken)
+        recall = hits / count if count else None
+        rows.append((recall, (name, f"{count:,}", *shares, mistake)))
+    return rows
 
 
-def _share(part: int, whole: int) -> str:
+def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
+    """Print images, recall, precision and the usual mistake of each class that occurs."""
+    print_table(CLASS_HEAD, [row for _, row in describe_classes(matrix, names)], right={1, 2, 3})
+
+
+def format_share(part: int, whole: int) -> str:
+    """Return a share in percent, `-` of nothing.
+
+    >>> format_share(1, 8), format_share(0, 0)
+    ('12.5%', '-')
+    """
     return f"{part / whole:.1%}" if whole else "-"
 
 

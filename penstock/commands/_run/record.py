@@ -6,20 +6,18 @@ import contextlib
 import datetime
 import json
 import logging
-import os
 import platform
 import time
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from penstock import __version__
+from penstock._version import list_versions
+from penstock._whole_files import replacing
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining, Event
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 _COMPILATIONS = logging.getLogger("penstock.compilations")
 SECONDS = ("steps", "data_wait", "compile", "between")
 
@@ -70,7 +68,7 @@ class Record:
         devices = [] if event.trainer is None else list(event.trainer.builder.mesh.devices.flat)
         self._facts = {
             "started": before.get("started", _now()),
-            "versions": _find_versions(),
+            "versions": list_versions(),
             "platform": f"{platform.system()} {platform.machine()}",
             "devices": [f"{device.platform}: {device.device_kind}" for device in devices],
             "processes": jax.process_count(),
@@ -92,15 +90,10 @@ class Record:
     def _write(self, state: str, global_step: int) -> None:
         secs = {name: round(value, 3) for name, value in self._secs.items()}
         record = {"state": state, "global_step": global_step, "updated": _now(), "seconds": secs}
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        text = json.dumps({**record, **self._facts}, indent=1)
         # On a full disk training goes on; the log and the checkpoints say so.
-        with contextlib.suppress(OSError):
-            try:
-                text = json.dumps({**record, **self._facts}, indent=1)
-                temporary.write_text(f"{text}\n", encoding="utf-8")
-                os.replace(temporary, self._path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), replacing(self._path) as temporary:
+            temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -118,11 +111,6 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _find_versions() -> dict[str, str]:
-    versions = {"penstock": __version__, "python": platform.python_version()}
-    return versions | {name: metadata.version(name) for name in _PACKAGES}
 
 
 class _Compilations(logging.Handler):
