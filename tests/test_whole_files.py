@@ -18,12 +18,17 @@ def test_block_that_ends_well_replaces_the_file(name: str, tmp_path: Path):
     assert [*tmp_path.iterdir()] == [path]
 
 
+def write_half(path: Path, error: BaseException) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
 def test_block_that_fails_leaves_the_old_file_alone(error: BaseException, tmp_path: Path):
     path = tmp_path / "notes.txt"
     path.write_text("old")
-    with pytest.raises(type(error)), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise error
+    with pytest.raises(type(error)):
+        write_half(path, error)
     assert path.read_text() == "old"
     assert [*tmp_path.iterdir()] == [path]

@@ -171,11 +171,13 @@ class NestedSequence:
     def __jax_array__(self) -> jax.Array:
         raise TypeError(f"a NestedSequence got used as an array, {_ONE_LEVEL}")
 
-    def cut(self) -> list[list[np.ndarray]]:
+    def cut(self) -> CutNestedSequences:
         """Return each example's sequences by themselves, as numpy arrays; outside programs."""
         rows, counts = self.inner.cut(), np.asarray(self.counts)
         width = self.lengths.shape[1]
-        return [rows[n * width : n * width + count] for n, count in enumerate(counts)]
+        return CutNestedSequences(
+            CutSequences(rows[n * width : n * width + count]) for n, count in enumerate(counts)
+        )
 
 
 def combine(function: Callable[[Any, Any], jax.Array], left: Operand, right: Operand) -> Sequence:
@@ -236,9 +238,16 @@ class CutSequences(list[np.ndarray]):
     """
 
 
+class CutNestedSequences(list[CutSequences]):
+    """The sequences of sequences of a batch, each by itself: one value too."""
+
+
 # JAX takes a list of another class for a leaf.
 jax.tree_util.register_pytree_node(
     CutSequences, lambda each: (list(each), None), lambda _, arrays: CutSequences(arrays)
+)
+jax.tree_util.register_pytree_node(
+    CutNestedSequences, lambda each: (list(each), None), lambda _, parts: CutNestedSequences(parts)
 )
 
 

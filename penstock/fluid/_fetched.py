@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._program.sequences import CutSequences
+from penstock._program.sequences import CutNestedSequences, CutSequences
 from penstock.events import EndEpoch, EndStep
 
 
@@ -21,17 +21,18 @@ class FetchedArray(np.ndarray):
     '0.2 and 0.2'
     """
 
-    _lengths: tuple[int, ...] | None = None
+    _lengths: tuple[tuple[int, ...], ...] = ()
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
         """Return the lengths of sequences that stand here end to end, in a list; else no list.
 
-        A part of an array knows no lengths.
+        Of sequences of sequences there is a list before it, of how many each example has. A part of
+        an array knows no lengths.
         """
-        return [] if self._lengths is None else [list(self._lengths)]
+        return [list(each) for each in self._lengths]
 
     def lod(self) -> list[list[int]]:
-        """Return where each sequence begins, and the last one ends, in a list."""
+        """Return where each sequence begins, and the last one ends, in a list for each level."""
         return [[0, *itertools.accumulate(each)] for each in self.recursive_sequence_lengths()]
 
     # Scripts of 2018 write "%f" % event.metrics[0] and "%.2f" % row, also event.metrics[0][0]: a
@@ -72,15 +73,21 @@ def as_fetched(values: object) -> Any:
         return []
     if isinstance(values, Mapping):
         return {name: _as_array(value) for name, value in values.items()}
-    is_one = isinstance(values, CutSequences) or not isinstance(values, tuple | list)
+    is_cut = isinstance(values, CutSequences | CutNestedSequences)
+    is_one = is_cut or not isinstance(values, tuple | list)
     many: Any = [values] if is_one else values
     return [_as_array(value) for value in many]
 
 
-def _as_array(value: object) -> object:
+def _as_array(value: object) -> Any:
+    if isinstance(value, CutNestedSequences):
+        joined = _as_array(CutSequences(each for example in value for each in example))
+        joined._lengths = (tuple(map(len, value)), *joined._lengths)
+        return joined
     if isinstance(value, CutSequences):
-        joined = np.concatenate(value).view(FetchedArray)
-        joined._lengths = tuple(map(len, value))
+        # Without a sequence no array knows what a word is.
+        joined = (np.concatenate(value) if value else np.zeros([0])).view(FetchedArray)
+        joined._lengths = (tuple(map(len, value)),)
         return joined
     is_nested = isinstance(value, Mapping | tuple | list)
     return as_fetched(value) if is_nested else np.asarray(value).view(FetchedArray)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 from jax.typing import DTypeLike
@@ -36,6 +36,18 @@ def data(
 ) -> sequences.Sequence: ...
 
 
+@overload
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    append_batch_size: bool = True,
+    dtype: DTypeLike = "float32",
+    *,
+    lod_level: Literal[2],
+    stop_gradient: bool = True,
+) -> sequences.NestedSequence: ...
+
+
 def data(
     name: str,
     shape: Sequence[int | None],
@@ -43,7 +55,7 @@ def data(
     dtype: DTypeLike = "float32",
     lod_level: int = 0,
     stop_gradient: bool = True,
-) -> jax.Array | sequences.Sequence:
+) -> jax.Array | sequences.Sequence | sequences.NestedSequence:
     """Declare an input and return what is fed under its name; see `penstock.layers.data`.
 
     Arguments:
@@ -52,15 +64,15 @@ def data(
         batch axis itself.
       append_batch_size: `False` says that the shape begins with the batch axis.
       dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on.
-      lod_level: 1 for sequences.
+      lod_level: 1 for sequences, 2 for sequences of sequences, on whose last level layers work.
       stop_gradient: changes nothing, as parameters alone have gradients.
 
     Returns:
-      `[B, *shape]`, where `B` is this device's share of the batch; or a `ps.Sequence` of values
-      `[B, T, *shape]`.
+      `[B, *shape]`, where `B` is this device's share of the batch; a `ps.Sequence` of values
+      `[B, T, *shape]`; or a `ps.NestedSequence` of values `[B, K, T, *shape]`.
 
     Raises:
-      NotImplementedError: `lod_level` is neither 0 nor 1.
+      ProgramError: `lod_level` is not 0, 1 or 2.
 
     >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
@@ -85,13 +97,7 @@ def data(
             "expected -1 as its first size. Every input has a batch axis in front. Leave "
             "append_batch_size out where the shape is that of one example."
         )
-    if lod_level not in (0, 1):
-        raise NotImplementedError(
-            f"fluid.layers.data {name!r} got lod_level={lod_level}, expected 0 or 1. Layers work "
-            "on one level at a time. Use penstock.layers.data, whose inner and outer give one each."
-        )
     # A size of None at another place is an error of layers.data.
     sizes: Sequence[int] = shape  # pyright: ignore[reportAssignmentType]
-    if lod_level:
-        return layers.data(name, sizes, dtype, lod_level=1)
-    return layers.data(name, sizes, dtype)
+    level: Any = lod_level
+    return layers.data(name, sizes, dtype, lod_level=level)

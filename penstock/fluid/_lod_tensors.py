@@ -3,63 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock._program import sequences
 
+Lengths: TypeAlias = list[np.ndarray]
+"""Of each level, the outer one first."""
+
 
 def create_lod_tensor(
-    data: Sequence[Sequence[object]] | np.ndarray | sequences.Sequence,
+    data: Sequence[Any] | np.ndarray | sequences.Sequence | sequences.NestedSequence,
     recursive_seq_lens: Sequence[Sequence[int]],
     place: object = None,
-) -> sequences.Sequence:
-    """Return sequences of the given lengths, to feed.
+) -> sequences.Sequence | sequences.NestedSequence:
+    """Return sequences of the given lengths, or sequences of sequences, to feed.
 
-    An input with `lod_level=1` takes them; a dense one too where all lengths are 1.
+    An input with `lod_level=1` takes the first, a dense one too where all lengths are 1; one with
+    `lod_level=2` the others.
 
     Arguments:
-      data: a list of sequences; the words of all sequences end to end, `[sum of lengths, ...]`; or
-        sequences, which are cut anew.
-      recursive_seq_lens: the length of each sequence, in a list.
+      data: a list of sequences, of two levels a list of lists of them; the words of all sequences
+        end to end, `[sum of lengths, ...]`; or what this returns, which is cut anew.
+      recursive_seq_lens: the length of each sequence, in a list. Of two levels, first a list of how
+        many sequences each example has.
       place: changes nothing.
 
     Returns:
-      Values `[B, T, ...]` in numpy arrays, `[B, T, 1]` from lists of numbers.
+      Values `[B, T, ...]` in numpy arrays, `[B, T, 1]` from lists of numbers; of two levels values
+      `[B, K, T, ...]`.
 
     Raises:
-      NotImplementedError: there are lengths of several levels.
-      ValueError: the lengths are not those of the data.
+      ValueError: the lengths are not those of the data, or of more than two levels.
 
     >>> words = create_lod_tensor([[3, 4, 5], [6]], [[3, 1]])
     >>> words.values.tolist(), words.lengths.tolist()
     ([[[3], [4], [5]], [[6], [0], [0]]], [3, 1])
+    >>> text = create_lod_tensor(np.arange(4), [[1, 2], [1, 2, 1]])
+    >>> [[each.tolist() for each in example] for example in text.cut()]
+    [[[0]], [[1, 2], [3]]]
     """
-    lengths = _check_lengths("create_lod_tensor", recursive_seq_lens)
-    if isinstance(data, sequences.Sequence):
-        data = np.concatenate(data.cut())
-    if isinstance(data, np.ndarray):
-        words = data
-    else:
-        found = [len(each) for each in data]
-        if found != lengths.tolist():
-            raise ValueError(
-                f"fluid.create_lod_tensor got sequences of lengths {found}, expected "
-                f"recursive_seq_lens, {lengths.tolist()}. They say where a sequence ends. Give one "
-                "length for each sequence."
-            )
-        rows: list[Any] = [np.asarray(each) for each in data if len(each)]
-        words = np.concatenate(rows) if rows else np.zeros([0], np.int64)
-        # Numbers become rows of one, the shape that Fluid's tensors of ids have.
-        words = words[:, np.newaxis] if words.ndim == 1 else words
-    if len(words) != lengths.sum():
+    levels = _check_lengths("create_lod_tensor", recursive_seq_lens)
+    words = _join(data, levels)
+    if len(words) != levels[-1].sum():
         raise ValueError(
-            f"fluid.create_lod_tensor got {len(words)} elements in data, expected {lengths.sum()}, "
-            "the sum of recursive_seq_lens. Each element belongs to a sequence. Give the length of "
-            "each sequence."
+            f"fluid.create_lod_tensor got {len(words)} elements in data, expected "
+            f"{levels[-1].sum()}, the sum of recursive_seq_lens. Each element belongs to a "
+            "sequence. Give the length of each sequence."
         )
-    return _pad(words, lengths)
+    return _pad(words, levels)
+
+
+def _join(data: Any, levels: Lengths) -> np.ndarray:
+    """Return the words of all sequences end to end, `[sum of lengths, ...]`."""
+    if isinstance(data, np.ndarray):
+        return data
+    if isinstance(data, sequences.NestedSequence):
+        data = [each for example in data.cut() for each in example]
+    elif isinstance(data, sequences.Sequence):
+        data = data.cut()
+    else:
+        if len(levels) == 2:
+            _check_found([len(example) for example in data], levels[0])
+            data = [each for example in data for each in example]
+        _check_found([len(each) for each in data], levels[-1])
+    rows: list[Any] = [np.asarray(each) for each in data if len(each)]
+    words = np.concatenate(rows) if rows else np.zeros([0], np.int64)
+    # Numbers become rows of one, the shape that Fluid's tensors of ids have.
+    return words[:, np.newaxis] if words.ndim == 1 else words
+
+
+def _check_found(found: list[int], lengths: np.ndarray) -> None:
+    if found != lengths.tolist():
+        raise ValueError(
+            f"fluid.create_lod_tensor got sequences of lengths {found}, expected "
+            f"recursive_seq_lens, {lengths.tolist()}. They say where a sequence ends. Give one "
+            "length for each sequence."
+        )
 
 
 def create_random_int_lodtensor(
@@ -68,50 +89,60 @@ def create_random_int_lodtensor(
     place: object,
     low: int,
     high: int,
-) -> sequences.Sequence:
+) -> sequences.Sequence | sequences.NestedSequence:
     """Return sequences of random ids from `low` to `high`, both included, to feed.
 
     Arguments:
-      recursive_seq_lens: the length of each sequence, in a list.
+      recursive_seq_lens: as for `create_lod_tensor`.
       base_shape: the shape of one word.
       place: changes nothing.
 
     Returns:
-      Values `[B, T, *base_shape]`, int64, in numpy arrays.
+      Values `[B, T, *base_shape]`, int64, in numpy arrays; of two levels `[B, K, T, *base_shape]`.
 
     Raises:
-      NotImplementedError: there are lengths of several levels.
+      ValueError: the lengths are none, or of more than two levels.
 
     >>> ids = create_random_int_lodtensor([[3, 1]], base_shape=[1], place=None, low=0, high=9)
     >>> ids.values.shape, ids.lengths.tolist()
     ((2, 3, 1), [3, 1])
     """
-    lengths = _check_lengths("create_random_int_lodtensor", recursive_seq_lens)
-    shape = [int(lengths.sum()), *base_shape]
-    return _pad(np.random.default_rng().integers(low, high, shape, np.int64, True), lengths)
+    levels = _check_lengths("create_random_int_lodtensor", recursive_seq_lens)
+    shape = [int(levels[-1].sum()), *base_shape]
+    return _pad(np.random.default_rng().integers(low, high, shape, np.int64, True), levels)
 
 
-def _check_lengths(function: str, levels: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the lengths of one level, `[B]`, int32."""
-    if len(levels) > 1:
-        raise NotImplementedError(
-            f"fluid.{function} got recursive_seq_lens of {len(levels)} levels, expected one list "
-            "of lengths. A tensor has one level. Feed penstock.layers.data(..., lod_level=2) with "
-            "lists of lists of arrays."
-        )
-    lengths = np.asarray(levels[0] if len(levels) else levels)
-    is_lengths = lengths.ndim == 1 and lengths.size and lengths.dtype.kind in "iu"
-    if not is_lengths or lengths.min() < 0:
+def _check_lengths(function: str, recursive_seq_lens: Sequence[Sequence[int]]) -> Lengths:
+    """Return the lengths of one level or two, each int32: `[B]`, or `[B]` and their sum.
+
+    Raises:
+      ValueError: they are none.
+    """
+    levels = [np.asarray(each) for each in recursive_seq_lens]
+    are_lengths = len(levels) in (1, 2) and all(
+        each.ndim == 1 and each.size and each.dtype.kind in "iu" and each.min() >= 0
+        for each in levels
+    )
+    if not are_lengths or (len(levels) == 2 and levels[0].sum() != levels[1].size):
         raise ValueError(
-            f"fluid.{function} got recursive_seq_lens={levels!r}, expected one list of lengths in "
-            "a list, such as [[3, 1]]. There is a length for each sequence. Put the lengths in two "
-            "lists."
+            f"fluid.{function} got recursive_seq_lens={recursive_seq_lens!r}, expected one list of "
+            "lengths in a list, such as [[3, 1]], or two, such as [[1, 2], [3, 1, 4]]. The last "
+            "has a length for each sequence, a first one how many of them each example has. Put "
+            "the lengths in such lists."
         )
-    return lengths.astype(np.int32)
+    return [each.astype(np.int32) for each in levels]
 
 
-def _pad(words: np.ndarray, lengths: np.ndarray) -> sequences.Sequence:
+def _pad(words: np.ndarray, levels: Lengths) -> sequences.Sequence | sequences.NestedSequence:
     """Return words end to end, `[sum of lengths, ...]`, as sequences padded with zeros."""
-    values = np.zeros([len(lengths), lengths.max(), *words.shape[1:]], words.dtype)
+    lengths = levels[-1]
+    values = np.zeros([len(lengths), lengths.max(initial=0), *words.shape[1:]], words.dtype)
     values[np.arange(values.shape[1]) < lengths[:, None]] = words
-    return sequences.Sequence(values, lengths)  # pyright: ignore[reportArgumentType]
+    if len(levels) == 1:
+        return sequences.Sequence(values, lengths)  # pyright: ignore[reportArgumentType]
+    counts = levels[0]
+    is_there = np.arange(counts.max()) < counts[:, None]
+    nested = np.zeros([*is_there.shape, *values.shape[1:]], values.dtype)
+    inner = np.zeros(is_there.shape, np.int32)
+    nested[is_there], inner[is_there] = values, lengths
+    return sequences.NestedSequence(nested, inner, counts)  # pyright: ignore[reportArgumentType]

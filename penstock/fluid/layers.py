@@ -1,7 +1,8 @@
 """`fluid.layers`: penstock's layers with Fluid's defaults and argument names.
 
 Images are channels first and `dropout` scales in test and infer. Most layers are those of
-`penstock.layers`. Layers that Fluid never had, such as `separable_conv2d`, are only there.
+`penstock.layers`. Layers that Fluid never had, such as `separable_conv2d`, are only there. Of
+sequences of sequences they take the inner ones: Fluid's layers work on the last level.
 """
 
 from penstock.fluid._decays import exponential_decay as exponential_decay
@@ -31,6 +32,9 @@ from penstock.fluid._fluid_defaults import lrn as lrn
 from penstock.fluid._fluid_defaults import pad2d as pad2d
 from penstock.fluid._fluid_defaults import pool2d as pool2d
 from penstock.fluid._inputs import data as data
+from penstock.fluid._levels import OF_WORDS as _OF_WORDS
+from penstock.fluid._levels import on_last_level as _on_last_level
+from penstock.fluid._levels import sequence_expand as sequence_expand
 from penstock.fluid._sequences import im2sequence as im2sequence
 from penstock.fluid._sequences import sequence_softmax as sequence_softmax
 from penstock.fluid.nets import img_conv_group as img_conv_group
@@ -91,7 +95,6 @@ from penstock.layers import selu as selu
 from penstock.layers import sequence_concat as sequence_concat
 from penstock.layers import sequence_conv as sequence_conv
 from penstock.layers import sequence_enumerate as sequence_enumerate
-from penstock.layers import sequence_expand as sequence_expand
 from penstock.layers import sequence_first_step as sequence_first_step
 from penstock.layers import sequence_last_step as sequence_last_step
 from penstock.layers import sequence_mask as sequence_mask
@@ -114,3 +117,6 @@ from penstock.layers import topk as topk
 from penstock.layers import uniform_random as uniform_random
 from penstock.layers import uniform_random_batch_size_like as uniform_random_batch_size_like
 from penstock.layers import warpctc as warpctc
+
+for _name in _OF_WORDS:
+    globals()[_name] = _on_last_level(globals()[_name])

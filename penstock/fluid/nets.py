@@ -9,9 +9,9 @@ import jax
 
 from penstock import layers
 from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d
+from penstock.fluid._levels import on_last_level
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
-from penstock.layers import sequence_conv_pool as sequence_conv_pool
 from penstock.layers import transformer_decoder as transformer_decoder
 from penstock.layers import transformer_encoder as transformer_encoder
 from penstock.layers import transformer_encoder_layer as transformer_encoder_layer
@@ -19,6 +19,8 @@ from penstock.layers.activations import Activation
 from penstock.layers.parameters import Attr
 
 T = TypeVar("T")
+
+sequence_conv_pool = on_last_level(layers.sequence_conv_pool)
 
 
 def simple_img_conv_pool(

@@ -57,10 +57,11 @@ def test_random_words_are_in_the_range_with_both_ends():
 @pytest.mark.parametrize(
     ("lengths", "error", "message"),
     [
-        ([[1, 1], [1, 1]], NotImplementedError, "of 2 levels, expected one list of lengths. A"),
+        ([[1], [1], [1]], ValueError, "expected one list of lengths in a list, such as .* or two"),
+        ([[1, 2], [1, 1]], ValueError, "a first one how many of them each example has"),
         ([], ValueError, r"recursive_seq_lens=\[\], expected one list"),
         ([[]], ValueError, r"such as \[\[3, 1\]\]"),
-        ([2], ValueError, r"Put the lengths in two"),
+        ([2], ValueError, r"Put the lengths in such lists"),
         ([[1.0]], ValueError, r"recursive_seq_lens=\[\[1.0\]\]"),
         ([[2, -1]], ValueError, r"recursive_seq_lens=\[\[2, -1\]\]"),
     ],
