@@ -26,7 +26,7 @@ PIP_ARGS     = --no-input --disable-pip-version-check --progress-bar off --no-co
 .DELETE_ON_ERROR:
 # Two installations into one environment at a time would spoil it.
 .NOTPARALLEL:
-.PHONY: train test test-all launchers lint format docs bench clean help
+.PHONY: train test test-all launchers lint format docs wheel-check bench clean help
 
 train: $(VENV)/.installed-test ## train the digits network, then infer (TRAIN_ARGS=...)
 	@$(VENV)/bin/penstock train $(TRAIN_ARGS)
@@ -70,6 +70,10 @@ docs: $(VENV)/.installed-docs ## build the documentation site into site/
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 	@echo "penstock: open site/index.html"
 
+# In an environment of its own, below build/. PAGES= leaves out the blocks of README and docs.
+wheel-check: ## build the wheel, install it alone and use it (PYTHON=python3.13 PAGES=...)
+	@PYTHON="$(PYTHON)" scripts/check_wheel.sh
+
 bench: $(VENV)/.installed-bench ## measure against hand-written loops and Keras (BENCH_ARGS=...)
 	@echo "penstock: measuring; the machine should be idle"
 	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
@@ -79,7 +83,7 @@ clean: ## remove caches and build outputs (the environment stays: rm -rf .venv)
 	@find . -name '.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # One stamp an extra. It is older than pyproject.toml or constraints.txt when they have changed, and
 # is not written when the installation fails.

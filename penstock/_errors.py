@@ -71,7 +71,8 @@ def message(thing: str, got: object, expected: str, why: str, remedy: str) -> st
     >>> message("batch_size", 0, "an int >= 1", "A batch holds samples", "Pass e.g. 64")
     'batch_size got 0, expected an int >= 1. A batch holds samples. Pass e.g. 64.'
     """
-    return f"{thing} got {got}, expected {expected}. {why}. {remedy}."
+    # A sentence may end with the question of a hint.
+    return f"{thing} got {got}, expected {expected}. {why}. {remedy}.".replace("?.", "?")
 
 
 def check_count(argument: str, value: object, least: int) -> None:

@@ -16,6 +16,8 @@ def replacing(path: Path) -> Iterator[Path]:
     crash leaves the old one and perhaps a file beside it, whose name begins with a dot and ends in
     `.tmp`.
 
+    What is no file, such as `/dev/null` or a pipe, is written to itself: nothing takes its place.
+
     Raises:
       OSError: the file cannot take the other's place.
 
@@ -26,6 +28,9 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> [(each.name, each.read_text()) for each in folder.iterdir()]
     [('notes.txt', 'whole')]
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
     # In the same folder, where a rename cannot leave the file system; a file's name has 255 bytes.
     temporary = path.with_name(f".{path.name[:48]}.{os.getpid()}.tmp")
     try:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, g
 from penstock._errors import nearest
 from penstock._text_tables import wrap_words
 from penstock.commands._checks import UsageError, split_words
+from penstock.commands._wording import suggest_flag
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
@@ -270,11 +271,12 @@ def read_words(
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
             raise UsageError(
-                f"got {name!r}, expected flags: --NAME=VALUE. `{prog} {help_flag}` lists them."
+                f"got {name!r}, expected flags: --NAME=VALUE, as in `{parser.usage}`. "
+                f"`{prog} {help_flag}` lists them."
             )
         raise UsageError(
             f"got the flag {name!r}, expected one that `{prog} {help_flag}` lists."
-            + nearest(name, [f"--{each}" for each in flags])
+            + suggest_flag(name, list(flags))
         )
     return {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
 
@@ -321,6 +323,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): ", r"\1 ", message)
         text = re.sub(r"^(\S+) expected one argument$", r"\1 got no value, expected \1=VALUE", text)
+        needed = re.sub(r"^the following arguments are required: ", "", text)
+        if needed != text:
+            text = f"got no {needed}, expected it, as in `{self.usage}`"
         raise UsageError(text if text.endswith((".", "?")) else f"{text}.")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._checks import UsageError
+from penstock.commands._wording import say_in_flags, shorten
 
 # Most errors of ours are ValueErrors.
 _KNOWN = (
@@ -22,8 +23,11 @@ _KNOWN = (
     ModuleNotFoundError,
     MemoryError,
 )
-# Those with a flag for what a reader's argument does.
-_SKIPPING = ("train", "eval")
+_REMEDIES = {
+    errno.ENOSPC: " Make room, or write to another disk.",
+    errno.EEXIST: " It is a file, expected a folder. Name another path.",
+    errno.ENOTDIR: " A part of it is a file, expected folders. Name another path.",
+}
 TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 
 
@@ -53,13 +57,7 @@ def run_command(
         is_usage = isinstance(error, (UsageError, *usage_errors))
         if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
             raise
-        # The readers' remedies are arguments of Python; the command has a flag for this one, or
-        # nothing.
-        text = one_line(error)
-        if name in _SKIPPING:
-            text = text.replace("on_error='skip'", "--skip_damaged=True")
-        else:
-            text = text.replace("; a reader leaves it out with on_error='skip'", "")
+        text = say_in_flags(name, one_line(error))
         # One line; a terminal that is narrower would break it in the middle of a word.
         columns = find_columns(sys.stderr)
         print(wrap_words(f"penstock {name}: {text}", columns, "  "), file=sys.stderr)
@@ -76,11 +74,9 @@ def one_line(error: BaseException) -> str:
     # Its own text begins with `[Errno 28]`.
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         where = f" {error.filename!r}" if error.filename is not None else ""
-        space = " Make room, or choose another --checkpointDir."
-        return f"{error.strerror}:{where}.{space if error.errno == errno.ENOSPC else ''}".replace(
-            ":.", "."
-        )
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"{error.strerror}:{where}.{_REMEDIES.get(error.errno, '')}".replace(":.", ".")
+    # A list is by lines, or between semicolons.
+    lines = shorten([each.strip() for each in re.split(r"\n|; ", str(error)) if each.strip()])
     text = ""
     for line in lines:
         text += line if not text else f" {line}" if text.endswith((":", ".")) else f"; {line}"

@@ -154,8 +154,9 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
         if not isinstance(sections, dict):
             raise ValueError("no flags")
     except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"{error}; is it whole?"
         raise UsageError(
-            f"got {str(path)!r}, expected the folder of a run, with its config.json ({error}). "
+            f"got {str(path)!r}, expected the folder of a run, with its config.json ({what}). "
             "`penstock runs FOLDER` lists those there are."
         ) from error
     flags: dict[str, object] = {}

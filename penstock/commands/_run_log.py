@@ -75,6 +75,12 @@ def read_log(run: str) -> RunLog:
             "CSVLog and JSONLog write them."
         ) from error
     if not rows:
+        head = [] if not lines else lines[0].strip().split(",")
+        if head and not set(_COLUMNS) <= set(head):
+            raise LogError(
+                f"the log {str(path)!r} got no line of a log, expected rows as CSVLog and JSONLog "
+                "write them. Is it another file?"
+            )
         raise LogError(
             f"the log {str(path)!r} got no rows, expected at least one. Has the run begun? A row "
             "comes every few steps and each epoch."

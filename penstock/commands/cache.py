@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from pathlib import Path
 
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError
@@ -29,7 +30,9 @@ class CacheFlags:
     def __post_init__(self) -> None:
         """Check the values."""
         if self.action not in (None, "list", "clear"):
-            raise UsageError(f"got {self.action!r}, expected list or clear.")
+            raise UsageError(
+                f"got {self.action!r}, expected list or clear, such as `penstock cache clear`."
+            )
 
 
 def run(argv: list[str]) -> int:
@@ -49,6 +52,8 @@ def _show_cache(argv: list[str]) -> None:
     from penstock.readers.records.copies import evict, list_copies
 
     folder = flags.cache_dir or cache_folder()
+    if Path(folder).is_file():
+        raise UsageError(f"--cache_dir got the file {folder!r}, expected a folder.")
     # Before anything is removed: a wrong variable is an error of usage.
     bound = max_cache_bytes()
     if flags.action == "clear":

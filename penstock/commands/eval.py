@@ -29,6 +29,7 @@ from penstock.commands._run.processes import (
 )
 from penstock.commands._run.samples import Batch, BatchReader
 from penstock.commands._run.saved_network import find_network, load_network
+from penstock.handlers.figures import check_path
 
 PROG = "penstock eval"
 _EXAMPLES = """examples:
@@ -63,6 +64,11 @@ class EvalFlags:
     split: Literal["test", "train"] = "test"
     plot: str | None = metavar("FILE", None)
     json: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.plot:
+            check_path("--plot", self.plot)
 
 
 def run(argv: list[str]) -> int:

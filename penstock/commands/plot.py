@@ -83,9 +83,11 @@ def _panel(runs: Sequence[RunLog], metric: str, flags: PlotFlags) -> Panel:
                     )
                 )
     if not lines:
+        hint = " With --x=epoch there is one for each epoch that ended. Try --x=step."
+        hint = hint if flags.x == "epoch" else " NaN and infinite values are not drawn."
         raise LogError(
-            f"the metric {metric!r} got no finite value in {len(runs)} runs, expected at least one."
-            " With --x epoch there is one for each epoch that ended. Try --x step."
+            f"the metric {metric!r} got no finite value in {len(runs)} run"
+            f"{'s' if len(runs) > 1 else ''}, expected at least one.{hint}"
         )
     return Panel(title=metric, lines=lines, x_label=_X_LABELS[flags.x], is_y_log=flags.log)
 

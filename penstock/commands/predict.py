@@ -122,7 +122,10 @@ def _find_files(words: Sequence[str]) -> list[Path]:
       FileNotFoundError: nothing there, or a folder without images.
     """
     if not words:
-        raise UsageError(f"{PROG} got no image, expected images or folders after the run.")
+        raise UsageError(
+            "got no image, expected images or folders after the run, such as "
+            f"`{PROG} RUN picture.png`."
+        )
     files: list[Path] = []
     for word in words:
         path = Path(word)

@@ -174,13 +174,14 @@ def image_folder(
 
 def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, ...]:
     if not path.is_dir():
+        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         raise FileNotFoundError(
             message(
                 f"image_folder({str(path)!r})",
                 "a file" if path.exists() else "nothing",
                 "a folder that holds one folder a class",
                 "The folders' names are the classes",
-                "Check the path",
+                f"Check the path.{'' if path.exists() else nearest(path.name, beside)}",
             )
         )
     found = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
@@ -189,10 +190,12 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
     missing = [name for name in names if name not in found]
     if missing or not names:
         hint = nearest(missing[0], found) if missing else ""
+        loose = sum(each.suffix.lower() in SUFFIXES for each in path.iterdir())
+        nothing = f"no class, but {loose} images in no folder" if loose else "no class"
         raise ValueError(
             message(
                 f"image_folder({str(path)!r})",
-                f"the classes {missing}" if missing else "no class",
+                f"the classes {missing}" if missing else nothing,
                 f"folders among {found}" if found else "one folder a class",
                 f"Every class is a folder.{hint}",
                 "Create the folders, or change class_names",

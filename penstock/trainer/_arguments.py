@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from penstock._errors import UnknownNameError, listed, nearest
+from penstock._errors import CheckpointError, UnknownNameError, listed, nearest
 from penstock.trainer._non_finite import OnNonFinite
 from penstock.trainer._shared_batches import OnUnequal
 
@@ -39,6 +40,15 @@ def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
             + nearest(str(on_unequal), get_args(OnUnequal))
         )
     return on_unequal
+
+
+def check_folder(directory: Path | None) -> None:
+    """Raise unless there is a folder for a checkpoint."""
+    if directory is None:
+        raise CheckpointError(
+            "save_checkpoint got no folder to write to, expected "
+            "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
+        )
 
 
 def choose_update_order(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import jax
 from penstock import _batches, _parameters
 from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
-from penstock._errors import CheckpointError, check_count
+from penstock._errors import check_count
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock._parameter_files import has_parameters, load_parameters
@@ -41,6 +40,10 @@ from penstock.trainer._testing import run_test
 
 class Trainer:
     """Train a network written as a program function.
+
+    Every run has `train`; then come `test`, `infer`, `save_params`, `load_params`; after them
+    `save_checkpoint`, `stop`, `parameters`, `epoch`, `global_step`; and, seldom, `update_scale`,
+    `loss_scale`, `describe`, `replay`, `save_inference_model`. `builder` is the `ProgramBuilder`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
@@ -89,9 +92,6 @@ class Trainer:
     True
     """
 
-    about: Mapping[str, Any] = MappingProxyType({})
-    """What `save_params` writes beside the parameters, as JSON: their preprocessing for one."""
-
     _combine_handlers = staticmethod(combine_handlers)  # `penstock.fluid` changes what handlers see
 
     def __init__(
@@ -126,6 +126,8 @@ class Trainer:
             freeze=freeze,
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
+        self.about: Mapping[str, Any] = {}
+        """What `save_params` writes beside the parameters, as JSON: their preprocessing for one."""
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
         self._update_order = _arguments.choose_update_order(self.builder.objectives, schedule)
@@ -150,16 +152,6 @@ class Trainer:
                 self.load_params(param_path)
             elif not self._processes.is_alone:
                 self._adopt(self._engine.state.variables)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that runs, or runs next, from 0 over all calls of `train`."""
-        return self._status.epoch
-
-    @property
-    def global_step(self) -> int:
-        """Steps done, over all calls of `train`."""
-        return self._status.global_step
 
     def train(
         self,
@@ -221,10 +213,6 @@ class Trainer:
             run.train(self, event_handler, num_epochs)
         self._saver.raise_failures()
 
-    def stop(self) -> None:
-        """End training after the current `EndStep`, on all processes; no effect outside `train`."""
-        self._processes.stop()
-
     def test(
         self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
     ) -> Any:
@@ -267,18 +255,6 @@ class Trainer:
         with self._processes.call("trainer.infer"):
             return self.builder.infer(self._engine.state, feed)
 
-    def __repr__(self) -> str:
-        return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
-
-    @property
-    def parameters(self) -> _parameters.Parameters:
-        """The parameters and running statistics by name; see `penstock.Parameters`."""
-        return _parameters.Parameters(lambda: self._engine.state.variables, self._adopt)
-
-    def _adopt(self, variables: Mapping[str, Any]) -> None:
-        with self._processes.call("setting parameters"):
-            self._engine.adopt(variables)
-
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is made or overwritten.
 
@@ -296,10 +272,6 @@ class Trainer:
             with self._processes.call("trainer.save_params"):
                 state = self.builder.programs.states.average(state)
         _parameters.save(param_path, state.variables, about=self.about)
-
-    def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
-        """Do what `save_params` does, Fluid's name; an `Inferencer` brings the network itself."""
-        self.save_params(param_path)
 
     def load_params(
         self,
@@ -347,6 +319,36 @@ class Trainer:
         self._adopt(variables)
         return report
 
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint now, and wait for it; handlers may call it too.
+
+        Raises:
+          CheckpointError: it could not be written, or the trainer has no `checkpoint` folder.
+        """
+        _arguments.check_folder(self._saver.directory)
+        with self._processes.call("trainer.save_checkpoint"), self._saver.hold_folder():
+            self._saver.save(self._status, is_last=True)
+        self._saver.raise_failures()
+
+    def stop(self) -> None:
+        """End training after the current `EndStep`, on all processes; no effect outside `train`."""
+        self._processes.stop()
+
+    @property
+    def parameters(self) -> _parameters.Parameters:
+        """The parameters and running statistics by name; see `penstock.Parameters`."""
+        return _parameters.Parameters(lambda: self._engine.state.variables, self._adopt)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs, or runs next, from 0 over all calls of `train`."""
+        return self._status.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Steps done, over all calls of `train`."""
+        return self._status.global_step
+
     @property
     def update_scale(self) -> float:
         """What every update of the parameters is multiplied by, 1 at first; may be set.
@@ -372,21 +374,6 @@ class Trainer:
         """
         return _arguments.read_loss_scales(self.builder, self._engine.state)
 
-    def save_checkpoint(self) -> None:
-        """Write a checkpoint now, and wait for it; handlers may call it too.
-
-        Raises:
-          CheckpointError: it could not be written, or the trainer has no `checkpoint` folder.
-        """
-        if not isinstance(self._saver, CheckpointSaver):
-            raise CheckpointError(
-                "save_checkpoint got no folder to write to, expected "
-                "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
-            )
-        with self._processes.call("trainer.save_checkpoint"), self._saver.hold_folder():
-            self._saver.save(self._status, is_last=True)
-        self._saver.raise_failures()
-
     def describe(self) -> dict[str, object]:
         """Return what this run is: versions, devices, configuration, number of parameters.
 
@@ -394,10 +381,6 @@ class Trainer:
         """
         said = {**self._list_arguments(), "seed": int(self.seed)}
         return describe_run(self.builder, said, self._saver.directory)
-
-    def _list_arguments(self) -> dict[str, object]:
-        action, order, config = self._on_non_finite, self._update_order, self._config
-        return _arguments.list_arguments(self.builder, order, self.steps_per_call, action, config)
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
@@ -423,3 +406,18 @@ class Trainer:
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
             replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
+
+    def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
+        """Do what `save_params` does, Fluid's name; an `Inferencer` brings the network itself."""
+        self.save_params(param_path)
+
+    def __repr__(self) -> str:
+        return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
+
+    def _adopt(self, variables: Mapping[str, Any]) -> None:
+        with self._processes.call("setting parameters"):
+            self._engine.adopt(variables)
+
+    def _list_arguments(self) -> dict[str, object]:
+        action, order, config = self._on_non_finite, self._update_order, self._config
+        return _arguments.list_arguments(self.builder, order, self.steps_per_call, action, config)

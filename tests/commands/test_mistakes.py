@@ -87,7 +87,7 @@ def test_mistake_in_training_is_one_line(words, message, folder, capsys, monkeyp
         ("eval", 2, "got no run, expected the folder of one"),
         ("eval nowhere", 1, "'nowhere' got nothing, expected parameters"),
         ("eval empty", 1, "'empty' got a folder without weights"),
-        ("eval weights.safetensors", 2, "without a config.json beside them, expected --model_name"),
+        ("eval weights.safetensors", 2, "without config.json and data.json beside them"),
         ("eval nowhere --split=tset", 2, "Did you mean 'test'?"),
         ("eval nowhere --tpo_k=1", 2, "the flag '--tpo_k'"),
         ("predict", 2, "got no run"),

@@ -33,7 +33,7 @@ def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict
             try:
                 values[name] = read_value(flags[name], value)
             except ArgumentTypeError as error:
-                raise UsageError(f"--{name} {error}") from error
+                raise UsageError(f"{os.fspath(path)!r}: {name} {error}") from error
     return values
 
 
@@ -59,20 +59,25 @@ def flatten(sections: Mapping[str, object]) -> dict[str, object]:
 def _load(path: Path) -> Mapping[str, object]:
     import yaml
 
+    where = f"the flags' file got {str(path)!r}, expected"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"--config got {str(path)!r}, expected a file that can be read ({error.strerror})."
-        ) from error
+        raise UsageError(f"{where} a file that can be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} YAML or JSON. It is no text.") from error
     try:
         # JSON by its own parser: YAML reads `1e-3`, which JSON may hold, as text.
         loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = "" if mark is None else f" in line {mark.line + 1}"
+        raise UsageError(f"{where} YAML or JSON: {error.problem}{line}. Is it whole?") from error
     except (ValueError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
-        raise UsageError(f"--config got {str(path)!r}, expected YAML or JSON: {what}.") from error
+        raise UsageError(f"{where} YAML or JSON: {what}. Is it whole?") from error
     if not isinstance(loaded, Mapping):
-        raise UsageError(f"--config got {str(path)!r}, expected flags by name in it.")
+        raise UsageError(f"{where} flags by name in it, such as `model_name: lenet`.")
     return loaded
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from pathlib import Path
 from typing import Literal
 
 from penstock._errors import nearest
@@ -48,10 +50,13 @@ class DatasetFlags:
             )
         known = list_datasets()
         if self.dataset_name not in known and self.dataset_dir is None:
+            hint = nearest(self.dataset_name.lower(), known)
+            if Path(self.dataset_name).is_dir():
+                folder = shlex.quote(self.dataset_name)
+                hint = f" For a folder: --dataset_name=image_folder --dataset_dir={folder}."
             raise UsageError(
                 f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
-                "or the --dataset_dir of its TFRecord files beside it."
-                + nearest(self.dataset_name, known)
+                f"or the --dataset_dir of its TFRecord files beside it.{hint}"
             )
         if (self.train_files or self.eval_files) and self.dataset_dir is None:
             raise UsageError(

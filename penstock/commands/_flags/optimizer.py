@@ -30,7 +30,7 @@ class OptimizerFlags(optimizers.OptimizerOptions):
         try:
             optimizers.get(self.optimizer, 0.1, options=self)
         except KeyError as error:
-            raise UsageError(f"--optimizer got a wrong name: {error}") from error
+            raise UsageError(str(error)) from error
         check_above_zero(moving_average_decay=self.moving_average_decay)
         if self.moving_average_decay is not None and self.moving_average_decay >= 1:
             raise UsageError(

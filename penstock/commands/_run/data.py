@@ -242,20 +242,20 @@ def _limit_batch_size(
 def _choose_num_classes(flags: TrainFlags, source: Split) -> tuple[int, tuple[str, ...]]:
     """Return how many classes the network has, and notes about it."""
     asked, offset = flags.dataset.num_classes, flags.dataset.labels_offset
+    less = f", less --labels_offset={offset}" if offset else ""
     if asked is not None:
         needed = None if source.largest_label is None else source.largest_label - offset + 1
         if needed is not None and asked < needed:
             raise ValueError(
                 f"--num_classes got {asked}, expected at least {needed}: the data has the labels 0 "
-                f"to {source.largest_label}, less --labels_offset={offset}. Leave it out for the "
-                "data's own number."
+                f"to {source.largest_label}{less}. Leave it out for the data's own number."
             )
         return asked, ()
     if source.num_classes is not None:
         if source.num_classes - offset < 2:
             raise ValueError(
-                f"--dataset_name={flags.dataset.dataset_name} got {source.num_classes} class, less "
-                f"--labels_offset={offset}, expected two or more: there is nothing to tell apart."
+                f"--dataset_name={flags.dataset.dataset_name} got {source.num_classes} class{less},"
+                " expected two or more: there is nothing to tell apart."
             )
         return source.num_classes - offset, ()
     note = (

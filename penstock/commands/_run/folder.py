@@ -117,9 +117,11 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     folder = path if path.is_dir() else path.parent
     there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     what = "a folder without weights" if path.is_dir() else "nothing"
+    runs = [str(each.parent) for each in sorted(path.glob("*/data.json"))]
+    hint = f" Name a run in it, such as {runs[0]!r}." if runs else nearest(path.name, there)
     raise FileNotFoundError(
         f"{str(path)!r} got {what}, expected parameters, checkpoints or a run of penstock, or a "
-        f"file of TF-Slim, Keras or torch.{nearest(path.name, there)}"
+        f"file of TF-Slim, Keras or torch.{hint}"
     )
 
 
@@ -174,9 +176,13 @@ def check_usable(folder: RunFolder, flags: TrainFlags, num_steps: int) -> None:
     steps = list_steps(folder.checkpoints)
     is_over = bool(steps) and steps[-1] >= num_steps
     unread = [name for name in _TRAIN_DATA if name in changed and is_over]
-    if can_resume(folder, flags) and not others and not unread and (steps or not changed):
+    is_other = "model_name" in changed
+    fits = not (others or unread or is_other)
+    if can_resume(folder, flags) and fits and (steps or not changed):
         return
-    if unread:
+    if is_other:
+        why = "Its network is another, and its checkpoints do not fit"
+    elif unread:
         why = "That run is over, so the new data would not be read, and its results are of the old"
     elif others:
         why = "Its tests are of other data, and its best network would be compared with theirs"
@@ -251,10 +257,18 @@ def read_facts(folder: RunFolder) -> Facts:
 
     Raises:
       FileNotFoundError: it is no folder of a run.
+      ValueError: what it says cannot be read.
     """
-    shapes = json.loads(folder.data.read_text(encoding="utf-8"))
+    try:
+        shapes = json.loads(folder.data.read_text(encoding="utf-8"))
+        stored = shapes["stored_shape"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"the run's {str(folder.data)!r} got text that is cut off or of something else, "
+            "expected what `penstock train` writes there. The same `penstock train` again writes "
+            "it anew."
+        ) from error
     labels = read_labels(folder.path)
-    stored = shapes["stored_shape"]
     return Facts(
         image_shape=tuple(shapes["image_shape"]),
         stored_shape=None if stored is None else tuple(stored),

@@ -23,6 +23,7 @@ from penstock.commands._run.network import (
 )
 from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.weights import load_weights, read_weights
+from penstock.readers.images import SUFFIXES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,16 +55,23 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
     """
     if run is None:
         raise UsageError(
-            f"{prog} got no run, expected the folder of one, of parameters or of checkpoints, such "
-            f"as `{prog} runs/digits_lenet`."
+            "got no run, expected the folder of one, of parameters or of checkpoints, such as "
+            f"`{prog} runs/digits_lenet`."
         )
     path = Path(run)
     weights = find_weights(str(path.parent), path.name) if path.name else path
     folder = find_run_folder(weights)
     if folder is None and "model_name" not in given:
+        if path.suffix.lower() in SUFFIXES:
+            raise UsageError(
+                f"the run got the image {run!r}, expected the folder of a run before the images, "
+                "such as `penstock predict runs/digits_lenet picture.png`."
+            )
+        there = (path / "config.json").is_file()
+        missing = "data.json in their folder" if there else "config.json and data.json beside them"
         raise UsageError(
-            f"{run!r} got weights without a config.json beside them, expected --model_name, "
-            "and --dataset_name where it is to be evaluated."
+            f"{run!r} got weights without {missing}, as `penstock train` writes, expected "
+            "--model_name, and --dataset_name where it is to be evaluated."
         )
     config = {} if folder is None else {"config": str(folder.config)}
     return SavedNetwork(weights=weights, folder=folder, flags=make_train_flags(config | {**given}))
