@@ -16,6 +16,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from penstock import models
+from penstock.models.advice import ADVICE
 from penstock.models.report import Report, describe
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +52,13 @@ print(models.names("mobilenet*"), models.get("lenet").settings)
 
 [same_logits.md](same_logits.md) compares them with their originals, weight for weight;
 [training_models.md](training_models.md) has commands that train some of them in minutes.
+
+"""
+ADVICE_HEAD = """## Which to take
+
+"""
+LIST_HEAD = """
+## All networks
 
 """
 SETTINGS_HEAD = """
@@ -114,7 +122,16 @@ def page(reports: dict[str, Report]) -> str:
     )
     settings = [_settings(name) for name in reports]
     heads = ("network", "weight decay", "decay", "epsilon", "dropout", "drop path")
-    return HEAD + _table(names, sizes, range(1, 7)) + SETTINGS_HEAD + _table(heads, settings, ())
+    advice = "".join(f"- **{each.family}**: {each.text}\n" for each in ADVICE)
+    return (
+        HEAD
+        + ADVICE_HEAD
+        + advice
+        + LIST_HEAD
+        + _table(names, sizes, range(1, 7))
+        + SETTINGS_HEAD
+        + _table(heads, settings, ())
+    )
 
 
 def _settings(name: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from penstock.commands._checks import check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._plugins import import_plugins
 from penstock.commands._tables import print_table
+from penstock.models.advice import find_advice
 from penstock.models.report import LayerRow, Report, describe, get_report
 
 _HEAD = ("name", "image", "parameters", "GMAC", "preprocessing", "classes")
@@ -107,6 +108,11 @@ def _show_list(flags: ModelsFlags) -> None:
     print_table(_HEAD, rows, right={1, 2, 3, 5})
     count = "1 network" if len(rows) == 1 else f"{len(rows)} networks"
     print(f"\n{wrap_words(f'{count}. {_LEGEND}', find_columns())}")
+    advice = find_advice(names)
+    if advice:
+        print("\nWhich to take:")
+    for each in advice:
+        print(wrap_words(f"  {each.family}: {each.text}", find_columns(), "    "))
 
 
 def _show_one(flags: ModelsFlags, model: models.Model) -> None:
@@ -127,7 +133,10 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
         if value is not None
     )
     print(wrap_words(about, columns))
-    print(f"{wrap_words(f'Settings: {settings}.', columns)}\n")
+    print(wrap_words(f"Settings: {settings}.", columns))
+    for each in find_advice([model.name]):
+        print(wrap_words(f"{each.family}: {each.text}", columns))
+    print()
     print_table(_LAYER_HEAD, [_layer(row) for row in layers], right={3, 4})
     total = (
         f"{report.num_params:,} trained in {report.num_tensors:,} arrays, "

@@ -11,6 +11,7 @@ from penstock import layers
 from penstock.models._registry import Model, Outputs, get
 from penstock.models._settings import Settings
 from penstock.models._style import widen
+from penstock.models.explanation import grad_cam
 
 # Of the auxiliary head's loss, in all of TF-Slim's networks that have one.
 AUXILIARY_WEIGHT = 0.4
@@ -23,11 +24,14 @@ class Classifier(NamedTuple):
       infer_program: returns the probabilities of the classes, `[B, num_classes]`.
       train_program: returns a dict of `loss`, `accuracy` and, from 6 classes on, `top_5`.
       model: the network, with its settings.
+      explain_program: an infer program that also says where the network looks: a dict of
+        `probabilities` and of `heat` `[B, h, w]`, see `models.grad_cam`.
     """
 
     infer_program: Callable[[], jax.Array]
     train_program: Callable[[], dict[str, jax.Array]]
     model: Model
+    explain_program: Callable[[], dict[str, jax.Array]]
 
 
 def classifier(
@@ -71,9 +75,12 @@ def classifier(
     chosen = chosen if settings is None else chosen.with_settings(settings)
     size = chosen.default_image_size if image_size is None else image_size
 
-    def network() -> Outputs:
+    def read_images() -> jax.Array:
         images = layers.data("image", shape=[size, size, chosen.num_channels])
-        return chosen(images if preprocess is None else preprocess(images), num_classes)
+        return images if preprocess is None else preprocess(images)
+
+    def network() -> Outputs:
+        return chosen(read_images(), num_classes)
 
     def infer_program() -> jax.Array:
         return layers.softmax(network()[0])
@@ -89,7 +96,11 @@ def classifier(
         top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if num_classes > 5 else {}
         return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
 
-    return Classifier(infer_program, train_program, chosen)
+    def explain_program() -> dict[str, jax.Array]:
+        logits, heat = grad_cam(chosen, read_images(), num_classes)
+        return {"probabilities": layers.softmax(logits), "heat": heat}
+
+    return Classifier(infer_program, train_program, chosen, explain_program)
 
 
 def _check_label_smoothing(share: float) -> None:
