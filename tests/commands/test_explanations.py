@@ -1,4 +1,4 @@
-"""`penstock predict --explain`: pictures of where a network looked, beside images or in a folder."""
+"""`penstock predict --explain`: pictures of where a network looked, and where they go."""
 
 import json
 import sys
