@@ -39,6 +39,9 @@ trainer = ps.Trainer(lenet.train_program, optax.sgd(0.1), infer_func=lenet.infer
 print(models.names("mobilenet*"), models.get("lenet").settings)
 ```
 
+`penstock models resnet50 --drawing=resnet50.svg` draws the blocks of a network: a box
+for each, with its output and its parameters.
+
 - **Image** is the height and width in pixels that it was designed for, **classes** the number in
   its published weights: 1001 have one for the background.
 - **Parameters** are the trained numbers, with those of auxiliary heads, **arrays** the number of

@@ -75,12 +75,8 @@ def classifier(
     chosen = chosen if settings is None else chosen.with_settings(settings)
     size = chosen.default_image_size if image_size is None else image_size
 
-    def read_images() -> jax.Array:
-        images = layers.data("image", shape=[size, size, chosen.num_channels])
-        return images if preprocess is None else preprocess(images)
-
     def network() -> Outputs:
-        return chosen(read_images(), num_classes)
+        return chosen(_read_images(chosen, size, preprocess), num_classes)
 
     def infer_program() -> jax.Array:
         return layers.softmax(network()[0])
@@ -97,10 +93,21 @@ def classifier(
         return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
 
     def explain_program() -> dict[str, jax.Array]:
-        logits, heat = grad_cam(chosen, read_images(), num_classes)
-        return {"probabilities": layers.softmax(logits), "heat": heat}
+        return _explain(chosen, _read_images(chosen, size, preprocess), num_classes)
 
     return Classifier(infer_program, train_program, chosen, explain_program)
+
+
+def _read_images(
+    model: Model, size: int, preprocess: Callable[[jax.Array], jax.Array] | None
+) -> jax.Array:
+    images = layers.data("image", shape=[size, size, model.num_channels])
+    return images if preprocess is None else preprocess(images)
+
+
+def _explain(model: Model, images: jax.Array, num_classes: int) -> dict[str, jax.Array]:
+    logits, heat = grad_cam(model, images, num_classes)
+    return {"probabilities": layers.softmax(logits), "heat": heat}
 
 
 def _check_label_smoothing(share: float) -> None:
