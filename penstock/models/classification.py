@@ -71,15 +71,11 @@ def classifier(
     ['conv1', 'conv2', 'fc3', 'fc4']
     """
     _check_label_smoothing(label_smoothing)
-    chosen = get(model) if isinstance(model, str) else model
-    chosen = chosen if settings is None else chosen.with_settings(settings)
+    chosen = (get(model) if isinstance(model, str) else model).with_settings(settings or Settings())
     size = chosen.default_image_size if image_size is None else image_size
 
     def network() -> Outputs:
         return chosen(_read_images(chosen, size, preprocess), num_classes)
-
-    def infer_program() -> jax.Array:
-        return layers.softmax(network()[0])
 
     def train_program() -> dict[str, jax.Array]:
         logits, end_points = network()
@@ -89,8 +85,10 @@ def classifier(
             auxiliary = _cross_entropy(end_points["AuxLogits"], label, label_smoothing)
             loss = loss + auxiliary_weight * layers.mean(auxiliary)
         loss = loss + _weight_decay(chosen)
-        top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if num_classes > 5 else {}
-        return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
+        return {"loss": loss, **_count_hits(logits, label)}
+
+    def infer_program() -> jax.Array:
+        return layers.softmax(network()[0])
 
     def explain_program() -> dict[str, jax.Array]:
         return _explain(chosen, _read_images(chosen, size, preprocess), num_classes)
@@ -108,6 +106,11 @@ def _read_images(
 def _explain(model: Model, images: jax.Array, num_classes: int) -> dict[str, jax.Array]:
     logits, heat = grad_cam(model, images, num_classes)
     return {"probabilities": layers.softmax(logits), "heat": heat}
+
+
+def _count_hits(logits: jax.Array, label: jax.Array) -> dict[str, jax.Array]:
+    top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if logits.shape[-1] > 5 else {}
+    return {"accuracy": layers.accuracy(logits, label), **top_5}
 
 
 def _check_label_smoothing(share: float) -> None:
