@@ -16,6 +16,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from penstock import models
+from penstock.models.advice import ADVICE
 from penstock.models.report import Report, describe
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,9 @@ trainer = ps.Trainer(lenet.train_program, optax.sgd(0.1), infer_func=lenet.infer
 print(models.names("mobilenet*"), models.get("lenet").settings)
 ```
 
+`penstock models resnet50 --drawing=resnet50.svg` draws the blocks of a network: a box
+for each, with its output and its parameters.
+
 - **Image** is the height and width in pixels that it was designed for, **classes** the number in
   its published weights: 1001 have one for the background.
 - **Parameters** are the trained numbers, with those of auxiliary heads, **arrays** the number of
@@ -51,6 +55,13 @@ print(models.names("mobilenet*"), models.get("lenet").settings)
 
 [same_logits.md](same_logits.md) compares them with their originals, weight for weight;
 [training_models.md](training_models.md) has commands that train some of them in minutes.
+
+"""
+ADVICE_HEAD = """## Which to take
+
+"""
+LIST_HEAD = """
+## All networks
 
 """
 SETTINGS_HEAD = """
@@ -114,7 +125,16 @@ def page(reports: dict[str, Report]) -> str:
     )
     settings = [_settings(name) for name in reports]
     heads = ("network", "weight decay", "decay", "epsilon", "dropout", "drop path")
-    return HEAD + _table(names, sizes, range(1, 7)) + SETTINGS_HEAD + _table(heads, settings, ())
+    advice = "".join(f"- **{each.family}**: {each.text}\n" for each in ADVICE)
+    return (
+        HEAD
+        + ADVICE_HEAD
+        + advice
+        + LIST_HEAD
+        + _table(names, sizes, range(1, 7))
+        + SETTINGS_HEAD
+        + _table(heads, settings, ())
+    )
 
 
 def _settings(name: str) -> tuple[str, ...]:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
 from penstock import models
 from penstock._errors import UnknownNameError, nearest
+from penstock._paths import expand_path
 from penstock._text_tables import find_columns, wrap_words
+from penstock._whole_files import replacing
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import check_at_least
+from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._plugins import import_plugins
 from penstock.commands._tables import print_table
+from penstock.models.advice import find_advice
+from penstock.models.drawing import draw
 from penstock.models.report import LayerRow, Report, describe, get_report
 
 _HEAD = ("name", "image", "parameters", "GMAC", "preprocessing", "classes")
@@ -26,6 +32,7 @@ _EXAMPLES = """examples:
   penstock models
   penstock models 'resnet*'
   penstock models inception_v3
+  penstock models resnet50 --drawing=resnet50.svg
   penstock models --plugin=my_networks my_resnet --image_size=64
 """
 
@@ -41,6 +48,7 @@ class ModelsFlags:
         networks.
       num_classes: how many classes the last layer of one network has.
       image_size: the size of images in pixels for one network.
+      drawing: write a drawing of one network's blocks to this file, as SVG.
     """
 
     name: str | None = positional("NAME", "?")
@@ -48,10 +56,15 @@ class ModelsFlags:
     plugin: str | None = None
     num_classes: int | None = None
     image_size: int | None = None
+    drawing: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_at_least(1, num_classes=self.num_classes, image_size=self.image_size)
+        if self.drawing is not None and Path(self.drawing).suffix.lower() != ".svg":
+            raise UsageError(
+                f"--drawing got {self.drawing!r}, expected the name of a file that ends in .svg."
+            )
 
 
 def run(argv: list[str]) -> int:
@@ -76,6 +89,11 @@ def _show(argv: list[str]) -> None:
 
 
 def _show_list(flags: ModelsFlags) -> None:
+    if flags.drawing is not None:
+        raise ValueError(
+            "--drawing got no network, expected the name of one: penstock models lenet "
+            f"--drawing={flags.drawing}"
+        )
     if flags.num_classes or flags.image_size:
         raise ValueError(
             "--num_classes and --image_size got no network, expected the name of one. The list has "
@@ -107,11 +125,18 @@ def _show_list(flags: ModelsFlags) -> None:
     print_table(_HEAD, rows, right={1, 2, 3, 5})
     count = "1 network" if len(rows) == 1 else f"{len(rows)} networks"
     print(f"\n{wrap_words(f'{count}. {_LEGEND}', find_columns())}")
+    advice = find_advice(names)
+    if advice:
+        print("\nWhich to take:")
+    for each in advice:
+        print(wrap_words(f"  {each.family}: {each.text}", find_columns(), "    "))
 
 
 def _show_one(flags: ModelsFlags, model: models.Model) -> None:
     report, layers = describe(model, num_classes=flags.num_classes, image_size=flags.image_size)
     size = flags.image_size or model.default_image_size
+    if flags.drawing is not None:
+        _write_drawing(expand_path(flags.drawing), model, size, layers)
     if flags.json:
         facts = _facts(model, report) | {"image_size": size}
         print(json.dumps(facts | {"layers": [dataclasses.asdict(row) for row in layers]}, indent=2))
@@ -127,13 +152,25 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
         if value is not None
     )
     print(wrap_words(about, columns))
-    print(f"{wrap_words(f'Settings: {settings}.', columns)}\n")
+    print(wrap_words(f"Settings: {settings}.", columns))
+    for each in find_advice([model.name]):
+        print(wrap_words(f"{each.family}: {each.text}", columns))
+    print()
     print_table(_LAYER_HEAD, [_layer(row) for row in layers], right={3, 4})
     total = (
         f"{report.num_params:,} trained in {report.num_tensors:,} arrays, "
         f"{report.num_statistics:,} in running statistics, {report.gmacs:.3f} GMAC for one image"
     )
     print(f"\n{wrap_words(total, columns)}")
+
+
+def _write_drawing(path: Path, model: models.Model, size: int, rows: list[LayerRow]) -> None:
+    text = draw(model.name, (size, size, model.num_channels), rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    # Not among the JSON, nor in a table that is piped on.
+    print(f"drawing: {path}", file=sys.stderr)
 
 
 def _facts(model: models.Model, report: Report) -> dict[str, object]:

@@ -7,15 +7,18 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock import models
+from penstock import Trainer, models
+from penstock._paths import expand_path
 from penstock._text_tables import find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
+from penstock.commands._run.explanations import choose_names, is_explanation, write_explanation
 from penstock.commands._run.folder import Facts, read_facts
 from penstock.commands._run.network import Shape
 from penstock.commands._run.preparation import choose_preparation
@@ -33,7 +36,8 @@ _BATCH_SIZE = 32
 _EXAMPLES = """examples:
   penstock predict runs/digits_lenet seven.png
   penstock predict runs/photos_mobilenet_v2 holiday/ --top_k=3
-  penstock predict runs/digits_lenet scans/ --json=True | jq .classes[0]"""
+  penstock predict runs/digits_lenet scans/ --json=True | jq .classes[0]
+  penstock predict runs/digits_lenet scans/ --explain --output=looks"""
 _FROM_TRAIN = choose_flags(
     *("model_name", "num_classes", "preprocessing_name", "train_image_size", "plugin")
 )
@@ -48,16 +52,28 @@ class PredictFlags:
       images: files of images, or folders of them.
       top_k: how many classes are named, the likeliest first.
       json: print a line of JSON for each image, for programs to read.
+      explain: write a picture beside each image, NAME.explained.png, of where the network looked
+        for its answer (Grad-CAM).
+      output: the folder of these pictures, made where it is missing.
     """
 
     run: str | None = positional("RUN", "?", is_needed=True)
     images: tuple[str, ...] = positional("IMAGE", "*", is_needed=True)
     top_k: int = 5
     json: bool = False
+    explain: bool = False
+    output: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_at_least(1, top_k=self.top_k)
+        if self.output is not None and not self.explain:
+            raise UsageError(
+                f"--output got {self.output!r} without --explain, expected both. It is the folder "
+                "of the pictures that --explain makes."
+            )
+        if self.output is not None and Path(self.output).is_file():
+            raise UsageError(f"--output got the file {self.output!r}, expected a folder.")
 
 
 def run(argv: list[str]) -> int:
@@ -85,18 +101,47 @@ def _predict(argv: list[str]) -> None:
     )
     # Each process on its own devices, all of them the same: a few images need no more, and what
     # no other process takes part in waits for none.
-    trainer = load_network(saved, shape, place=find_own_place())
-    is_first = is_writing_process()
+    trainer = load_network(saved, shape, place=find_own_place(), explains=flags.explain)
     crop = chosen.for_evaluation(height, width)
+    pictures = _choose_pictures(files, flags)
     for start in range(0, len(files), _BATCH_SIZE):
         part = files[start : start + _BATCH_SIZE]
         images = [crop({"image": _read_image(path, facts, channels)})["image"] for path in part]
         # Not before a failure to read them, which is to be the only line.
-        if not start and is_first:
+        if not start and is_writing_process():
             print(preparation.summary, file=sys.stderr)
-        probabilities = np.asarray(trainer.infer({"image": np.stack(images)}))
-        for path, row in zip(part, probabilities, strict=True) if is_first else ():
-            _show(path, row, facts.class_names, flags)
+        answers = _ask(trainer, images)
+        if not is_writing_process():
+            continue
+        named = zip(part, images, answers, pictures[start:], strict=False)
+        for path, image, answer, picture in named:
+            if picture is not None and answer.heat is not None:
+                write_explanation(picture, image, answer.heat)
+            _show(path, answer.probabilities, facts.class_names, flags, picture)
+
+
+class _Answer(NamedTuple):
+    """What a network says of one image: `[classes]`, and where it looked, `[h, w]`."""
+
+    probabilities: np.ndarray
+    heat: np.ndarray | None
+
+
+def _ask(trainer: Trainer, images: Sequence[np.ndarray]) -> list[_Answer]:
+    answers = trainer.infer({"image": np.stack(images)})
+    if isinstance(answers, dict):
+        return [*map(_Answer, answers["probabilities"], answers["heat"])]
+    return [_Answer(row, None) for row in np.asarray(answers)]
+
+
+def _choose_pictures(files: Sequence[Path], flags: PredictFlags) -> list[Path] | list[None]:
+    """Return where the explanation of each image goes, in a folder that is there."""
+    if not flags.explain:
+        return [None] * len(files)
+    folder = None if flags.output is None else expand_path(flags.output)
+    if folder is not None and is_writing_process():
+        folder.mkdir(parents=True, exist_ok=True)
+    return choose_names(files, folder)
 
 
 def _find_facts(saved: SavedNetwork) -> Facts:
@@ -140,7 +185,12 @@ def _find_files(words: Sequence[str]) -> list[Path]:
 
 
 def _list_images(folder: Path) -> Iterator[Path]:
-    yield from sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    yield from sorted(
+        path
+        for path in folder.rglob("*")
+        # Those of an earlier --explain are no images of the user's.
+        if path.suffix.lower() in SUFFIXES and not is_explanation(path)
+    )
 
 
 def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
@@ -165,13 +215,21 @@ def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     return convert_channels(decoded, channels)
 
 
-def _show(path: Path, row: np.ndarray, names: Sequence[str], flags: PredictFlags) -> None:
+def _show(
+    path: Path,
+    row: np.ndarray,
+    names: Sequence[str],
+    flags: PredictFlags,
+    picture: Path | None,
+) -> None:
     # Stable, so that classes of one probability keep their order.
     best = np.argsort(-row, kind="stable")[: flags.top_k]
     if flags.json:
         classes = [{"name": names[i], "probability": float(row[i])} for i in best]
         # Flushed line by line: `jq` behind a pipe sees each image when it is done.
-        print(json.dumps({"image": str(path), "classes": classes}), flush=True)
+        explained = {} if picture is None else {"explanation": str(picture)}
+        print(json.dumps({"image": str(path), "classes": classes, **explained}), flush=True)
     else:
         parts = [f"  {names[i]} {row[i]:.1%}" for i in best]
-        print(wrap_parts([str(path), *parts], find_columns()), flush=True)
+        explained = [] if picture is None else [f"  -> {picture}"]
+        print(wrap_parts([str(path), *parts, *explained], find_columns()), flush=True)

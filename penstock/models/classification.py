@@ -11,6 +11,7 @@ from penstock import layers
 from penstock.models._registry import Model, Outputs, get
 from penstock.models._settings import Settings
 from penstock.models._style import widen
+from penstock.models.explanation import grad_cam
 
 # Of the auxiliary head's loss, in all of TF-Slim's networks that have one.
 AUXILIARY_WEIGHT = 0.4
@@ -23,11 +24,14 @@ class Classifier(NamedTuple):
       infer_program: returns the probabilities of the classes, `[B, num_classes]`.
       train_program: returns a dict of `loss`, `accuracy` and, from 6 classes on, `top_5`.
       model: the network, with its settings.
+      explain_program: an infer program that also says where the network looks: a dict of
+        `probabilities` and of `heat` `[B, h, w]`, see `models.grad_cam`.
     """
 
     infer_program: Callable[[], jax.Array]
     train_program: Callable[[], dict[str, jax.Array]]
     model: Model
+    explain_program: Callable[[], dict[str, jax.Array]]
 
 
 def classifier(
@@ -67,16 +71,11 @@ def classifier(
     ['conv1', 'conv2', 'fc3', 'fc4']
     """
     _check_label_smoothing(label_smoothing)
-    chosen = get(model) if isinstance(model, str) else model
-    chosen = chosen if settings is None else chosen.with_settings(settings)
+    chosen = (get(model) if isinstance(model, str) else model).with_settings(settings or Settings())
     size = chosen.default_image_size if image_size is None else image_size
 
     def network() -> Outputs:
-        images = layers.data("image", shape=[size, size, chosen.num_channels])
-        return chosen(images if preprocess is None else preprocess(images), num_classes)
-
-    def infer_program() -> jax.Array:
-        return layers.softmax(network()[0])
+        return chosen(_read_images(chosen, size, preprocess), num_classes)
 
     def train_program() -> dict[str, jax.Array]:
         logits, end_points = network()
@@ -86,10 +85,32 @@ def classifier(
             auxiliary = _cross_entropy(end_points["AuxLogits"], label, label_smoothing)
             loss = loss + auxiliary_weight * layers.mean(auxiliary)
         loss = loss + _weight_decay(chosen)
-        top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if num_classes > 5 else {}
-        return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
+        return {"loss": loss, **_count_hits(logits, label)}
 
-    return Classifier(infer_program, train_program, chosen)
+    def infer_program() -> jax.Array:
+        return layers.softmax(network()[0])
+
+    def explain_program() -> dict[str, jax.Array]:
+        return _explain(chosen, _read_images(chosen, size, preprocess), num_classes)
+
+    return Classifier(infer_program, train_program, chosen, explain_program)
+
+
+def _read_images(
+    model: Model, size: int, preprocess: Callable[[jax.Array], jax.Array] | None
+) -> jax.Array:
+    images = layers.data("image", shape=[size, size, model.num_channels])
+    return images if preprocess is None else preprocess(images)
+
+
+def _explain(model: Model, images: jax.Array, num_classes: int) -> dict[str, jax.Array]:
+    logits, heat = grad_cam(model, images, num_classes)
+    return {"probabilities": layers.softmax(logits), "heat": heat}
+
+
+def _count_hits(logits: jax.Array, label: jax.Array) -> dict[str, jax.Array]:
+    top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if logits.shape[-1] > 5 else {}
+    return {"accuracy": layers.accuracy(logits, label), **top_5}
 
 
 def _check_label_smoothing(share: float) -> None:

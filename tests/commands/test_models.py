@@ -3,13 +3,17 @@
 import json
 import re
 import sys
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
-from penstock import commands
+from penstock import commands, models
 from penstock._text_tables import align_rows
 from penstock.commands import _tables
+from penstock.models.advice import ADVICE, find_advice
+from penstock.models.drawing import find_blocks
+from penstock.models.report import LayerRow
 
 
 def lines_of(capsys, *words):
@@ -25,6 +29,61 @@ def test_list_has_every_network_with_its_size(capsys):
     assert found["lenet"] == ["28", "3,274,634", "0.014", "lenet", "10"]
     assert found["nasnet_large"] == ["331", "93,320,934", "23.783", "inception", "1001"]
     assert list(found) == sorted(found)
+
+
+def test_list_says_which_of_a_family_to_take(capsys):
+    rows = lines_of(capsys, "*resnet*50")
+    (said,) = (row for row in rows if row.startswith("  ResNet-50: "))
+    assert said.startswith("  ResNet-50: take resnet50, the one that others mean by the name;")
+    # What the advice names is in the list.
+    (one,) = (row for row in lines_of(capsys, "resnet50") if row.startswith("ResNet-50: "))
+    assert one == said.strip()
+    assert not [row for row in rows if row.startswith("  Inception")]
+
+
+def test_every_network_of_the_library_belongs_to_a_family_and_advice_names_those_there_are():
+    library = [name for name in models.names() if models.get(name).source]
+    assert [name for name in library if not find_advice([name])] == []
+    named = {word for each in ADVICE for word in re.findall(r"\w*[a-z]_?\d\w*", each.text)}
+    assert "keras_resnet_v2_50" in named
+    assert named - {"v1"} <= set(library)
+
+
+def test_drawing_has_a_box_for_each_block(capsys, tmp_path):
+    file = tmp_path / "new" / "network.svg"
+    lines_of(capsys, "lenet", f"--drawing={file}")
+    svg = ElementTree.parse(file).getroot()
+    words = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[:3] == ["lenet", "images", "28 x 28 x 1"]
+    assert words[4:7] == ["conv1", "28 x 28 x 32", "832 parameters"]
+    assert words[-3:] == ["fc4", "10", "10,250 parameters"]
+
+
+def test_drawing_folds_many_units_into_their_blocks():
+    def rows(count):
+        paths = [f"block{n % 3}/unit_{n}/conv/{leaf}" for n in range(count) for leaf in "ab"]
+        return [
+            LayerRow(path=path, num_macs=1, num_params=2, output_shape=(4, 4, n))
+            for n, path in enumerate(paths)
+        ]
+
+    assert len(find_blocks(rows(24))) == 24
+    folded = find_blocks(rows(25))
+    assert [block.name for block in folded] == ["block0", "block1", "block2"]
+    assert [block.num_params for block in folded] == [36, 32, 32]
+    assert folded[0].output_shape == (4, 4, 49)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lenet", "--drawing=lenet.png"], "--drawing got 'lenet.png', expected the name of a"),
+        (["--drawing=all.svg"], "--drawing got no network, expected the name of one: penstock"),
+    ],
+)
+def test_drawing_that_cannot_be_is_refused(words, message, capsys):
+    assert commands.main(["models", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_columns_are_aligned_and_numbers_stand_right():

@@ -77,15 +77,19 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
     return SavedNetwork(weights=weights, folder=folder, flags=make_train_flags(config | {**given}))
 
 
-def load_network(saved: SavedNetwork, shape: Shape, place: Place = None) -> Trainer:
+def load_network(
+    saved: SavedNetwork, shape: Shape, place: Place = None, *, explains: bool = False
+) -> Trainer:
     """Return a trainer that holds the weights, for `test` and `infer`.
 
     Arguments:
       place: as `Trainer` takes it.
+      explains: `infer` also says where the network looks: it runs `Classifier.explain_program`.
 
     Raises:
       ParameterError: they are of another network.
-      ValueError: they are of a network with another number of classes.
+      ValueError: they are of a network with another number of classes; or there is no feature map
+        that could explain it.
     """
     size = shape.image_shape[0]
     network = make_network(saved.flags, shape)
@@ -96,7 +100,7 @@ def load_network(saved: SavedNetwork, shape: Shape, place: Place = None) -> Trai
         network = make_network(saved.flags, shape, counts_auxiliary=False)
     trainer = Trainer(
         network.train_program,
-        infer_func=network.infer_program,
+        infer_func=network.explain_program if explains else network.infer_program,
         place=place,
         precision=make_precision(saved.flags.performance),
     )

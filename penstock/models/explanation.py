@@ -1,0 +1,158 @@
+"""Where in an image a network looks for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+
+from penstock.models._registry import EndPoints, Model
+
+_Function = Callable[..., list[jax.Array]]
+
+
+class Explanation(NamedTuple):
+    """The answers to a batch of images, and where they come from.
+
+    Arguments:
+      logits: `[B, num_classes]`.
+      heat: `[B, h, w]` in 0..1, in the height and width of the last feature map: 1 where the image
+        speaks loudest for the likeliest class, 0 where it says nothing for it.
+    """
+
+    logits: jax.Array
+    heat: jax.Array
+
+
+class _FeatureMap(NamedTuple):
+    """A feature map in the trace of a network: its variable, and the equation that makes it."""
+
+    name: str
+    variable: Var
+    number: int
+
+
+def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
+    """Apply a network, and find where it looks for its answer, by Grad-CAM.
+
+    Called in an infer program. The channels of the last feature map are weighed by the mean
+    gradient of the likeliest class's logit, and summed up; what speaks against the class counts as
+    nothing. The last feature map is the last of the network's end points `[B, h, w, C]` that the
+    logits depend on and that has more than one place. Source: Selvaraju et al., "Grad-CAM: Visual
+    Explanations from Deep Networks via Gradient-based Localization", 2017.
+
+    Arguments:
+      images: `[B, H, W, C]` float, preprocessed.
+
+    Raises:
+      ValueError: the network has no such end point.
+
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> from penstock import layers, models
+    >>> def infer_program():
+    ...     image = layers.data("image", shape=[28, 28, 1])
+    ...     return models.grad_cam(models.get("lenet"), image, 10)
+    >>> builder = ps.ProgramBuilder(infer_func=infer_program)
+    >>> found = builder.infer(builder.init(), {"image": np.ones((2, 28, 28, 1))})
+    >>> found.logits.shape, found.heat.shape
+    ((2, 10), (2, 7, 7))
+    """
+    # Of a trace any value can be made an input: networks need not know that they are explained.
+    closed, (_, shapes) = jax.make_jaxpr(lambda each: model(each, num_classes), return_shape=True)(
+        images
+    )
+    # As a dict: jax sorts by key, and the places of the outputs follow from it.
+    variables: tuple[object, EndPoints] = jax.tree.unflatten(
+        jax.tree.structure((0, shapes)), closed.jaxpr.outvars
+    )
+    logits, points = variables
+    assert isinstance(logits, Var)
+    chosen = _find_last_feature_map(closed.jaxpr, logits, points)
+    if chosen is None:
+        raise ValueError(_say_what_is_missing(model, shapes))
+    before, after = _cut(closed, chosen, logits)
+    feature_map, *values = before(*closed.consts, images)
+
+    def find_best_logits(feature_map: jax.Array) -> tuple[jax.Array, jax.Array]:
+        (found,) = after(feature_map, *values)
+        return jnp.sum(jnp.max(found, axis=-1)), found
+
+    # Images do not meet in an infer program: the gradient of the sum has that of each.
+    gradient, found = jax.grad(find_best_logits, has_aux=True)(feature_map)
+    gradient, feature_map = gradient.astype(jnp.float32), feature_map.astype(jnp.float32)
+    weights = jnp.mean(gradient, axis=(1, 2), keepdims=True)
+    heat = jax.nn.relu(jnp.sum(weights * feature_map, axis=-1))
+    largest = jnp.max(heat, axis=(1, 2), keepdims=True)
+    return Explanation(found, heat / jnp.where(largest > 0, largest, 1.0))
+
+
+def _find_last_feature_map(
+    jaxpr: Jaxpr, logits: Var, points: Mapping[str, object]
+) -> _FeatureMap | None:
+    """Return the end point that is made last among those that the logits depend on."""
+    makers: dict[Var, int] = {}
+    for number, equation in enumerate(jaxpr.eqns):
+        makers.update(dict.fromkeys(equation.outvars, number))
+    # From the end to the beginning: an auxiliary head's feature maps are made late too.
+    needed = {logits}
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(equation.outvars):
+            needed.update(_get_variables(equation.invars))
+    found = [
+        _FeatureMap(name, variable, makers[variable])
+        for name, variable in points.items()
+        if isinstance(variable, Var)
+        and variable in makers
+        and variable in needed
+        and _is_spatial(variable.aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
+    ]
+    return max(found, key=lambda each: each.number, default=None)
+
+
+def _is_spatial(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and shape[1] * shape[2] > 1
+
+
+def _cut(closed: ClosedJaxpr, chosen: _FeatureMap, logits: Var) -> tuple[_Function, _Function]:
+    """Return a trace in two functions, cut behind the feature map.
+
+    Returns:
+      The first, of the constants and inputs, which returns the feature map and what else the second
+      needs; and the second, of what the first returns, which returns the logits.
+    """
+    jaxpr = closed.jaxpr
+    equations = jaxpr.eqns[chosen.number + 1 :]
+    made = {variable for equation in equations for variable in equation.outvars}
+    used = [each for equation in equations for each in _get_variables(equation.invars)]
+    others = [each for each in dict.fromkeys(used) if each not in made and each != chosen.variable]
+    passed = [chosen.variable, *others]
+    before = jaxpr.replace(
+        constvars=[],
+        invars=[*jaxpr.constvars, *jaxpr.invars],
+        eqns=jaxpr.eqns[: chosen.number + 1],
+        outvars=passed,
+    )
+    after = jaxpr.replace(constvars=[], invars=passed, eqns=equations, outvars=[logits])
+    return _make_function(before), _make_function(after)
+
+
+def _make_function(jaxpr: Jaxpr) -> _Function:
+    return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def _get_variables(atoms: Sequence[Var | Literal]) -> list[Var]:
+    return [atom for atom in atoms if isinstance(atom, Var)]
+
+
+def _say_what_is_missing(model: Model, points: Mapping[str, jax.ShapeDtypeStruct]) -> str:
+    shapes = ", ".join(f"{name} {list(point.shape[1:])}" for name, point in points.items())
+    return (
+        f"Grad-CAM of {model.name!r} got {f'the end points {shapes}' if shapes else 'no end point'}"
+        ", expected one [height, width, channels] of more than one place on the way to the logits. "
+        "It shows which places of the last feature map speak for a class. Let the network return "
+        "its feature maps as end points, or take larger images."
+    )
