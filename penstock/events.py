@@ -212,7 +212,7 @@ class _LazyMetrics(Generic[M]):
         return self._metrics
 
     def _describe(self) -> str:
-        """Return the metrics for `repr`, where they were read: others would have to be waited for."""
+        """Return the metrics for `repr` where they were read; others would be waited for."""
         return "" if self._metrics is None else f", metrics={_shorten(self._metrics)}"
 
 

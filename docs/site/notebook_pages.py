@@ -17,9 +17,9 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 def write_page(name: str, cells: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, bytes]]:
-    """Return a notebook's page, and its pictures by their names.
+    r"""Return a notebook's page, and its pictures by their names.
 
-    >>> output = {"output_type": "stream", "name": "stdout", "text": ["3\\n"]}
+    >>> output = {"output_type": "stream", "name": "stdout", "text": ["3\n"]}
     >>> code = {"cell_type": "code", "source": ["print(3)"], "outputs": [output]}
     >>> page, pictures = write_page("a", [{"cell_type": "markdown", "source": ["# A"]}, code])
     >>> print(page.replace("`", "'"))

@@ -1,4 +1,4 @@
-"""Outputs of a notebook's cell that are replaced in place; without widgets, which may be missing."""
+"""Outputs of a notebook's cell, replaced in place; without widgets, which may be missing."""
 
 from __future__ import annotations
 

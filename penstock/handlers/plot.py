@@ -130,7 +130,9 @@ class Plot:
             if self._output is None:
                 draw(self._path, panels)
             else:
-                self._output.show(f"curves of {', '.join(each.title for each in panels)}", encode(panels))
+                self._output.show(
+                    f"curves of {', '.join(each.title for each in panels)}", encode(panels)
+                )
         now = time.monotonic()
         # The slower the picture, the rarer.
         self._next_draw = now + max(_INTERVAL_SECS, (now - start) / _MAX_SHARE)
