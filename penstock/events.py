@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
@@ -175,6 +176,23 @@ class BeginStep:
     fetch_metrics: bool = True
 
 
+class _ShortRepr(reprlib.Repr):
+    """`repr` that fits a line: few items, numbers of four digits, arrays as dtype and shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = 100  # characters of an exception
+
+    def repr_ndarray(self, value: np.ndarray, level: int) -> str:
+        return f"{value.dtype}{list(value.shape)}"
+
+    def repr_float(self, value: float, level: int) -> str:
+        return f"{value:.4g}"
+
+
+_shorten = _ShortRepr().repr
+
+
 class _LazyMetrics(Generic[M]):
     """Metrics that are fetched when they are first read."""
 
@@ -192,6 +210,10 @@ class _LazyMetrics(Generic[M]):
             # Let go of: it holds the launch's arrays on the device.
             self._read = None
         return self._metrics
+
+    def _describe(self) -> str:
+        """Return the metrics for `repr` where they were read; others would be waited for."""
+        return "" if self._metrics is None else f", metrics={_shorten(self._metrics)}"
 
 
 class EndStep(_LazyMetrics[M]):
@@ -238,8 +260,9 @@ class EndStep(_LazyMetrics[M]):
         return None if self._rate is None else self._rate()
 
     def __repr__(self) -> str:
-        """Return the event without its metrics, which would have to be waited for."""
-        return f"EndStep(epoch={self.epoch}, step={self.step}, global_step={self.global_step})"
+        """Return the event in a line, with its metrics in short where they were read already."""
+        numbers = f"epoch={self.epoch}, step={self.step}, global_step={self.global_step}"
+        return f"EndStep({numbers}{self._describe()})"
 
 
 class EndEpoch(_LazyMetrics[M]):
@@ -274,8 +297,8 @@ class EndEpoch(_LazyMetrics[M]):
         self.data_wait = data_wait
 
     def __repr__(self) -> str:
-        """Return the event without its metrics, which would have to be waited for."""
-        return f"EndEpoch(epoch={self.epoch}, global_step={self.global_step})"
+        """Return the event in a line, with its metrics in short where they were read already."""
+        return f"EndEpoch(epoch={self.epoch}, global_step={self.global_step}{self._describe()})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -291,6 +314,11 @@ class EndTraining:
     reason: Reason
     error: BaseException | None = None
     global_step: int = 0
+
+    def __repr__(self) -> str:
+        """Return the event in a line, a long message of its error cut."""
+        error = "" if self.error is None else f", error={_shorten(self.error)}"
+        return f"EndTraining(reason={self.reason!r}{error}, global_step={self.global_step})"
 
 
 Event = BeginTraining | BeginEpoch | BeginStep | EndStep | EndEpoch | EndTraining

@@ -174,6 +174,7 @@ def test_navigation_leads_to_every_page_and_example():
     docs = ROOT / "docs"
     pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
     pages |= {f"examples/{program.stem}.md" for program in (ROOT / "examples").glob("*.py")}
+    pages |= {f"notebooks/{file.stem}.md" for file in (ROOT / "notebooks").glob("*.ipynb")}
     assert find_pages(settings["nav"]) == pages | {"CHANGELOG.md", "CONTRIBUTING.md"}
 
 

@@ -33,11 +33,14 @@ def rewrite_links(markdown: str, name: str) -> str:
     '[a](readers.md), [b](LICENSE)'
     >>> rewrite_links("[a](../examples/gan.py), [b](../CONTRIBUTING.md)", "readers.md")
     '[a](examples/gan.md), [b](CONTRIBUTING.md)'
+    >>> rewrite_links("[a](../notebooks/digits.ipynb)", "tutorial.md")
+    '[a](notebooks/digits.md)'
     """
     if name in TEXTS:
         return markdown.replace("](docs/", "](")
     markdown = markdown.replace("](../benchmarks/results/", "](benchmarks/results/")
     markdown = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](examples/\1.md)", markdown)
+    markdown = re.sub(r"\]\(\.\./notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
     return re.sub(rf"\]\(\.\./({'|'.join(TEXTS)})", r"](\1", markdown)
 
 

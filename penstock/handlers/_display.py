@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO
+from collections.abc import Sequence
+from typing import Protocol, TextIO
 
 from penstock._text_tables import wrap_parts
+from penstock.handlers import _notebook
 from penstock.handlers._pace import Pace
 
 _LIVE_INTERVAL_SECS = 0.25
@@ -124,17 +124,14 @@ class Live:
 
 
 class Notebook:
-    """The text of `Live` as the output of a notebook's cell; without widgets, which may be missing.
-
-    Arguments:
-      show: IPython's `display`.
-    """
+    """The text of `Live` as the output of a notebook's cell."""
 
     interval_secs = _LIVE_INTERVAL_SECS
 
-    def __init__(self, show: Callable[..., Any]) -> None:
+    def __init__(self, output: _notebook.Output) -> None:
         self._lines: list[str] = []
-        self._output = show({"text/plain": ""}, raw=True, display_id=True)
+        self._output = output
+        self._show()  # above what later handlers show
 
     def update(self, pace: Pace, parts: Sequence[str]) -> None:
         self._show(_join(f"{pace.epoch}  step {pace.steps}", parts, pace.rates(), pace.loads()))
@@ -149,24 +146,18 @@ class Notebook:
         self._show()
 
     def _show(self, *live: str) -> None:
-        self._output.update({"text/plain": "\n".join([*self._lines, *live])}, raw=True)
+        self._output.show("\n".join([*self._lines, *live]))
 
 
 def make_display(file: TextIO) -> Display:
     """Return the display that suits a file."""
     # A file of the user's own is no cell's output.
-    if file is sys.stdout and _is_notebook():
-        return Notebook(importlib.import_module("IPython.display").display)
+    show = _notebook.find_display() if file is sys.stdout else None
+    if show is not None:
+        return Notebook(_notebook.Output(show))
     # `dumb` is what editors' shells call themselves, which cannot move the cursor.
     is_terminal = file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return Live(file) if is_terminal else Lines(file)
-
-
-def _is_notebook() -> bool:
-    """Return whether this process is a notebook's kernel; IPython is loaded then."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return hasattr(shell, "kernel")  # IPython on a terminal has none
 
 
 def _join(first: str, *others: Sequence[str]) -> str:

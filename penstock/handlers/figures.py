@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 from collections.abc import Sequence
@@ -79,6 +80,13 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower())
+
+
+def encode(panels: Sequence[Panel]) -> bytes:
+    """Return a PNG of panels side by side."""
+    picture = io.BytesIO()
+    make_figure(panels).savefig(picture, format="png")
+    return picture.getvalue()
 
 
 def make_figure(panels: Sequence[Panel]) -> Figure:

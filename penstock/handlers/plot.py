@@ -11,10 +11,11 @@ import jax
 
 from penstock._errors import check_installed
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
+from penstock.handlers import _notebook
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._readings import Readings
 from penstock.handlers._test_results import Test, TestResults
-from penstock.handlers.figures import Curve, Line, Panel, check_path, draw
+from penstock.handlers.figures import Curve, Line, Panel, check_path, draw, encode
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -24,18 +25,20 @@ _MAX_SHARE = 0.02  # of the time goes into drawing: a picture of many panels tak
 
 
 class Plot:
-    """Draw the curves of a run into a picture, again every few seconds and at the end.
+    """Draw the curves of a run, again every few seconds and at the end: in a notebook or a file.
 
     Each metric has a panel with a `train` curve, smoothed over the faint readings themselves, and a
-    `test` curve where there is a test, as Fluid's book draws them with its `Ploter`. The file is
-    replaced in one piece, so a viewer or notebook may reload it at any time.
+    `test` curve where there is a test, as Fluid's book draws them with its `Ploter`. In a notebook,
+    and without a `path`, the picture is shown below the cell that trains and replaced there.
+    Elsewhere it is a file, replaced in one piece, so that a viewer may reload it at any time.
 
     Metrics are read at the interval only, and one launch late: the device always has the next one
     to go on with. A curve keeps 2000 points at most, evenly spread over the run. They are part of
     checkpoints: a run that resumes goes on with its curves.
 
     Arguments:
-      path: the picture; its suffix decides the format: `.png`, `.svg` or `.pdf`.
+      path: the file; its suffix decides the format: `.png`, `.svg` or `.pdf`. Without it, the
+        notebook's cell, and `curves.png` where there is no notebook.
       every_steps: how many steps lie between two points.
       names: names for the values of a program function that returns a tuple, a list or a single
         value; those beyond are called `metric_1` by their position. A dict brings its own names.
@@ -62,7 +65,7 @@ class Plot:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] = "curves.png",
+        path: str | os.PathLike[str] | None = None,
         *,
         every_steps: int = 10,
         names: Sequence[str] = ("loss",),
@@ -70,7 +73,9 @@ class Plot:
         is_log: bool = False,
     ) -> None:
         check_installed("matplotlib", "plot", "Plot")
-        self._path = check_path("Plot", path)
+        self._path = check_path("Plot", "curves.png" if path is None else path)
+        self._show_in_cell = _notebook.find_display() if path is None else None
+        self._output: _notebook.Output | None = None
         self._readings = Readings(every_steps)
         self._names = as_names(names)
         self._tests = TestResults(test)
@@ -85,6 +90,8 @@ class Plot:
             for curve in (each for part in self._curves.values() for each in part.values()):
                 curve.cut(event.global_step)
             self._tests.begin(event.global_step)
+            if self._show_in_cell is not None:
+                self._output = _notebook.Output(self._show_in_cell)
             self._next_draw = time.monotonic() + _INTERVAL_SECS
         reading = self._readings(event)
         if reading is not None:
@@ -120,7 +127,12 @@ class Plot:
         panels = [self._panel(name) for name in self._curves["train"] | self._curves["test"]]
         start = time.monotonic()
         if panels and not jax.process_index():  # one process draws
-            draw(self._path, panels)
+            if self._output is None:
+                draw(self._path, panels)
+            else:
+                self._output.show(
+                    f"curves of {', '.join(each.title for each in panels)}", encode(panels)
+                )
         now = time.monotonic()
         # The slower the picture, the rarer.
         self._next_draw = now + max(_INTERVAL_SECS, (now - start) / _MAX_SHARE)

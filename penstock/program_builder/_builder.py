@@ -201,8 +201,8 @@ class ProgramBuilder(Generic[R]):
         """Return name, shape, dtype and role of every parameter and running statistic."""
         return self.programs.network.parameter_rows()
 
-    def summary(self) -> str:
-        """Return the parameter table as text, with totals."""
+    def summary(self) -> _inspect.ParameterSummary:
+        """Return the parameter table as text, with totals; a notebook shows it as a table."""
         return _inspect.summary(self.parameter_table())
 
     def __repr__(self) -> str:

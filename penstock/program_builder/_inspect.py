@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -30,15 +31,49 @@ class ParameterRow:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """The row as text: name, shape, dtype, number of elements, and what is special about it."""
+        is_param = self.collection == "params"
+        kind = "" if is_param and self.is_trainable else "frozen" if is_param else "statistic"
+        return self.name, str(list(self.shape)), self.dtype, f"{self.size:,}", kind
 
-def summary(rows: Sequence[ParameterRow]) -> str:
+
+_HEAD = ("name", "shape", "dtype", "elements", "")
+
+
+class ParameterSummary(str):
+    """The parameter table as text; a notebook shows it as a table, a Python prompt as it is."""
+
+    rows: Sequence[ParameterRow] = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the table as IPython shows it."""
+        rows = [_html_row("th", _HEAD), *(_html_row("td", row.cells) for row in self.rows)]
+        totals = html.escape(self.splitlines()[-1])
+        return f"<table>{''.join(rows)}</table><p>{totals}</p>" if self.rows else f"<p>{totals}</p>"
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    aligned = zip(("left", "left", "left", "right", "left"), cells, strict=True)
+    shown = [
+        f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>' for side, cell in aligned
+    ]
+    return f"<tr>{''.join(shown)}</tr>"
+
+
+def summary(rows: Sequence[ParameterRow]) -> ParameterSummary:
     """Return the parameter table as text, one entry a line, with the totals below it."""
-    if not rows:
-        return "no parameters"
-    cells = [("name", "shape", "dtype", "elements", "")]
-    for row in rows:
-        kind = "statistic" if row.collection != "params" else "" if row.is_trainable else "frozen"
-        cells.append((row.name, str(list(row.shape)), row.dtype, f"{row.size:,}", kind))
+    text = ParameterSummary(_write_table(rows) if rows else "no parameters")
+    text.rows = rows
+    return text
+
+
+def _write_table(rows: Sequence[ParameterRow]) -> str:
+    cells = [_HEAD, *(row.cells for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(5)]
     lines = []
     for name, shape, dtype, size, kind in cells:

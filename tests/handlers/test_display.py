@@ -136,40 +136,13 @@ def test_resumed_epoch_counts_the_steps_it_had_before(monkeypatch):
     assert file.getvalue().startswith("epoch 2/2  step 8/8  loss 0.5000  10 ex/s")
 
 
-class Output:
-    """What a notebook's cell shows; `IPython.display.display` is its first call."""
-
-    def __init__(self):
-        self.shown = []
-
-    def display(self, data, raw, display_id):
-        assert raw
-        assert display_id
-        return self.update(data, raw)
-
-    def update(self, data, raw):
-        self.shown.append(data["text/plain"])
-        return self
-
-
-@pytest.fixture
-def notebook(monkeypatch):
-    """Let this process look like a notebook's kernel; the real one would be a server."""
-    output = Output()
-    shell = SimpleNamespace(kernel=object())
-    modules = {"IPython": SimpleNamespace(get_ipython=lambda: shell), "IPython.display": output}
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return output
-
-
 def test_notebook_shows_one_output_that_changes(notebook, monkeypatch, capsys):
     source = Source(lambda step: (float(step), 0.25))
     shown(Progress(("loss", "accuracy")), monkeypatch, num_epochs=2, source=source)
     first = "epoch 1/2  loss 7.0000  accuracy 0.2500"
-    assert notebook.shown[1] == "epoch 1/2  step 0/8  compiling"
-    assert any(text.startswith(f"{first}\nepoch 2/2  step 2/8  loss") for text in notebook.shown)
-    assert notebook.shown[-1] == f"{first}\nepoch 2/2  loss 15.0000  accuracy 0.2500"
+    assert notebook.texts[1] == "epoch 1/2  step 0/8  compiling"
+    assert any(text.startswith(f"{first}\nepoch 2/2  step 2/8  loss") for text in notebook.texts)
+    assert notebook.texts[-1] == f"{first}\nepoch 2/2  loss 15.0000  accuracy 0.2500"
     assert not capsys.readouterr().out
 
 
@@ -177,7 +150,7 @@ def test_notebook_that_gives_a_file_gets_lines_in_it(notebook, monkeypatch):
     file = io.StringIO()
     shown(Progress(file=file), monkeypatch)
     assert file.getvalue()
-    assert not notebook.shown
+    assert not notebook.outputs
 
 
 def test_ipython_on_a_terminal_is_no_notebook(notebook, monkeypatch, capsys):

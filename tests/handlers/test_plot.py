@@ -1,11 +1,13 @@
 """Plot: what it draws, how rarely, and that it goes on after a resume."""
 
+import base64
 import copy
 import json
 import subprocess
 import sys
 
 import cv2
+import numpy as np
 import pytest
 
 from penstock.events import BeginTraining, EndTraining
@@ -78,6 +80,45 @@ def test_picture_has_the_format_of_its_name(tmp_path, suffix):
     else:
         assert cv2.imread(str(path)).shape[2] == 3
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def sizes_of(shown):
+    """Return height and width of each picture that an output of a notebook showed."""
+    encoded = [np.frombuffer(base64.b64decode(data["image/png"]), np.uint8) for data in shown]
+    pictures = [cv2.imdecode(each, cv2.IMREAD_COLOR) for each in encoded]
+    return [picture.shape[:2] for picture in pictures if picture is not None]
+
+
+def test_notebook_shows_a_picture_in_each_cell_that_trains_and_replaces_it(
+    notebook, clock, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def on_step(step):
+        clock.now += 3
+
+    handler = Plot(every_steps=1, names=("loss", "accuracy"))
+    for first, num_epochs in ((0, 2), (8, 4)):
+        source = Source((0.5, 0.25))
+        options = {"num_steps": 4, "first": first, "on_step": on_step}
+        drive(handler, num_epochs=num_epochs, source=source, **options)
+    first, second = notebook.outputs
+    assert len(sizes_of(first)) > 2
+    assert len(set(sizes_of(first) + sizes_of(second))) == 1
+    assert {data["text/plain"] for data in first} == {"curves of loss, accuracy"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_notebook_that_gives_a_path_gets_the_file(notebook, tmp_path):
+    drive(Plot(tmp_path / "a.png", every_steps=1))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.png"]
+    assert not notebook.outputs
+
+
+def test_without_a_path_the_file_outside_notebooks_is_curves_png(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drive(Plot(every_steps=1))
+    assert [each.name for each in tmp_path.iterdir()] == ["curves.png"]
 
 
 def test_picture_is_drawn_every_five_seconds_at_most_and_at_the_end(tmp_path, drawn, clock):
