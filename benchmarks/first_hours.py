@@ -97,7 +97,7 @@ TENSORBOARD = f"tensorboard --logdir lightning_logs --port={PORT}"
 OTHERS = (
     Contender(
         name="keras",
-        packages=("keras", "jax", "pillow", "scikit-learn", "matplotlib"),
+        packages=("keras", "jax", "grain", "pillow", "scikit-learn", "matplotlib"),
         goals=(
             _script("first network", "keras_digits.py"),
             _script("own photos", "keras_photos.py"),

@@ -4,7 +4,13 @@ import keras
 import numpy as np
 
 train, test = keras.utils.image_dataset_from_directory(
-    "photos", validation_split=0.1, subset="both", seed=0, image_size=(96, 96), batch_size=16
+    "photos",
+    validation_split=0.1,
+    subset="both",
+    seed=0,
+    image_size=(96, 96),
+    batch_size=16,
+    format="grain",
 )
 model = keras.Sequential(
     [
@@ -25,7 +31,7 @@ model = keras.Sequential(
     ]
 )
 model.compile(loss="sparse_categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
-model.fit(train, validation_data=test, epochs=10, callbacks=[keras.callbacks.CSVLogger("log.csv")])
+model.fit(train, validation_data=test, epochs=5, callbacks=[keras.callbacks.CSVLogger("log.csv")])
 print("accuracy", model.evaluate(test, verbose=0)[1])
 model.save("photos.keras")
 

@@ -40,7 +40,7 @@ class Photos(L.LightningModule):
 
 
 if __name__ == "__main__":
-    trainer = L.Trainer(max_epochs=10, log_every_n_steps=5)
+    trainer = L.Trainer(max_epochs=5, log_every_n_steps=5)
     model = Photos()
     test_loader = DataLoader(test, batch_size=16)
     trainer.fit(model, DataLoader(train, batch_size=16, shuffle=True), test_loader)
