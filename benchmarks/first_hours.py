@@ -257,9 +257,13 @@ def measure(contender: Contender, python: Path, folder: Path) -> list[list[str]]
     """Reach the goals of a contender in turn; return a row of each."""
     rows = []
     for goal in contender.goals:
-        seconds, printed = reach(goal, folder, python)
+        try:
+            seconds, printed = reach(goal, folder, python)
+            result = find_result(printed)
+        except RuntimeError as error:  # the others have their turn all the same
+            print(error, file=sys.stderr)
+            seconds, result = float("nan"), "failed"
         lines, characters = goal.count_typed()
-        result = find_result(printed)
         print(f"  {contender.name}, {goal.name}: {seconds:.1f} s {result}", file=sys.stderr)
         typed = [str(lines), str(characters)]
         rows.append([contender.name, goal.name, *typed, f"{seconds:.1f}", result])
