@@ -1,4 +1,4 @@
-"""Make the pictures of pages: the report of a run on a desk and on a phone, and the site's first page.
+"""Make the pictures of pages: a report as a phone shows it, and the first page of the site.
 
 Run it from the checkout with `python docs/make_page_pictures.py`, after `make docs`. It needs
 `chromium` or `google-chrome` on the PATH.
