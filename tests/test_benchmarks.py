@@ -1,13 +1,15 @@
 """The benchmarks run and print a table; what they measure is not for a test to judge."""
 
 import importlib
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks import _convolution_forms, convolutions, recurrent
+from benchmarks import _convolution_forms, convolutions, first_hours, recurrent
 from tests.layers.programs import normal
 
 ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
@@ -71,3 +73,33 @@ def test_ways_to_compute_a_convolution_and_its_gradients_agree(size, strides):
         lhs, rhs = normal(*conv.lhs), normal(*conv.rhs, seed=1)
         for form in _convolution_forms.forms(conv).values():
             np.testing.assert_allclose(form(lhs, rhs), conv.compute(lhs, rhs), rtol=1e-4, atol=1e-4)
+
+
+PRINTED = {
+    "best test: loss 0.58, accuracy 98.33%, top_5 100.00%": "accuracy 0.983",
+    "epoch 1 accuracy 0.5\naccuracy 0.9777777": "accuracy 0.978",
+    "new/flower_1.jpg  flower 99.0%\ntemple_2.jpg  flower 51%": "1 of 2 new ones right",
+    "no number at all": "",
+}
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+def test_result_of_the_first_hours_is_what_a_person_reads_off(printed):
+    assert first_hours.find_result(printed) == PRINTED[printed]
+
+
+def test_what_is_typed_counts_programs_and_commands_without_blank_lines_and_ports():
+    goals = [goal for each in first_hours.OTHERS for goal in each.goals]
+    served = next(goal for goal in goals if first_hours.PORT in goal.commands[0])
+    assert served.count_typed() == (1, len("tensorboard --logdir lightning_logs"))
+    report = next(goal for goal in goals if goal.scripts == ("keras_report.py",))
+    assert report.count_typed()[0] == 10 - 1 + 1 + 1  # a blank line less, a `with`, the command
+
+
+@pytest.mark.slow
+def test_first_hours_of_penstock_name_most_new_photos(tmp_path):
+    first_hours.write_photos(tmp_path)
+    python = Path(sys.executable)
+    seconds, printed = first_hours.reach(first_hours.WHEEL.goals[1], tmp_path, python)
+    assert seconds > 0
+    assert first_hours.find_result(printed).endswith("of 40 new ones right")
