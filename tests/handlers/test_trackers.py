@@ -4,6 +4,7 @@ import io
 import json
 import struct
 import sys
+import time
 from concurrent import futures
 from pathlib import Path
 
@@ -267,7 +268,11 @@ def test_wandb_itself_writes_one_run_of_two_parts(tmp_path, monkeypatch):
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 2
     assert len({file.name for file in files}) == 1  # it has the run's id
-    rows = [row for file in files for row in read_history(file)]
+    deadline, rows = time.monotonic() + 60, []
+    # Its process may still write when `finish` has returned.
+    while not any(row["_step"] == 9 for row in rows) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        rows = [row for file in files for row in read_history(file)]
     assert [row["_step"] for row in rows if "train/loss" in row] == list(range(1, 10))
     assert [row["_step"] for row in rows if "epoch/loss" in row] == [3, 6, 9]
     assert [row["_step"] for row in rows if "test/loss" in row] == [3, 6, 9]
