@@ -100,6 +100,10 @@ class Training(Protocol):
         """The `penstock.ProgramBuilder` of the programs that run."""
         ...
 
+    def describe(self) -> dict[str, object]:
+        """Return what the run is: versions, devices, configuration, number of parameters."""
+        ...
+
     def stop(self) -> None:
         """End training after the current step's `EndStep`."""
         ...

@@ -15,7 +15,10 @@ import pytest
 import penstock
 from tests.source_tree import PACKAGE, ROOT, read_sources
 
-PINNED_EXTRAS = ("test", "dev", "docs", "grain", "keras", "plot", "ray", "tensorboard", "bench")
+PINNED_EXTRAS = (
+    *("test", "dev", "docs", "grain", "keras", "mlflow", "plot", "ray", "tensorboard", "wandb"),
+    "bench",
+)
 
 
 def names_of(requirements: Iterable[str]) -> set[str]:

@@ -9,6 +9,7 @@ from penstock.handlers.evaluate import Evaluate as Evaluate
 from penstock.handlers.json_log import JSONLog as JSONLog
 from penstock.handlers.learning_rate_finder import LearningRateFinder as LearningRateFinder
 from penstock.handlers.log import Log as Log
+from penstock.handlers.mlflow import MLflow as MLflow
 from penstock.handlers.plot import Plot as Plot
 from penstock.handlers.profile import Profile as Profile
 from penstock.handlers.progress import Progress as Progress
@@ -16,3 +17,4 @@ from penstock.handlers.reduce_on_plateau import ReduceOnPlateau as ReduceOnPlate
 from penstock.handlers.stop_at import StopAt as StopAt
 from penstock.handlers.summary import Summary as Summary
 from penstock.handlers.tensorboard import TensorBoard as TensorBoard
+from penstock.handlers.weights_and_biases import WandB as WandB

@@ -160,6 +160,43 @@ def images(tag: str, pictures: Images) -> Message:
     return _value("image", tag, _strings([*size, *encoded]))
 
 
+def session_start(hyperparameters: Mapping[str, bool | int | float | str]) -> Message:
+    """Return what a run was begun with, as the HParams tab shows it.
+
+    Which columns the tab has is left to it: it takes those of all runs in its folder.
+    """
+    info = _hparams().SessionStartInfo(start_time_secs=time.time())
+    for name, value in hyperparameters.items():
+        if isinstance(value, bool):
+            info.hparams[name].bool_value = value
+        elif isinstance(value, str):
+            info.hparams[name].string_value = value
+        else:
+            info.hparams[name].number_value = value
+    return _session("_hparams_/session_start_info", session_start_info=info)
+
+
+def session_end() -> Message:
+    """Return the end of a run that did what it should, for the HParams tab."""
+    success: Any = importlib.import_module("tensorboard.plugins.hparams.api_pb2").STATUS_SUCCESS
+    info = _hparams().SessionEndInfo(status=success, end_time_secs=time.time())
+    return _session("_hparams_/session_end_info", session_end_info=info)
+
+
+def _session(tag: str, **info: Message) -> Message:
+    # Not the plugin's own functions for it: they import TensorFlow, or its stand-in.
+    summary = _proto("summary")
+    content = _hparams().HParamsPluginData(version=0, **info).SerializeToString()
+    data = summary.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
+    metadata = summary.SummaryMetadata(plugin_data=data)
+    # The tab reads the metadata alone; a value has to have something all the same.
+    return summary.Summary.Value(tag=tag, metadata=metadata, tensor=_tensor("DT_FLOAT", [0]))
+
+
+def _hparams() -> Any:
+    return importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
+
+
 def _value(plugin: str, tag: str, tensor: Message) -> Message:
     """Return a value that one of TensorBoard's plugins shows."""
     metadata: Any = importlib.import_module(f"tensorboard.plugins.{plugin}.metadata")

@@ -1,4 +1,4 @@
-"""`TensorBoard`: curves, histograms, images and the parameter table as TensorBoard shows them."""
+"""`TensorBoard`: curves, histograms, images and hyperparameters as TensorBoard shows them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from penstock._errors import check_installed
 from penstock._paths import expand_path
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers import _event_file
+from penstock.handlers._curves import Curves
 from penstock.handlers._event_file import EventFile, NoEventFile
-from penstock.handlers._metric_names import as_names, name_scalars
-from penstock.handlers._readings import Reading, Readings, Speed
-from penstock.handlers._test_results import Test, TestResults
+from penstock.handlers._hyperparameters import check_hyperparameters, list_hyperparameters
+from penstock.handlers._test_results import Test
+
+_SESSION = "session"
+"""The file that says what a run was begun with."""
 
 
 class TensorBoard:
@@ -28,6 +31,7 @@ class TensorBoard:
     - `speed/examples_per_sec`, without compiling and what is between epochs, and
       `speed/data_wait`, the share of its time that an epoch waited for the reader.
     - The parameter table under Text; histograms of the parameters and images on request.
+    - Under HParams `hyperparameters` and the trainer's configuration, to compare runs by.
 
     All are drawn by the number of steps done. A run that resumes in the same folder goes on with
     its curves; what was written of steps that are made again is taken back. At the interval metrics
@@ -43,6 +47,8 @@ class TensorBoard:
         each copies the whole network to the host.
       images: called at the end of each epoch; returns images by name, each uint8 `[H, W, C]`, or a
         list of such, `C` being 1, 3 (RGB) or 4.
+      hyperparameters: values by name, of any depth, such as `vars(arguments)` of argparse; those of
+        a run stay what they were when it began.
 
     Raises:
       ModuleNotFoundError: tensorboard is not installed; the extra `tensorboard` brings it.
@@ -69,6 +75,7 @@ class TensorBoard:
         test: Test | None = None,
         histograms_every_epochs: int | None = None,
         images: Callable[[], Mapping[str, _event_file.Images]] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
         if histograms_every_epochs is not None and histograms_every_epochs < 1:
@@ -77,13 +84,11 @@ class TensorBoard:
                 "integer, or None. It is how many epochs lie between two. None writes none."
             )
         self._directory = expand_path(directory)
-        self._readings = Readings(every_steps)
-        self._names = as_names(names)
+        self._curves = Curves(every_steps, names, test)
+        self._hyperparameters = check_hyperparameters("TensorBoard", hyperparameters)
         self._runs = ("train",) if test is None else ("train", "test")
-        self._tests = TestResults(test)
         self._histograms_every_epochs = histograms_every_epochs
         self._images = images
-        self._speed = Speed()
         self._trainer: Training | None = None
         self._files: dict[str, EventFile | NoEventFile] = {}
 
@@ -91,49 +96,42 @@ class TensorBoard:
         """Write what is ready at an event."""
         if isinstance(event, BeginTraining):
             self._begin(event)
-        self._speed(event)
-        reading = self._readings(event)
-        if reading is not None:
-            self._write_step(reading)
+        for point in self._curves(event):
+            # Means of an epoch and of its test share a chart.
+            run, prefix = ("test", "epoch") if point.kind == "test" else ("train", point.kind)
+            values = _event_file.scalars(prefix, point.values)
+            self._files[run].add(point.num_steps, values)
         if isinstance(event, EndEpoch):
             self._write_epoch(event)
-        for num_steps, metrics in self._tests(event):
-            values = _event_file.scalars("epoch", name_scalars(metrics, self._names))
-            self._files["test"].add(num_steps, values)
         if isinstance(event, EndTraining):
-            failures = [file.failure for file in self._files.values() if file.failure is not None]
-            self._close()
-            if failures and event.error is None:
-                raise OSError(_event_file.explain(self._directory, failures[0])) from failures[0]
+            self._end(event)
 
     def _begin(self, event: BeginTraining) -> None:
         self._close()
-        self._tests.begin(event.global_step)
         self._trainer = event.trainer
         for run in self._runs:
-            self._files[run] = (
-                NoEventFile()  # one process writes
-                if jax.process_index()
-                else EventFile(self._directory / run, event.global_step)
-            )
+            self._open(run, run, event.global_step)
         if event.trainer is not None:
             # Text has no curve: it stands at step 0, where a resumed run replaces it.
             table = _event_file.text("parameter_table", _markdown(event.trainer.builder))
             self._files["train"].add(0, [table])
+        if jax.process_index():
+            return
+        said = list_hyperparameters(self._hyperparameters, event.trainer, ["configuration"])
+        if said:
+            # Above the runs: the tab then shows the curves of both beside one line of values.
+            self._open(_SESSION, ".", event.global_step)
+            self._files[_SESSION].add(0, [_event_file.session_start(said)])
 
-    def _write_step(self, reading: Reading) -> None:
-        named_values = {**reading.rates, **name_scalars(reading.metrics, self._names)}
-        values = _event_file.scalars("train", named_values)
-        lap = self._speed.end_lap()
-        if lap is not None:
-            speed = {"examples_per_sec": lap.num_examples / lap.secs}
-            values += _event_file.scalars("speed", speed)
-        self._files["train"].add(reading.global_step + 1, values)
+    def _open(self, run: str, folder: str, num_steps: int) -> None:
+        self._files[run] = (
+            NoEventFile()  # one process writes
+            if jax.process_index()
+            else EventFile(self._directory / folder, num_steps)
+        )
 
     def _write_epoch(self, event: EndEpoch) -> None:
-        values = _event_file.scalars("epoch", name_scalars(event.metrics, self._names))
-        if event.data_wait is not None:
-            values += _event_file.scalars("speed", {"data_wait": event.data_wait})
+        values = []
         if self._images is not None:
             pictures = self._images()
             values += [_event_file.images(f"images/{name}", pictures[name]) for name in pictures]
@@ -144,7 +142,17 @@ class TensorBoard:
                 _event_file.histogram(f"parameters/{name}", value)
                 for name, value in self._trainer.parameters.items()
             ]
-        self._files["train"].add(event.global_step, values)
+        if values:
+            self._files["train"].add(event.global_step, values)
+
+    def _end(self, event: EndTraining) -> None:
+        # TensorBoard keeps the first end it reads: one that a resume may follow is not written.
+        if _SESSION in self._files and event.reason in ("completed", "stopped"):
+            self._files[_SESSION].add(0, [_event_file.session_end()])
+        failures = [file.failure for file in self._files.values() if file.failure is not None]
+        self._close()
+        if failures and event.error is None:
+            raise OSError(_event_file.explain(self._directory, failures[0])) from failures[0]
 
     def _close(self) -> None:
         for file in self._files.values():

@@ -232,3 +232,56 @@ def test_writing_never_imports_tensorflow_or_its_stand_in(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def sessions(folder):
+    """Return what the HParams tab shows of the runs under a folder: names, values, curves, end."""
+    from tensorboard import context
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.plugins import base_plugin
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    found = plugin_event_multiplexer.EventMultiplexer()
+    found.AddRunsFromDirectory(str(folder))
+    found.Reload()
+    provider = data_provider.MultiplexerDataProvider(found, str(folder))
+    tab = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    request = context.RequestContext()
+    metadata = tab.hparams_metadata(request, "")
+    columns = tab.experiment_from_metadata(request, "", True, metadata, [])
+    asked = api_pb2.ListSessionGroupsRequest(slice_size=9, allowed_statuses=[0, 1, 2, 3])
+    for hparam in columns.hparam_infos:
+        asked.col_params.add(hparam=hparam.name)
+    for metric in columns.metric_infos:
+        asked.col_params.add(metric=metric.name)
+    for group in list_session_groups.Handler(request, tab, "", asked).run().session_groups:
+        values = {name: value.WhichOneof("kind") for name, value in group.hparams.items()}
+        values = {name: getattr(group.hparams[name], f"{kind}") for name, kind in values.items()}
+        curves = {f"{m.name.group} {m.name.tag}": m.value for m in group.metric_values}
+        yield group.name, values, curves, api_pb2.Status.Name(group.sessions[0].status)
+
+
+def test_hyperparameters_of_runs_are_a_table_beside_their_curves(tmp_path):
+    for rate in (0.5, 0.25):
+        given = {"rate": rate, "flag": True, "net": {"kind": "fc"}}
+        board = TensorBoard(tmp_path / f"{rate}", test=lambda: 3.0, hyperparameters=given)
+        linear_trainer().train(linear_reader(), board)
+    low, high = sorted(sessions(tmp_path))
+    name, values, curves, end = high
+    assert (name, values["rate"], low[1]["rate"]) == ("0.5", 0.5, 0.25)
+    assert (values["flag"], values["net/kind"]) == (True, "fc")
+    assert values["configuration/precision"] == "float32"
+    assert curves["test epoch/loss"] == 3.0
+    assert "train epoch/loss" in curves
+    assert end == "STATUS_SUCCESS"
+
+
+def test_session_that_is_resumed_ends_when_it_is_done(tmp_path):
+    ends = []
+    for first, reason in ((0, "interrupted"), (8, "completed")):
+        board = TensorBoard(tmp_path / "run", hyperparameters={"rate": 1})
+        drive(board, num_epochs=2, first=first, end=EndTraining(reason))
+        ((_, values, _, end),) = sessions(tmp_path)
+        ends.append(end)
+        assert values["rate"] == 1
+    assert ends == ["STATUS_UNKNOWN", "STATUS_SUCCESS"]

@@ -17,7 +17,7 @@ from penstock.readers import Shard
 from tests.readers.samples import columns
 
 # What penstock[test-all] installs beside the rest; torch is not in it: its wheel brings CUDA.
-EXTRAS = ("tf_slim", "tensorflow", "tensorflow_datasets")
+EXTRAS = ("mlflow", "tensorflow", "tensorflow_datasets", "tf_slim", "wandb")
 
 
 @dataclass(frozen=True, kw_only=True)
