@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import glob
 import json
 import os
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock._folder_lock import is_in_use
+from penstock._paths import expand_path
 from penstock.commands._checks import UsageError
 from penstock.commands._run_log import LogError, RunLog, read_log
 
@@ -68,8 +70,10 @@ class FoundRun:
 
     @property
     def data(self) -> str:
-        """The name of its data set."""
-        return str(self.flags.get("dataset_name", ""))
+        """The name of its data set, or of the folder of its images."""
+        folder = self.flags.get("dataset_dir")
+        name = str(self.flags.get("dataset_name", ""))
+        return make_title(name, None if folder is None else str(folder))
 
     @property
     def network(self) -> str:
@@ -92,6 +96,63 @@ class FoundRun:
             "best": {"step": self.best_step, **self.best} if self.best else None,
             "flags": dict(self.flags),
         }
+
+
+def make_title(dataset_name: str, dataset_dir: str | None) -> str:
+    """Return what names the data in a run's folder: of a folder of images that folder's name.
+
+    >>> make_title("image_folder", "shared/photos/"), make_title("cifar10", "shared")
+    ('photos', 'cifar10')
+    """
+    if dataset_name != "image_folder" or dataset_dir is None:
+        return dataset_name
+    # Resolved: of `.` and of `..` too there is a name.
+    return expand_path(dataset_dir).resolve().name or dataset_name
+
+
+def find_run_path(word: str) -> Path:
+    """Return the path of the run that a word of the command line names.
+
+    It is a path; or the name of a run, or a path in one, without `runs/` before it; or the name of
+    the data of the one run that was trained on it, such as `photos`.
+
+    Returns:
+      The path; the word itself, whatever is there, where it names no run in `runs`.
+
+    Raises:
+      UsageError: there are several runs of the data.
+    """
+    path, runs = expand_path(word), Path("runs")
+    # A folder of images may have the name of its run's data.
+    if path.is_absolute() or not word or (path.exists() and not _is_class_folder(path)):
+        return path
+    if (runs / path).exists():
+        return runs / path
+    found = [each for each in _list_runs(runs, path.name) if len(path.parts) == 1]
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise UsageError(
+            f"the run got {word!r}, of which there are {len(found)} in runs, expected one: {names}."
+        )
+    return found[0] if found else path
+
+
+def _is_class_folder(path: Path) -> bool:
+    """Say whether a path may be a folder of images, as it holds nothing else that is read."""
+    return path.is_dir() and not any(each.is_file() for each in path.iterdir())
+
+
+def _list_runs(runs: Path, title: str) -> list[Path]:
+    """Return the runs directly in a folder that were trained on data of a name."""
+    found = []
+    for path in sorted(runs.glob(f"{glob.escape(title)}_*")):
+        with contextlib.suppress(UsageError):
+            flags, _ = read_flags(path)
+            folder = flags.get("dataset_dir")
+            name = str(flags.get("dataset_name", ""))
+            if make_title(name, None if folder is None else str(folder)) == title:
+                found.append(path)
+    return found
 
 
 def find_runs(folder: Path) -> list[FoundRun]:

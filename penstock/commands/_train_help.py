@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PROG = "penstock train"
-ABOUT = "Train a network on images, on handwritten digits where no flag names others."
+ABOUT = (
+    "Train a network on the images in FOLDER, which holds a folder for each class, or on those "
+    "that flags name. For a FOLDER the network and its settings are chosen to suit."
+)
 EXAMPLES = f"""examples:
-  {PROG}
+  {PROG} photos/       # your own images, in a folder for each class
+  {PROG}               # handwritten digits
   {PROG} --dataset_name=cifar10 --dataset_dir=data/cifar10 \\
-      --model_name=resnet_v1_50 --num_epochs=20
-  {PROG} --dataset_name=image_folder --dataset_dir=photos \\
-      --model_name=mobilenet_v2 --train_image_size=128 --num_epochs=20"""
+      --model_name=resnet_v1_50 --num_epochs=20"""
 
 
 class BasicFlag(NamedTuple):
@@ -43,7 +45,7 @@ BASIC_FLAGS = {
         "digits",
     ),
     "dataset_dir": BasicFlag(
-        "FOLDER", "Read the images there. Your own are in a folder for each class."
+        "FOLDER", "Read the images of --dataset_name there. FOLDER alone names both."
     ),
     "num_epochs": BasicFlag(
         "INT", "Go through the images this many times. Without it the run ends after 100 steps."
@@ -69,7 +71,7 @@ def format_help() -> str:
     columns = shutil.get_terminal_size().columns
     names = {name: f"  --{name}={flag.value}" for name, flag in BASIC_FLAGS.items()}
     indent = max(map(len, names.values())) + 2
-    lines = [f"usage: {PROG} [OPTIONS]", "", textwrap.fill(ABOUT, columns), "", EXAMPLES]
+    lines = [f"usage: {PROG} [FOLDER] [OPTIONS]", "", textwrap.fill(ABOUT, columns), "", EXAMPLES]
     lines += ["", "options:"]
     for name, flag in BASIC_FLAGS.items():
         text = f"{flag.help} (default: {flag.default})" if flag.default else flag.help

@@ -26,7 +26,7 @@ from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.folder import RunFolder, find_run_folder
 from penstock.commands._run.record import read_record
 from penstock.commands._run.saved_network import find_network, load_network
-from penstock.commands._run_folders import read_flags
+from penstock.commands._run_folders import find_run_path, read_flags
 from penstock.commands._run_log import LogError, RunLog, read_log
 from penstock.readers import DatasetNotFoundError
 
@@ -79,7 +79,7 @@ def run(argv: list[str]) -> int:
 
 def _report(argv: list[str]) -> None:
     flags, given = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
-    folder, log = _find_run(expand_path(flags.run))
+    folder, log = _find_run(find_run_path(flags.run))
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.commands._argument_parser import read_words
+from penstock.commands._argument_parser import Flag, read_words
+from penstock.commands._checks import UsageError
 from penstock.commands._failures import run_command
+from penstock.commands._own_folder import describe_folder
 from penstock.commands._train_help import ABOUT, EXAMPLES, PROG, asks_for_help, format_help
 
 if TYPE_CHECKING:
+    from penstock.commands._argument_parser import FlagValue
     from penstock.commands._flags import TrainFlags
+    from penstock.commands._run.suited import Suited
 
 _EXAMPLES = f"""{EXAMPLES}
-  {PROG} --dataset_name=image_folder --dataset_dir=photos \\
-      --model_name=mobilenet_v2 --task_type=finetune --model_dir=weights \\
+  {PROG} photos/ --model_name=mobilenet_v2 --train_image_size=128
+  {PROG} photos/ --model_name=mobilenet_v2 \\
+      --task_type=finetune --model_dir=weights \\
       --ckpt_file_name=mobilenet_v2_1.0_224.ckpt
   {PROG} --dataset_name=mock --model_name=resnet_v1_50  # how fast?
 
@@ -43,10 +48,42 @@ def read_flags(argv: list[str]) -> TrainFlags:
     'vgg_16'
     """
     # Imported here, and below: JAX takes seconds, and `penstock train --help` needs none of it.
-    from penstock.commands._flags import TRAIN_FLAGS, make_train_flags
+    from penstock.commands._flags import make_train_flags
 
+    folder, given = _read_given(argv)
+    return make_train_flags(given) if folder is None else _suit(folder, given).flags
+
+
+def _train(argv: list[str]) -> None:
+    folder, given = _read_given(argv)
+    from penstock.commands._flags import make_train_flags
+    from penstock.commands._run.processes import is_writing_process
+    from penstock.commands._run.training import train
+
+    if folder is None:
+        train(make_train_flags(given))
+        return
+    suited = _suit(folder, given)
+    if is_writing_process():
+        suited.print()
+    train(suited.flags)
+
+
+def _read_given(argv: list[str]) -> tuple[str | None, dict[str, FlagValue]]:
+    """Return the folder among words, and the values of the flags that they give."""
+    from penstock.commands._flags import TRAIN_FLAGS
+
+    folder = Flag(
+        name="folder",
+        hint=str,
+        default=None,
+        help="Train on the images in this folder, which holds a folder for each class; network, "
+        "size, batch, schedule and epochs are chosen to suit, and flags win.",
+        section="",
+        options={"metavar": "FOLDER", "nargs": "?", "is_needed": False},
+    )
     given = read_words(
-        TRAIN_FLAGS,
+        {"folder": folder, **TRAIN_FLAGS},
         argv,
         prog=PROG,
         text=ABOUT,
@@ -54,10 +91,23 @@ def read_flags(argv: list[str]) -> TrainFlags:
         help_flag="--help_all",
         unused="unused",
     )
-    return make_train_flags(given)
+    named = given.pop("folder", None)
+    return (None if named is None else str(named)), given
 
 
-def _train(argv: list[str]) -> None:
-    from penstock.commands._run.training import train
+def _suit(folder: str, given: dict[str, FlagValue]) -> Suited:
+    """Return flags that suit a folder of one's own data.
 
-    train(read_flags(argv))
+    Raises:
+      UsageError: there is no such data there, or flags name other data.
+    """
+    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in given]
+    if both:
+        raise UsageError(
+            f"{PROG} got the folder {folder!r} and {' and '.join(both)}, expected one of the two. "
+            "Both say which images to train on."
+        )
+    data = describe_folder(PROG, folder)
+    from penstock.commands._run.suited import suit
+
+    return suit(data, given)

@@ -138,3 +138,9 @@ class Torchvision(Preprocessing):
 def torchvision_v2() -> Torchvision:
     """Return the preprocessing of torchvision's second weights, `IMAGENET1K_V2`: 232 for 224."""
     return Torchvision(crop_fraction=0.965)
+
+
+@register("torchvision_mild")
+def torchvision_mild() -> Torchvision:
+    """Return torchvision's with crops of 0.4 to 1 of the area, for few images and few epochs."""
+    return Torchvision(area_range=(0.4, 1.0))

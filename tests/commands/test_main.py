@@ -63,7 +63,7 @@ def test_unknown_word_is_a_usage_error_with_the_nearest(word, message, capsys):
 
 
 USAGES = {
-    "train": "[OPTIONS]",
+    "train": "[FOLDER] [OPTIONS]",
     "launch": "-n N [OPTIONS] -- COMMAND [ARGUMENTS]",
     "eval": "RUN [OPTIONS]",
     "predict": "RUN IMAGE [IMAGE ...] [OPTIONS]",

@@ -86,7 +86,7 @@ def trained(tmp_path_factory):
         assert commands.main(["train", *FAST, "--num_epochs=4", "--output_dir=."]) == 0
     finally:
         os.chdir(before)
-    (folder / "runs/image_folder_tiny").rename(folder / "run")
+    (folder / "runs/photos_tiny").rename(folder / "run")
     return folder
 
 

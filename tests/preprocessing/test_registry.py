@@ -29,7 +29,7 @@ def test_name_gives_the_defaults_which_can_be_changed(name):
 def test_unknown_name_lists_the_known_and_the_nearest():
     text = (
         "preprocessing.get got 'vggg', expected one of 'cifarnet', 'inception', 'lenet', 'none', "
-        "'torchvision', 'torchvision_v2', 'vgg'. "
+        "'torchvision', 'torchvision_mild', 'torchvision_v2', 'vgg'. "
     )
     with pytest.raises(UnknownNameError, match=re.escape(text)) as caught:
         preprocessing.get("vggg")

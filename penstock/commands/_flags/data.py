@@ -9,6 +9,7 @@ from typing import Literal
 
 from penstock._errors import nearest
 from penstock.commands._checks import UsageError, check_at_least, check_choice
+from penstock.commands._run_folders import make_title
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,11 @@ class DatasetFlags:
     train_files: str | None = None
     eval_files: str | None = None
     labels_offset: int = 0
+
+    @property
+    def title(self) -> str:
+        """What names the data in a run's folder: of one's own images the name of their folder."""
+        return make_title(self.dataset_name, self.dataset_dir)
 
     def __post_init__(self) -> None:
         """Check the values."""

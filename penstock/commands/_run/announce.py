@@ -37,7 +37,7 @@ def announce(run: Run) -> None:
     test = "nothing to test on" if data.num_test is None else f"{data.num_test:,} to test on"
     lines = {
         "model": f"{flags.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
-        "data": f"{flags.dataset.dataset_name}: {data.num_train:,} images to train on, {test}; "
+        "data": f"{flags.dataset.title}: {data.num_train:,} images to train on, {test}; "
         f"{data.shape.num_classes} classes",
         "batch": f"{data.batch_size} = {_format_count(num_processes, 'process')} x "
         f"{_format_count(num_devices, 'device')} ({devices[0].device_kind}) x "

@@ -133,12 +133,12 @@ def list_steps(path: Path) -> list[int]:
 def choose_folder(flags: TrainFlags) -> RunFolder:
     """Return the folder of a run: that of `checkpointDir`, else the first that is free or its own.
 
-    They are `runs/<dataset>_<model>`, and the same with a number: the same command finds its folder
+    They are `runs/<data>_<model>`, and the same with a number: the same command finds its folder
     again.
     """
     if flags.logging.checkpointDir is not None:
         return RunFolder(Path(flags.logging.checkpointDir))
-    name = f"{flags.dataset.dataset_name}_{flags.model.model_name}"
+    name = f"{flags.dataset.title}_{flags.model.model_name}"
     number = 1
     while True:
         suffix = "" if number == 1 else f"-{number}"

@@ -75,7 +75,7 @@ def find_starting_weights(flags: TrainFlags) -> Path | None:
     try:
         return find_weights(flags.model.model_dir, flags.model.ckpt_file_name)
     except FileNotFoundError:
-        name = f"{flags.dataset.dataset_name}_{flags.model.model_name}"
+        name = f"{flags.dataset.title}_{flags.model.model_name}"
         path = flags.logging.checkpointDir or Path(flags.logging.output_dir) / "runs" / name
         return Path(path) if RunFolder(Path(path)).data.exists() else None
 

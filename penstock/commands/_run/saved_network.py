@@ -23,6 +23,7 @@ from penstock.commands._run.network import (
 )
 from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.weights import load_weights, read_weights
+from penstock.commands._run_folders import find_run_path
 from penstock.readers.images import SUFFIXES
 
 
@@ -46,7 +47,7 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
 
     Arguments:
       prog: the command.
-      run: the path on the command line; None where there is none.
+      run: the path or the name on the command line; None where there is none.
       given: flags of `penstock train`, by name, which replace those of the run.
 
     Raises:
@@ -58,7 +59,7 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
             "got no run, expected the folder of one, of parameters or of checkpoints, such as "
             f"`{prog} runs/digits_lenet`."
         )
-    path = Path(run)
+    path = find_run_path(run)
     weights = find_weights(str(path.parent), path.name) if path.name else path
     folder = find_run_folder(weights)
     if folder is None and "model_name" not in given:

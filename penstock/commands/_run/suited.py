@@ -1,0 +1,187 @@
+"""What `penstock train photos/` chooses: network, size, batch, schedule and epochs that suit.
+
+The one place where these choices are. A choice follows from the number of images, the kind of
+machine and the flags that are given, so that the same line chooses the same again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from penstock import _mesh
+from penstock._text_tables import find_columns, wrap_clauses, wrap_words
+from penstock.commands._argument_parser import FlagValue
+from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
+from penstock.commands._flags.config_file import read_config
+from penstock.commands._run.processes import join_processes
+from penstock.commands._run.splits import open_split
+
+_FEW_IMAGES = 200
+_MIN_EPOCHS, _MAX_EPOCHS = 5, 200
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What suits a kind of machine.
+
+    Arguments:
+      num_steps: about how many steps there are; from it and the number of images follow the epochs.
+      why: the reason, as a sentence.
+      other: flags that choose otherwise.
+    """
+
+    model_name: str
+    train_image_size: int
+    batch_size: int
+    learning_rate: float
+    num_steps: int
+    why: str
+    other: str
+
+
+_ON_CPU = Choice(
+    model_name="cifarnet",
+    train_image_size=32,
+    batch_size=16,
+    learning_rate=0.001,
+    num_steps=1200,
+    why="A CPU trains a small network on small images in minutes, a large one in hours.",
+    other="--model_name=mobilenet_v2 --train_image_size=128 --num_epochs=50",
+)
+_ON_ACCELERATOR = Choice(
+    model_name="resnet50",
+    train_image_size=160,
+    batch_size=64,
+    learning_rate=0.001,
+    num_steps=6000,
+    why="An accelerator trains a network of this size in minutes.",
+    other="--model_name=mobilenet_v1_025 --train_image_size=96",
+)
+# Of a network that the user names: what most of them learn with.
+_LEARNING_RATE = {"pretrain": 0.001, "finetune": 0.0003}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suited:
+    """Flags for a folder of one's own data, and what to say of those that were chosen.
+
+    Arguments:
+      chosen: flags that nobody gave, by name.
+    """
+
+    flags: TrainFlags
+    choice: Choice
+    chosen: Mapping[str, FlagValue]
+    num_images: int
+    num_classes: int | None
+    is_cpu: bool
+
+    def print(self) -> None:
+        """Print what was chosen, why, and how to choose otherwise."""
+        columns = find_columns()
+        machine = f"{_count_cores()} CPU cores" if self.is_cpu else "an accelerator"
+        of_classes = "" if self.num_classes is None else f" of {self.num_classes} classes"
+        folder = self.flags.dataset.dataset_dir
+        print(
+            wrap_words(
+                f"{folder}: {self.num_images:,} images{of_classes} to train on, and {machine}.",
+                columns,
+            )
+        )
+        if not self.chosen:
+            return
+        words = " ".join(f"--{name}={value}" for name, value in self.chosen.items())
+        print(wrap_words(f"  chosen     {words}", columns, " " * 13))
+        why = (
+            self.choice.why if "model_name" in self.chosen else "The network is the one you named."
+        )
+        print(wrap_words(f"  why        {why}", columns, " " * 13))
+        other = f"any flag that you give wins, such as {self.choice.other}"
+        print(wrap_words(f"  otherwise  {other}", columns, " " * 13))
+        if "model_name" in self.chosen:
+            weights = "with weights of others few images do more: docs/weights.md"
+            print(wrap_clauses(f"{'':13}{weights}", columns, " " * 13))
+        print(flush=True)
+
+
+def suit(data: Mapping[str, str], given: Mapping[str, FlagValue]) -> Suited:
+    """Return flags that suit the data in a folder and this machine.
+
+    Arguments:
+      data: the flags that name the data.
+      given: flags that were given, by name; they win, also those of a `--config` file.
+
+    Raises:
+      OSError, ValueError: the data cannot be read, or a flag has a wrong value.
+    """
+    if (config := given.get("config")) is not None:
+        given = {**read_config(str(config), TRAIN_FLAGS), **given}
+    plain = make_train_flags({**given, **data})
+    # Devices start only when all processes are there.
+    join_processes(plain.performance)
+    is_cpu = _mesh.find_devices(plain.performance.place)[0].platform == "cpu"
+    choice = _ON_CPU if is_cpu else _ON_ACCELERATOR
+    split = open_split(plain, "train")
+    chosen = choose(choice, plain, given, split.num_samples)
+    return Suited(
+        flags=make_train_flags({**chosen, **given, **data}),
+        choice=choice,
+        chosen=chosen,
+        num_images=split.num_samples,
+        num_classes=split.num_classes,
+        is_cpu=is_cpu,
+    )
+
+
+def choose(
+    choice: Choice, plain: TrainFlags, given: Mapping[str, FlagValue], num_images: int
+) -> dict[str, FlagValue]:
+    """Return the flags that nobody gave, by name.
+
+    Arguments:
+      plain: all flags, with the defaults for those that nobody gave.
+      num_images: to train on.
+    """
+    task = plain.model.task_type
+    is_named = "model_name" in given
+    batch_size = choice.batch_size // 2 if num_images < _FEW_IMAGES else choice.batch_size
+    chosen: dict[str, FlagValue] = {
+        "model_name": choice.model_name,
+        # Not adam: TensorFlow 1's epsilon of 1 in it makes steps too small for a short run.
+        "optimizer": "optax.adam",
+        "learning_rate": _LEARNING_RATE[task] if is_named else choice.learning_rate,
+        "learning_rate_decay_type": "one_cycle",
+        "batch_size": batch_size,
+        "num_epochs": _choose_epochs(choice.num_steps, num_images, given, batch_size),
+    }
+    # Weights know their own images; a network that the user names has a size.
+    if task == "pretrain":
+        chosen["preprocessing_name"] = "torchvision_mild"
+        if not is_named:
+            chosen["train_image_size"] = choice.train_image_size
+    # Another optimizer than ours has another rate.
+    if "optimizer" in given:
+        del chosen["learning_rate"]
+    if given.get("stop_at_step"):
+        del chosen["num_epochs"]
+    return {name: value for name, value in chosen.items() if name not in given}
+
+
+def _choose_epochs(
+    num_steps: int, num_images: int, given: Mapping[str, FlagValue], batch_size: int
+) -> int:
+    """Return how many epochs have about so many steps, as a round number.
+
+    Round, so that a few images more or less choose the same, and a run goes on.
+    """
+    size = given.get("batch_size", batch_size)
+    assert isinstance(size, int)
+    epochs = num_steps * size / num_images
+    rounded = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
+    return min(max(rounded, _MIN_EPOCHS), _MAX_EPOCHS)
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
