@@ -34,3 +34,25 @@ def test_readers_say_what_they_read_without_reading(reader):
     assert repr(readers.shuffle(reader, 3)) == f"<shuffle of {reader!r}: next epoch 0>"
     # Of a file that is not there yet: nothing is opened.
     assert repr(readers.cache(lambda: iter(()))) == "<Cache: next epoch 0>"
+
+
+def test_repr_of_an_event_has_metrics_that_were_read_in_short():
+    metrics = {"loss": 0.123456, "each": np.ones([64, 10], np.float32), "all": list(range(9))}
+    step, epoch = ps.EndStep(1, 2, 3, read=lambda: metrics), ps.EndEpoch(1, 3, read=lambda: 0.5)
+    assert step.metrics is metrics
+    assert epoch.metrics == 0.5
+    short = "{'all': [0, 1, 2, 3, 4, 5, ...], 'each': float32[64, 10], 'loss': 0.1235}"
+    assert repr(step) == f"EndStep(epoch=1, step=2, global_step=3, metrics={short})"
+    assert repr(epoch) == "EndEpoch(epoch=1, global_step=3, metrics=0.5)"
+
+
+def test_repr_of_an_event_has_neither_the_trainer_nor_a_long_error():
+    assert repr(ps.BeginTraining(0, 2, 3, trainer=object())) == (  # pyright: ignore
+        "BeginTraining(epoch=0, num_epochs=2, global_step=3)"
+    )
+    assert repr(ps.EndTraining("completed", None, 8)) == (
+        "EndTraining(reason='completed', global_step=8)"
+    )
+    failed = repr(ps.EndTraining("failed", ValueError("x" * 1000), 8))
+    assert failed.startswith("EndTraining(reason='failed', error=ValueError('xxx")
+    assert len(failed) < 160
