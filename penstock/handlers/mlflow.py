@@ -88,12 +88,12 @@ class MLflow(Tracker):
         client = self._mlflow.MlflowClient(tracking_uri=self._tracking_uri)
         active = self._mlflow.active_run()
         if active is not None:
-            run_id = active.info.run_id
+            run_id = str(active.info.run_id)
         # MLflow refuses a parameter that was another when the run began.
         is_new = run_id is None or (active is not None and not active.data.params)
         if run_id is None:
             experiment = self._find_experiment(client)
-            run_id = client.create_run(experiment, run_name=self._name).info.run_id
+            run_id = str(client.create_run(experiment, run_name=self._name).info.run_id)
         elif active is None:
             client.update_run(run_id, status="RUNNING")
         if is_new:
