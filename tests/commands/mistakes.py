@@ -77,7 +77,8 @@ def write_files(root: Path) -> None:
 
 
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    # So early that names of folders, which are longer elsewhere, are not in what is left.
+    path.write_bytes(path.read_bytes()[:10])
 
 
 def write_runs(root: Path) -> None:

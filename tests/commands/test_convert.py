@@ -149,7 +149,7 @@ def test_image_folder_goes_to_tfrecord_to_ofrecord_and_back(tmp_path: Path):
         (["image_folder"], "--source got nothing, expected a path"),
         (["image_folder", "--source=images/cats"], "'images/cats' got no image in a folder of its"),
         (["image_folder", "--source=no"], "image_folder('no') got nothing, expected a folder"),
-        (["image_folder", "--source=images", "--num_validation=20"], "num_validation 0 to 19"),
+        (["image_folder", "--source=images", "--num_validation=20"], "--num_validation of 0 to 19"),
         (
             ["image_folder", "--source=images", "--num_validation=-1"],
             "got -1, expected a number of 0 or more",

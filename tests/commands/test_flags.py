@@ -235,7 +235,7 @@ def test_short_help_has_the_defaults_and_examples_that_work():
         ("--learning_rate=-1", "expected a number above 0"),
         ("--learning_rate", "--learning_rate got no value"),
         ("digits", "got 'digits', expected flags"),
-        ("--config=nowhere.yaml", "--config got 'nowhere.yaml', expected a file"),
+        ("--config=nowhere.yaml", "the flags' file got 'nowhere.yaml', expected a file"),
         ("--plugin=nowhere", "--plugin got 'nowhere', expected modules"),
         ("--task_type=finetune", "got no weights, expected --model_dir=FOLDER"),
         ("--train_files=a.tfrecord", "expected --dataset_dir beside them"),

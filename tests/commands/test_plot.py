@@ -154,7 +154,7 @@ def test_metrics_with_axes_are_no_metrics(capsys):
             "you mean 'accuracy'?",
         ),
         (["two/a.csv", "--output", "a.jpg"], "--output got 'a.jpg', expected a name that ends in"),
-        (["nan.csv"], "the metric 'loss' got no finite value in 1 runs"),
+        (["nan.csv"], "the metric 'loss' got no finite value in 1 run,"),
     ],
 )
 def test_mistake_is_one_line_and_exit_status_2(folder, argv, text, capsys):

@@ -172,7 +172,7 @@ def test_comparison_as_json_has_the_flags_that_differ(folder, capsys):
     ("words", "message"),
     [
         (["runs", "nowhere"], "got 'nowhere', expected a folder that holds runs."),
-        (["compare"], "required"),
+        (["compare"], "got no RUN, expected it"),
         (["compare", "runs/digits_lenet"], "got one run, 'runs/digits_lenet', expected two or"),
         (["compare", "runs", "runs/digits_lenet"], "got 'runs', expected the folder of a run"),
     ],
