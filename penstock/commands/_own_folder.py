@@ -14,11 +14,10 @@ _RECORDS = "_train*.tfrecord"
 _LAYOUT = "a folder of images for each class in it, such as {0}/cat and {0}/dog"
 
 
-def describe_folder(prog: str, word: str) -> dict[str, str]:
+def describe_folder(word: str) -> dict[str, str]:
     """Return the flags that name the data in a folder: `dataset_name` and `dataset_dir`.
 
     Arguments:
-      prog: the command, for errors.
       word: the folder: of a folder of images for each class, or of such parts as `train` and
         `test`; or of the record files of one data set.
 
@@ -28,42 +27,42 @@ def describe_folder(prog: str, word: str) -> dict[str, str]:
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "flags_train.tfrecord").touch()
-    >>> describe_folder("penstock train", str(folder))["dataset_name"]
+    >>> describe_folder(str(folder))["dataset_name"]
     'flags'
     """
     path = expand_path(word)
     if not path.is_dir():
-        raise _describe_missing(prog, word, path)
+        raise _describe_missing(word, path)
     records = sorted({each.name.rsplit("_train", 1)[0] for each in path.glob(f"*{_RECORDS}")})
     if len(records) > 1:
         raise UsageError(
-            f"{prog} got {word!r} with record files of {listed(records)}, expected those of one "
+            f"got {word!r} with record files of {listed(records)}, expected those of one "
             f"data set. Name one: --dataset_name={records[0]} --dataset_dir={word}."
         )
     if not records:
-        _check_classes(prog, word, path)
+        _check_classes(word, path)
     return {"dataset_name": records[0] if records else "image_folder", "dataset_dir": str(path)}
 
 
-def _describe_missing(prog: str, word: str, path: Path) -> UsageError:
+def _describe_missing(word: str, path: Path) -> UsageError:
     from penstock.commands._flags.data import list_datasets
 
     if path.exists():
-        return UsageError(f"{prog} got the file {word!r}, expected a folder of images or flags.")
+        return UsageError(f"got the file {word!r}, expected a folder of images or flags.")
     if word in list_datasets():
         return UsageError(
-            f"{prog} got {word!r}, expected a folder of images or flags. It is the name of a data "
+            f"got {word!r}, expected a folder of images or flags. It is the name of a data "
             f"set: --dataset_name={word}."
         )
     parent = path.parent
     there = [each.name for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
     return UsageError(
-        f"{prog} got {word!r}, expected a folder of images that is there, or flags: --NAME=VALUE."
-        f"{nearest(path.name, there)} `{prog} --help` says more."
+        f"got {word!r}, expected a folder of images that is there, or flags: --NAME=VALUE."
+        f"{nearest(path.name, there)} `penstock train --help` says more."
     )
 
 
-def _check_classes(prog: str, word: str, path: Path) -> None:
+def _check_classes(word: str, path: Path) -> None:
     """Raise unless a folder has two classes at least, and an image in each."""
     # With such a part the others hold the images to test on.
     root = path / "train" if (path / "train").is_dir() else path
@@ -76,18 +75,18 @@ def _check_classes(prog: str, word: str, path: Path) -> None:
         what = f"{num_images:,} images and no folder" if num_images else "no folder"
         todo = "Move each image into the folder of its class" if num_images else "Check the path"
         raise UsageError(
-            f"{prog} got {word!r} with {what} in it, expected {layout}. The folders' names are the "
+            f"got {word!r} with {what} in it, expected {layout}. The folders' names are the "
             f"classes. {todo}."
         )
     empty = [name for name in classes if next(_find_images(root / name), None) is None]
     if empty:
         raise UsageError(
-            f"{prog} got {word!r} with no .jpg or .png image in {listed(empty[:3])}, expected "
+            f"got {word!r} with no .jpg or .png image in {listed(empty[:3])}, expected "
             f"{layout}. Every folder is a class. Put images there, or remove it."
         )
     if len(classes) == 1:
         raise UsageError(
-            f"{prog} got {word!r} with one class, {classes[0]!r}, expected two or more: {layout}. "
+            f"got {word!r} with one class, {classes[0]!r}, expected two or more: {layout}. "
             "With one there is nothing to tell apart."
         )
 

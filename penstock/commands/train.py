@@ -107,7 +107,7 @@ def _suit(folder: str, given: dict[str, FlagValue]) -> Suited:
             f"{PROG} got the folder {folder!r} and {' and '.join(both)}, expected one of the two. "
             "Both say which images to train on."
         )
-    data = describe_folder(PROG, folder)
+    data = describe_folder(folder)
     from penstock.commands._run.suited import suit
 
     return suit(data, given)

@@ -234,7 +234,7 @@ def test_short_help_has_the_defaults_and_examples_that_work():
         ("--loss_scale=fixed", "--loss_scale got 'fixed', expected a number or dynamic."),
         ("--learning_rate=-1", "expected a number above 0"),
         ("--learning_rate", "--learning_rate got no value"),
-        ("digits", "got 'digits', expected flags"),
+        ("digits", "got 'digits', expected a folder of images or flags"),
         ("--config=nowhere.yaml", "the flags' file got 'nowhere.yaml', expected a file"),
         ("--plugin=nowhere", "--plugin got 'nowhere', expected modules"),
         ("--task_type=finetune", "got no weights, expected --model_dir=FOLDER"),

@@ -20,7 +20,7 @@ def make(folder: Path, *names: str) -> Path:
 def test_folder_of_two_classes_is_named(tmp_path):
     folder = make(tmp_path / "photos", "cat/1.jpg", "dog/1.png")
     expected = {"dataset_name": "image_folder", "dataset_dir": str(folder)}
-    assert describe_folder("penstock train", str(folder)) == expected
+    assert describe_folder(str(folder)) == expected
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_folder_of_two_classes_is_named(tmp_path):
 )
 def test_other_folder_is_a_usage_error(tmp_path, names, message):
     with pytest.raises(UsageError, match=message):
-        describe_folder("penstock train", str(make(tmp_path, *names)))
+        describe_folder(str(make(tmp_path, *names)))
 
 
 def test_run_is_found_by_its_name_and_by_that_of_its_data(tmp_path, monkeypatch):

@@ -167,7 +167,10 @@ def _open_folder(
     # Without folders for the splits a tenth is held out.
     rows = fixed_split(len(source), split, test_share=10)
     if not len(rows):
-        raise readers.DatasetNotFoundError(f"{str(root)!r} got too few images to hold some out.")
+        raise readers.DatasetNotFoundError(
+            f"{str(root)!r} got too few images to hold a tenth of them out. Put those to test on "
+            "in a folder 'test' beside 'train'."
+        )
     return Subset(source, rows), source.class_names
 
 
