@@ -85,7 +85,7 @@ def main() -> None:
     )
     trainer = ps.Trainer(train_program, optax.adam(1e-3), on_non_finite="skip")
     trainer.train(train_reader, finder, num_epochs=10)
-    logs = Path(tempfile.mkdtemp())
+    logs = Path(tempfile.mkdtemp(), "runs")
     for name, learning_rate in (("slow", 5e-4), ("fast", 2e-3)):
         evaluate = Evaluate(test_reader, names=NAMES, file=io.StringIO())
         terminal = Terminal()
@@ -116,9 +116,10 @@ def photograph_tensorboard(logs: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs)]
+    # The page shows the folder: a relative one says nothing of this machine.
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs"]
     options = ["--host", "127.0.0.1", "--port", str(port)]
-    server = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([*command, *options], cwd=logs.parent, stderr=subprocess.DEVNULL)
     try:
         for _ in range(100):
             try:
@@ -129,7 +130,7 @@ def photograph_tensorboard(logs: Path) -> None:
                 pass
             time.sleep(0.2)
         picture = f"--screenshot={PICTURES / 'tensorboard.png'}"
-        size = ["--window-size=1200,700", "--virtual-time-budget=20000", "--hide-scrollbars"]
+        size = ["--window-size=1200,800", "--virtual-time-budget=20000", "--hide-scrollbars"]
         headless = [browser, "--headless", "--no-sandbox", "--disable-gpu"]
         subprocess.run(
             [*headless, picture, *size, f"{address}/#scalars"],

@@ -55,7 +55,8 @@ def main() -> None:
             text = run_in_terminal(words, folder)
             longest = max(map(len, Text.from_ansi(text).plain.splitlines()))
             console = Console(record=True, width=NUM_COLUMNS, file=io.StringIO())
-            console.print(Text.from_ansi(text.rstrip()))
+            # With an empty line, as the picture cuts what hangs below the last one.
+            console.print(Text.from_ansi(f"{text.rstrip()}\n"))
             path = PICTURES / f"{name}.svg"
             # Named by the command, so that the classes in it are the same each time.
             title = " ".join(["penstock", *words[:2]])

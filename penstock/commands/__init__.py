@@ -22,6 +22,7 @@ _COMMANDS = {
     "predict": "name what a trained network sees in images",
     "report": "show a run as a page: curves, classes, the worst mistakes as pictures",
     "import-weights": "make parameters from weights that others published",
+    "show": "draw the images that a network is fed in training, with their classes",
     "models": "list the networks of the model library, or show the layers of one",
     "convert": "make record files from archives, image folders or other record files",
     "runs": "list the runs in a folder, with their best tests",

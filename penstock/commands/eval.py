@@ -105,7 +105,7 @@ def _evaluate(argv: list[str]) -> None:
         names = {"class_names": list(data.class_names)}
         print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
     else:
-        name = saved.flags.dataset.dataset_name
+        name = saved.flags.dataset.title
         about = f"{saved.weights} on {num_images:,} images, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
         print(f"{wrap_clauses(format_metrics(metrics), find_columns())}\n")

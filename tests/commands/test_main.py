@@ -10,7 +10,17 @@ from penstock import __version__, commands
 from penstock.commands import train
 
 NAMES = (
-    *("train", "launch", "eval", "predict", "report", "import-weights", "models", "convert"),
+    *(
+        "train",
+        "launch",
+        "eval",
+        "predict",
+        "report",
+        "import-weights",
+        "show",
+        "models",
+        "convert",
+    ),
     *("runs", "compare", "cache", "plot"),
 )
 LISTED = ", ".join(NAMES)
@@ -73,6 +83,7 @@ USAGES = {
     "convert": "--dataset_name=NAME --dataset_dir=FOLDER [OPTIONS]",
     "runs": "[FOLDER] [OPTIONS]",
     "compare": "RUN [RUN ...] [OPTIONS]",
+    "show": "[FOLDER] [OPTIONS]",
     "cache": "[list|clear] [OPTIONS]",
     "plot": "RUN [RUN ...] [OPTIONS]",
 }

@@ -1,0 +1,196 @@
+"""`penstock show`: the images that a network is fed in training, as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock import preprocessing, readers
+from penstock._errors import check_installed
+from penstock._whole_files import replacing
+from penstock.commands._argument_parser import FlagValue, metavar, parse, positional
+from penstock.commands._checks import UsageError, check_at_least
+from penstock.commands._failures import run_command
+from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
+from penstock.commands._own_folder import describe_folder
+from penstock.commands._plugins import import_plugins
+from penstock.commands._run.data import open_data
+from penstock.commands._run.samples import convert_channels, get_image_and_label, to_bytes
+from penstock.commands._run.splits import open_split
+from penstock.commands._run.suited import suit
+from penstock.handlers.figures import check_path
+
+PROG = "penstock show"
+_EXAMPLES = """examples:
+  penstock show photos/
+  penstock show photos/ --raw
+  penstock show --dataset_name=cifar10 --dataset_dir=data/cifar10 \\
+      --model_name=resnet50 --preprocessing_name=inception
+
+Network, size and preprocessing are those that `penstock train` with the same
+words would take."""
+_FROM_TRAIN = choose_flags(
+    *("dataset_name", "dataset_dir", "train_files", "num_classes", "labels_offset"),
+    *("model_name", "train_image_size", "preprocessing_name", "seed", "plugin"),
+)
+_COLUMNS = 8
+_MAX_NAME = 18
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowFlags:
+    """Show what a network is fed in training: images after augmentation, with their classes.
+
+    Arguments:
+      folder: a folder with a folder of images for each class; without it the data that flags name,
+        and handwritten digits where none does.
+      images: how many images are shown.
+      raw: show the images as they are stored, before anything is done to them.
+      output: the picture to draw: .png, .svg or .pdf.
+    """
+
+    folder: str | None = positional("FOLDER", "?")
+    images: int = 32
+    raw: bool = False
+    output: str = metavar("FILE", "show.png")
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_at_least(1, images=self.images)
+        check_path("--output", self.output)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """Images and the names of their classes.
+
+    Arguments:
+      images: each `[H, W, 1 or 3]`, uint8.
+      about: what the numbers were before they were made bytes.
+    """
+
+    images: Sequence[np.ndarray]
+    names: Sequence[str]
+    about: str
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock show` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0 when the picture was drawn, 1 when data or picture could not be read or
+      written, 2 when an argument was wrong.
+    """
+    return run_command("show", lambda: _show(argv))
+
+
+def _show(argv: list[str]) -> None:
+    flags, given = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    path = check_path("--output", flags.output)
+    check_installed("matplotlib", "plot", PROG)
+    train = _make_flags(flags.folder, {**given, "batch_size": flags.images})
+    shown = _read_raw(train, flags.images) if flags.raw else _read_fed(train)
+    _draw(path, shown)
+    print(f"{path}  ({len(shown.images)} images, {shown.about})")
+
+
+def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlags:
+    """Return the flags that `penstock train` would have.
+
+    Raises:
+      UsageError: folder and flags name other data, or there is no such data.
+    """
+    if "plugin" in given:
+        import_plugins(str(given["plugin"]))
+    # In this process: a picture is not worth starting others.
+    given = {**given, "num_preprocessing_threads": 0}
+    if folder is None:
+        flags = make_train_flags(given)
+        if flags.dataset.dataset_name == "mock":
+            raise UsageError(
+                "--dataset_name got 'mock', expected data with pictures: it is ones, to measure "
+                "speed with."
+            )
+        return flags
+    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in given]
+    if both:
+        raise UsageError(
+            f"got the folder {folder!r} and {' and '.join(both)}, expected one of the two. Both "
+            "say which images to show."
+        )
+    return suit(describe_folder(folder), given).flags
+
+
+def _read_raw(flags: TrainFlags, count: int) -> _Shown:
+    """Return the first images as they are stored."""
+    split = open_split(flags, "train")
+    source = split.make(batch_size=None, num_workers=0, seed=flags.performance.seed, shuffle=True)
+    images, labels = [], []
+    for sample in itertools.islice(source(), count):
+        image, label = get_image_and_label(sample)
+        images.append(to_bytes(image))
+        labels.append(int(np.asarray(label).reshape(-1)[0]) - flags.dataset.labels_offset)
+    sizes = sorted({each.shape[:2] for each in images})
+    about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
+    names = _name(labels, split.class_names or ())
+    return _Shown(images=images, names=names, about=f"as stored, {about}")
+
+
+def _read_fed(flags: TrainFlags) -> _Shown:
+    """Return the first batch of training, as the first layer gets it."""
+    data = open_data(flags, batch_size=flags.model.batch_size, shard=readers.Shard(0, 1))
+    batch = next(iter(data.train()))
+    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, flags.performance.seed)
+    low, high = float(images.min()), float(images.max())
+    # From the least to the largest: a network's numbers may be below 0.
+    scaled = np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
+    size = " x ".join(map(str, images.shape[1:]))
+    labels = np.asarray(batch["label"]).reshape(-1).tolist()
+    return _Shown(
+        images=[each if each.shape[-1] == 1 else convert_channels(each, 3) for each in scaled],
+        names=_name(labels, data.class_names),
+        about=f"{size}, {images.dtype} from {low:.3g} to {high:.3g}",
+    )
+
+
+def _finish(
+    images: np.ndarray, chosen: preprocessing.Preprocessing | None, seed: int
+) -> np.ndarray:
+    """Return images `[B, H, W, C]` after the device's part of their preprocessing."""
+    if chosen is None:
+        return images
+    draws = jax.vmap(chosen.draw)(jax.random.split(jax.random.key(seed), len(images)))
+    return np.asarray(jax.vmap(chosen.finish)(jnp.asarray(images, np.float32), draws))
+
+
+def _name(labels: Sequence[int], names: Sequence[str]) -> list[str]:
+    return [names[each] if 0 <= each < len(names) else str(each) for each in labels]
+
+
+def _draw(path: Path, shown: _Shown) -> None:
+    """Draw images in a grid, each with the name of its class below it."""
+    from matplotlib.figure import Figure
+
+    num_columns = min(len(shown.images), _COLUMNS)
+    num_rows = -(-len(shown.images) // num_columns)
+    figure = Figure(figsize=(1.5 * num_columns, 1.7 * num_rows), dpi=110, layout="constrained")
+    grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, image, name in zip(grid.flat, shown.images, shown.names, strict=False):
+        # Pixels of small pictures as squares, not as a blur.
+        how = "nearest" if max(image.shape[:2]) < 64 else "antialiased"
+        gray = image[..., 0] if image.shape[-1] == 1 else image
+        axes.imshow(gray, cmap="gray", vmin=0, vmax=255, interpolation=how)
+        cut = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 3]}..."
+        # Names of folders are no formulas.
+        axes.set_title(cut, fontsize=8, y=-0.18, parse_math=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:].lower())
