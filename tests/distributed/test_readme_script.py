@@ -21,12 +21,12 @@ def run_script(folder, launcher, line=""):
     Returns:
       How many processes there were, and the images of the global batches.
     """
-    block = BLOCK.search(PAGES[0].read_text())
-    assert block is not None
+    blocks = BLOCK.finditer(PAGES[0].read_text())
+    program = next(block[2] for block in blocks if block[1] == "python")
     first = "train_reader = "
-    assert block[1].count(first) == 1
+    assert program.count(first) == 1
     script = folder / "script.py"
-    script.write_text(block[1].replace(first, line + first))
+    script.write_text(program.replace(first, line + first))
     words = [*launcher, "-m", "tests.distributed.counted_script", str(script)]
     done = launchers.run(words, folder, XLA_FLAGS=compiling.xla_flags(level=1))
     assert done.returncode == 0, done.stdout + done.stderr
