@@ -16,6 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 T = TypeVar("T")
 
 AXIS = "data"
+
+WHOLE, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
+"""What every device holds whole, and what is split over the devices along its first axis."""
 """The mesh axis that batches are split over. User code may use collectives over it."""
 
 _LARGE = 2**14

@@ -31,12 +31,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 import numpy as np
+
+from penstock._parameter_updates import ParameterUpdate as ParameterUpdate
+from penstock._parameter_updates import Updates
+from penstock._short_repr import shorten
 
 Metrics = float | np.ndarray | Sequence["Metrics"] | Mapping[str, "Metrics"] | None
 """What a program function returned, in its structure: a Python number for a scalar, an array for a
@@ -109,11 +112,7 @@ class Training(Protocol):
         ...
 
     def test(
-        self,
-        reader: ReaderLike,
-        feed_order: FeedOrder | None = None,
-        *,
-        averaged: bool = False,
+        self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
     ) -> Any:
         """Return the mean of the metrics over every example of `reader`, in test mode."""
         ...
@@ -127,7 +126,7 @@ class Training(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class BeginTraining:
     """Training begins; nothing was read from the reader yet.
 
@@ -137,12 +136,15 @@ class BeginTraining:
         come.
       global_step: steps done before, over all calls of `train`.
       trainer: the trainer that calls, for handlers that stop it, test with it or save.
+      updates_every: set it to n and every n-th step has `EndStep.updates`; 0 for none. Beside other
+        handlers set it to `math.gcd(event.updates_every, n)`.
     """
 
     epoch: int
     num_epochs: int
     global_step: int
     trainer: Training | None = dataclasses.field(default=None, repr=False, compare=False)
+    updates_every: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,23 +182,6 @@ class BeginStep:
     fetch_metrics: bool = True
 
 
-class _ShortRepr(reprlib.Repr):
-    """`repr` that fits a line: few items, numbers of four digits, arrays as dtype and shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxother = 100  # characters of an exception
-
-    def repr_ndarray(self, value: np.ndarray, level: int) -> str:
-        return f"{value.dtype}{list(value.shape)}"
-
-    def repr_float(self, value: float, level: int) -> str:
-        return f"{value:.4g}"
-
-
-_shorten = _ShortRepr().repr
-
-
 class _LazyMetrics(Generic[M]):
     """Metrics that are fetched when they are first read."""
 
@@ -217,7 +202,7 @@ class _LazyMetrics(Generic[M]):
 
     def _describe(self) -> str:
         """Return the metrics for `repr` where they were read; others would be waited for."""
-        return "" if self._metrics is None else f", metrics={_shorten(self._metrics)}"
+        return "" if self._metrics is None else f", metrics={shorten(self._metrics)}"
 
 
 class EndStep(_LazyMetrics[M]):
@@ -233,6 +218,8 @@ class EndStep(_LazyMetrics[M]):
         objective, where there are several. `None` when `fetch_metrics` was set to `False`.
       learning_rate: of the step, where the optimizer's state holds it, as those of `optimizers.get`
         do; by objective, where there are several. Reading it waits for the device too.
+      updates: a `ParameterUpdate` of each trained parameter by name; by objective, where there are
+        several. `None` but for steps that `BeginTraining.updates_every` asks for, `has_updates`.
 
     >>> event = EndStep(epoch=0, step=3, global_step=3, num_examples=64, read=lambda: (0.5, 0.9))
     >>> loss, accuracy = event.metrics
@@ -240,7 +227,7 @@ class EndStep(_LazyMetrics[M]):
     0.5
     """
 
-    __slots__ = ("_rate", "epoch", "global_step", "num_examples", "step")
+    __slots__ = ("_rate", "_updates", "epoch", "global_step", "num_examples", "step")
 
     def __init__(
         self,
@@ -250,9 +237,10 @@ class EndStep(_LazyMetrics[M]):
         num_examples: int = 0,
         read: Callable[[], M] | None = None,
         read_rate: Callable[[], Rate] | None = None,
+        read_updates: Callable[[], Updates | None] | None = None,
     ) -> None:
         super().__init__(read)
-        self._rate = read_rate
+        self._rate, self._updates = read_rate, read_updates
         self.epoch = epoch
         self.step = step
         self.global_step = global_step
@@ -262,6 +250,16 @@ class EndStep(_LazyMetrics[M]):
     def learning_rate(self) -> Rate:
         """The learning rate; the reading waits for the device, and nothing else does."""
         return None if self._rate is None else self._rate()
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether the step has `updates`; waits for nothing."""
+        return self._updates is not None
+
+    @property
+    def updates(self) -> Updates | None:
+        """What the step does to each parameter; waits for the device."""
+        return None if self._updates is None else self._updates()
 
     def __repr__(self) -> str:
         """Return the event in a line, with its metrics in short where they were read already."""
@@ -321,7 +319,7 @@ class EndTraining:
 
     def __repr__(self) -> str:
         """Return the event in a line, a long message of its error cut."""
-        error = "" if self.error is None else f", error={_shorten(self.error)}"
+        error = "" if self.error is None else f", error={shorten(self.error)}"
         return f"EndTraining(reason={self.reason!r}{error}, global_step={self.global_step})"
 
 

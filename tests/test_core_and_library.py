@@ -19,6 +19,7 @@ CORE = {
         "_mesh",
     ),
     "_in_flight",
+    *("_parameter_updates", "_short_repr"),
     *("distributed", "_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
     *("_parameter_files", "_parameter_names"),
     *(

@@ -108,6 +108,7 @@ def with_metrics(event: object, convert: Callable[[object], object]) -> object:
             # Read only when a handler asks: to fetch a value waits for the device.
             read=lambda: convert(event.metrics),
             read_rate=lambda: event.learning_rate,
+            read_updates=(lambda: event.updates) if event.has_updates else None,
         )
     if isinstance(event, EndEpoch):
         return EndEpoch(

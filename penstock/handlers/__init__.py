@@ -6,6 +6,7 @@ They know the events and nothing else of penstock. Give them to `Trainer.train` 
 from penstock.handlers.csv_log import CSVLog as CSVLog
 from penstock.handlers.early_stopping import EarlyStopping as EarlyStopping
 from penstock.handlers.evaluate import Evaluate as Evaluate
+from penstock.handlers.gradients import Gradients as Gradients
 from penstock.handlers.json_log import JSONLog as JSONLog
 from penstock.handlers.learning_rate_finder import LearningRateFinder as LearningRateFinder
 from penstock.handlers.log import Log as Log

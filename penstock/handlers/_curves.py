@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from penstock._parameter_updates import ParameterUpdate
 from penstock.events import BeginTraining, EndEpoch, Event
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._readings import Reading, Readings, Speed
@@ -15,14 +17,17 @@ class Point(NamedTuple):
     """Values of curves at the same step.
 
     Attributes:
-      kind: what they are of: steps, means over an epoch, how fast it goes, or tests.
+      kind: what they are of: steps, means over an epoch, how fast it goes, sizes of gradients and
+        updates, or tests.
       num_steps: steps done before.
       values: the values by name; the learning rate is one of a step's.
+      updates: of each parameter, for points of that kind.
     """
 
-    kind: Literal["train", "epoch", "speed", "test"]
+    kind: Literal["train", "epoch", "speed", "updates", "test"]
     num_steps: int
     values: Mapping[str, float]
+    updates: Mapping[str, ParameterUpdate] = MappingProxyType({})
 
 
 class Curves:
@@ -65,6 +70,9 @@ class Curves:
     def _of_step(self, reading: Reading) -> list[Point]:
         values = {**reading.rates, **name_scalars(reading.metrics, self._names)}
         points = [Point("train", reading.global_step + 1, values)]
+        if reading.norms:
+            num_steps = reading.global_step + 1
+            points.append(Point("updates", num_steps, reading.norms, reading.updates))
         lap = self._speed.end_lap()
         if lap is not None:
             speed = {"examples_per_sec": lap.num_examples / lap.secs}

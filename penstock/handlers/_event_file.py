@@ -123,7 +123,11 @@ def histogram(tag: str, values: np.ndarray) -> Message:
     """Return the distribution of an array's finite values in thirty buckets of equal width."""
     flat = np.asarray(values, np.float64).ravel()
     # numpy refuses to place what is not finite.
-    counts, edges = np.histogram(flat[np.isfinite(flat)], bins=_NUM_BUCKETS)
+    return counted_histogram(tag, *np.histogram(flat[np.isfinite(flat)], bins=_NUM_BUCKETS))
+
+
+def counted_histogram(tag: str, counts: np.ndarray, edges: np.ndarray) -> Message:
+    """Return a distribution of N buckets: how many values are in each, and N + 1 edges."""
     buckets = np.stack([edges[:-1], edges[1:], counts], axis=1)
     content = buckets.astype("<f8").tobytes()
     return _value("histogram", tag, _tensor("DT_DOUBLE", buckets.shape, tensor_content=content))

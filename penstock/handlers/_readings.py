@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from penstock._parameter_updates import ParameterUpdate, Updates, add_norms
 from penstock.events import (
     BeginEpoch,
     BeginStep,
@@ -22,6 +23,8 @@ class Reading(NamedTuple):
 
     Attributes:
       rates: the learning rate by name, empty where the optimizer's state does not hold it.
+      norms: of all gradients, updates and parameters; empty where nobody asks for updates.
+      updates: what the step did to each parameter, by name; empty like `norms`.
     """
 
     epoch: int
@@ -31,6 +34,8 @@ class Reading(NamedTuple):
     num_examples: int
     metrics: Metrics
     rates: dict[str, float]
+    norms: dict[str, float]
+    updates: dict[str, ParameterUpdate]
 
 
 class Readings:
@@ -41,8 +46,8 @@ class Readings:
     read then. Steps that are not read cost no synchronisation.
 
     Arguments:
-      every_steps: the interval: the steps with `(global_step + 1) % every_steps == 0` are read; 0
-        or less reads nothing.
+      every_steps: the interval: the steps with `(global_step + 1) % every_steps == 0` are read, and
+        those whose updates a handler asks for; 0 or less reads nothing.
 
     Attributes:
       num_steps: steps since training began.
@@ -78,7 +83,7 @@ class Readings:
                 # Read one launch late, so that the device always has something to go on with.
                 if self._is_launched:
                     ready, self._held = self._held, None
-                if self._every_steps > 0 and (event.global_step + 1) % self._every_steps == 0:
+                if self._every_steps > 0 and self._is_wanted(event):
                     # With an interval of one a step is held at each: the one before is read.
                     ready = ready or self._held
                     self._held = (event, self.num_steps, self.num_examples)
@@ -95,6 +100,9 @@ class Readings:
         has_failed = isinstance(event, EndTraining) and event.error is not None
         return _read(ready, may_fail=has_failed)
 
+    def _is_wanted(self, event: EndStep) -> bool:
+        return event.has_updates or (event.global_step + 1) % self._every_steps == 0
+
     def take(self) -> Reading | None:
         """Return at once the reading that would be ready after the next launch, if any."""
         held, self._held = self._held, None
@@ -106,13 +114,14 @@ def _read(held: tuple[EndStep, int, int] | None, *, may_fail: bool) -> Reading |
         return None
     event, num_steps, num_examples = held
     try:
-        metrics, rate = event.metrics, event.learning_rate
+        metrics, rate, updates = event.metrics, event.learning_rate, event.updates
     except Exception:
         if may_fail:
             return None  # the step itself failed, and its error is on its way to the caller
         raise
     numbers = (event.epoch, event.step, event.global_step)
-    return Reading(*numbers, num_steps, num_examples, metrics, name_rates(rate))
+    counts = (num_steps, num_examples)
+    return Reading(*numbers, *counts, metrics, name_rates(rate), *_name_updates(updates))
 
 
 def name_rates(rate: float | dict[str, float] | None) -> dict[str, float]:
@@ -120,6 +129,23 @@ def name_rates(rate: float | dict[str, float] | None) -> dict[str, float]:
     if isinstance(rate, dict):
         return {f"learning_rate/{name}": value for name, value in rate.items()}
     return {} if rate is None else {"learning_rate": rate}
+
+
+def _name_updates(
+    updates: Updates | None,
+) -> tuple[dict[str, float], dict[str, ParameterUpdate]]:
+    """Return the norms over all parameters, and each update, by names of their own."""
+    if updates is None:
+        return {}, {}
+    if not any(isinstance(each, dict) for each in updates.values()):
+        return add_norms(updates), updates
+    norms: dict[str, float] = {}
+    named: dict[str, ParameterUpdate] = {}
+    for objective, each in updates.items():
+        norms |= {f"{name}/{objective}": norm for name, norm in add_norms(each).items()}
+        # Two objectives may train the same parameter.
+        named |= {f"{objective}/{name}" if name in named else name: each[name] for name in each}
+    return norms, named
 
 
 class Lap(NamedTuple):

@@ -236,7 +236,8 @@ class Rows:
     def _make_step_row(self, reading: Reading) -> Row:
         numbers = (reading.epoch, reading.step, reading.global_step)
         examples = self._base[1] + reading.num_examples
-        return {**reading.rates, **self._make_row("step", numbers, examples, reading.metrics)}
+        row = self._make_row("step", numbers, examples, reading.metrics)
+        return {**reading.rates, **reading.norms, **row}
 
     def _make_row(
         self, kind: str, numbers: tuple[int, ...], examples: int, metrics: Metrics

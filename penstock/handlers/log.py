@@ -70,6 +70,7 @@ class Log:
         own = [values.pop(name) for name in _LEARNING_RATE_NAMES if name in values]
         rates = {n.replace("learning_rate", "lrate"): rate for n, rate in reading.rates.items()}
         values |= {"lrate": own[0]} if own else rates
+        values |= reading.norms
         parts = [f"{name} = {value:.6g}" for name, value in values.items()]
         parts.append(f"global_step = {reading.global_step + 1}")
         lap = self._speed.end_lap()

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from penstock._errors import check_installed
+from penstock._parameter_updates import ParameterUpdate
 from penstock._paths import expand_path
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers import _event_file
@@ -31,6 +33,8 @@ class TensorBoard:
     - `speed/examples_per_sec`, without compiling and what is between epochs, and
       `speed/data_wait`, the share of its time that an epoch waited for the reader.
     - The parameter table under Text; histograms of the parameters and images on request.
+    - With `Gradients` beside it `updates/gradient_norm` and the like, `gradient_norm` and
+      `relative_update` of each parameter, and histograms of its gradient and its update.
     - Under HParams `hyperparameters` and the trainer's configuration, to compare runs by.
 
     All are drawn by the number of steps done. A run that resumes in the same folder goes on with
@@ -100,7 +104,7 @@ class TensorBoard:
             # Means of an epoch and of its test share a chart.
             run, prefix = ("test", "epoch") if point.kind == "test" else ("train", point.kind)
             values = _event_file.scalars(prefix, point.values)
-            self._files[run].add(point.num_steps, values)
+            self._files[run].add(point.num_steps, [*values, *_draw_updates(point.updates)])
         if isinstance(event, EndEpoch):
             self._write_epoch(event)
         if isinstance(event, EndTraining):
@@ -158,6 +162,18 @@ class TensorBoard:
         for file in self._files.values():
             file.close()
         self._files = {}
+
+
+def _draw_updates(updates: Mapping[str, ParameterUpdate]) -> list[Any]:
+    """Return the sizes and distributions of what a step did to each parameter."""
+    values: list[Any] = []
+    for name, update in updates.items():
+        sizes = {"gradient_norm": update.gradient_norm, "relative_update": update.relative_update}
+        values += [value for k in sizes for value in _event_file.scalars(k, {name: sizes[k]})]
+        for kind, each in (("gradient", update.gradient), ("update", update.update)):
+            edges = np.linspace(each.low, each.high, len(each.counts) + 1)
+            values.append(_event_file.counted_histogram(f"{kind}/{name}", each.counts, edges))
+    return values
 
 
 def _markdown(builder: Any) -> str:

@@ -1,6 +1,6 @@
-"""One training step, from top to bottom; and the steps of the test and infer programs.
+"""One training step, from top to bottom.
 
-They are pure functions of global arrays, which `programs` compiles. A batch is split over the
+It is a pure function of global arrays, which `programs` compiles. A batch is split over the
 devices for the forward pass and the gradients alone, inside `jax.shard_map`. The update runs
 outside it, on the whole arrays: an optimizer never sees a slice of a parameter, so that global
 norms are global however the state is laid out.
@@ -20,13 +20,14 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, optimizers
+from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
+from penstock._parameter_updates import Statistics
 from penstock._program import parameter_tree
 from penstock._program.requests import (
     DeviceFeed,
     ParameterSpec,
     Params,
-    Variables,
     find_entry,
 )
 from penstock._tracing.evaluation import Runnable
@@ -34,11 +35,9 @@ from penstock.program_builder import _gradients
 from penstock.program_builder._gradients import Gradients, Share
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
+from penstock.program_builder._update_sizes import measure
 
 T = TypeVar("T")
-
-WHOLE = PartitionSpec()
-SPLIT = PartitionSpec(_mesh.AXIS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,7 @@ class Update:
       trained: the paths of the parameters that it updates.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
+      measures: whether it tells the sizes of gradients and steps, see `_update_sizes`.
     """
 
     name: str
@@ -61,11 +61,12 @@ class Update:
     mesh: Mesh
     is_unrolled: bool
     watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    measures: bool = False
 
     def __call__(
         self, state: State, feed: DeviceFeed, weights: jax.Array
-    ) -> tuple[State, tuple[jax.Array, ...]]:
-        """Return the state after the update and the values of the program function."""
+    ) -> tuple[State, tuple[jax.Array, ...], Statistics | None]:
+        """Return the state after the update, the values of the program function, and sizes."""
         # What is not trained goes in beside it, and gets no gradient at all.
         params, others = parameter_tree.split(state.variables["params"], self.trained)
         batch = _Batch(self, state, others, feed, weights)
@@ -75,13 +76,16 @@ class Update:
         with self.watch():
             # After the mean over devices: a penalty belongs to the parameter, not to the examples.
             gradients = self._regularize(found.gradients, params)
+        mean_gradients = gradients
         if self.rule.takes_examples:
             gradients = batch.example_gradients(params)
         offers = self._offers(batch, params, gradients, loss, state.update_scale)
         with self.watch():
             before = state.opt_state[self.name]
             steps, opt_state = self.rule.update(gradients, before, params, offers)
-            params: Any = optax.apply_updates(params, self._scale(steps, state.update_scale))
+            steps = self._scale(steps, state.update_scale)
+            sizes = measure(params, mean_gradients, steps) if self.measures else None
+            params: Any = optax.apply_updates(params, steps)
             params = parameter_tree.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
@@ -95,7 +99,7 @@ class Update:
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: sums},
         )
-        return self._keep_or_skip(state, after, loss, gradients), tuple(values)
+        return self._keep_or_skip(state, after, loss, gradients), tuple(values), sizes
 
     @functools.cached_property
     def _regularizers(self) -> dict[Path, Callable[[jax.Array], jax.Array]]:
@@ -299,11 +303,13 @@ class Launched(NamedTuple):
       flag: finite while every loss since the last reset was; where updates are skipped, that and
         the number skipped so far.
       rates: the learning rate of each objective whose optimizer tells it.
+      sizes: of each objective's last update, where they are measured.
     """
 
     values: dict[str, tuple[jax.Array, ...]]
     flag: jax.Array
     rates: dict[str, jax.Array]
+    sizes: dict[str, Statistics]
 
 
 def train_step(
@@ -311,8 +317,11 @@ def train_step(
 ) -> tuple[State, Launched]:
     """Apply updates to one batch, in their order."""
     values: dict[str, tuple[jax.Array, ...]] = {}
+    sizes: dict[str, Statistics] = {}
     for update in updates:
-        state, values[update.name] = update(state, feed, weights)
+        state, values[update.name], measured = update(state, feed, weights)
+        if measured is not None:
+            sizes[update.name] = measured
     sums: list[jax.Array] = []
     rates: dict[str, jax.Array] = {}
     # Each objective once, however many updates it has made.
@@ -324,7 +333,7 @@ def train_step(
     flag = jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
     if updates[0].program.options.skips_non_finite:
         flag = jnp.stack([flag, state.num_skipped.astype(jnp.float32)])
-    return state, Launched(values, flag, rates)
+    return state, Launched(values, flag, rates, sizes)
 
 
 def is_unrolled(updates: Sequence[Update]) -> bool:
@@ -348,48 +357,6 @@ def train_steps(
         body, state, (dict(feeds), weights), unroll=num_steps if is_unrolled(updates) else 1
     )
     return state, launched._replace(flag=launched.flag[-1])
-
-
-def test_step(
-    program: Runnable,
-    mesh: Mesh,
-    variables: Variables,
-    key: jax.Array,
-    sums: _metrics.Accumulator,
-    feed: DeviceFeed,
-    weights: jax.Array,
-) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
-    """Return the sums with this batch's values added, and the values."""
-    found = _forward(program, mesh, variables, key, feed, weights)
-    after = _metrics.accumulate(sums, found, program.structure, weights)
-    return after, tuple(found.values)
-
-
-def infer_step(
-    program: Runnable, mesh: Mesh, variables: Variables, feed: DeviceFeed, weights: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Return the values of an infer program."""
-    key = jax.random.key_data(jax.random.key(0))
-    return tuple(_forward(program, mesh, variables, key, feed, weights).values)
-
-
-def _forward(
-    program: Runnable,
-    mesh: Mesh,
-    variables: Variables,
-    key: jax.Array,
-    feed: DeviceFeed,
-    weights: jax.Array,
-) -> _metrics.Totals:
-    """Return the values of a program function, and the number of valid examples."""
-    sharded = jax.shard_map(
-        functools.partial(_gradients.evaluate_share, program, mesh),
-        mesh=mesh,
-        in_specs=(WHOLE, WHOLE, SPLIT, SPLIT),
-        out_specs=_metrics.Totals(list(value_specs(program)), *[WHOLE] * 3),  # pyright: ignore
-        check_vma=False,
-    )
-    return sharded(variables, key, feed, weights)
 
 
 def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:

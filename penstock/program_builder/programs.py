@@ -20,12 +20,13 @@ from jax.typing import ArrayLike
 from penstock import _mesh, _metrics, optimizers
 from penstock._device_batches import DeviceBatch, Feeder, check_feed
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Nested
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import DeviceFeed, Feed, Params, Variables
 from penstock._tracing.probe import Probe
 from penstock.distributed.this_process import find_group_of
-from penstock.program_builder import _step
+from penstock.program_builder import _forward_steps, _step
 from penstock.program_builder._compilation import (
     Program,
     announce_compilation,
@@ -35,7 +36,7 @@ from penstock.program_builder._compilation import (
 )
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
-from penstock.program_builder._step import SPLIT, WHOLE, Launched, value_specs
+from penstock.program_builder._step import Launched, value_specs
 
 _MANY_VALUES = 1_000_000
 """From so many values on for each shape, to draw them takes longer than to compile what draws."""
@@ -75,7 +76,7 @@ class Programs:
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
         how: Any = {"largest_kernel": network.largest_kernel, "recompile_level": level}
-        self._make_program = functools.partial(Program, mesh=self.mesh, **how)
+        self.make_program = functools.partial(Program, mesh=self.mesh, **how)
         self._infer_feeders: dict[int, Feeder] = {}
 
     def place(self, mode: str, batches: Sequence[Feed]) -> DeviceBatch:
@@ -151,7 +152,7 @@ class Programs:
             dataclasses.replace(update, watch=watch)
             for update in self.network.choose_updates(update_order)
         ]
-        step = self._train_function(updates, len(batch.counts))
+        step = self.train_function(updates, len(batch.counts))
         number = self.states.num_changed
         step(leaves[:number], leaves[number:], batch.feed, batch.weights)
 
@@ -161,17 +162,17 @@ class Programs:
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
         values = {each.name: value_specs(each.program, split) for each in updates}
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
-        return self._make_program(
+        return self.make_program(
             label if num_steps == 1 else f"{label} x{num_steps}",
-            self._train_function(updates, num_steps),
+            self.train_function(updates, num_steps),
             in_specs=(WHOLE, WHOLE, split, split),
-            out_specs=(WHOLE, Launched(values, WHOLE, WHOLE)),  # pyright: ignore
+            out_specs=(WHOLE, Launched(values, *[WHOLE] * 3)),  # pyright: ignore
             donated=(0,),
             has_gradients=True,
             saves_memory=num_steps > 1 and _step.is_unrolled(updates),
         )
 
-    def _train_function(
+    def train_function(
         self, updates: Sequence[_step.Update], num_steps: int
     ) -> Callable[..., LaunchResult]:
         """Return `(changed, kept, feed, weights) -> (changed, launched)`."""
@@ -205,20 +206,18 @@ class Programs:
         objective: str,
     ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
-        key = ("test", objective)
-        program = self._compiled.get(key)
-        if program is None:
-            program = self._compiled[key] = self.test_program(objective)
+        program = self.keep(("test", objective), lambda: self.test_program(objective))
         return program(state.variables, state.key, sums, batch.feed, batch.weights)
 
     def test_program(self, objective: str) -> Program:
         """Return the test program of an objective, not compiled yet."""
         program = self.network.test[objective].program
-        return self._make_program(
+        specs = value_specs(program)
+        return self.make_program(
             "test" if len(self.network.objectives) == 1 else f"test {objective}",
-            functools.partial(_step.test_step, program, self.mesh),
+            functools.partial(_forward_steps.test_step, program, self.mesh, specs),
             in_specs=(WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
-            out_specs=(WHOLE, value_specs(program)),
+            out_specs=(WHOLE, specs),
         )
 
     def infer(self, variables: Variables, feed: Feed) -> Any:
@@ -245,9 +244,7 @@ class Programs:
         batch = feeder.place([feed])
         if size < batch.size:
             probe.check_padding("infer", size, batch.size)
-        program = self._compiled.get("infer")
-        if program is None:
-            program = self._compiled["infer"] = self.infer_program()
+        program = self.keep("infer", self.infer_program)
         values = program(variables, batch.feed, batch.weights)
         return _metrics.read(values, probe.program.structure, size)
 
@@ -255,11 +252,12 @@ class Programs:
         """Return the infer program, not compiled yet; for networks with an infer function."""
         assert self.network.infer is not None
         program = self.network.infer.program
-        return self._make_program(
+        specs = value_specs(program)
+        return self.make_program(
             "infer",
-            functools.partial(_step.infer_step, program, self.mesh),
+            functools.partial(_forward_steps.infer_step, program, self.mesh, specs),
             in_specs=(WHOLE, SPLIT, SPLIT),
-            out_specs=value_specs(program),
+            out_specs=specs,
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
         )
 
@@ -267,6 +265,13 @@ class Programs:
         """Return the state with empty metric sums."""
         probes = self.network.train
         return state._replace(metrics={name: self._make_zeros(probes[name]) for name in probes})
+
+    def keep(self, key: Hashable, make: Callable[[], Program]) -> Program:
+        """Return the program of a key, made at its first use."""
+        program = self._compiled.get(key)
+        if program is None:
+            program = self._compiled[key] = make()
+        return program
 
     @property
     def num_compiles(self) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import operator
 import signal
 
 from penstock._interrupts import Interrupts
@@ -30,6 +32,17 @@ class Agreement:
         self._group.advance(self._status.global_step)
         if self._group.is_asked or self._status.is_stop_wanted:
             self.meet()
+
+    def choose_interval(self, interval: int) -> int:
+        """Return an interval of steps that has those of all processes in it. Collective.
+
+        A process that ran a program alone would leave the others waiting in theirs.
+
+        Arguments:
+          interval: what handlers of this process want; 0 for nothing.
+        """
+        rows = self._group.exchange("BeginTraining.updates_every", operator.index(interval))
+        return math.gcd(*rows)
 
     def meet(self) -> None:
         """Agree with the other processes, if all are at this place; else go on and do so later."""

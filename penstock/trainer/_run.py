@@ -13,6 +13,7 @@ from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError
 from penstock._in_flight import InFlight, look_ahead
 from penstock._interrupts import Interrupts
+from penstock._parameter_updates import MeasuredSteps
 from penstock.events import (
     BeginEpoch,
     BeginStep,
@@ -27,6 +28,7 @@ from penstock.events import (
 )
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine
+from penstock.program_builder.measurement import measure
 from penstock.program_builder.programs import Programs
 from penstock.trainer._agreement import Agreement
 from penstock.trainer._data_wait import DataWait
@@ -76,6 +78,7 @@ class Run:
         self._shared: SharedBatches | None = None
         self.handlers = handlers
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
+        self.updates_every = 0
         self.in_flight = InFlight(
             engine.programs.mesh, guard.check_flag, status.global_step, guard.add_health
         )
@@ -91,8 +94,12 @@ class Run:
         try:
             # Inside the try: a handler that fails here gets its EndTraining too.
             num_left = status.count_epochs(num_epochs) if status.resumed else num_epochs
-            self.emit(BeginTraining(status.epoch, num_left, status.global_step, trainer))
+            begin = BeginTraining(status.epoch, num_left, status.global_step, trainer)
+            self.emit(begin)
             interrupts.check()
+            self.updates_every = begin.updates_every
+            if not interrupts.is_alone:
+                self.updates_every = self.agreement.choose_interval(begin.updates_every)
             # A resumed script passes over the calls of `train` that were done before.
             if not status.is_over:
                 self.handlers.restore_to(event_handler)
@@ -158,18 +165,31 @@ class Run:
                     begin = BeginStep(epoch, step + k, first + k)
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
+                every = self.updates_every
+                measured = self._measure(batch, first) if every else None
                 # Returns at once; the loop goes on while the device computes.
                 values = self._launch(batch, structures)
                 for k, count in enumerate(counts):
                     # The handler's reading fetches, not the event.
                     read = functools.partial(values.at, k) if is_fetched[k] else None
                     rate = functools.partial(values.rate_at, k) if values.has_rates else None
-                    emit(EndStep(epoch, step + k, first + k, count, read, rate))
+                    updates = None
+                    if measured is not None and (first + k + 1) % every == 0:
+                        updates = functools.partial(measured.at, k)
+                    emit(EndStep(epoch, step + k, first + k, count, read, rate, updates))
                 # After all EndStep, so that a handler's `stop` and what it read count.
                 self._finish_launch(values, first, any(is_fetched))
                 if status.is_stopping:
                     return
         self._end_epoch(epoch)
+
+    def _measure(self, batch: DeviceBatch, first_step: int) -> MeasuredSteps | None:
+        """Return what the launch of a batch will do, where a handler wants to know it of a step."""
+        past = (first_step + len(batch.counts)) % self.updates_every
+        if past >= len(batch.counts):
+            return None
+        engine = self.engine
+        return measure(engine.programs, engine.leaves, batch, self.update_order)
 
     def _launch(
         self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
@@ -181,7 +201,7 @@ class Run:
         # The launch takes the old state: no interrupt until the new one is stored.
         interrupts.is_held = True
         try:
-            values, flag, rates = self.engine.run(batch, self.update_order)
+            values, flag, rates, _ = self.engine.run(batch, self.update_order)
             status.global_step += len(counts)
             status.step += len(counts)
             status.num_examples += sum(batch.totals or counts)

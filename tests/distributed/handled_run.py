@@ -46,6 +46,9 @@ def main(folder):
         handlers.EarlyStopping(patience=4, min_delta=10.0, reader=test, names=names),
         evaluate,
     ]
+    # Asked for by one process alone: all measure.
+    if jax.process_index() == jax.process_count() - 1:
+        watching.append(handlers.Gradients(every_steps=4))
     counts = []
 
     def count(event):

@@ -1,5 +1,6 @@
 """One of two real processes does wrong under `penstock launch`: all end, soon, and say why."""
 
+import csv
 import json
 import re
 import signal
@@ -149,5 +150,11 @@ def test_every_stock_handler_does_on_two_processes_what_it_does_on_one(tmp_path,
     rows = [(tmp_path / each / "log.csv").read_text().splitlines() for each in "12"]
     kinds = [[line.split(",")[:4] for line in each] for each in rows]
     assert kinds[0] == kinds[1]
+    norms = [
+        [row["gradient_norm"] for row in csv.DictReader(each) if row["gradient_norm"]]
+        for each in rows
+    ]
+    np.testing.assert_allclose(*[np.array(each, float) for each in norms], rtol=1e-4)
+    assert len(norms[0]) > 5
     assert outputs[1].count("training stops") == outputs[0].count("training stops") == 1
     assert outputs[1].count("non-trainable") == 1

@@ -1,0 +1,142 @@
+"""What a step did to each parameter: the sizes of its gradient and of its update."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from penstock._parameter_names import Path, spell
+
+NUM_BINS = 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Histogram:
+    """How the finite values of an array are distributed, in bins of equal width.
+
+    Attributes:
+      low, high: the least and the greatest finite value; 0 where there is none.
+      counts: how many values each bin has, `[30]`.
+    """
+
+    low: float
+    high: float
+    counts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParameterUpdate:
+    """What a step did to one parameter; norms are Euclidean, over all its elements.
+
+    Attributes:
+      parameter_norm: of its value before the step.
+      gradient_norm: of the gradient of the mean loss, regularizers in it, before the optimizer.
+      update_norm: of what the step adds, learning rates in it.
+      gradient: the gradient's values.
+      update: the values that the step adds.
+
+    >>> counts = np.zeros(30)
+    >>> values = Histogram(low=0.0, high=0.5, counts=counts)
+    >>> change = ParameterUpdate(2.0, 0.5, 0.01, gradient=values, update=values)
+    >>> change.relative_update
+    0.005
+    """
+
+    parameter_norm: float
+    gradient_norm: float
+    update_norm: float
+    gradient: Histogram
+    update: Histogram
+
+    @property
+    def relative_update(self) -> float:
+        """The update's norm over the parameter's, 0 for a parameter of zeros."""
+        return self.update_norm / self.parameter_norm if self.parameter_norm else 0.0
+
+
+Updates = dict[str, Any]
+"""A `ParameterUpdate` for each trained parameter, by its name; by objective, where there are
+several."""
+
+
+class Statistics(NamedTuple):
+    """The sizes on the devices, of N parameters in the order of their paths.
+
+    Attributes:
+      norms: of values, gradients and updates, float32 `[3, N]`.
+      lows, highs: the ranges of gradients and updates, float32 `[2, N]`.
+      counts: their histograms, int32 `[2, N, 30]`.
+    """
+
+    norms: jax.Array
+    lows: jax.Array
+    highs: jax.Array
+    counts: jax.Array
+
+
+class MeasuredSteps:
+    """The sizes of the steps of a launch; the first reading fetches them all, once.
+
+    Arguments:
+      sizes: of each objective's last update; of each step on a leading axis where there are many.
+      paths: the parameters that each objective trains, in the order of the sizes.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, Statistics],
+        paths: Mapping[str, Sequence[Path]],
+        *,
+        is_single: bool,
+        has_many_steps: bool,
+    ) -> None:
+        self._sizes: Any = sizes
+        self._paths, self._is_single, self._has_many = paths, is_single, has_many_steps
+        self._is_fetched = False
+
+    def at(self, number: int) -> Updates:
+        """Return what step `number` of the launch did; waits for the device."""
+        if not self._is_fetched:
+            self._sizes, self._is_fetched = jax.device_get(self._sizes), True
+        updates = {
+            name: _arrange(
+                jax.tree.map(lambda x: x[number], sizes) if self._has_many else sizes,
+                self._paths[name],
+            )
+            for name, sizes in self._sizes.items()
+        }
+        return next(iter(updates.values())) if self._is_single else updates
+
+
+def _arrange(sizes: Any, paths: Sequence[Path]) -> dict[str, ParameterUpdate]:
+    """Return the update of each parameter of one step."""
+    updates: dict[str, ParameterUpdate] = {}
+    for k, path in enumerate(paths):
+        histograms = [
+            Histogram(float(sizes.lows[i, k]), float(sizes.highs[i, k]), sizes.counts[i, k])
+            for i in range(2)
+        ]
+        norms = [float(norm) for norm in sizes.norms[:, k]]
+        updates[spell(path)] = ParameterUpdate(*norms, *histograms)  # pyright: ignore
+    return updates
+
+
+def add_norms(updates: Mapping[str, ParameterUpdate]) -> dict[str, float]:
+    """Return the norms over all parameters together, by name.
+
+    >>> from penstock._parameter_updates import Histogram, ParameterUpdate, add_norms
+    >>> values = Histogram(0.0, 1.0, np.zeros(30))
+    >>> one = ParameterUpdate(4.0, 0.3, 0.03, gradient=values, update=values)
+    >>> two = ParameterUpdate(3.0, 0.4, 0.04, gradient=values, update=values)
+    >>> add_norms({"a": one, "b": two})
+    {'parameter_norm': 5.0, 'gradient_norm': 0.5, 'update_norm': 0.05}
+    """
+    names = ("parameter_norm", "gradient_norm", "update_norm")
+    return {
+        name: float(np.linalg.norm([getattr(each, name) for each in updates.values()]))
+        for name in names
+    }
