@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from penstock import _batches, _metrics
 from penstock._device_batches import DeviceBatch
-from penstock._errors import NonFiniteError, ReaderError
+from penstock._errors import NonFiniteError, ReaderError, check_count
 from penstock._in_flight import InFlight, look_ahead
 from penstock._interrupts import Interrupts
 from penstock._parameter_updates import MeasuredSteps
@@ -98,6 +98,8 @@ class Run:
             self.emit(begin)
             interrupts.check()
             self.updates_every = begin.updates_every
+            if self.updates_every != 0:
+                check_count("BeginTraining.updates_every", self.updates_every, 0)
             if not interrupts.is_alone:
                 self.updates_every = self.agreement.choose_interval(begin.updates_every)
             # A resumed script passes over the calls of `train` that were done before.

@@ -187,6 +187,16 @@ def test_interval_that_is_no_positive_integer_is_refused(every_steps):
         handlers.Gradients(every_steps)
 
 
+@pytest.mark.parametrize("interval", [-1, 2.5, "often", None])
+def test_interval_of_an_event_that_is_no_count_is_refused(interval):
+    def ask(event):
+        if isinstance(event, BeginTraining):
+            event.updates_every = interval
+
+    with pytest.raises((ValueError, TypeError), match=r"BeginTraining\.updates_every got"):
+        linear_trainer().train(linear_reader(), ask)
+
+
 def test_classifier_with_arrays_in_its_metrics_is_measured_too():
     gradients = handlers.Gradients(every_steps=2)
     reader = ps.readers.arrays(class_data(20), batch_size=8)
