@@ -19,7 +19,7 @@ from penstock.commands._plugins import import_plugins
 from penstock.commands._tables import print_table
 from penstock.models.advice import find_advice
 from penstock.models.drawing import draw
-from penstock.models.report import LayerRow, Report, describe, get_report
+from penstock.models.report import LayerRow, Report, describe, find_outputs, get_report
 
 _HEAD = ("name", "image", "parameters", "GMAC", "preprocessing", "classes")
 _LAYER_HEAD = ("layer", "output", "shapes", "parameters", "MMAC")
@@ -136,7 +136,9 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
     report, layers = describe(model, num_classes=flags.num_classes, image_size=flags.image_size)
     size = flags.image_size or model.default_image_size
     if flags.drawing is not None:
-        _write_drawing(expand_path(flags.drawing), model, size, layers)
+        outputs = find_outputs(model, num_classes=flags.num_classes, image_size=flags.image_size)
+        shape = (size, size, model.num_channels)
+        _write_drawing(expand_path(flags.drawing), draw(model.name, shape, layers, outputs))
     if flags.json:
         facts = _facts(model, report) | {"image_size": size}
         print(json.dumps(facts | {"layers": [dataclasses.asdict(row) for row in layers]}, indent=2))
@@ -164,8 +166,7 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
     print(f"\n{wrap_words(total, columns)}")
 
 
-def _write_drawing(path: Path, model: models.Model, size: int, rows: list[LayerRow]) -> None:
-    text = draw(model.name, (size, size, model.num_channels), rows)
+def _write_drawing(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from xml.etree import ElementTree
 
 from penstock.models.report import LayerRow
@@ -22,8 +23,8 @@ class Block:
     Arguments:
       name: the first parts of their paths.
       num_layers: those that have a product.
-      output_shape: `[H, W, C]` or `[F]` of the last of them, without the batch axis; None where
-        none has a product.
+      output_shape: `[H, W, C]` or `[F]` of what leaves the block, without the batch axis; None
+        where nobody tells.
     """
 
     name: str
@@ -32,10 +33,15 @@ class Block:
     output_shape: tuple[int, ...] | None
 
 
-def find_blocks(rows: Sequence[LayerRow]) -> list[Block]:
+def find_blocks(
+    rows: Sequence[LayerRow], outputs: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+) -> list[Block]:
     """Fold layers into blocks by the first parts of their paths.
 
     As many parts count as leave at most 24 blocks, two at most, and one where even that is more.
+
+    Arguments:
+      outputs: the shapes of end points by name, as `find_outputs` returns them.
 
     >>> from penstock.models.report import LayerRow
     >>> rows = [LayerRow(path=f"block1/unit_{n}/conv", num_macs=1) for n in (1, 2)]
@@ -43,7 +49,18 @@ def find_blocks(rows: Sequence[LayerRow]) -> list[Block]:
     ['block1/unit_1', 'block1/unit_2']
     """
     folded = _fold(rows, 2)
-    return folded if len(folded) <= _MAX_BOXES else _fold(rows, 1)
+    folded = folded if len(folded) <= _MAX_BOXES else _fold(rows, 1)
+    # A block of several branches joins them behind its last layer. NASNet's cells are `Cell_0`
+    # among the end points, and ResNet's units end in the name of their kind.
+    shapes = {name.casefold(): shape for name, shape in outputs.items()}
+    shapes |= {name.rpartition("/")[0]: shapes[name] for name in shapes if "bottleneck" in name}
+    is_joined = any(each.num_layers > 1 and each.name.casefold() in shapes for each in folded)
+    return [
+        dataclasses.replace(block, output_shape=shapes.get(block.name.casefold(), own))
+        for block in folded
+        # Where some blocks join branches, others may too.
+        for own in [None if is_joined and block.num_layers > 1 else block.output_shape]
+    ]
 
 
 def _fold(rows: Sequence[LayerRow], num_parts: int) -> list[Block]:
@@ -64,19 +81,25 @@ def _fold(rows: Sequence[LayerRow], num_parts: int) -> list[Block]:
     ]
 
 
-def draw(title: str, image_shape: Sequence[int], rows: Sequence[LayerRow]) -> str:
+def draw(
+    title: str,
+    image_shape: Sequence[int],
+    rows: Sequence[LayerRow],
+    outputs: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> str:
     """Return a drawing of a network as the text of an SVG file, which needs no other.
 
     Arguments:
       image_shape: `[H, W, C]` of its images, which the first box shows.
       rows: as `describe` returns them.
+      outputs: as `find_outputs` returns them; a block without one shows its last layer's.
 
     >>> from penstock.models.report import LayerRow
     >>> text = draw("one", (8, 8, 3), [LayerRow(path="fc", num_macs=1, num_params=9)])
     >>> text.startswith("<svg"), text.count("<rect"), "9 parameters" in text
     (True, 3, True)
     """
-    blocks = find_blocks(rows)
+    blocks = find_blocks(rows, outputs)
     height = _HEAD + 2 * _MARGIN + (len(blocks) + 1) * (_BOX + _GAP) - _GAP
     svg = ElementTree.Element(
         "svg",

@@ -59,6 +59,19 @@ def test_drawing_has_a_box_for_each_block(capsys, tmp_path):
     assert words[-3:] == ["fc4", "10", "10,250 parameters"]
 
 
+def test_drawing_shows_what_leaves_a_block_and_not_its_last_branch():
+    rows = [
+        LayerRow(path=f"{block}/{branch}", num_macs=1, output_shape=(8, 8, channels))
+        for block in ("Mixed_1", "unit_1")
+        for branch, channels in (("a", 16), ("b", 4))
+    ]
+    ends = {"mixed_1": (8, 8, 20)}
+    shapes = {block.name: block.output_shape for block in find_blocks(rows, ends)}
+    assert shapes == {"Mixed_1": (8, 8, 20), "unit_1": None}
+    shapes = {block.name: block.output_shape for block in find_blocks(rows)}
+    assert shapes == {"Mixed_1": (8, 8, 4), "unit_1": (8, 8, 4)}
+
+
 def test_drawing_folds_many_units_into_their_blocks():
     def rows(count):
         paths = [f"block{n % 3}/unit_{n}/conv/{leaf}" for n in range(count) for leaf in "ab"]
