@@ -118,6 +118,10 @@ class Training(Protocol):
         """Return the mean of the metrics over every example of `reader`, in test mode."""
         ...
 
+    def infer(self, feed: Any) -> Any:
+        """Return what `infer_func` returns for a feed, with the parameters of now."""
+        ...
+
     def save_params(self, param_path: str | PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder."""
         ...

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from penstock import commands
-from penstock.commands._report.curves import choose_ticks
-from penstock.commands._report.findings import Findings, to_picture
-from penstock.commands._report.overview import find_changed, make_command
-from penstock.commands._report.page import Page, add, add_table
+from penstock._report.curves import choose_ticks
+from penstock._report.findings import Findings, to_picture
+from penstock._report.page import Page, add, add_table
 from penstock.commands._run.folder import RunFolder, find_differences
 from penstock.commands._run.record import Record, read_record
+from penstock.commands._run_description import find_changed, make_command
 from penstock.commands._run_folders import read_flags as read_run_flags
 from penstock.commands._run_log import read_log
 from penstock.commands.train import read_flags
