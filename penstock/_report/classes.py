@@ -152,7 +152,7 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
         section,
         "p",
         f"{len(found.mistakes):,} of {num_wrong:,}, those first whose right class was thought "
-        "least likely. The number is the image's place in the split.",
+        "least likely. The number is the image's place in the data.",
         class_="note",
     )
     figures = add(section, "div", class_="pictures")

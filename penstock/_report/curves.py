@@ -42,7 +42,7 @@ class Axes:
         for value in choose_ticks(*self._y):
             _, y = self.place(self._x[0], value)
             add(self.svg, "line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="grid")
-            text = add(self.svg, "text", f"{value:.4g}", x=_LEFT - 6, y=y + 4)
+            text = add(self.svg, "text", _format_number(value), x=_LEFT - 6, y=y + 4)
             text.set("text-anchor", "end")
         for value in choose_ticks(*self._x):
             x, _ = self.place(value, self._y[0])
@@ -152,11 +152,11 @@ def _keep_finite(points: Points) -> tuple[Points, int]:
 
 def _describe_last(train: np.ndarray, test: np.ndarray) -> str:
     parts = [
-        f"{what} {values[-1]:.4g}"
+        f"{what} {_format_value(values[-1])}"
         for what, values in (("training", train), ("test", test))
         if len(values)
     ]
-    return f" – last: {', '.join(parts) if len(test) else f'{train[-1]:.4g}'}"
+    return f" – last: {', '.join(parts) if len(test) else _format_value(train[-1])}"
 
 
 def _thin(points: Points) -> Points:
@@ -198,4 +198,8 @@ def _widen(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 def _format_number(value: float) -> str:
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
+    return f"{value / 1000:g}k" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _format_value(value: float) -> str:
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"

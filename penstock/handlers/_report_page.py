@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
         "began": history.began,
         "last written": now(),
         "devices": placed,
-        "parameters": f"{numbers['all']:,}, {numbers['trainable']:,} trained" if numbers else "",
+        "parameters": _describe_parameters(numbers),
         "versions": versions,
     }
     add_table(section, ("what", "value"), [row for row in rows.items() if row[1]])
@@ -125,6 +125,16 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
     configuration = check_hyperparameters("Report", said.get("configuration"))
     if configuration:
         _add_values(add_details(section, "The trainer's arguments"), configuration)
+
+
+def _describe_parameters(numbers: Mapping[str, int]) -> str:
+    if not numbers:
+        return ""
+    text, num_others = (
+        f"{numbers['trainable']:,} that are trained",
+        numbers["all"] - numbers["trainable"],
+    )
+    return f"{text}, and {num_others:,} others" if num_others else text
 
 
 def _add_values(parent: Any, values: Hyperparameters) -> None:
@@ -163,25 +173,27 @@ def _find_means(history: History, name: str) -> Points:
 
 
 def _add_epochs(page: Page, history: History) -> None:
-    """Add a row for each epoch and test, the last first."""
+    """Add a row for each epoch, with the test at its end, and for each other test."""
     title = "Epochs and tests"
-    names = list(
-        dict.fromkeys(
-            name
-            for values in [*(e.values for e in history.epochs), *(t[1] for t in history.tests)]
-            for name in values
-        )
-    )
-    rows = [(each.num_steps, 0, _describe_epoch(each, names)) for each in history.epochs]
-    for num_steps, values in history.tests:
-        cells = ("test", f"{num_steps:,}", "", "", *_format_values(values, names))
-        rows.append((num_steps, 1, cells))
+    names = _list_names(epoch.values for epoch in history.epochs)
+    tested = _list_names(values for _, values in history.tests)
+    tests = dict(history.tests)
+    rows: list[tuple[int, tuple[str, ...]]] = []
+    for epoch in history.epochs:
+        values = [*_format_values(epoch.values, names)]
+        values += _format_values(tests.pop(epoch.num_steps, {}), tested)
+        wait = "" if epoch.data_wait is None else f"{epoch.data_wait:.0%}"
+        cells = (f"epoch {epoch.number + 1}", f"{epoch.num_steps:,}", *values)
+        rows.append((epoch.num_steps, (*cells, format_secs(epoch.secs), wait)))
+    for num_steps, values in tests.items():
+        shown = [*[""] * len(names), *_format_values(values, tested)]
+        rows.append((num_steps, ("test", f"{num_steps:,}", *shown, "", "")))
     if not rows:
         page.leave_out(title, "No epoch has ended yet, and nothing was tested.")
         return
     section = page.add_section(title)
-    cells = [row for _, _, row in sorted(rows, reverse=True)]
-    head = ("", "steps done", "time", "data wait", *names)
+    cells = [row for _, row in sorted(rows, reverse=True)]
+    head = ("", "steps done", *names, *(f"test {name}" for name in tested), "time", "data wait")
     right = set(range(1, len(head)))
     text = "The last comes first. Of an epoch the metrics are means over its examples."
     add(section, "p", text, class_="note")
@@ -190,10 +202,8 @@ def _add_epochs(page: Page, history: History) -> None:
         add_table(add_details(section, f"All {len(cells):,} rows"), head, cells, right=right)
 
 
-def _describe_epoch(epoch: Any, names: Sequence[str]) -> tuple[str, ...]:
-    wait = "" if epoch.data_wait is None else f"{epoch.data_wait:.0%}"
-    counts = (f"epoch {epoch.number + 1}", f"{epoch.num_steps:,}", format_secs(epoch.secs), wait)
-    return (*counts, *_format_values(epoch.values, names))
+def _list_names(values: Iterable[Values]) -> list[str]:
+    return list(dict.fromkeys(name for each in values for name in each))
 
 
 def _format_values(values: Values, names: Sequence[str]) -> list[str]:

@@ -176,8 +176,8 @@ class Report:
             raise OSError(
                 error.errno,
                 f"Report got an error for {str(self._path)!r} ({error.strerror or error}), "
-                "expected that it can be written. The page of the run is not there, or not up to date. Make "
-                "room, or choose another path.",
+                "expected that it can be written. The page of the run is not there, or not up to "
+                "date. Make room, or choose another path.",
             ) from error
         finally:
             self._trainer = None
