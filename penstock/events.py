@@ -106,7 +106,6 @@ class Training(Protocol):
 
     def stop(self) -> None:
         """End training after the current step's `EndStep`."""
-        ...
 
     def test(
         self,
@@ -124,7 +123,6 @@ class Training(Protocol):
 
     def save_params(self, param_path: str | PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder."""
-        ...
 
     def load_params(self, param_path: str | PathLike[str]) -> dict[str, list[str]]:
         """Read parameters and running statistics from a folder."""
@@ -137,8 +135,7 @@ class BeginTraining:
 
     Attributes:
       epoch: the number of the first epoch; a second call of `train` counts on.
-      num_epochs: how many epochs this call of `train` runs; of a resumed call those still to
-        come.
+      num_epochs: epochs that this call of `train` runs; of a resumed call those still to come.
       global_step: steps done before, over all calls of `train`.
       trainer: the trainer that calls, for handlers that stop it, test with it or save.
     """
@@ -157,8 +154,7 @@ class BeginEpoch:
       epoch: the number of the epoch, from 0.
       global_step: the number the epoch's first step will have.
       num_steps: how many steps it will have, where the reader has a length; else `None`.
-      first_step: the number of the step it begins with: above 0 where a resumed run goes on in
-        the middle of an epoch.
+      first_step: the number of its first step: above 0 where a resumed run goes on in its middle.
     """
 
     epoch: int
