@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import re
-from html.parser import HTMLParser
 
 import jax
 import numpy as np
@@ -17,6 +16,7 @@ from penstock import layers, readers
 from penstock.events import BeginTraining, EndTraining
 from penstock.handlers import Evaluate, Report, report
 from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
+from tests.html_pages import HtmlPage
 from tests.networks import linear_program, linear_reader
 
 NAMES = ("bright", "dark", "striped")
@@ -46,28 +46,6 @@ def image_data(num_images=24):
 
 def image_trainer(**options):
     return ps.Trainer(train_program, optax.sgd(0.5), infer_func=infer_program, **options)
-
-
-class Page(HTMLParser):
-    """The elements of a page, and what is said in them."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.elements, self.texts = [], []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def said(self):
-        return " ".join(" ".join(self.texts).split())
 
 
 @pytest.fixture
@@ -115,7 +93,7 @@ def test_page_has_every_part_and_loads_nothing(path):
     )
     # Eight devices, and several steps in a launch.
     image_trainer(steps_per_call=2).train(reader, [evaluate, handler], num_epochs=5)
-    page = Page(path)
+    page = HtmlPage(path)
     sections = ["what-was-run", "curves", "epochs-and-tests", "classes", "confusion-matrix"]
     sections += ["worst-mistakes", "calibration", "samples-of-each-class", "where-time-went"]
     assert [each["id"] for each in page.all("section")] == [*sections, "parameters-by-layer"]
@@ -160,7 +138,7 @@ def test_part_that_cannot_be_made_says_why(path, options, said):
     if options:
         asked["reader"] = readers.arrays(image_data(6), 6)
     drive(Report(path, **(asked if options else {})))
-    page = Page(path)
+    page = HtmlPage(path)
     assert said in page.said
     assert "Parameters by layer No trainer came with the event BeginTraining." in page.said
     assert "loss" in page.said
@@ -225,7 +203,7 @@ def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn, order):
     drive(other, num_epochs=3, first=12, source=source, **options)
     assert drawn[-1] == drawn[0]
     assert len(drawn[-1]["train loss"]) == 11
-    said = Page(path).said
+    said = HtmlPage(path).said
     assert [f"epoch {number} {8 * number} " in said for number in range(1, 5)] == [True] * 3 + [
         False
     ]
@@ -250,7 +228,7 @@ def test_new_training_begins_a_new_page_and_another_call_goes_on(path, drawn):
     assert [step for step, _ in drawn[-1]["train loss"]] == list(range(1, 10))
     linear_trainer().train(linear_reader(), handler, num_epochs=1)
     assert [step for step, _ in drawn[-1]["train loss"]] == [1, 2, 3]
-    assert Page(path).said.count("epoch 1 ") == 1
+    assert HtmlPage(path).said.count("epoch 1 ") == 1
 
 
 def test_trainer_keeps_the_curves_in_its_checkpoints(path, drawn, tmp_path):
@@ -267,7 +245,7 @@ def test_training_that_is_cut_short_has_a_page_and_keeps_its_error(path, reason)
     asked = []
     handler = Report(path, reader=lambda: asked, infer=asked.append)
     drive(handler, end=EndTraining(reason, error, 8))
-    said = Page(path).said
+    said = HtmlPage(path).said
     expected = {"interrupted": "interrupted: KeyboardInterrupt", "failed": "ValueError: the first"}
     assert f"{expected[reason]} epochs" in said
     assert "and the network was not asked." in said
@@ -279,7 +257,7 @@ def test_page_is_there_while_it_trains_and_says_so(path, clock):
     def on_step(step):
         clock.now += 1
         if path.exists():
-            pages.append(Page(path).said)
+            pages.append(HtmlPage(path).said)
 
     handler = Report(path, every_steps=1, reader=[], infer=lambda batch: batch)
     drive(handler, num_steps=12, on_step=on_step)
@@ -292,13 +270,13 @@ def test_page_is_there_when_the_network_is_asked(path):
     said = []
 
     def reader():
-        said.append(Page(path).said)
+        said.append(HtmlPage(path).said)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         drive(Report(path, reader=reader, infer=lambda batch: batch))
     assert "state complete" in said[0]
-    assert "The network was being asked." in Page(path).said
+    assert "The network was being asked." in HtmlPage(path).said
 
 
 def test_page_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(tmp_path, clock, caplog):
@@ -331,7 +309,7 @@ def test_other_processes_write_nothing(path, monkeypatch):
 def test_several_processes_do_not_ask_the_network(path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     drive(Report(path, reader=[], infer=lambda batch: batch))
-    assert "Several processes trained" in Page(path).said
+    assert "Several processes trained" in HtmlPage(path).said
 
 
 def test_handler_that_never_saw_training_begin_says_nothing_at_its_end(path):
