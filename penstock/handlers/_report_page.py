@@ -35,7 +35,7 @@ class Facts:
     Arguments:
       state: why training ended, or `running`.
       error: what ended it, if something did.
-      num_steps, num_epochs: how many steps are done, and epochs in all, these to come included.
+      num_steps, num_epochs: how many steps are done, and epochs in all, with those to come.
       description: what `trainer.describe()` said; empty without a trainer.
       parameters: the rows of `builder.parameter_table()`.
       hyperparameters: the user's own.

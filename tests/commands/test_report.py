@@ -193,10 +193,11 @@ def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
 def compilations():
     """Return the logger of compilations as a new process has it, and leave it as it was."""
     logger = _compilation.COMPILATIONS
-    before = logger.level, list(logger.handlers)
+    before = logger.level, list(logger.handlers), logger.propagate
     logger.setLevel(logging.NOTSET)
     yield logger
     logger.setLevel(before[0])
+    logger.propagate = before[2]
     logger.handlers[:] = before[1]
 
 
@@ -232,6 +233,7 @@ def test_record_leaves_the_logger_of_compilations_as_it_was(tmp_path, compilatio
     drive(record)
     record(EndTraining("completed"))
     assert (compilations.level, compilations.handlers) == (logging.NOTSET, before)
+    assert compilations.propagate
 
 
 def test_half_a_record_is_none(tmp_path):
