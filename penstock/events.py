@@ -109,7 +109,6 @@ class Training(Protocol):
 
     def stop(self) -> None:
         """End training after the current step's `EndStep`."""
-        ...
 
     def test(
         self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
@@ -117,9 +116,12 @@ class Training(Protocol):
         """Return the mean of the metrics over every example of `reader`, in test mode."""
         ...
 
+    def infer(self, feed: Any) -> Any:
+        """Return what `infer_func` returns for a feed, with the parameters of now."""
+        ...
+
     def save_params(self, param_path: str | PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder."""
-        ...
 
     def load_params(self, param_path: str | PathLike[str]) -> dict[str, list[str]]:
         """Read parameters and running statistics from a folder."""
@@ -132,8 +134,7 @@ class BeginTraining:
 
     Attributes:
       epoch: the number of the first epoch; a second call of `train` counts on.
-      num_epochs: how many epochs this call of `train` runs; of a resumed call those still to
-        come.
+      num_epochs: epochs that this call of `train` runs; of a resumed call those still to come.
       global_step: steps done before, over all calls of `train`.
       trainer: the trainer that calls, for handlers that stop it, test with it or save.
       updates_every: set it to n and every n-th step has `EndStep.updates`; 0 for none. Beside other
@@ -155,8 +156,7 @@ class BeginEpoch:
       epoch: the number of the epoch, from 0.
       global_step: the number the epoch's first step will have.
       num_steps: how many steps it will have, where the reader has a length; else `None`.
-      first_step: the number of the step it begins with: above 0 where a resumed run goes on in
-        the middle of an epoch.
+      first_step: the number of its first step: above 0 where a resumed run goes on in its middle.
     """
 
     epoch: int

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},
     "_metrics": {"_errors", "_program"},
+    "_images": set(),
     "_parameter_names": set(),
     "_parameter_updates": {"_parameter_names"},
     "_parameter_files": {
@@ -45,21 +46,25 @@ ALLOWED: dict[str, set[str]] = {
     },
     "_parameters": {"_errors", "_parameter_names", "_paths", "_whole_files"},
     "_paths": set(),
+    "_report": {"_images", "_smoothing", "_whole_files", "events"},
     "_selection": {"_errors", "_parameter_names"},
     "_short_repr": set(),
+    "_smoothing": set(),
     "_state_bytes": set(),
     "_text_tables": set(),
     "_version": set(),
     "_whole_files": set(),
     "distributed": {"_errors", "_guardian", "_huge_pages", "_interrupts", "_version"},
     "_weight_files": {"_errors"},
-    "readers": {"_checksums", "_errors", "_guardian", "_state_bytes"},
+    "readers": {"_checksums", "_errors", "_guardian", "_images", "_state_bytes"},
     "preprocessing": {"_errors", "_program", "layers"},
     "handlers": {
         "_checksums",
         "_errors",
         "_parameter_updates",
         "_paths",
+        "_report",
+        "_smoothing",
         "_text_tables",
         "_whole_files",
         "events",
@@ -105,7 +110,7 @@ ALLOWED: dict[str, set[str]] = {
         "program_builder",
     },
 }
-ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
+ALLOWED["trainer"] = set(ALLOWED) - {"_report", "handlers", "models", "preprocessing"}
 ALLOWED["fluid"] = {
     "_program",
     "_batches",

@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from penstock import Trainer
+from penstock._report.confusion import count_confusions
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.announce import format_metrics
-from penstock.commands._run.confusion import count_confusions, draw_confusion, print_classes
+from penstock.commands._run.confusion import draw_confusion, print_classes
 from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.folder import RunFolder
 from penstock.commands._run.processes import (

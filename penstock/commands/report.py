@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from penstock import Trainer
 from penstock._errors import UnknownNameError, nearest
 from penstock._paths import expand_path
+from penstock._report import classes, overview
+from penstock._report.curves import Metric, Points, draw_metrics
+from penstock._report.findings import Findings, look
+from penstock._report.page import Page, add
 from penstock.commands._argument_parser import FlagValue, parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import one_line, run_command
 from penstock.commands._flags import choose_flags
-from penstock.commands._report import classes, overview
-from penstock.commands._report.curves import draw_metrics
-from penstock.commands._report.findings import Findings, look
-from penstock.commands._report.page import Page, add
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.folder import RunFolder, find_run_folder
 from penstock.commands._run.record import read_record
 from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run_description import add_command, add_run
 from penstock.commands._run_folders import find_run_path, read_flags
 from penstock.commands._run_log import LogError, RunLog, read_log
 from penstock.readers import DatasetNotFoundError
@@ -41,6 +43,11 @@ replace them."""
 _FROM_TRAIN = choose_flags(
     *("dataset_dir", "train_files", "eval_files", "batch_size"),
     *("num_preprocessing_threads", "skip_damaged", "plugin"),
+)
+_NO_POINTS: Points = (np.zeros(0), np.zeros(0))
+_NO_TIMES = (
+    "Nothing was measured. "
+    "A run of `penstock train` writes it to run.json, from its first epoch on."
 )
 _OF_DATA = "Classes, mistakes, calibration and samples"
 
@@ -150,19 +157,39 @@ def make_page(
         run_flags, _ = read_flags(folder.path)
     answers = _ask(folder, flags, given)
     _add_summary(page, answers, record)
-    overview.add_run(page, run_flags, record)
+    add_run(page, run_flags, record)
     if isinstance(log, RunLog):
-        draw_metrics(page.add_section("Curves"), log)
+        draw_metrics(page.add_section("Curves"), _read_metrics(log))
     else:
         page.leave_out("Curves", one_line(log))
     _add_answers(page, answers)
-    overview.add_times(page, record)
+    overview.add_times(page, record.get("seconds") or {}, _NO_TIMES)
     if isinstance(answers, _Answers):
         overview.add_parameters(page, answers.trainer.builder.parameter_table())
     else:
         page.leave_out("Parameters by layer", answers)
-    overview.add_command(page, run_flags)
+    add_command(page, run_flags)
     return page
+
+
+def _read_metrics(log: RunLog) -> list[Metric]:
+    names = dict.fromkeys(name for row in log.rows for name in row.metrics)
+    return [
+        Metric(
+            name=name,
+            # Means over epochs are drawn where no step was logged.
+            train=_find_points(log, "step", name) or _find_points(log, "epoch", name) or _NO_POINTS,
+            test=_find_points(log, "test", name) or _NO_POINTS,
+        )
+        for name in names
+    ]
+
+
+def _find_points(log: RunLog, kind: str, name: str) -> Points | None:
+    rows = log.find_rows(kind, name)
+    # The number of a step counts from 0; epochs and tests say how many steps were done.
+    x = np.array([row.global_step + (row.kind == "step") for row in rows], float)
+    return (x, np.array([row.metrics[name] for row in rows], float)) if rows else None
 
 
 def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) -> _Answers | str:
@@ -210,13 +237,7 @@ def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any])
     """Add what a reader looks at first."""
     cards: dict[str, str] = {}
     if isinstance(answers, _Answers):
-        found = answers.found
-        cards["accuracy"] = f"{found.accuracy:.2%}"
-        if len(answers.names) > 5:
-            cards["top-5 accuracy"] = f"{found.num_top_5 / max(found.num_images, 1):.2%}"
-        cards["cross entropy"] = f"{found.cross_entropy:.4g}"
-        cards[f"{answers.split} images"] = f"{found.num_images:,}"
-        cards["calibration error"] = f"{found.calibration_error:.1%}"
+        cards |= classes.make_cards(answers.found, f"{answers.split} images")
     if record.get("global_step"):
         cards["steps"] = f"{record['global_step']:,}"
     overview.add_cards(page.main, cards)
@@ -224,10 +245,8 @@ def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any])
         return
     text = f"Of {answers.weights}, asked about the {answers.split} split."
     if answers.found.num_broken:
-        text += (
-            f" {answers.found.num_broken:,} images got probabilities that are not finite: the "
-            "training diverged. A smaller --learning_rate helps most often."
-        )
+        text += f" {classes.describe_broken(answers.found)}"
+        text += " A smaller --learning_rate helps most often."
     add(page.main, "p", text, class_="note")
 
 
@@ -235,9 +254,5 @@ def _add_answers(page: Page, answers: _Answers | str) -> None:
     if not isinstance(answers, _Answers):
         page.leave_out(_OF_DATA, answers)
         return
-    found, names = answers.found, answers.names
-    classes.add_classes(page, found, names)
-    classes.add_confusion(page, found, names)
-    classes.add_mistakes(page, found, names)
-    classes.add_calibration(page, found)
-    classes.add_samples(page, found, names)
+    options = ("--mistakes=24", "--samples=6")
+    classes.add_findings(page, answers.found, answers.names, options)

@@ -15,6 +15,7 @@ from penstock.handlers.plot import Plot as Plot
 from penstock.handlers.profile import Profile as Profile
 from penstock.handlers.progress import Progress as Progress
 from penstock.handlers.reduce_on_plateau import ReduceOnPlateau as ReduceOnPlateau
+from penstock.handlers.report import Report as Report
 from penstock.handlers.stop_at import StopAt as StopAt
 from penstock.handlers.summary import Summary as Summary
 from penstock.handlers.tensorboard import TensorBoard as TensorBoard

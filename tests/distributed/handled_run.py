@@ -41,6 +41,7 @@ def main(folder):
         handlers.TensorBoard(folder / "tensorboard", every_steps=2, names=names),
         handlers.Summary(),
         handlers.Plot(folder / "curves.png", every_steps=2, names=names),
+        handlers.Report(folder / "report.html", every_steps=2, names=names, test=evaluate),
         handlers.Profile(folder / "profile", first_step=2, num_steps=2),
         handlers.ReduceOnPlateau(patience=1, min_delta=10.0, factor=0.5, reader=test, names=names),
         handlers.EarlyStopping(patience=4, min_delta=10.0, reader=test, names=names),

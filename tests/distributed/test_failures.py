@@ -158,3 +158,4 @@ def test_every_stock_handler_does_on_two_processes_what_it_does_on_one(tmp_path,
     assert len(norms[0]) > 5
     assert outputs[1].count("training stops") == outputs[0].count("training stops") == 1
     assert outputs[1].count("non-trainable") == 1
+    assert "in 2 processes" in (tmp_path / "2/report.html").read_text(encoding="utf-8")

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from penstock.handlers.figures import Curve, smooth
+from penstock._smoothing import smooth
+from penstock.handlers.figures import Curve
 
 
 @pytest.mark.parametrize("max_points", [2, 3, 10, 11])

@@ -17,13 +17,14 @@ from penstock.handlers import (
     JSONLog,
     Log,
     ReduceOnPlateau,
+    Report,
     StopAt,
     Summary,
 )
 from tests.handlers.driving import drive, driven_trainer, linear_trainer
 from tests.networks import assert_same_bits, linear_data, linear_program, linear_reader
 
-STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "ReduceOnPlateau")
+STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "ReduceOnPlateau", "Report")
 
 
 def all_handlers(folder, every_steps=4):
@@ -34,6 +35,7 @@ def all_handlers(folder, every_steps=4):
         Log(every_steps, file=io.StringIO()),
         CSVLog(folder / "log.csv", every_steps=every_steps, test=evaluate),
         JSONLog(folder / "log.jsonl", every_steps=every_steps, test=evaluate),
+        Report(folder / "report.html", every_steps=every_steps, test=evaluate),
         evaluate,
         EarlyStopping(patience=99, test=evaluate),
         ReduceOnPlateau(patience=99, test=evaluate),
@@ -79,6 +81,7 @@ def test_all_together_follow_several_objectives_and_several_steps_a_launch(tmp_p
         Log(2, file=file),
         CSVLog(tmp_path / "log.csv", every_steps=2),
         JSONLog(tmp_path / "log.jsonl", every_steps=2),
+        Report(tmp_path / "report.html", every_steps=2, test=evaluate),
         EarlyStopping("one", test=evaluate),
         ReduceOnPlateau("two"),
     ]
@@ -98,6 +101,7 @@ def test_all_together_leave_the_error_that_ends_training_and_write_what_was_befo
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert sum(row.startswith("step,0,0,0,") for row in rows) == 1
     assert any(row.endswith(",nan") for row in rows)
+    assert "failed: NonFiniteError" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @NAMES

@@ -1,12 +1,13 @@
-"""The confusion matrix of a classifier: a table of classes, and a picture."""
+"""The confusion matrix of a classifier, printed and as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from penstock._report.confusion import CLASS_HEAD, describe_classes
 from penstock.commands._tables import print_table
 
 # The names of more classes would cover each other.
@@ -15,63 +16,9 @@ _MAX_NAMED = 40
 _MAX_NUMBERS = 20
 
 
-def count_confusions(
-    pairs: Iterable[tuple[np.ndarray, np.ndarray]], num_classes: int
-) -> np.ndarray:
-    """Return how often each class was predicted for each label, `[labels, predictions]`.
-
-    Arguments:
-      pairs: labels and predictions, `[B]` each.
-
-    >>> count_confusions([(np.array([0, 1, 1]), np.array([0, 1, 0]))], 2).tolist()
-    [[1, 0], [1, 1]]
-    """
-    matrix = np.zeros((num_classes, num_classes), np.int64)
-    for labels, predictions in pairs:
-        # Not `+=`, which counts a pair that is twice in a batch once.
-        np.add.at(matrix, (labels.reshape(-1), predictions.reshape(-1)), 1)
-    return matrix
-
-
-CLASS_HEAD = ("class", "images", "recall", "precision", "most often taken for")
-"""The columns of `describe_classes`."""
-
-
-def describe_classes(
-    matrix: np.ndarray, names: Sequence[str]
-) -> list[tuple[float | None, tuple[str, ...]]]:
-    """Return the recall and a row of the table, for each class that occurs.
-
-    The recall of a class without images is None.
-    """
-    rows: list[tuple[float | None, tuple[str, ...]]] = []
-    for number, name in enumerate(names):
-        count, taken = int(matrix[number].sum()), int(matrix[:, number].sum())
-        if not count and not taken:
-            continue
-        hits = int(matrix[number, number])
-        others = matrix[number].copy()
-        others[number] = 0
-        worst = int(others.argmax())
-        mistake = f"{names[worst]} ({others[worst]:,})" if others[worst] else ""
-        shares = format_share(hits, count), format_share(hits, taken)
-        recall = hits / count if count else None
-        rows.append((recall, (name, f"{count:,}", *shares, mistake)))
-    return rows
-
-
 def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
     """Print images, recall, precision and the usual mistake of each class that occurs."""
     print_table(CLASS_HEAD, [row for _, row in describe_classes(matrix, names)], right={1, 2, 3})
-
-
-def format_share(part: int, whole: int) -> str:
-    """Return a share in percent, `-` of nothing.
-
-    >>> format_share(1, 8), format_share(0, 0)
-    ('12.5%', '-')
-    """
-    return f"{part / whole:.1%}" if whole else "-"
 
 
 def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None:

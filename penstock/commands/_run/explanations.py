@@ -61,7 +61,7 @@ def write_explanation(path: Path, image: np.ndarray, heat: np.ndarray) -> None:
     Raises:
       OSError: it cannot be written.
     """
-    from penstock.readers.records.image_bytes import encode_png
+    from penstock._images import encode_png
 
     with replacing(path) as temporary:
         temporary.write_bytes(encode_png(draw_explanation(image, heat)))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock._images import encode_png
 from penstock.readers._archives import CIFAR10_LIMITS, read_by_name, read_cifar_records
 from penstock.readers.convert.download import RemoteFile, fetch
 from penstock.readers.convert.file_set import needs_making
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import LABELS_FILENAME, image_example, write_splits
-from penstock.readers.records.image_bytes import encode_png
 
 CIFAR10 = RemoteFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",

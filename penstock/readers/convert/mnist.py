@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from penstock._images import encode_png
 from penstock.readers._archives import read_mnist
 from penstock.readers.convert.download import RemoteFile, fetch
 from penstock.readers.convert.file_set import needs_making
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import LABELS_FILENAME, image_example, write_splits
-from penstock.readers.records.image_bytes import encode_png
 
 _BASE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
 _SHA256 = {

@@ -4,6 +4,7 @@
 (feature specs, blobs, codecs, preprocessors), what they raise, and the writers.
 """
 
+from penstock._images import encode_png as encode_png
 from penstock.readers._read_options import ReadOptions as ReadOptions
 from penstock.readers.records.blobs import BlobConf as BlobConf
 from penstock.readers.records.blobs import BytesListCodec as BytesListCodec
@@ -27,7 +28,6 @@ from penstock.readers.records.files import RecordFormat as RecordFormat
 from penstock.readers.records.framing import OFRECORD as OFRECORD
 from penstock.readers.records.framing import TFRECORD as TFRECORD
 from penstock.readers.records.image_bytes import decode_image as decode_image
-from penstock.readers.records.image_bytes import encode_png as encode_png
 from penstock.readers.records.preprocessors import (
     ImageCenterCropPreprocessor as ImageCenterCropPreprocessor,
 )

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._errors import message, nearest
+from penstock._images import Interpolation
 from penstock.readers._batching import pad
 from penstock.readers.records.errors import FeatureError
-from penstock.readers.records.image_bytes import Interpolation, decode_image, resize_image
+from penstock.readers.records.image_bytes import decode_image, resize_image
 from penstock.readers.records.messages import Example, SequenceExample, parse_sequence
 from penstock.readers.records.values import (
     FeatureMap,

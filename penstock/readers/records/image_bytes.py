@@ -1,4 +1,4 @@
-"""Encoded images: JPEG and PNG bytes to arrays and back, with a bound on what they may claim."""
+"""Encoded images: JPEG and PNG bytes to arrays, with a bound on what they may claim."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import os
 import stat
 import struct
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from penstock._images import Interpolation, resize
 from penstock.readers.records.errors import ImageError
 
-Interpolation = Literal["bilinear", "area"]
 # 8192 x 8192. A kilobyte of PNG may claim 10^18 pixels, which opencv would allocate.
 _MAX_PIXELS = 1 << 26
 # Noise of as many pixels takes 200 MB without compression.
@@ -158,24 +157,7 @@ def resize_image(
             "The declared shape has another size and no resize is declared",
             "Pass resize='bilinear'",
         )
-    import cv2
-
-    interpolation = cv2.INTER_LINEAR if how == "bilinear" else cv2.INTER_AREA
-    resized = cv2.resize(image, (width, height), interpolation=interpolation)
-    # opencv drops an axis of size 1.
-    return resized.reshape(height, width, image.shape[2])
-
-
-def encode_png(image: np.ndarray) -> bytes:
-    """Encode `[H, W, 3]` RGB or `[H, W, 1]` gray uint8 as PNG.
-
-    >>> encode_png(np.zeros((2, 2, 1), np.uint8))[1:4]
-    b'PNG'
-    """
-    import cv2
-
-    bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR) if image.shape[-1] == 3 else image
-    return cv2.imencode(".png", bgr)[1].tobytes()
+    return resize(image, height, width, how)
 
 
 def _build_image_error(name: str, got: str, expected: str) -> ImageError:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from penstock.commands._run.confusion import count_confusions
-from penstock.commands._run.samples import Batch
+from penstock._report.confusion import count_confusions
 
 _NUM_BINS = 10
 _NUM_CLASSES_SHOWN = 40
@@ -142,7 +141,9 @@ class Findings:
 
 
 def look(
-    reader: Iterable[Batch], infer: Callable[[Mapping[str, np.ndarray]], object], into: Findings
+    reader: Iterable[Mapping[str, np.ndarray]],
+    infer: Callable[[Mapping[str, np.ndarray]], object],
+    into: Findings,
 ) -> None:
     """Count what a network says of the batches of a pass.
 

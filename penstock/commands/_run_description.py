@@ -1,26 +1,19 @@
-"""The sections about the run itself: what was run, where time went, parameters, the command."""
+"""The sections about a run of `penstock train`: what was run, and the command that repeats it."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
+from penstock._report.page import Page, add, add_details, add_table
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags.config_file import flatten, to_json
 from penstock.commands._flags.train import fastnn_defaults
-from penstock.commands._report.page import Element, Page, add, add_details, add_table
 
 # Flags that say where a run lies, not what it is.
 _PLACES = ("config", "overwrite", "checkpointDir", "output_dir")
-_MAX_ROWS = 40
-_PARTS = {
-    "steps": "training steps",
-    "data_wait": "waiting for data in them",
-    "compile": "compiling",
-    "between": "between epochs: tests, saving, logs",
-}
 _STATES = {
     "completed": "complete",
     "stopped": "stopped by a handler, such as at the last step that was asked for",
@@ -28,25 +21,6 @@ _STATES = {
     "failed": "failed; what it wrote until then is here",
     "running": "at work when this report was made, or killed",
 }
-
-
-class ParameterRow(Protocol):
-    """A row of `ProgramBuilder.parameter_table`."""
-
-    @property
-    def name(self) -> str:
-        """Its name, parts between slashes."""
-        ...
-
-    @property
-    def collection(self) -> str:
-        """`params`, or the name of statistics."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        ...
 
 
 def find_changed(flags: Mapping[str, object]) -> dict[str, object]:
@@ -77,15 +51,6 @@ def make_command(flags: Mapping[str, object]) -> str:
 
 def _as_word(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def add_cards(parent: Element, cards: Mapping[str, str]) -> None:
-    """Add figures that a reader looks at first, each with its name below it."""
-    grid = add(parent, "div", class_="cards")
-    for name, value in cards.items():
-        card = add(grid, "div", class_="card")
-        add(card, "b", value)
-        add(card, "span", name)
 
 
 def add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) -> None:
@@ -145,74 +110,6 @@ def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> lis
         ("machine", str(record.get("platform", ""))),
         ("versions", versions),
     ]
-
-
-def add_times(page: Page, record: Mapping[str, Any]) -> None:
-    """Add where the time went: steps, waiting for data, compiling, between epochs."""
-    title = "Where time went"
-    secs = record.get("seconds") or {}
-    total = sum(secs.get(name, 0.0) for name in _PARTS)
-    if not total:
-        why = (
-            "Nothing was measured. A run of `penstock train` writes it to run.json, from its first "
-        )
-        page.leave_out(title, f"{why}epoch on.")
-        return
-    section = page.add_section(title)
-    add(section, "p", f"{format_secs(total)} of training, in all.")
-    bar = add(section, "div", class_="stack")
-    rows: list[tuple[str, ...]] = []
-    for number, (name, meaning) in enumerate(_PARTS.items()):
-        share = secs.get(name, 0.0) / total
-        add(bar, "i", class_=f"t{number}", style=f"width: {100 * share:.2f}%", title=meaning)
-        rows.append((meaning, format_secs(secs.get(name, 0.0)), f"{share:.1%}"))
-    table = add_table(section, ("part", "time", "share"), rows, right={1, 2})
-    for number, line in enumerate(table.findall("tbody/tr")):
-        cell = line[0]
-        swatch = add(cell, "span", class_=f"swatch t{number}")
-        swatch.tail, cell.text = cell.text, None
-    add(
-        section,
-        "p",
-        "Waiting for data is sampled, and 0 where epochs are too short for it.",
-        class_="note",
-    )
-
-
-def format_secs(secs: float) -> str:
-    """Return seconds as a person reads them.
-
-    >>> format_secs(0.5), format_secs(75), format_secs(7322)
-    ('0.5 s', '1 min 15 s', '2 h 2 min')
-    """
-    if secs < 60:
-        return f"{secs:.1f} s"
-    minutes, seconds = divmod(round(secs), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
-
-
-def add_parameters(page: Page, table: Sequence[ParameterRow]) -> None:
-    """Add the parameters by layer, in the order of the network."""
-    section = page.add_section("Parameters by layer")
-    layers: dict[str, list[int]] = {}
-    for row in table:
-        layer = row.name.rpartition("/")[0] or row.name
-        counts = layers.setdefault(layer, [0, 0])
-        counts[row.collection != "params"] += row.size
-    total = sum(counts[0] for counts in layers.values())
-    statistics = sum(counts[1] for counts in layers.values())
-    also = f", and {statistics:,} running statistics" if statistics else ""
-    add(section, "p", f"{total:,} parameters in {len(layers):,} layers{also}.")
-    rows = [
-        (name, f"{counts[0]:,}", f"{counts[0] / max(total, 1):.1%}")
-        for name, counts in layers.items()
-    ]
-    shares = [counts[0] / max(total, 1) for counts in layers.values()]
-    parent = section
-    if len(rows) > _MAX_ROWS:
-        parent = add_details(section, f"All {len(rows):,} layers")
-    add_table(parent, ("layer", "parameters", "share"), rows, right={1, 2}, bars=(2, shares))
 
 
 def add_command(page: Page, flags: Mapping[str, object]) -> None:

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from penstock._images import encode_png, resize
+from penstock._report.style import STYLE
 from penstock._whole_files import replacing
-from penstock.commands._report.style import STYLE
 
 Element = ElementTree.Element
 # The browser itself refuses scripts and addresses, should a text ever become markup.
@@ -126,13 +127,11 @@ def add_details(parent: Element, summary: str) -> Element:
 
 def add_picture(parent: Element, image: np.ndarray, *, alt: str, max_pixels: int) -> Element:
     """Add an image `[H, W, 1 or 3]` uint8 as PNG, made no larger than `max_pixels` a side."""
-    from penstock.readers.records.image_bytes import encode_png, resize_image
-
     height, width = image.shape[:2]
     scale = max_pixels / max(height, width)
     if scale < 1:
         size = max(round(height * scale), 1), max(round(width * scale), 1)
-        image = resize_image(image, *size, "area")
+        image = resize(image, *size, "area")
     data = base64.b64encode(encode_png(np.ascontiguousarray(image))).decode()
     is_small = max(height, width) < _SMALL_PIXELS
     classes = "picture small" if is_small else "picture"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.commands._report.page import Element, add
-from penstock.commands._run_log import RunLog
-from penstock.handlers.figures import smooth
+from penstock._report.page import Element, add
+from penstock._smoothing import smooth
 
 _WIDTH, _HEIGHT = 420, 244
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 408, 10, 206
@@ -42,7 +42,7 @@ class Axes:
         for value in choose_ticks(*self._y):
             _, y = self.place(self._x[0], value)
             add(self.svg, "line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="grid")
-            text = add(self.svg, "text", f"{value:.4g}", x=_LEFT - 6, y=y + 4)
+            text = add(self.svg, "text", _format_number(value), x=_LEFT - 6, y=y + 4)
             text.set("text-anchor", "end")
         for value in choose_ticks(*self._x):
             x, _ = self.place(value, self._y[0])
@@ -81,15 +81,27 @@ def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [float(f"{number * step:.10g}") for number in range(first, last + 1)]
 
 
-def draw_metrics(parent: Element, log: RunLog) -> None:
-    """Draw a diagram for each metric of a log, the learning rate last."""
-    names = list(dict.fromkeys(name for row in log.rows for name in row.metrics))
-    names.sort(key=lambda name: name.startswith("learning_rate"))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metric:
+    """The values of a metric, by how many steps were done: of training and of tests, `[N]` each."""
+
+    name: str
+    train: Points
+    test: Points
+
+
+def draw_metrics(parent: Element, metrics: Sequence[Metric], num_left_out: int = 0) -> None:
+    """Draw a diagram for each metric, the learning rate last.
+
+    Arguments:
+      num_left_out: how many values are not among the points, as they are not finite.
+    """
+    metrics = sorted(metrics, key=lambda metric: metric.name.startswith("learning_rate"))
     key = add(parent, "p", class_="note")
     add(key, "span", "training", class_="train-key").tail = " (faint: as it came), "
     add(key, "span", "test", class_="test-key").tail = " (dots), by steps done."
     figures = add(parent, "div", class_="figures")
-    num_left_out = sum(_draw_metric(figures, log, name) for name in names)
+    num_left_out += sum(_draw_metric(figures, metric) for metric in metrics)
     if num_left_out:
         add(
             parent,
@@ -99,11 +111,11 @@ def draw_metrics(parent: Element, log: RunLog) -> None:
         )
 
 
-def _draw_metric(parent: Element, log: RunLog, name: str) -> int:
+def _draw_metric(parent: Element, metric: Metric) -> int:
     """Draw one metric; return how many of its values are not finite."""
-    is_by_step = bool(log.find_rows("step", name))
-    train, num_bad = _find_points(log, "step" if is_by_step else "epoch", name)
-    test, num_bad_tests = _find_points(log, "test", name)
+    name = metric.name
+    train, num_bad = _keep_finite(metric.train)
+    test, num_bad_tests = _keep_finite(metric.test)
     if not len(train[0]) and not len(test[0]):
         return num_bad + num_bad_tests
     is_smoothed = len(train[0]) >= _MIN_SMOOTHED_POINTS and not name.startswith("learning_rate")
@@ -133,22 +145,18 @@ def _draw_metric(parent: Element, log: RunLog, name: str) -> int:
     return num_bad + num_bad_tests
 
 
-def _find_points(log: RunLog, kind: str, name: str) -> tuple[Points, int]:
-    rows = log.find_rows(kind, name)
-    # The number of a step counts from 0; epochs and tests say how many steps were done.
-    x = np.array([row.global_step + (row.kind == "step") for row in rows], float)
-    y = np.array([row.metrics[name] for row in rows], float)
-    is_finite = np.isfinite(y)
-    return (x[is_finite], y[is_finite]), int((~is_finite).sum())
+def _keep_finite(points: Points) -> tuple[Points, int]:
+    is_finite = np.isfinite(points[1])
+    return (points[0][is_finite], points[1][is_finite]), int((~is_finite).sum())
 
 
 def _describe_last(train: np.ndarray, test: np.ndarray) -> str:
     parts = [
-        f"{what} {values[-1]:.4g}"
+        f"{what} {_format_value(values[-1])}"
         for what, values in (("training", train), ("test", test))
         if len(values)
     ]
-    return f" – last: {', '.join(parts) if len(test) else f'{train[-1]:.4g}'}"
+    return f" – last: {', '.join(parts) if len(test) else _format_value(train[-1])}"
 
 
 def _thin(points: Points) -> Points:
@@ -190,4 +198,8 @@ def _widen(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 def _format_number(value: float) -> str:
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
+    return f"{value / 1000:g}k" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _format_value(value: float) -> str:
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.commands._report.curves import draw_calibration
-from penstock.commands._report.findings import Example, Findings
-from penstock.commands._report.page import (
+from penstock._report.confusion import CLASS_HEAD, describe_classes, format_share
+from penstock._report.curves import draw_calibration
+from penstock._report.findings import Example, Findings
+from penstock._report.page import (
     Element,
     Page,
     add,
@@ -16,13 +17,49 @@ from penstock.commands._report.page import (
     add_picture,
     add_table,
 )
-from penstock.commands._run.confusion import CLASS_HEAD, describe_classes, format_share
 
 # Of more classes the cells of a table are too many to read, and a picture shows them.
 _MAX_CELLS = 30
 _MAX_PAIRS = 20
 _MAX_ROWS = 50
 _NO_PICTURE = "Its images are neither gray nor RGB, so they are not shown."
+
+
+def make_cards(found: Findings, images: str) -> dict[str, str]:
+    """Return what is looked at first, by name.
+
+    Arguments:
+      images: the name of their number.
+    """
+    cards = {"accuracy": f"{found.accuracy:.2%}"}
+    if len(found.matrix) > 5:
+        cards["top-5 accuracy"] = f"{found.num_top_5 / max(found.num_images, 1):.2%}"
+    cards["cross entropy"] = f"{found.cross_entropy:.4g}"
+    cards[images] = f"{found.num_images:,}"
+    cards["calibration error"] = f"{found.calibration_error:.1%}"
+    return cards
+
+
+def describe_broken(found: Findings) -> str:
+    """Return a sentence about the images that got no probabilities."""
+    return (
+        f"{found.num_broken:,} images got probabilities that are not finite: the training diverged."
+    )
+
+
+def add_findings(
+    page: Page, found: Findings, names: Sequence[str], options: tuple[str, str]
+) -> None:
+    """Add all sections about classes.
+
+    Arguments:
+      options: what asks for more mistakes, and for more samples, such as `--mistakes=24`.
+    """
+    add_classes(page, found, names)
+    add_confusion(page, found, names)
+    add_mistakes(page, found, names, options[0])
+    add_calibration(page, found)
+    add_samples(page, found, names, options[1])
 
 
 def add_classes(page: Page, found: Findings, names: Sequence[str]) -> None:
@@ -93,15 +130,19 @@ def _add_matrix(
                 cell.set("class", "hit")
 
 
-def add_mistakes(page: Page, found: Findings, names: Sequence[str]) -> None:
-    """Add the worst mistakes as pictures, with what was said and what is right."""
+def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str) -> None:
+    """Add the worst mistakes as pictures, with what was said and what is right.
+
+    Arguments:
+      option: what asks for more of them, such as `--mistakes=24`.
+    """
     title = "Worst mistakes"
     num_wrong = found.num_images - int(np.trace(found.matrix))
     if not num_wrong:
         page.leave_out(title, f"There are none: all {found.num_images:,} images are right.")
         return
     if not found.mistakes:
-        page.leave_out(title, "None were asked for. --mistakes=24 shows them.")
+        page.leave_out(title, f"None were asked for. {option} shows them.")
         return
     if all(each.image is None for each in found.mistakes):
         page.leave_out(title, _NO_PICTURE)
@@ -111,7 +152,7 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str]) -> None:
         section,
         "p",
         f"{len(found.mistakes):,} of {num_wrong:,}, those first whose right class was thought "
-        "least likely. The number is the image's place in the split.",
+        "least likely. The number is the image's place in the data.",
         class_="note",
     )
     figures = add(section, "div", class_="pictures")
@@ -171,12 +212,16 @@ def add_calibration(page: Page, found: Findings) -> None:
     add_table(add(figures, "div"), ("probability", "images", "right"), rows, right={1, 2})
 
 
-def add_samples(page: Page, found: Findings, names: Sequence[str]) -> None:
-    """Add the first images of each class; those that the network is wrong about are framed."""
+def add_samples(page: Page, found: Findings, names: Sequence[str], option: str) -> None:
+    """Add the first images of each class; those that the network is wrong about are framed.
+
+    Arguments:
+      option: what asks for more of them, such as `--samples=6`.
+    """
     title = "Samples of each class"
     examples = [each for kept in found.samples.values() for each in kept]
     if not examples:
-        page.leave_out(title, "None were asked for. --samples=6 shows them.")
+        page.leave_out(title, f"None were asked for. {option} shows them.")
         return
     if all(each.image is None for each in examples):
         page.leave_out(title, _NO_PICTURE)

@@ -1,1 +1,0 @@
-"""What `penstock report` makes its page of."""

@@ -1,0 +1,357 @@
+"""Report: what its page shows, what it says of what is missing, and that nothing waits for it."""
+
+import errno
+import io
+import json
+import logging
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers, readers
+from penstock.events import BeginTraining, EndTraining
+from penstock.handlers import Evaluate, Report, report
+from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
+from tests.html_pages import HtmlPage
+from tests.networks import linear_program, linear_reader
+
+NAMES = ("bright", "dark", "striped")
+
+
+def infer_program():
+    return layers.fc(layers.data("image", shape=[4, 4, 1]), size=3, act="softmax")
+
+
+def train_program():
+    label = layers.data("label", shape=[1], dtype="int32")
+    prediction = infer_program()
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return {"loss": loss, "accuracy": layers.accuracy(prediction, label)}
+
+
+def image_data(num_images=24):
+    """Return bright, dark and striped images, of which one that is dark is called bright."""
+    random = np.random.default_rng(0)
+    labels = np.arange(num_images, dtype=np.int32)[:, None] % 3
+    images = 0.1 * random.random((num_images, 4, 4, 1), np.float32)
+    images[labels[:, 0] == 0] += 0.8
+    images[labels[:, 0] == 2, ::2] += 0.8
+    labels[1] = 0
+    return {"image": images, "label": labels}
+
+
+def image_trainer(**options):
+    return ps.Trainer(train_program, optax.sgd(0.5), infer_func=infer_program, **options)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "digits" / "report.html"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(report, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return the points of the curves of each page that is made, by name."""
+    from penstock.handlers import _report_page
+
+    pages = []
+
+    def draw_metrics(parent, metrics, num_left_out):
+        points = {}
+        for each in metrics:
+            for part in ("train", "test"):
+                x, y = getattr(each, part)
+                if len(x) and each.name != "examples_per_sec":
+                    points[f"{part} {each.name}"] = list(zip(x, y, strict=True))
+        pages.append(points)
+
+    monkeypatch.setattr(_report_page, "draw_metrics", draw_metrics)
+    return pages
+
+
+def test_page_has_every_part_and_loads_nothing(path):
+    reader = readers.arrays(image_data(), 6)
+    evaluate = Evaluate(reader, file=io.StringIO())
+    handler = Report(
+        path,
+        every_steps=1,
+        test=evaluate,
+        reader=reader,
+        classes=NAMES,
+        hyperparameters={"rate": 0.5, "net": {"depth": "<i>1</i>"}},
+    )
+    # Eight devices, and several steps in a launch.
+    image_trainer(steps_per_call=2).train(reader, [evaluate, handler], num_epochs=5)
+    page = HtmlPage(path)
+    sections = ["what-was-run", "curves", "epochs-and-tests", "classes", "confusion-matrix"]
+    sections += ["worst-mistakes", "calibration", "samples-of-each-class", "where-time-went"]
+    assert [each["id"] for each in page.all("section")] == [*sections, "parameters-by-layer"]
+    assert not page.all("script") + page.all("link") + page.all("iframe")
+    assert all(each["src"].startswith("data:image/png;base64,") for each in page.all("img"))
+    assert all(each["href"].startswith("#") for each in page.all("a"))
+    assert "Report of digits" in page.said
+    assert f"8 x cpu: {jax.devices()[0].device_kind}" in page.said
+    assert "state complete epochs 5 of 5 steps 20" in page.said
+    assert "net/depth <i>1</i>" in page.said
+    assert "steps_per_call 2" in page.said
+    assert "fc_0 51" in page.said
+    labels = [each["aria-label"] for each in page.all("svg")]
+    drawn_names = [label.split(" by step")[0] for label in labels]
+    assert drawn_names[:2] == ["loss", "accuracy"]
+    assert "share that is right by probability" in labels
+    assert page.all("img")[0]["alt"] == "bright, taken for dark"
+    assert re.search(r"said dark, \d+% is bright, [\d.]+% #1 ", page.said)
+    row = rf"epoch 5 20 [\d.]+ [\d.]+ {evaluate.last['loss']:.4g} {evaluate.last['accuracy']:.4g} "
+    assert re.search(row, page.said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "No images were given to ask about. Report(reader=test_reader) asks about them."),
+        (
+            {"label": "lable"},
+            "ValueError: the reader yielded a batch of 'image', 'label', expected",
+        ),
+        ({"classes": ("a", "b")}, "ValueError: Report got 2 classes, expected 3."),
+        ({"infer": lambda batch: {"a": 1}}, "ValueError: the network answered with a dict"),
+        ({"infer": lambda batch: 1 / 0}, "ZeroDivisionError: division by zero"),
+        ({"infer": lambda batch: np.zeros(6)}, "the network answered with the shape [6], expected"),
+        ({"image": None, "num_samples": 0}, "Its images are neither gray nor RGB"),
+        ({"num_samples": 0}, "None were asked for. Report(num_samples=6) shows them."),
+    ],
+    ids=["reader", "label", "classes", "dict", "fails", "shape", "image", "none"],
+)
+def test_part_that_cannot_be_made_says_why(path, options, said):
+    asked = {"infer": lambda batch: np.eye(3)[(batch["label"][:, 0] + 1) % 3]} | options
+    if options:
+        asked["reader"] = readers.arrays(image_data(6), 6)
+    drive(Report(path, **(asked if options else {})))
+    page = HtmlPage(path)
+    assert said in page.said
+    assert "Parameters by layer No trainer came with the event BeginTraining." in page.said
+    assert "loss" in page.said
+
+
+def test_steps_off_the_interval_are_not_read_and_others_late(path, drawn):
+    source = Source(lambda step: (1.0 / (1 + step), float(step)))
+    names = ("cost", "accuracy")
+    handler = Report(path, every_steps=4, names=names, test=lambda: (0.5, 9.0))
+    drive(handler, num_steps=10, source=source)
+    assert source.steps == [3, 7]
+    assert all(source.late)
+    assert drawn[-1]["train cost"] == [(4, 1 / 4), (8, 1 / 8)]
+    assert drawn[-1]["train accuracy"] == [(4, 3.0), (8, 7.0)]
+    assert drawn[-1]["test cost"] == [(10, 0.5)]
+
+
+def test_without_steps_the_means_of_epochs_are_drawn(path, drawn):
+    source = drive(Report(path, every_steps=0), num_epochs=2, num_steps=4)
+    assert source.steps == []
+    assert drawn[-1] == {"train loss": [(4, 0.5), (8, 0.5)]}
+
+
+def test_several_objectives_have_curves_of_their_own(path, drawn):
+    @layers.scope("other")
+    def other_program():
+        return linear_program()
+
+    objectives = {
+        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
+        "two": ps.Objective(other_program, optax.sgd(0.1), updates="other"),
+    }
+    trainer = ps.Trainer(objectives, place="cpu", steps_per_call=2)
+    trainer.train(linear_reader(), Report(path, every_steps=1), num_epochs=2)
+    assert {"train one", "train two"} <= set(drawn[-1])
+    assert len(drawn[-1]["train one"]) == 6
+
+
+@ORDERS
+def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn, order):
+    source = Source(lambda step: float(step) if step != 5 else float("nan"))
+
+    def make():
+        return Report(path, every_steps=2, test=lambda: 7.0)
+
+    whole = make()
+    drive(whole, num_epochs=3, source=source)
+    states = []
+    killed = make()
+
+    def on_step(step):
+        if step == 12:
+            states.append(json.loads(json.dumps(killed.get_state(), allow_nan=False)))
+        if step == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(killed, num_epochs=3, source=source, on_step=on_step)
+    killed(EndTraining("interrupted", KeyboardInterrupt(), 15))
+    other = make()
+    options = resumed(other, states[0], order)
+    drive(other, num_epochs=3, first=12, source=source, **options)
+    assert drawn[-1] == drawn[0]
+    assert len(drawn[-1]["train loss"]) == 11
+    said = HtmlPage(path).said
+    assert [f"epoch {number} {8 * number} " in said for number in range(1, 5)] == [True] * 3 + [
+        False
+    ]
+    assert other.get_state()["secs"]["steps"] > states[0]["secs"]["steps"] > 0
+    assert other.get_state()["num_left_out"] == whole.get_state()["num_left_out"] == 1
+
+
+def test_state_goes_through_json_and_back(path):
+    first, second = Report(path, test=lambda: float("nan")), Report(path)
+    drive(first, num_epochs=2)
+    state = json.loads(json.dumps(first.get_state(), allow_nan=False))
+    assert state == first.get_state()
+    second.set_state(state)
+    assert second.get_state() == state
+
+
+def test_new_training_begins_a_new_page_and_another_call_goes_on(path, drawn):
+    handler = Report(path, every_steps=1)
+    trainer = linear_trainer()
+    for num_epochs in (2, 1):
+        trainer.train(linear_reader(), handler, num_epochs=num_epochs)
+    assert [step for step, _ in drawn[-1]["train loss"]] == list(range(1, 10))
+    linear_trainer().train(linear_reader(), handler, num_epochs=1)
+    assert [step for step, _ in drawn[-1]["train loss"]] == [1, 2, 3]
+    assert HtmlPage(path).said.count("epoch 1 ") == 1
+
+
+def test_trainer_keeps_the_curves_in_its_checkpoints(path, drawn, tmp_path):
+    for num_epochs in (2, 2):
+        trainer = linear_trainer(checkpoint=tmp_path / "checkpoints")
+        trainer.train(linear_reader(), Report(path, every_steps=1), num_epochs)
+    assert drawn[-1] == drawn[0]
+    assert len(drawn[-1]["train loss"]) == 6
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "failed"])
+def test_training_that_is_cut_short_has_a_page_and_keeps_its_error(path, reason):
+    error = KeyboardInterrupt() if reason == "interrupted" else ValueError("the first\nmore")
+    asked = []
+    handler = Report(path, reader=lambda: asked, infer=asked.append)
+    drive(handler, end=EndTraining(reason, error, 8))
+    said = HtmlPage(path).said
+    expected = {"interrupted": "interrupted: KeyboardInterrupt", "failed": "ValueError: the first"}
+    assert f"{expected[reason]} epochs" in said
+    assert "and the network was not asked." in said
+
+
+def test_page_is_there_while_it_trains_and_says_so(path, clock):
+    pages = []
+
+    def on_step(step):
+        clock.now += 1
+        if path.exists():
+            pages.append(HtmlPage(path).said)
+
+    handler = Report(path, every_steps=1, reader=[], infer=lambda batch: batch)
+    drive(handler, num_steps=12, on_step=on_step)
+    assert "state at work when this page was written, or killed" in pages[0]
+    assert "The network is asked when training ends." in pages[0]
+    assert len(set(pages)) == 2  # after 5 and 10 seconds
+
+
+def test_page_is_there_when_the_network_is_asked(path):
+    said = []
+
+    def reader():
+        said.append(HtmlPage(path).said)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(Report(path, reader=reader, infer=lambda batch: batch))
+    assert "state complete" in said[0]
+    assert "The network was being asked." in HtmlPage(path).said
+
+
+def test_page_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(tmp_path, clock, caplog):
+    (tmp_path / "file").write_text("")
+
+    def on_step(step):
+        clock.now += 10
+
+    handler = Report(tmp_path / "file" / "a.html", every_steps=1)
+    text = "Report got an error for .*a.html.*, expected that it can be written. The page of the"
+    with pytest.raises(OSError, match=text) as caught:
+        drive(handler, num_steps=5, on_step=on_step)
+    assert caught.value.errno in (errno.ENOTDIR, errno.EEXIST)
+    assert len([r for r in caplog.records if "training goes on" in r.getMessage()]) == 1
+
+
+def test_error_that_ended_training_is_not_replaced(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    handler = Report(tmp_path / "file" / "a.html", every_steps=1)
+    drive(handler, end=EndTraining("failed", ValueError("the first"), 8))
+    assert "Report could not write" in caplog.text
+
+
+def test_other_processes_write_nothing(path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    drive(Report(path))
+    assert not path.parent.exists()
+
+
+def test_several_processes_do_not_ask_the_network(path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    drive(Report(path, reader=[], infer=lambda batch: batch))
+    assert "Several processes trained" in HtmlPage(path).said
+
+
+def test_handler_that_never_saw_training_begin_says_nothing_at_its_end(path):
+    Report(path)(EndTraining("failed", RuntimeError("another handler failed first")))
+    assert not path.parent.exists()
+
+
+def test_trainer_without_infer_func_is_refused_before_training(path):
+    reader = linear_reader()
+    text = r"Report got a reader and a trainer without infer_func, .* or Report\(infer=\.\.\.\)"
+    with pytest.raises(ValueError, match=text):
+        linear_trainer().train(reader, Report(path, reader=reader), num_epochs=1)
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    for arguments, options, text in (
+        (tmp_path, {}, r"Report got the folder .*, expected the name of a file.* Pass '.*\.html'"),
+        ("a.pdf", {}, "Report got 'a.pdf', expected a name that ends in .html"),
+        ("a.html", {"classes": ("a",)}, "Report got classes without a reader, expected both"),
+        ("a.html", {"infer": print}, "Report got infer without a reader, expected both"),
+        ("a.html", {"num_samples": -1}, "Report got num_samples=-1, expected 0 or more"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Report(arguments, **options)
+
+
+def test_lines_of_compilations_stay_out_of_a_users_own_logging(path, monkeypatch):
+    logger, lines = logging.getLogger("penstock.compilations"), []
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    logger.manager._clear_cache()
+    monkeypatch.setattr(logging.getLogger("penstock"), "level", logging.WARNING)
+    user = logging.Handler()
+    user.emit = lines.append
+    logging.getLogger().addHandler(user)
+    try:
+        handler = Report(path)
+        handler(BeginTraining(0, 1, 0))
+        logger.info("compiled %s in %.1f s", "a program", 2.5)
+        handler(EndTraining("completed"))
+    finally:
+        logging.getLogger().removeHandler(user)
+    assert not lines
+    assert handler.get_state()["secs"]["compile"] == 2.5
+    assert logger.propagate
+    assert logger.level == logging.NOTSET

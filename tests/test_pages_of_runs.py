@@ -1,0 +1,69 @@
+"""What pages of runs are made of: inert text, findings of a network, round numbers at axes."""
+
+import numpy as np
+import pytest
+
+from penstock._report.curves import choose_ticks
+from penstock._report.findings import Findings, to_picture
+from penstock._report.page import Page, add, add_table
+from tests.html_pages import HtmlPage
+
+EVIL = "<script>alert('no')</script>"
+
+
+def test_names_from_data_are_inert(tmp_path):
+    page = Page(EVIL)
+    add_table(page.add_section("Classes"), (EVIL,), [(EVIL,)])
+    add(page.main, "img", alt='" onerror="alert(1)', src="data:,")
+    page.leave_out("Curves", f"of {EVIL}\udc80")
+    page.write(tmp_path / "a.html")
+    found = HtmlPage(tmp_path / "a.html")
+    assert not found.all("script")
+    assert all("onerror" not in each for each in found.all("img"))
+    assert found.said.count(EVIL) == 5
+    policies = [each.get("content") for each in found.all("meta") if "http-equiv" in each]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_findings_keep_the_worst_mistakes_over_batches():
+    found = Findings(3, num_mistakes=2, num_samples=1)
+    shares = [[0.6, 0.3, 0.1], [0.7, 0.2, 0.1], [0.9, 0.05, 0.05], [0.2, 0.7, 0.1]]
+    for row, label in zip(shares, (1, 2, 2, 1), strict=True):
+        image = np.full((1, 2, 2, 1), 10 * label, np.uint8)
+        found.add(np.array([label]), np.array([row]), image)
+        # The reader's own: it may be written to again.
+        image[:] = 255
+    assert [(each.number, each.right_share) for each in found.mistakes] == [(2, 0.05), (1, 0.1)]
+    assert found.mistakes[0].image is not None
+    assert found.mistakes[0].image.max() == 20
+    assert found.accuracy == 0.25
+    assert found.cross_entropy == pytest.approx(-np.log([0.3, 0.1, 0.05, 0.7]).mean())
+    assert {label: [each.number for each in kept] for label, kept in found.samples.items()} == {
+        1: [0],
+        2: [1],
+    }
+
+
+def test_calibration_of_a_network_that_is_too_sure():
+    found = Findings(2, num_mistakes=0, num_samples=0)
+    labels = np.array([0, 0, 0, 1])
+    found.add(labels, np.tile([0.95, 0.05], (4, 1)), np.zeros((4, 2, 2, 1), np.uint8))
+    assert found.calibration_error == pytest.approx(0.2)
+    assert found.bins[9].tolist() == [4, pytest.approx(3.8), 3]
+
+
+def test_broken_probabilities_are_counted():
+    found = Findings(2, num_mistakes=1, num_samples=0)
+    found.add(np.array([1]), np.array([[np.nan, np.nan]]), np.zeros((1, 2, 2, 1), np.uint8))
+    assert (found.num_broken, found.accuracy) == (1, 0.0)
+
+
+def test_images_of_other_channels_are_no_pictures():
+    assert to_picture(np.zeros((2, 2, 4), np.uint8)) is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1e-9), (-3.0, 5.0), (99_990, 100_010)])
+def test_ticks_are_round_and_inside(low, high):
+    ticks = choose_ticks(low, high)
+    assert 3 <= len(ticks) <= 7
+    assert low <= min(ticks) <= max(ticks) <= high * (1 + 1e-9)
