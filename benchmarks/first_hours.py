@@ -226,7 +226,8 @@ def install(contender: Contender, place: Path) -> None:
     start = time.perf_counter()
     if contender is CLONE:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(place)], check=True)
-        subprocess.run(["make", "--quiet", ".venv/.installed-test"], cwd=place, check=True)
+        make = ["make", "--quiet", ".venv/.installed-test"]
+        subprocess.run(make, cwd=place, check=True, stdout=sys.stderr)
         python = place / ".venv/bin/python"
     else:
         packages = list(contender.packages)
