@@ -87,7 +87,7 @@ CLONE = Contender(
     goals=_penstock_goals("make train", ".venv/bin/penstock"),
 )
 TORCH = ("torch==2.14.1", "torchvision==0.29.1")
-"""Two that fit each other. A package index has them for Linux built for CUDA; they run on the CPU."""
+"""They fit each other. A package index has them for Linux built for CUDA; they run on the CPU."""
 
 TENSORBOARD = f"tensorboard --logdir lightning_logs --port={PORT}"
 OTHERS = (
