@@ -4,7 +4,8 @@
     python -m benchmarks first_hours --keras_python ~/keras/bin/python
 
 Timed is what a person waits for, each command once and in a new process, and counted what a person
-types. The others' programs are in `_first_hours/`, written as their pages teach it; none downloads
+types; "others" is how much of the machine's processor time went to other processes meanwhile. The
+other libraries' programs are in `_first_hours/`, written as their pages teach it; none downloads
 data or weights. `--environments` makes an environment of each in a folder, times its installation,
 and adds a clone of this checkout with `make train`. Without it only penstock of this interpreter is
 measured, and those whose interpreter is named.
@@ -219,6 +220,19 @@ def reach(goal: Goal, folder: Path, python: Path) -> tuple[float, str]:
     return seconds, printed
 
 
+def read_processor_secs() -> tuple[float, float]:
+    """Return the processor seconds that everything here has used, and what we and ours have.
+
+    Zeros where the system is not Linux. Processes count among ours once they have ended.
+    """
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0, 0.0
+    user, nice, system, _, _, interrupts, soft_interrupts = stat.read_text().split()[1:8]
+    ticks = sum(map(int, (user, nice, system, interrupts, soft_interrupts)))
+    return ticks / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
+
+
 def install(contender: Contender, place: Path) -> None:
     """Make an environment where there is none, and note how many seconds that took."""
     if place.exists():
@@ -254,12 +268,17 @@ def _find_versions(contender: Contender, python: Path) -> str:
 def measure(contender: Contender, python: Path, folder: Path) -> Iterator[list[str]]:
     """Reach the goals of a contender in turn; yield a row of each as it is reached."""
     for goal in contender.goals:
+        start, all_before, ours_before = time.perf_counter(), *read_processor_secs()
         try:
             seconds, printed = reach(goal, folder, python)
             measured = [f"{seconds:.1f}", find_result(printed) or goal.shows]
         except RuntimeError as error:  # the others have their turn all the same
             print(error, file=sys.stderr)
             measured = ["-", "failed"]
+        all_after, ours_after = read_processor_secs()
+        others = all_after - all_before - (ours_after - ours_before)
+        capacity = (time.perf_counter() - start) * (os.cpu_count() or 1)
+        measured.append(f"{max(others / capacity, 0):.0%}")
         lines, characters = goal.count_typed()
         yield [contender.name, goal.name, str(lines), str(characters), *measured]
 
@@ -296,7 +315,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         print(f"- {contender.name}: {_find_versions(contender, python)}; {seconds}")
     if options.install_only:
         return
-    header = ["library", "goal", "lines typed", "characters", "seconds", "result"]
+    header = ["library", "goal", "lines typed", "characters", "seconds", "result", "others"]
     print(f"\n{_timing.table(header, [])}", flush=True)
     for contender, python in chosen:
         with tempfile.TemporaryDirectory() as temporary:
