@@ -55,7 +55,11 @@ def environment() -> str:
     )
 
 
+def row(cells: list[str]) -> str:
+    """Return a row of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Return rows as a Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+    return "\n".join([row(header), "|" + "---|" * len(header), *map(row, rows)])

@@ -4,7 +4,8 @@
     python -m benchmarks first_hours --keras_python ~/keras/bin/python
 
 Timed is what a person waits for, each command once and in a new process, and counted what a person
-types. The others' programs are in `_first_hours/`, written as their pages teach it; none downloads
+types; "others" is how much of the machine's processor time went to other processes meanwhile. The
+other libraries' programs are in `_first_hours/`, written as their pages teach it; none downloads
 data or weights. `--environments` makes an environment of each in a folder, times its installation,
 and adds a clone of this checkout with `make train`. Without it only penstock of this interpreter is
 measured, and those whose interpreter is named.
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import _timing
@@ -34,14 +35,6 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(__file__).parent / "_first_hours"
 NUM_PHOTOS, NUM_NEW = 150, 20
 """Pictures of a class: to train on, and to ask about afterwards."""
-
-TRAIN_PHOTOS = (
-    "penstock train --dataset_name=image_folder --dataset_dir=photos --model_name=cifarnet"
-    " --train_image_size=32 --preprocessing_name=inception --batch_size=8 --num_epochs=30"
-    " --optimizer=momentum --learning_rate=0.01 --learning_rate_decay_type=cosine"
-    " --checkpointDir=runs/photos"
-)
-"""What docs/tutorial.md types."""
 
 PORT = "{port}"
 """In a command: a free port, and the command serves a page until it is stopped."""
@@ -54,6 +47,8 @@ class Goal:
     name: str
     commands: tuple[str, ...]
     scripts: tuple[str, ...] = ()
+    shows: str = ""
+    """What a person gets where the commands print no accuracy."""
 
     def count_typed(self) -> tuple[int, int]:
         """Return lines and characters, without blank lines, indentation and a served port."""
@@ -73,18 +68,17 @@ class Contender:
 
 
 def _penstock_goals(first: str, penstock: str = "penstock") -> tuple[Goal, ...]:
-    photos = (TRAIN_PHOTOS, "penstock predict runs/photos new")
-    report = "penstock report runs/photos"
-    typed = [each.replace("penstock", penstock, 1) for each in (*photos, report)]
+    photos = (f"{penstock} train photos", f"{penstock} predict photos new")
+    report = (f"{penstock} report photos",)
     return (
         Goal(name="first network", commands=(first,)),
-        Goal(name="own photos", commands=tuple(typed[:2])),
-        Goal(name="report", commands=(typed[2],)),
+        Goal(name="own photos", commands=photos),
+        Goal(name="report", commands=report, shows="one HTML page"),
     )
 
 
-def _script(goal: str, name: str) -> Goal:
-    return Goal(name=goal, commands=(f"python {name}",), scripts=(name,))
+def _script(goal: str, name: str, shows: str = "") -> Goal:
+    return Goal(name=goal, commands=(f"python {name}",), scripts=(name,), shows=shows)
 
 
 WHEEL = Contender(name="penstock", packages=("jax",), goals=_penstock_goals("penstock train"))
@@ -93,6 +87,9 @@ CLONE = Contender(
     packages=("jax",),
     goals=_penstock_goals("make train", ".venv/bin/penstock"),
 )
+TORCH = ("torch==2.14.1", "torchvision==0.29.1")
+"""They fit each other. A package index has them for Linux built for CUDA; they run on the CPU."""
+
 TENSORBOARD = f"tensorboard --logdir lightning_logs --port={PORT}"
 OTHERS = (
     Contender(
@@ -101,21 +98,21 @@ OTHERS = (
         goals=(
             _script("first network", "keras_digits.py"),
             _script("own photos", "keras_photos.py"),
-            _script("report", "keras_report.py"),
+            _script("report", "keras_report.py", "curves, by matplotlib"),
         ),
     ),
     Contender(
         name="lightning",
-        packages=("lightning", "torch", "torchvision", "tensorboard", "scikit-learn"),
+        packages=("lightning", *TORCH, "tensorboard", "scikit-learn"),
         goals=(
             _script("first network", "lightning_digits.py"),
             _script("own photos", "lightning_photos.py"),
-            Goal(name="report", commands=(TENSORBOARD,)),
+            Goal(name="report", commands=(TENSORBOARD,), shows="TensorBoard's page"),
         ),
     ),
     Contender(
         name="timm",
-        packages=("timm", "torch", "torchvision", "scikit-learn"),
+        packages=("timm", *TORCH, "scikit-learn"),
         goals=(
             _script("first network", "timm_digits.py"),
             _script("own photos", "timm_photos.py"),
@@ -223,6 +220,19 @@ def reach(goal: Goal, folder: Path, python: Path) -> tuple[float, str]:
     return seconds, printed
 
 
+def read_processor_secs() -> tuple[float, float]:
+    """Return the processor seconds that everything here has used, and what we and ours have.
+
+    Zeros where the system is not Linux. Processes count among ours once they have ended.
+    """
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0, 0.0
+    user, nice, system, _, _, interrupts, soft_interrupts = stat.read_text().split()[1:8]
+    ticks = sum(map(int, (user, nice, system, interrupts, soft_interrupts)))
+    return ticks / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
+
+
 def install(contender: Contender, place: Path) -> None:
     """Make an environment where there is none, and note how many seconds that took."""
     if place.exists():
@@ -230,7 +240,8 @@ def install(contender: Contender, place: Path) -> None:
     start = time.perf_counter()
     if contender is CLONE:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(place)], check=True)
-        subprocess.run(["make", "--quiet", ".venv/.installed-test"], cwd=place, check=True)
+        make = ["make", "--quiet", ".venv/.installed-test"]
+        subprocess.run(make, cwd=place, check=True, stdout=sys.stderr)
         python = place / ".venv/bin/python"
     else:
         packages = list(contender.packages)
@@ -247,27 +258,29 @@ def install(contender: Contender, place: Path) -> None:
 
 
 def _find_versions(contender: Contender, python: Path) -> str:
-    names = [*contender.packages, *(["penstock"] if "penstock" in contender.name else [])]
+    packages = [each.partition("==")[0] for each in contender.packages]
+    names = [*packages, *(["penstock"] if "penstock" in contender.name else [])]
     code = f"import importlib.metadata as m\nfor n in {names}: print(n, m.version(n))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return ", ".join(done.stdout.splitlines())
 
 
-def measure(contender: Contender, python: Path, folder: Path) -> list[list[str]]:
-    """Reach the goals of a contender in turn; return a row of each."""
-    rows = []
+def measure(contender: Contender, python: Path, folder: Path) -> Iterator[list[str]]:
+    """Reach the goals of a contender in turn; yield a row of each as it is reached."""
     for goal in contender.goals:
+        start, all_before, ours_before = time.perf_counter(), *read_processor_secs()
         try:
             seconds, printed = reach(goal, folder, python)
-            result = find_result(printed)
+            measured = [f"{seconds:.1f}", find_result(printed) or goal.shows]
         except RuntimeError as error:  # the others have their turn all the same
             print(error, file=sys.stderr)
-            seconds, result = float("nan"), "failed"
+            measured = ["-", "failed"]
+        all_after, ours_after = read_processor_secs()
+        others = all_after - all_before - (ours_after - ours_before)
+        capacity = (time.perf_counter() - start) * (os.cpu_count() or 1)
+        measured.append(f"{max(others / capacity, 0):.0%}")
         lines, characters = goal.count_typed()
-        print(f"  {contender.name}, {goal.name}: {seconds:.1f} s {result}", file=sys.stderr)
-        typed = [str(lines), str(characters)]
-        rows.append([contender.name, goal.name, *typed, f"{seconds:.1f}", result])
-    return rows
+        yield [contender.name, goal.name, str(lines), str(characters), *measured]
 
 
 def _choose(options: argparse.Namespace) -> list[tuple[Contender, Path]]:
@@ -295,24 +308,25 @@ def main(arguments: Sequence[str] = ()) -> None:
         parser.add_argument(f"--{each.name}_python", type=Path, help="an interpreter that has it")
     options = parser.parse_args(arguments)
     chosen = _choose(options)
-    rows, notes = [], []
+    print(f"{_timing.environment()}\n\nVersions, and the seconds of the installation:\n")
     for contender, python in chosen:
         noted = python.parent / "seconds.json"
         seconds = f"{json.loads(noted.read_text()):.0f} s" if noted.exists() else "not timed"
-        notes.append(f"- {contender.name}: {_find_versions(contender, python)}; {seconds}")
-        if options.install_only:
-            continue
+        print(f"- {contender.name}: {_find_versions(contender, python)}; {seconds}")
+    if options.install_only:
+        return
+    header = ["library", "goal", "lines typed", "characters", "seconds", "result", "others"]
+    print(f"\n{_timing.table(header, [])}", flush=True)
+    for contender, python in chosen:
         with tempfile.TemporaryDirectory() as temporary:
             # A clone is trained in, as `make train` does.
             folder = python.parent.parent.parent if contender is CLONE else Path(temporary)
             for name in ("runs", "photos", "new"):
                 shutil.rmtree(folder / name, ignore_errors=True)
             write_photos(folder)
-            rows += measure(contender, python, folder)
-    print(f"{_timing.environment()}\n\nVersions, and the seconds of the installation:\n")
-    print("\n".join([*notes, ""]))
-    header = ["library", "goal", "lines typed", "characters", "seconds", "result"]
-    print(_timing.table(header, rows))
+            # Each is printed as it comes: a run that is cut off loses only what it did not reach.
+            for row in measure(contender, python, folder):
+                print(_timing.row(row), flush=True)
 
 
 if __name__ == "__main__":

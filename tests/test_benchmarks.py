@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks import _convolution_forms, convolutions, first_hours, recurrent
+from benchmarks import _convolution_forms, convolutions, first_hours, mistakes, recurrent
 from tests.layers.programs import normal
 
 ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
@@ -41,6 +41,14 @@ def test_benchmark_with_options_prints_a_table(name, capsys):
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) > 2
     assert all(row.count("|") == rows[0].count("|") for row in rows)
+
+
+def test_benchmark_of_mistakes_times_the_answers_of_a_command(capsys):
+    mistakes.main(["--containing", "penstock --vresion"])
+    out, err = capsys.readouterr()
+    assert "got [" not in err  # the answer is the table's
+    assert "Median of 1: " in out
+    assert "| `penstock --vresion` |" in out
 
 
 @pytest.mark.slow

@@ -180,7 +180,7 @@ class Traces:
     def _follow_scan(
         self, a: JaxprEqn, b: JaxprEqn, kinds: list[Kind], place: _Place
     ) -> list[Kind]:
-        num_consts, num_carry = a.params["num_consts"], a.params["num_carry"]
+        num_consts, num_carry = _count_operands(a)
         bodies = a.params["jaxpr"].jaxpr, b.params["jaxpr"].jaxpr
         consts, carry = kinds[:num_consts], kinds[num_consts : num_consts + num_carry]
         items = kinds[num_consts + num_carry :]
@@ -359,6 +359,14 @@ def _join(first: Kind, second: Kind, reason: Reason) -> Kind:
     # Weighted only where both are; `combine` asks whether any is.
     weighted = first.is_weighted and second.is_weighted
     return dataclasses.replace(joined, is_weighted=weighted) if joined.why is None else joined
+
+
+def _count_operands(scan: JaxprEqn) -> tuple[int, int]:
+    """Return how many operands of a scan are constants, and how many are carried."""
+    if "num_consts" in scan.params:
+        return scan.params["num_consts"], scan.params["num_carry"]
+    consts, carry, _ = scan.params["ft_in"].unpack()  # since JAX 0.12
+    return len(consts), len(carry)
 
 
 def _require(holds: bool) -> None:

@@ -90,6 +90,7 @@ def _report(argv: list[str]) -> None:
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
+    output.parent.mkdir(parents=True, exist_ok=True)  # what is wrong there is said at once
     page = make_page(folder, log, flags, given)
     page.write(output)
     for sentence in page.missing:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from penstock import commands
+from penstock import commands, models
+from penstock.commands._flags.data import list_datasets
 from tests.source_tree import ROOT
 
 TINY = f"--plugin={ROOT / 'tests/commands/tiny.py'} --model_name=tiny --enable_paisoar=False"
@@ -38,6 +39,15 @@ def read_mistakes() -> list[Mistake]:
     return [
         Mistake(command, int(status), answer, mark == "$") for mark, command, status, answer in rows
     ]
+
+
+def fill_in(answer: str, folder: Path) -> str:
+    """Return an answer with the folder of the mistakes, and what is registered here."""
+    # Other tests register networks and data sets of their own.
+    here = {"folder": folder, "networks": len(models.names()), "data": ", ".join(list_datasets())}
+    for name, value in here.items():
+        answer = answer.replace(f"{{{name}}}", str(value))
+    return answer
 
 
 CONFIGS = {

@@ -165,6 +165,8 @@ def test_log_of_a_script_is_enough_for_curves(run_folder, capsys, tmp_path):
         ("photos", 1, "It has no data.json, as `penstock train` writes one, and no log"),
         ("run --mistakes=-1", 2, "--mistakes got -1, expected a number of 0 or more."),
         ("run --output=photos", 2, "--output got the folder 'photos', expected the name of a file"),
+        # One line: the network was not asked first.
+        ("run --output=run/log.csv/page.html", 1, "It is a file, expected a folder."),
         ("", 2, "RUN"),
     ],
 )

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from penstock import commands, models
-from penstock.commands._flags.data import list_datasets
+from penstock import commands
 from tests.commands import mistakes
 from tests.commands.running import run
 
@@ -37,12 +36,7 @@ def test_mistake_is_answered_with_its_line(mistake, folder, request, capsys, mon
     monkeypatch.chdir(folder)
     status, _, err = run(capsys, *mistake.words)
     said = [line for line in err.splitlines() if line.startswith("penstock")]
-    # Other tests register networks and data sets of their own.
-    here = {"folder": folder, "networks": len(models.names()), "data": ", ".join(list_datasets())}
-    answer = mistake.answer
-    for name, value in here.items():
-        answer = answer.replace(f"{{{name}}}", str(value))
-    assert said == [answer]
+    assert said == [mistakes.fill_in(mistake.answer, folder)]
     assert err.splitlines()[-1] == said[0]
     assert status == mistake.status
     assert "Traceback" not in err
