@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Container
 from pathlib import Path
 
 from penstock._errors import listed, nearest
 from penstock._paths import expand_path
 from penstock.commands._checks import UsageError
+from penstock.commands._image_folders import count_other_images, find_images, list_folders
 
 _RECORDS = "_train*.tfrecord"
+_TEST_PARTS = ("test", "validation", "val")
+_OTHER_PARTS = ("training", "testing", "tests", "valid", "dev", "eval", "evaluation")
 _LAYOUT = "a folder of images for each class in it, such as {0}/cat and {0}/dog"
 
 
@@ -48,7 +50,12 @@ def _describe_missing(word: str, path: Path) -> UsageError:
     from penstock.commands._flags.data import list_datasets
 
     if path.exists():
-        return UsageError(f"got the file {word!r}, expected a folder of images or flags.")
+        is_archive = path.name.lower().endswith((".zip", ".tar", ".gz", ".tgz", ".rar", ".7z"))
+        todo = "Unpack it, and name" if is_archive else "Name"
+        return UsageError(
+            f"got the file {word!r}, expected a folder of images or flags. {todo} the folder that "
+            "has a folder of images for each class."
+        )
     if word in list_datasets():
         return UsageError(
             f"got {word!r}, expected a folder of images or flags. It is the name of a data "
@@ -64,44 +71,70 @@ def _describe_missing(word: str, path: Path) -> UsageError:
 
 def _check_classes(word: str, path: Path) -> None:
     """Raise unless a folder has two classes at least, and an image in each."""
+    _check_parts(word, path)
     # With such a part the others hold the images to test on.
     root = path / "train" if (path / "train").is_dir() else path
     shown = str(Path(word) / "train") if root != path else word.rstrip("/") or word
     layout = _LAYOUT.format(shown)
-    classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
-    classes = [name for name in classes if not _is_hidden(name)]
+    classes = list_folders(root)
     if not classes:
-        num_images = sum(1 for _ in _find_images(root))
+        num_images = sum(1 for _ in find_images(root))
         what = f"{num_images:,} images and no folder" if num_images else "no folder"
         todo = "Move each image into the folder of its class" if num_images else "Check the path"
         raise UsageError(
             f"got {word!r} with {what} in it, expected {layout}. The folders' names are the "
             f"classes. {todo}."
         )
-    empty = [name for name in classes if next(_find_images(root / name), None) is None]
+    empty = [name for name in classes if next(find_images(root / name), None) is None]
     if empty:
+        other = count_other_images(root / empty[0])
+        convert = f", convert its {' and '.join(other)} files to .jpg" if other else ""
         raise UsageError(
             f"got {word!r} with no .jpg or .png image in {listed(empty[:3])}, expected "
-            f"{layout}. Every folder is a class. Put images there, or remove it."
+            f"{layout}. Every folder is a class. Put images there{convert}, or remove it."
         )
     if len(classes) == 1:
+        inner = list_folders(root / classes[0])
+        why = "With one there is nothing to tell apart."
+        if len(inner) > 1:
+            why = f"Did you mean {str(Path(shown) / classes[0])!r}?"
         raise UsageError(
-            f"got {word!r} with one class, {classes[0]!r}, expected two or more: {layout}. "
-            "With one there is nothing to tell apart."
+            f"got {word!r} with one class, {classes[0]!r}, expected two or more: {layout}. {why}"
         )
 
 
-def _find_images(root: Path) -> Iterator[str]:
-    # Here, as it imports numpy.
-    from penstock.readers.images import SUFFIXES
+def _check_parts(word: str, path: Path) -> None:
+    """Raise where folders look like parts of the data, but have other names than are read."""
+    folders = list_folders(path)
+    parts = ("train", *_TEST_PARTS)
+    if not folders or not all(name.lower() in (*parts, *_OTHER_PARTS) for name in folders):
+        return
+    if "train" in folders and any(name in folders for name in _TEST_PARTS):
+        return
+    if folders == ["train"]:
+        raise UsageError(
+            f"got {word!r} with 'train' alone, expected a folder 'test' or 'val' beside it. There "
+            f"is nothing to test on. To hold a tenth out: penstock train {Path(word) / 'train'}"
+        )
+    raise UsageError(
+        f"got {word!r} with the folders {listed(folders)}, expected 'train' and 'test', or "
+        "'train' and 'val'. By other names they would be classes. Rename them."
+    )
 
-    for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not _is_hidden(name)]
-        for name in names:
-            if name.lower().endswith(SUFFIXES) and not _is_hidden(name):
-                yield os.path.join(parent, name)
 
+def check_alone(word: str, given: Container[str], purpose: str) -> None:
+    """Raise where flags name other images than a folder.
 
-def _is_hidden(name: str) -> bool:
-    # As the reader of folders has it.
-    return name.startswith(".") or name == "__MACOSX"
+    Arguments:
+      given: the names of the flags on the command line.
+      purpose: what the images are for: "train on".
+
+    Raises:
+      UsageError: they do.
+    """
+    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in given]
+    if both:
+        raise UsageError(
+            f"got the folder {word!r} and {' and '.join(both)}, expected one of the two. Both say "
+            f"which images to {purpose}."
+        )

@@ -15,6 +15,7 @@ from pathlib import Path
 from penstock._folder_lock import is_in_use
 from penstock._paths import expand_path
 from penstock.commands._checks import UsageError
+from penstock.commands._image_folders import has_images
 from penstock.commands._run_log import LogError, RunLog, read_log
 
 # Flags that may change when a run goes on, and are not worth a line.
@@ -71,9 +72,7 @@ class FoundRun:
     @property
     def data(self) -> str:
         """The name of its data set, or of the folder of its images."""
-        folder = self.flags.get("dataset_dir")
-        name = str(self.flags.get("dataset_name", ""))
-        return make_title(name, None if folder is None else str(folder))
+        return _name_data(self.flags)
 
     @property
     def network(self) -> str:
@@ -96,6 +95,13 @@ class FoundRun:
             "best": {"step": self.best_step, **self.best} if self.best else None,
             "flags": dict(self.flags),
         }
+
+
+def _name_data(flags: Mapping[str, object]) -> str:
+    """Return what names the data of a run in its folder, by the run's flags."""
+    folder = flags.get("dataset_dir")
+    name = str(flags.get("dataset_name", ""))
+    return make_title(name, None if folder is None else str(folder))
 
 
 def make_title(dataset_name: str, dataset_dir: str | None) -> str:
@@ -138,8 +144,10 @@ def find_run_path(word: str) -> Path:
 
 
 def _is_class_folder(path: Path) -> bool:
-    """Say whether a path may be a folder of images, as it holds nothing else that is read."""
-    return path.is_dir() and not any(each.is_file() for each in path.iterdir())
+    """Say whether a path may be a folder of images, and no run, whatever else lies in it."""
+    if not path.is_dir() or (path / "config.json").exists():
+        return False
+    return has_images(path) or not any(each.is_file() for each in path.iterdir())
 
 
 def _list_runs(runs: Path, title: str) -> list[Path]:
@@ -148,9 +156,7 @@ def _list_runs(runs: Path, title: str) -> list[Path]:
     for path in sorted(runs.glob(f"{glob.escape(title)}_*")):
         with contextlib.suppress(UsageError):
             flags, _ = read_flags(path)
-            folder = flags.get("dataset_dir")
-            name = str(flags.get("dataset_name", ""))
-            if make_title(name, None if folder is None else str(folder)) == title:
+            if _name_data(flags) == title:
                 found.append(path)
     return found
 
@@ -260,7 +266,8 @@ def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str,
     tests = [] if log is None else log.find_rows("test", "accuracy")
     if not tests:
         return None, {}
-    best = max(tests, key=lambda row: row.metrics["accuracy"])
+    # As `Evaluate` has it: of equal ones that with less loss.
+    best = max(tests, key=lambda row: (row.metrics["accuracy"], -row.metrics.get("loss", 0.0)))
     return int(best.global_step), best.metrics
 
 

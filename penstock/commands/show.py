@@ -18,7 +18,7 @@ from penstock.commands._argument_parser import FlagValue, metavar, parse, positi
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._own_folder import describe_folder
+from penstock.commands._own_folder import check_alone, describe_folder
 from penstock.commands._plugins import import_plugins
 from penstock.commands._run.data import open_data
 from penstock.commands._run.samples import convert_channels, get_image_and_label, to_bytes
@@ -118,12 +118,7 @@ def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlag
                 "speed with."
             )
         return flags
-    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in given]
-    if both:
-        raise UsageError(
-            f"got the folder {folder!r} and {' and '.join(both)}, expected one of the two. Both "
-            "say which images to show."
-        )
+    check_alone(folder, given, "show")
     return suit(describe_folder(folder), given).flags
 
 

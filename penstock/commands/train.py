@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.commands._argument_parser import Flag, read_words
-from penstock.commands._checks import UsageError
 from penstock.commands._failures import run_command
-from penstock.commands._own_folder import describe_folder
+from penstock.commands._own_folder import check_alone, describe_folder
 from penstock.commands._train_help import ABOUT, EXAMPLES, PROG, asks_for_help, format_help
 
 if TYPE_CHECKING:
@@ -101,12 +100,7 @@ def _suit(folder: str, given: dict[str, FlagValue]) -> Suited:
     Raises:
       UsageError: there is no such data there, or flags name other data.
     """
-    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in given]
-    if both:
-        raise UsageError(
-            f"{PROG} got the folder {folder!r} and {' and '.join(both)}, expected one of the two. "
-            "Both say which images to train on."
-        )
+    check_alone(folder, given, "train on")
     data = describe_folder(folder)
     from penstock.commands._run.suited import suit
 

@@ -45,7 +45,8 @@ class Evaluate:
       every_steps: test at the steps with `(global_step + 1) % every_steps == 0`; `None` for none.
         With several steps in a launch the parameters are those after all of them.
       every_epochs: test after every so many epochs; `None` for none.
-      monitor: the metric by which the best is known.
+      monitor: the metric by which the best is known; of two with the same value, such as an
+        accuracy, the one with less `loss`.
       mode: whether a smaller (`"min"`) or a larger (`"max"`) value of it is better.
       best_path: a folder for the best parameters, as `Trainer.save_params` writes it, with their
         test in `test.json`. A resumed run replaces them by better ones only; what another run left
@@ -142,8 +143,7 @@ class Evaluate:
         """Steps done and metrics of the best test; `None` before the first."""
         best = self._recorded
         for result in self.results:
-            value = self._monitor.get_value(result[1])
-            if self._monitor.is_better(value, best and self._monitor.get_value(best[1])):
+            if self._is_better(result[1], best and best[1]):
                 best = result
         return best
 
@@ -195,8 +195,8 @@ class Evaluate:
         # A test of the same step, made again after a resume, takes the old one's place.
         self.results = [*(result for result in self.results if result[0] < step), (step, metrics)]
         # A network of nan guesses some classes right, and is the best of nothing.
-        is_best = not math.isnan(metrics.get("loss", 0.0)) and self._monitor.is_better(
-            self._monitor.get_value(metrics), best and self._monitor.get_value(best[1])
+        is_best = not math.isnan(metrics.get("loss", 0.0)) and self._is_better(
+            metrics, best and best[1]
         )
         kept = ""
         if is_best and self._best_path is not None:
@@ -205,6 +205,14 @@ class Evaluate:
         shown = ", ".join(f"{name} = {value:.6g}" for name, value in metrics.items())
         line = f"test at step {step}: {shown}{f' (best{kept})' if is_best else ''}"
         print(wrap_clauses(line, find_columns(file), "  "), file=file, flush=True)
+
+    def _is_better(self, metrics: dict[str, float], best: dict[str, float] | None) -> bool:
+        value = self._monitor.get_value(metrics)
+        known = None if best is None else self._monitor.get_value(best)
+        # A small test has few accuracies, and many tests share the best of them.
+        if best is not None and value == known and "loss" in metrics:
+            return metrics["loss"] < best.get("loss", math.inf)
+        return self._monitor.is_better(value, known)
 
     def _save_best(
         self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]

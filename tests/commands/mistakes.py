@@ -64,9 +64,14 @@ def write_files(root: Path) -> None:
     """Write data, weights and logs in which something is missing, into a folder."""
     (root / "empty").mkdir()
     (root / "classes/cat").mkdir(parents=True)
-    for path in ("photos/cat", "photos/dog", "single/cat", *(f"pair/{n}" for n in "abcdefghijk")):
+    boxed = ("boxed/in/cat", "boxed/in/dog")
+    pairs = (f"pair/{name}" for name in "abcdefghijk")
+    for path in ("photos/cat", "photos/dog", "single/cat", *boxed, *pairs):
         (root / path).mkdir(parents=True)
         cv2.imwrite(str(root / path / "1.png"), np.zeros((9, 9, 3), np.uint8))
+    for path in ("renamed/Train/cat", "renamed/Test/cat"):
+        (root / path).mkdir(parents=True)
+    (root / "animals.zip").touch()
     (root / "flat").mkdir()
     for number in range(3):
         cv2.imwrite(str(root / f"flat/{number}.png"), np.zeros((9, 9, 3), np.uint8))

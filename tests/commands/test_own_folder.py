@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.commands._checks import UsageError
-from penstock.commands._own_folder import describe_folder
+from penstock.commands._flags import make_train_flags
+from penstock.commands._own_folder import count_other_images, describe_folder
+from penstock.commands._run.splits import open_split
 from penstock.commands._run_folders import find_run_path
 
 
@@ -30,11 +32,54 @@ def test_folder_of_two_classes_is_named(tmp_path):
         (["cat/1.jpg"], "one class, 'cat', expected two or more"),
         (["cat/1.jpg", "dog/notes.txt"], "no .jpg or .png image in 'dog'"),
         (["a_train.tfrecord", "b_train.tfrecord"], "record files of 'a', 'b'"),
+        (["in/cat/1.jpg", "in/dog/1.jpg"], "one class, 'in', .* Did you mean '.*/in'"),
+        (["cat/1.jpg", "dog/1.HEIC"], "convert its .heic files to .jpg, or remove it"),
+        (["Train/cat/1.jpg", "Test/cat/1.jpg"], "expected 'train' and 'test', or"),
+        (["train/cat/1.jpg", "valid/cat/1.jpg"], "expected 'train' and 'test', or"),
+        (["train/cat/1.jpg", "train/dog/1.jpg"], "'train' alone, expected a folder 'test'"),
     ],
 )
 def test_other_folder_is_a_usage_error(tmp_path, names, message):
     with pytest.raises(UsageError, match=message):
         describe_folder(str(make(tmp_path, *names)))
+
+
+def test_archive_is_to_be_unpacked(tmp_path):
+    make(tmp_path, "photos.zip", "photos.csv")
+    with pytest.raises(UsageError, match="Unpack it, and name the folder"):
+        describe_folder(str(tmp_path / "photos.zip"))
+    with pytest.raises(UsageError, match=r"flags\. Name the folder"):
+        describe_folder(str(tmp_path / "photos.csv"))
+
+
+@pytest.mark.parametrize("name", ["my photos", "Füchse", "photos/", "test photos"])
+def test_folder_may_have_any_name_and_hidden_files(tmp_path, name):
+    make(tmp_path / name, "Füchse ü/1.JPG", "two words/1.jpeg", ".DS_Store", "Thumbs.db", ".git/a")
+    assert describe_folder(f"{tmp_path}/{name}")["dataset_dir"] == str(tmp_path / name)
+
+
+def test_images_that_are_not_read_are_counted(tmp_path):
+    folder = make(tmp_path, "cat/1.jpg", "cat/2.webp", "dog/1.HEIC", "dog/.3.webp", "dog/4.WEBP")
+    assert count_other_images(folder) == {".webp": 2, ".heic": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("cat", "no class 'dog', expected the 2 classes"), ("eel", "no class 'cat', 'dog'")],
+)
+def test_parts_have_the_same_classes(tmp_path, name, message):
+    pictures = make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", f"test/{name}/1.jpg")
+    flags = make_train_flags({"dataset_name": "image_folder", "dataset_dir": str(pictures)})
+    with pytest.raises(ValueError, match=message):
+        open_split(flags, "test")
+
+
+def test_loose_file_in_images_does_not_hide_their_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path, "runs/photos/config.json", "photos/cat/1.jpg", "photos/notes.txt")
+    assert find_run_path("photos") == Path("runs/photos")
+    (tmp_path / "photos/config.json").touch()
+    assert find_run_path("photos") == Path("photos")
 
 
 def test_run_is_found_by_its_name_and_by_that_of_its_data(tmp_path, monkeypatch):

@@ -153,6 +153,15 @@ def test_larger_is_better_with_mode_max():
     assert set(evaluate.results[0][1]) == {"loss", "accuracy"}  # no predictions
 
 
+def test_of_equal_values_that_with_less_loss_is_the_best():
+    evaluate = Evaluate(linear_reader(), monitor="accuracy", mode="max", file=io.StringIO())
+    tests = [(0.5, 0.1), (0.75, 3.0), (0.75, 2.0), (0.75, 2.5), (0.75, 2.0)]
+    evaluate.results = [
+        (step, {"accuracy": accuracy, "loss": loss}) for step, (accuracy, loss) in enumerate(tests)
+    ]
+    assert evaluate.best == (2, {"accuracy": 0.75, "loss": 2.0})
+
+
 def test_nothing_of_the_training_is_read_for_it():
     evaluate = Evaluate(linear_reader(), every_steps=2, file=io.StringIO())
     source = drive(evaluate, trainer=driven_trainer(), num_steps=4)

@@ -163,6 +163,8 @@ def _open_folder(
         raise readers.DatasetNotFoundError(f"{str(root)!r} got no folder {listed(TEST_SPLITS)}.")
     source = readers.ImageFolder(parts[0] if has_parts else root)
     if has_parts:
+        if split == "test":
+            _check_same_classes(parts[0], source.class_names, root / "train")
         return source, source.class_names
     # Without folders for the splits a tenth is held out.
     rows = fixed_split(len(source), split, test_share=10)
@@ -172,6 +174,21 @@ def _open_folder(
             "in a folder 'test' beside 'train'."
         )
     return Subset(source, rows), source.class_names
+
+
+def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None:
+    """Raise unless two parts have the same classes, for a label is the number of its class."""
+    known = readers.ImageFolder(train).class_names
+    if names == known:
+        return
+    missing = [name for name in known if name not in names]
+    more = [name for name in names if name not in known]
+    what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
+    beside = f"the {len(known)} classes of {str(train)!r}"
+    todo = "Put its images there" if missing else "Remove it, or add it to those"
+    raise ValueError(
+        f"{str(part)!r} got {what}, expected {beside}. Both parts need the same folders. {todo}."
+    )
 
 
 def _describe(

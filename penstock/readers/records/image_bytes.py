@@ -28,6 +28,7 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 def image_size(encoded: bytes) -> tuple[int, int] | None:
     """Return (height, width) from the header of a whole PNG or a JPEG; `None` for anything else.
 
+    >>> from penstock._images import encode_png
     >>> image_size(encode_png(np.zeros((4, 6, 3), np.uint8)))
     (4, 6)
     """
@@ -95,6 +96,7 @@ def decode_image(encoded: bytes, *, channels: int = 3, name: str = "image") -> n
     Raises:
       ImageError: not a JPEG or PNG, damaged, or larger than 2**26 pixels.
 
+    >>> from penstock._images import encode_png
     >>> decode_image(encode_png(np.zeros((4, 6, 3), np.uint8))).shape
     (4, 6, 3)
     """
