@@ -145,7 +145,7 @@ class BeginTraining:
     num_epochs: int
     global_step: int
     trainer: Training | None = dataclasses.field(default=None, repr=False, compare=False)
-    updates_every: int = 0
+    updates_every: int = dataclasses.field(default=0, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
