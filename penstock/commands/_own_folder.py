@@ -79,7 +79,8 @@ def _check_classes(word: str, path: Path) -> None:
     classes = list_folders(root)
     if not classes:
         num_images = sum(1 for _ in find_images(root))
-        what = f"{num_images:,} images and no folder" if num_images else "no folder"
+        images = "an image" if num_images == 1 else f"{num_images:,} images"
+        what = f"{images} and no folder" if num_images else "no folder"
         todo = "Move each image into the folder of its class" if num_images else "Check the path"
         raise UsageError(
             f"got {word!r} with {what} in it, expected {layout}. The folders' names are the "

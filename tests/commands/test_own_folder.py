@@ -29,6 +29,7 @@ def test_folder_of_two_classes_is_named(tmp_path):
     ("names", "message"),
     [
         (["1.jpg", "2.jpg"], "2 images and no folder in it"),
+        (["1.jpg"], "with an image and no folder in it"),
         (["cat/1.jpg"], "one class, 'cat', expected two or more"),
         (["cat/1.jpg", "dog/notes.txt"], "no .jpg or .png image in 'dog'"),
         (["a_train.tfrecord", "b_train.tfrecord"], "record files of 'a', 'b'"),
@@ -71,6 +72,13 @@ def test_parts_have_the_same_classes(tmp_path, name, message):
     pictures = make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", f"test/{name}/1.jpg")
     flags = make_train_flags({"dataset_name": "image_folder", "dataset_dir": str(pictures)})
     with pytest.raises(ValueError, match=message):
+        open_split(flags, "test")
+
+
+def test_part_to_test_on_has_to_be_there(tmp_path):
+    pictures = make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "notes/a.txt")
+    flags = make_train_flags({"dataset_name": "image_folder", "dataset_dir": str(pictures)})
+    with pytest.raises(FileNotFoundError, match="expected one beside 'train'"):
         open_split(flags, "test")
 
 

@@ -160,7 +160,10 @@ def _open_folder(
     parts = [root / name for name in names if (root / name).is_dir()]
     has_parts = (root / "train").is_dir()
     if has_parts and not parts:
-        raise readers.DatasetNotFoundError(f"{str(root)!r} got no folder {listed(TEST_SPLITS)}.")
+        raise readers.DatasetNotFoundError(
+            f"{str(root)!r} got no folder {listed(TEST_SPLITS)}, expected one beside 'train'. "
+            "There is nothing to test on. Put images there, in a folder for each class."
+        )
     source = readers.ImageFolder(parts[0] if has_parts else root)
     if has_parts:
         if split == "test":
