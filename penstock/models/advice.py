@@ -62,8 +62,9 @@ ADVICE = (
     ),
     Advice(
         "Small images",
-        ("lenet", "cifarnet", "resnet_cifar10", "vgg_bn_drop", "nasnet_cifar"),
-        "take lenet for digits, resnet_cifar10 for pictures of 32 pixels.",
+        ("lenet", "cifarnet", "resnet_cifar10*", "vgg_bn_drop", "nasnet_cifar"),
+        "take lenet for digits, resnet_cifar10 for pictures of 32 pixels, and resnet_cifar10_8 for "
+        "a few hundred of them on a CPU.",
     ),
 )
 

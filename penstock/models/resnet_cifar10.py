@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -60,19 +61,24 @@ def _nearest_depth(depth: int) -> int:
     return max(8, 6 * round((depth - 2) / 6) + 2)
 
 
-MODELS = (
+_SETTINGS = Settings(
+    batch_norm_decay=0.9,
+    batch_norm_epsilon=1e-5,
+    unbiased_running_variance=False,
+    weight_decay=0.0,
+)
+MODELS = tuple(
     Model(
-        name="resnet_cifar10",
-        function=resnet_cifar10,
+        name=name,
+        function=functools.partial(resnet_cifar10, depth=depth),
         default_image_size=32,
         preprocessing="cifarnet",
         num_classes=10,
-        settings=Settings(
-            batch_norm_decay=0.9,
-            batch_norm_epsilon=1e-5,
-            unbiased_running_variance=False,
-            weight_decay=0.0,
-        ),
-        source="Fluid's book, image classification",
-    ),
+        settings=_SETTINGS,
+        source=source,
+    )
+    for name, depth, source in (
+        ("resnet_cifar10", 32, "Fluid's book, image classification"),
+        ("resnet_cifar10_8", 8, "Fluid's book, with one unit in each stage"),
+    )
 )

@@ -88,6 +88,8 @@ class PreprocessingFlags:
       num_preprocessing_threads: how many threads read and prepare images; 0 does it between the
         steps.
       datasets_use_caching: keep the records in memory, compressed as they are.
+      cache_image_size: keep the images of a folder in memory, scaled down so that their shorter
+        side has this many pixels; a file is then decoded once, not once an epoch.
       skip_damaged: leave out images that cannot be read, and name them after each epoch.
     """
 
@@ -98,6 +100,7 @@ class PreprocessingFlags:
     prefetch_buffer_size: int = 32
     num_preprocessing_threads: int = 16
     datasets_use_caching: bool = False
+    cache_image_size: int | None = None
     skip_damaged: bool = False
 
     @property
@@ -109,7 +112,9 @@ class PreprocessingFlags:
         """Check the values."""
         from penstock import preprocessing
 
-        check_at_least(1, train_image_size=self.train_image_size)
+        check_at_least(
+            1, train_image_size=self.train_image_size, cache_image_size=self.cache_image_size
+        )
         check_at_least(1, num_parallel_batches=self.num_parallel_batches)
         check_at_least(
             0,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.commands._argument_parser import Flag, FlagValue, list_flags, raise_usage_errors
+from penstock.commands._checks import UsageError
 from penstock.commands._flags.config_file import read_config
 from penstock.commands._flags.data import DatasetFlags, PreprocessingFlags
 from penstock.commands._flags.model import ModelFlags
@@ -81,6 +82,23 @@ class TrainFlags:
     config: str | None = None
     plugin: str | None = None
     fastnn_compat: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what flags of two kinds say together."""
+        side, size = self.preprocessing.cache_image_size, self.preprocessing.train_image_size
+        if side is None:
+            return
+        if self.dataset.dataset_name != "image_folder":
+            raise UsageError(
+                f"--cache_image_size={side} got --dataset_name={self.dataset.dataset_name}, "
+                "expected image_folder: other data are small or packed already. "
+                "--datasets_use_caching keeps those in memory."
+            )
+        if size is not None and side < size:
+            raise UsageError(
+                f"--cache_image_size got {side}, expected --train_image_size={size} or more: the "
+                "images would be scaled down and up again. Twice as many leave room for crops."
+            )
 
 
 TRAIN_FLAGS = list_flags(TrainFlags)

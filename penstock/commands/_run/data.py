@@ -206,7 +206,7 @@ def make_read_options(
         shard=shard,
         num_workers=min(read.num_preprocessing_threads, in_flight),
         look_ahead=read.prefetch_buffer_size,
-        cache_records=read.datasets_use_caching,
+        cache_records=read.datasets_use_caching or read.cache_image_size is not None,
         on_error=read.on_error,
     )
 

@@ -78,7 +78,7 @@ def open_split(flags: TrainFlags, split: SplitName) -> Split:
     if files:
         return _describe(_read_files(dataset, _find_files(folder, files)), name, folder, on_error)
     if name == "image_folder":
-        source, names = _open_folder(folder, split)
+        source, names = _open_folder(folder, split, flags.preprocessing.cache_image_size)
         opened = _describe(functools.partial(readers.indexed, source), name, folder, on_error)
         return dataclasses.replace(opened, num_classes=len(names), class_names=names)
     if name not in DATASETS:
@@ -153,7 +153,7 @@ class _Chain:
 
 
 def _open_folder(
-    root: Path, split: SplitName
+    root: Path, split: SplitName, shorter_side: int | None
 ) -> tuple[readers.ImageFolder | Subset, tuple[str, ...]]:
     """Return the images of a split of a folder of classes, by index, and the classes' names."""
     names = ["train"] if split == "train" else TEST_SPLITS
@@ -164,7 +164,7 @@ def _open_folder(
             f"{str(root)!r} got no folder {listed(TEST_SPLITS)}, expected one beside 'train'. "
             "There is nothing to test on. Put images there, in a folder for each class."
         )
-    source = readers.ImageFolder(parts[0] if has_parts else root)
+    source = readers.ImageFolder(parts[0] if has_parts else root, shorter_side=shorter_side)
     if has_parts:
         if split == "test":
             _check_same_classes(parts[0], source.class_names, root / "train")

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock import _mesh
+from penstock import _mesh, models
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
@@ -21,7 +21,9 @@ from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import open_split
 
 _FEW_IMAGES = 200
-_MIN_EPOCHS, _MAX_EPOCHS = 5, 200
+_MAX_EPOCHS = 200
+# Decoded images are kept in memory up to this, of 1.5 times as many pixels as a square one.
+_MAX_CACHE_BYTES = 2 << 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class Choice:
 
     Arguments:
       num_steps: about how many steps there are; from it and the number of images follow the epochs.
+      min_epochs: of many images.
       why: the reason, as a sentence.
       other: flags that choose otherwise.
     """
@@ -37,18 +40,22 @@ class Choice:
     model_name: str
     train_image_size: int
     batch_size: int
+    optimizer: str
     learning_rate: float
     num_steps: int
+    min_epochs: int
     why: str
     other: str
 
 
 _ON_CPU = Choice(
-    model_name="cifarnet",
+    model_name="resnet_cifar10_8",
     train_image_size=32,
-    batch_size=16,
-    learning_rate=0.001,
-    num_steps=1200,
+    batch_size=32,
+    optimizer="momentum",
+    learning_rate=0.3,
+    num_steps=1250,
+    min_epochs=15,
     why="A CPU trains a small network on small images in minutes, a large one in hours.",
     other="--model_name=mobilenet_v2 --train_image_size=128 --num_epochs=50",
 )
@@ -56,12 +63,16 @@ _ON_ACCELERATOR = Choice(
     model_name="resnet50",
     train_image_size=160,
     batch_size=64,
+    # Not adam: TensorFlow 1's epsilon of 1 in it makes steps too small for a short run.
+    optimizer="optax.adam",
     learning_rate=0.001,
     num_steps=6000,
+    min_epochs=5,
     why="An accelerator trains a network of this size in minutes.",
     other="--model_name=mobilenet_v1_025 --train_image_size=96",
 )
-# Of a network that the user names: what most of them learn with.
+# Of a network that the user names, or whose weights are there: what most of them learn with.
+_OPTIMIZER = "optax.adam"
 _LEARNING_RATE = {"pretrain": 0.001, "finetune": 0.0003}
 
 
@@ -154,18 +165,20 @@ def choose(
     batch_size = choice.batch_size // 2 if num_images < _FEW_IMAGES else choice.batch_size
     chosen: dict[str, FlagValue] = {
         "model_name": choice.model_name,
-        # Not adam: TensorFlow 1's epsilon of 1 in it makes steps too small for a short run.
-        "optimizer": "optax.adam",
+        "optimizer": _OPTIMIZER if is_named else choice.optimizer,
         "learning_rate": _LEARNING_RATE[task] if is_named else choice.learning_rate,
         "learning_rate_decay_type": "one_cycle",
         "batch_size": batch_size,
-        "num_epochs": _choose_epochs(choice.num_steps, num_images, given, batch_size),
+        "num_epochs": _choose_epochs(choice, num_images, given, batch_size),
     }
     # Weights know their own images; a network that the user names has a size.
     if task == "pretrain":
         chosen["preprocessing_name"] = "torchvision_mild"
         if not is_named:
             chosen["train_image_size"] = choice.train_image_size
+    side = 2 * _find_image_size(plain, chosen)
+    if plain.dataset.dataset_name == "image_folder" and _fits_memory(num_images, side):
+        chosen["cache_image_size"] = side
     # Another optimizer than ours has another rate.
     if "optimizer" in given:
         del chosen["learning_rate"]
@@ -175,7 +188,7 @@ def choose(
 
 
 def _choose_epochs(
-    num_steps: int, num_images: int, given: Mapping[str, FlagValue], batch_size: int
+    choice: Choice, num_images: int, given: Mapping[str, FlagValue], batch_size: int
 ) -> int:
     """Return how many epochs have about so many steps, as a round number.
 
@@ -183,9 +196,23 @@ def _choose_epochs(
     """
     size = given.get("batch_size", batch_size)
     assert isinstance(size, int)
-    epochs = num_steps * size / num_images
+    epochs = choice.num_steps * size / num_images
     rounded = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
-    return min(max(rounded, _MIN_EPOCHS), _MAX_EPOCHS)
+    return min(max(rounded, choice.min_epochs), _MAX_EPOCHS)
+
+
+def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
+    """Return the height and width in pixels of what the network gets."""
+    size = plain.preprocessing.train_image_size or chosen.get("train_image_size")
+    if size is None:
+        return models.get(plain.model.model_name).default_image_size
+    assert isinstance(size, int)
+    return size
+
+
+def _fits_memory(num_images: int, side: int) -> bool:
+    """Return whether images of this shorter side, in pixels, are kept in memory."""
+    return num_images * side * side * 3 * 1.5 <= _MAX_CACHE_BYTES
 
 
 def _count_cores() -> int:

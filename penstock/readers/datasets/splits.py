@@ -48,12 +48,12 @@ class Subset:
         """Return the sample of a row."""
         return self.source[int(self.rows[index])]
 
-    def encoded(self, index: int) -> bytes:
-        """Return the bytes of a row's image."""
+    def encoded(self, index: int) -> bytes | np.ndarray:
+        """Return the bytes of a row's image, or the small image."""
         return self.source.encoded(int(self.rows[index]))
 
-    def decoded(self, index: int, encoded: bytes) -> ImageSample:
-        """Return the sample of a row's bytes."""
+    def decoded(self, index: int, encoded: bytes | np.ndarray) -> ImageSample:
+        """Return the sample of what `encoded` gave."""
         return self.source.decoded(int(self.rows[index]), encoded)
 
     def origin(self, index: int) -> str:

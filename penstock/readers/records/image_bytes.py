@@ -88,10 +88,16 @@ def read_image(path: str | Path) -> bytes:
         return head + file.read(_MAX_FILE_BYTES) if is_image else head
 
 
-def decode_image(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:
+def decode_image(
+    encoded: bytes, *, channels: int = 3, name: str = "image", shorter_side: int | None = None
+) -> np.ndarray:
     """Decode JPEG or PNG bytes to `[H, W, channels]` uint8, RGB or gray.
 
     EXIF orientation is ignored, as TensorFlow and OneFlow ignore it; alpha is dropped.
+
+    Arguments:
+      shorter_side: how many pixels of it are enough; a JPEG of at least twice as many is then
+        decoded at a half, a quarter or an eighth of its size.
 
     Raises:
       ImageError: not a JPEG or PNG, damaged, or larger than 2**26 pixels.
@@ -103,7 +109,22 @@ def decode_image(encoded: bytes, *, channels: int = 3, name: str = "image") -> n
     import cv2
 
     flag = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
+    part = 1 if shorter_side is None else _choose_part(encoded, shorter_side)
+    if part > 1:
+        colour = f"IMREAD_REDUCED_{'COLOR' if channels == 3 else 'GRAYSCALE'}_{part}"
+        image = _decode(encoded, getattr(cv2, colour), name)
+        # There is no flag for a part of the size in this order.
+        return np.ascontiguousarray(image[..., ::-1]) if channels == 3 else image
     return _decode(encoded, flag, name)
+
+
+def _choose_part(encoded: bytes, shorter_side: int) -> int:
+    """Return 1, 2, 4 or 8: an image of this part of the size still has the shorter side."""
+    size = image_size(encoded)
+    # Of other kinds of files opencv decodes the whole image, and shrinks it without a filter.
+    if size is None or encoded[:2] != _JPEG_MAGIC:
+        return 1
+    return next(part for part in (8, 4, 2, 1) if part == 1 or min(size) // part >= shorter_side)
 
 
 def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:
