@@ -30,7 +30,7 @@ class LoggingFlags:
       profile_at_task: the index of the process that traces.
       log_device_placement: print the devices and what is placed on them.
       print_model_statistics: print the table of parameters.
-      log_trainable_vars_statistics: the same as --print_model_statistics, under its name in
+      log_trainable_vars_statistics: do what --print_model_statistics does, under its name in
         FastNN's code.
       hooks: which of StopAtStepHook, ProfilerHook, LoggingTensorHook and CheckpointSaverHook to
         use, separated by commas; those left out do nothing.
