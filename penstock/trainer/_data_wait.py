@@ -23,7 +23,7 @@ class DataWait:
     """The account of waiting for data: which share of its time training spends on the reader.
 
     It samples one launch in 16: reading the clock at each would cost the smallest networks 2 %.
-    While launches take more than 1 ms, it samples each of them: an epoch of 20 launches would
+    While 16 launches take more than 16 ms, it samples each of them: an epoch of 20 launches would
     otherwise be judged by a single one.
 
     Taking the next launch from the reader counts as waiting while the device has nothing to do. It
@@ -43,6 +43,8 @@ class DataWait:
         self._interrupts = interrupts
         self._is_idle, self._clock = is_idle, clock
         self._number, self._every = 0, SAMPLE_EVERY
+        # The samples since the interval between them was chosen.
+        self._num_recent, self._recent_secs = 0, 0.0
         # Seconds of all launches that the samples stand for.
         self._waited = self._passed = 0.0
         self._is_warned = False
@@ -59,8 +61,14 @@ class DataWait:
             if start >= 0.0:
                 seconds = self._clock() - start
                 self._passed += self._every * seconds
-                self._every = 1 if seconds > LONG_SECS else SAMPLE_EVERY
                 start = -1.0
+                self._num_recent += 1
+                self._recent_secs += seconds
+                # A mean over several: the host runs ahead of the device for a few launches.
+                if self._every * self._num_recent >= SAMPLE_EVERY:
+                    is_long = self._recent_secs > self._num_recent * LONG_SECS
+                    self._every = 1 if is_long else SAMPLE_EVERY
+                    self._num_recent, self._recent_secs = 0, 0.0
             self._number += 1
             is_sampled = self._number % self._every == 0
             if is_sampled:
