@@ -25,9 +25,9 @@ PAGE = ROOT / "docs" / "models.md"
 
 HEAD = """# The model library
 
-`penstock models` lists these networks, `penstock models NAME` the layers of one, and
-`models.classifier` makes the programs that train one. This page and the list are made by
-`python docs/make_models_page.py`.
+`penstock models` lists these networks, and `penstock models NAME` shows the layers of one.
+`models.classifier` makes the programs that train one. `python docs/make_models_page.py` generates
+this page and the list.
 
 ```python
 import optax
@@ -39,22 +39,23 @@ trainer = ps.Trainer(lenet.train_program, optax.sgd(0.1), infer_func=lenet.infer
 print(models.names("mobilenet*"), models.get("lenet").settings)
 ```
 
-`penstock models resnet50 --drawing=resnet50.svg` draws the blocks of a network: a box
-for each, with its output and its parameters.
+`penstock models resnet50 --drawing=resnet50.svg` draws the blocks of a network, one box
+per block, with its output shape and number of parameters.
 
-- **Image** is the height and width in pixels that it was designed for, **classes** the number in
-  its published weights: 1001 have one for the background.
-- **Parameters** are the trained numbers, with those of auxiliary heads, **arrays** the number of
-  arrays that hold them, **statistics** batch norm's running means and variances. All are counted
-  at 1000 classes where the weights have 1001.
-- **GMAC** is billions of multiply-adds of convolutions and dense layers for one image, without
-  auxiliary heads, with products of padding. XLA's cost analysis of those operations gives the same
-  (tests/models/test_cost_analysis.py).
-- **Preprocessing** is the one that it is trained with here by default. Weights from elsewhere bring
-  theirs, see [weights.md](weights.md).
+- **Image** is the height and width in pixels that the network was designed for. **Classes** is the
+  number of classes in its published weights; 1001 includes one for the background.
+- **Parameters** counts the trained numbers, including those of auxiliary heads. **Arrays** is the
+  number of arrays that hold them, and **statistics** counts batch norm's running means and
+  variances. All are counted at 1000 classes if the weights have 1001.
+- **GMAC** is the number of multiply-adds, in billions, of convolutions and dense layers for one
+  image. Auxiliary heads are left out; products with padding are counted. XLA's cost analysis of
+  these operations gives the same number (tests/models/test_cost_analysis.py).
+- **Preprocessing** is the default for training the network here. Published weights bring
+  their own, see [weights.md](weights.md).
 
-[same_logits.md](same_logits.md) compares them with their originals, weight for weight;
+[same_logits.md](same_logits.md) compares the networks with their originals, with the same weights.
 [training_models.md](training_models.md) has commands that train some of them in minutes.
+
 
 """
 ADVICE_HEAD = """## Which to take
@@ -65,9 +66,10 @@ LIST_HEAD = """
 
 """
 SETTINGS_HEAD = """
-How each is regularised and normalised unless `models.Settings` says otherwise: the coefficient of
-weight decay, the decay and epsilon of batch norm, the share of features dropped before the last
-layer, and the share of paths dropped at the end of training.
+The next table shows how each network is regularised and normalised, unless `models.Settings` says
+otherwise: the weight decay coefficient, the decay and epsilon of batch norm, the dropout rate
+before the last layer, and the drop-path rate at the end of training.
+
 
 """
 

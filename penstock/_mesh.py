@@ -78,7 +78,7 @@ def _missing(place: str | None, error: BaseException) -> str:
     name = place or (asked or "").partition(",")[0]
     # What would bring the platform, where one of our extras does.
     extra = {"gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}.get(name.lower())
-    remedy = f' Is the driver at work, and pip install "penstock[{extra}]" done?' if extra else ""
+    remedy = f' Does the driver work, and is "penstock[{extra}]" installed?' if extra else ""
     try:
         here = f"this process has {jax.default_backend()!r}"
     except (RuntimeError, AssertionError):

@@ -106,8 +106,8 @@ def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, object
     for pattern in wanted:
         if not any(_matches(name, pattern) for name in names):
             raise UnknownNameError(
-                f"{argument} got {pattern!r}, expected what matches a parameter: {listed(names)}."
-                + nearest(pattern, names)
+                f"{argument} got {pattern!r}, expected a pattern that matches a parameter: "
+                f"{listed(names)}.{nearest(pattern, names)}"
             )
 
 

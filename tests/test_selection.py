@@ -100,8 +100,11 @@ def test_missing_entries_of_what_is_included_are_an_error(folder):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"include": "backbon"}, "include got 'backbon', expected what matches a parameter"),
-        ({"exclude": ["head", "hed/*"]}, "exclude got 'hed/*', expected what matches"),
+        (
+            {"include": "backbon"},
+            "include got 'backbon', expected a pattern that matches a parameter",
+        ),
+        ({"exclude": ["head", "hed/*"]}, "exclude got 'hed/*', expected a pattern that matches"),
         ({"rename": {"bakbone": "body"}}, "rename got 'bakbone', expected the beginning of a name"),
     ],
 )

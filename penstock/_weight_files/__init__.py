@@ -94,8 +94,8 @@ def _check_is_checkpoint_prefix(path: Path) -> None:
         names = sorted(file.name for file in path.iterdir())
         found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
         raise WeightFileError(
-            f"got a folder that holds {found}, expected {EXPECTED}. Give one file; of a TensorFlow "
-            "checkpoint in several files, their path without .index or .data-..."
+            f"got a folder that holds {found}, expected {EXPECTED}. Give one file. For a "
+            "TensorFlow checkpoint in several files, give their path without .index or .data-..."
         )
     if not path.with_name(path.name + _tensorflow.INDEX_SUFFIX).is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []

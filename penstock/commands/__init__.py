@@ -16,19 +16,19 @@ from penstock._errors import nearest
 from penstock._text_tables import find_columns, wrap_words
 
 _COMMANDS = {
-    "train": "train a network of the model library, on handwritten digits without further flags",
+    "train": "train a network of the model library, by default on handwritten digits",
     "launch": "start a command or a script as several processes on this machine, or on Ray",
-    "eval": "say how well a trained network does, class by class",
-    "predict": "name what a trained network sees in images",
+    "eval": "evaluate a trained network, class by class",
+    "predict": "classify images with a trained network",
     "report": "show a run as a page: curves, classes, the worst mistakes as pictures",
-    "import-weights": "make parameters from weights that others published",
-    "show": "draw the images that a network is fed in training, with their classes",
+    "import-weights": "convert published weights to parameters",
+    "show": "draw the images that a network gets in training, with their classes",
     "models": "list the networks of the model library, or show the layers of one",
     "convert": "make record files from archives, image folders or other record files",
-    "runs": "list the runs in a folder, with their best tests",
+    "runs": "list the runs in a folder, with their best test results",
     "compare": "put the flags and the results of runs side by side",
     "cache": "list or clear the decompressed copies of record files",
-    "plot": "draw the logged curves of runs in one picture",
+    "plot": "plot the logged curves of runs in one picture",
 }
 
 

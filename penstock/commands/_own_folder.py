@@ -13,14 +13,14 @@ from penstock.commands._image_folders import count_other_images, find_images, li
 _RECORDS = "_train*.tfrecord"
 _TEST_PARTS = ("test", "validation", "val")
 _OTHER_PARTS = ("training", "testing", "tests", "valid", "dev", "eval", "evaluation")
-_LAYOUT = "a folder of images for each class in it, such as {0}/cat and {0}/dog"
+_LAYOUT = "one folder of images per class in it, such as {0}/cat and {0}/dog"
 
 
 def describe_folder(word: str) -> dict[str, str]:
     """Return the flags that name the data in a folder: `dataset_name` and `dataset_dir`.
 
     Arguments:
-      word: the folder: of a folder of images for each class, or of such parts as `train` and
+      word: the folder: with one folder of images per class, or with such parts as `train` and
         `test`; or of the record files of one data set.
 
     Raises:
@@ -54,7 +54,7 @@ def _describe_missing(word: str, path: Path) -> UsageError:
         todo = "Unpack it, and name" if is_archive else "Name"
         return UsageError(
             f"got the file {word!r}, expected a folder of images or flags. {todo} the folder that "
-            "has a folder of images for each class."
+            "has one folder of images per class."
         )
     if word in list_datasets():
         return UsageError(
@@ -64,8 +64,8 @@ def _describe_missing(word: str, path: Path) -> UsageError:
     parent = path.parent
     there = [each.name for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
     return UsageError(
-        f"got {word!r}, expected a folder of images that is there, or flags: --NAME=VALUE."
-        f"{nearest(path.name, there)} `penstock train --help` says more."
+        f"got {word!r}, expected an existing folder of images, or flags: --NAME=VALUE."
+        f"{nearest(path.name, there)} `penstock train --help` lists them."
     )
 
 
@@ -119,7 +119,7 @@ def _check_parts(word: str, path: Path) -> None:
         )
     raise UsageError(
         f"got {word!r} with the folders {listed(folders)}, expected 'train' and 'test', or "
-        "'train' and 'val'. By other names they would be classes. Rename them."
+        "'train' and 'val'. By any other name they would be classes. Rename them."
     )
 
 

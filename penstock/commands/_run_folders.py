@@ -224,7 +224,7 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
         what = error.strerror if isinstance(error, OSError) else f"{error}; is it whole?"
         raise UsageError(
             f"got {str(path)!r}, expected the folder of a run, with its config.json ({what}). "
-            "`penstock runs FOLDER` lists those there are."
+            "`penstock runs FOLDER` lists the runs in a folder."
         ) from error
     flags: dict[str, object] = {}
     for name, value in sections.items():

@@ -103,7 +103,7 @@ def _find(run: str) -> Path:
         problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
         problem += "handlers?"
     else:
-        problem = "There is nothing of that name."
+        problem = "There is nothing with that name."
     raise LogError(f"the run got {run!r}, expected a log file or a folder with one. {problem}")
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 PROG = "penstock train"
 ABOUT = (
-    "Train a network on the images in FOLDER, which holds a folder for each class, or on those "
-    "that flags name. For a FOLDER the network and its settings are chosen to suit."
+    "Train a network on the images in FOLDER, which holds one folder per class, or on the data "
+    "that the flags name. For a FOLDER, the network and its settings are chosen for you."
 )
 EXAMPLES = f"""examples:
-  {PROG} photos/       # your own images, in a folder for each class
+  {PROG} photos/       # your own images, one folder per class
   {PROG}               # handwritten digits
   {PROG} --dataset_name=cifar10 --dataset_dir=data/cifar10 \\
       --model_name=resnet_v1_50 --num_epochs=20"""
@@ -45,17 +45,17 @@ BASIC_FLAGS = {
         "digits",
     ),
     "dataset_dir": BasicFlag(
-        "FOLDER", "Read the images of --dataset_name there. FOLDER alone names both."
+        "FOLDER", "Read the images of --dataset_name there. Not needed with FOLDER."
     ),
     "num_epochs": BasicFlag(
-        "INT", "Go through the images this many times. Without it the run ends after 100 steps."
+        "INT", "Go through the images this many times. Without it, the run ends after 100 steps."
     ),
     "batch_size": BasicFlag("INT", "Use this many images in each step, on each device.", "32"),
     "learning_rate": BasicFlag(
         "FLOAT", "Reach this learning rate, the highest of the run.", "0.01"
     ),
     "train_image_size": BasicFlag(
-        "INT", "Make the images this many pixels high and wide. By default the network decides."
+        "INT", "Make the images this many pixels high and wide. By default, the network decides."
     ),
     "output_dir": BasicFlag("FOLDER", "Write the run there, to runs/<data>_<network>.", "."),
 }
@@ -80,7 +80,7 @@ def format_help() -> str:
         lines.append(f"{names[name]:{indent}}{wrapped[0]}")
         lines += [" " * indent + line for line in wrapped[1:]]
     more = (
-        f"`{PROG} --help_all` lists all flags. The same command again goes on where a run was "
-        "interrupted. docs/train_command.md says more."
+        f"`{PROG} --help_all` lists all flags. If a run was interrupted, repeat the command to "
+        "resume it. See docs/train_command.md."
     )
     return "\n".join([*lines, "", textwrap.fill(more, columns, break_on_hyphens=False)])

@@ -16,12 +16,12 @@ from penstock.commands._tables import print_table
 class CacheFlags:
     """List or clear the decompressed copies of compressed record files.
 
-    A copy that a reader uses stays. PENSTOCK_CACHE_MAX_BYTES bounds the others, PENSTOCK_CACHE is
-    their folder. Data sets in that folder are left alone.
+    Copies that a reader is using are kept. PENSTOCK_CACHE_MAX_BYTES limits the total size of the
+    others, and PENSTOCK_CACHE is their folder. Data sets in that folder are left alone.
 
     Arguments:
-      action: what to do; without it list.
-      cache_dir: the folder that a reader's cache_dir= named; the common one by default.
+      action: what to do, by default list.
+      cache_dir: the folder that a reader's cache_dir= named; by default the common one.
     """
 
     action: str | None = positional("list|clear", "?")

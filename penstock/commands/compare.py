@@ -22,10 +22,10 @@ _EXAMPLES = """examples:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareFlags:
-    """Put the flags in which runs differ side by side, with their results.
+    """Put the flags that differ between runs side by side, with the results.
 
     Arguments:
-      runs: the folders of two runs or more.
+      runs: the folders of two or more runs.
       json: print JSON, for programs to read.
     """
 
@@ -37,7 +37,7 @@ class CompareFlags:
         if len(self.runs) < 2:
             raise UsageError(
                 f"got one run, {''.join(self.runs)!r}, expected two or more to compare. "
-                "`penstock runs` lists those there are."
+                "`penstock runs` lists them."
             )
 
 

@@ -57,33 +57,32 @@ _MAX_SHARDS = 99_999
 class ConvertFlags:
     """Make TF-Slim's record files, and print their paths.
 
-    They are made from the original archives or an image folder, or TFRecord and OFRecord files from
-    each other.
+    The source is an original archive or an image folder. TFRecord and OFRecord files can also be
+    converted to each other.
 
     Arguments:
       dataset_name: what to convert: cifar10, mnist or flowers, from the original archives (cifar10
         from cifar-10-binary.tar.gz: TF-Slim's cifar-10-python.tar.gz is pickled, and is not read);
         image_folder, from your images; ofrecord, from your TFRecords; tfrecord, from your
         OFRecords.
-      dataset_dir: the folder that the files go to; archives are looked for in it, and downloaded to
-        it.
-      overwrite: make files again that are there already, and remove those that an earlier
-        conversion to more files left.
+      dataset_dir: the folder to write the files to; archives are looked for in it, or downloaded
+        to it.
+      overwrite: write existing files again, and remove extra files that an earlier conversion
+        left.
       base_url: download from this folder of a mirror, not from the original address; for cifar10,
         mnist and flowers.
-      skip_checksum: take archives of another checksum; for cifar10, mnist and flowers.
+      skip_checksum: accept archives with another checksum; for cifar10, mnist and flowers.
       num_validation: how many images are held out; by default a tenth for image_folder, and 350 for
         flowers.
-      source: what is converted: for image_folder a folder that holds a folder of images for each
-        class, for ofrecord TFRecord files as a glob pattern, for tfrecord a folder of OFRecord
-        parts.
-      num_shards: how many files to make, for image_folder of each split; for image_folder, ofrecord
+      source: what to convert: for image_folder a folder with one folder of images per class, for
+        ofrecord TFRecord files as a glob pattern, for tfrecord a folder of OFRecord parts.
+      num_shards: how many files to make, for image_folder per split; for image_folder, ofrecord
         and tfrecord.
-      output_name: what the files' names begin with; for image_folder and tfrecord.
+      output_name: the beginning of the files' names; for image_folder and tfrecord.
       seed: the seed of the shuffle; for image_folder.
       part_name_suffix_length: how many digits the parts' names have, -1 for part-0; for ofrecord
         and tfrecord.
-      rename: give features new names, OLD:NEW between commas; `slim` is TF-Slim's names to
+      rename: rename features, as OLD:NEW separated by commas; `slim` renames TF-Slim's names to
         OneFlow's, or back. For ofrecord and tfrecord.
     """
 

@@ -50,14 +50,14 @@ _FROM_TRAIN = choose_flags(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalFlags:
-    """Say how well a trained network does on a split of its data, class by class.
+    """Evaluate a trained network on a split of its data, class by class.
 
     Arguments:
       run: the folder of a run, of parameters or of checkpoints, or a file of TF-Slim, Keras or
         torch.
       split: the part of the data to evaluate on.
-      plot: the picture of the confusion matrix, a .png, .svg or .pdf; without it confusion.png in
-        the run's folder, and none where it is empty.
+      plot: the file for a picture of the confusion matrix, .png, .svg or .pdf; by default
+        confusion.png in the run's folder; no picture where it is empty.
       json: print JSON, for programs to read.
     """
 

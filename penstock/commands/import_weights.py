@@ -16,20 +16,19 @@ from penstock.models.weights import ForeignWeights, build_forward
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportFlags:
-    """Write weights of TF-Slim, keras.applications, torchvision or timm as parameters.
+    """Convert weights of TF-Slim, keras.applications, torchvision or timm to parameters.
 
-    An Inferencer and a Trainer load them.
+    An Inferencer or a Trainer can load them.
 
     Arguments:
       model: the network; `penstock models` lists them.
       file: the file of weights: a TensorFlow checkpoint, .h5, .keras, .safetensors or .pth.
       output: the folder to write.
-      image_size: the size of images in pixels, where parameters depend on it; the network's by
-        default.
-      preprocessing_name: the preprocessing of the images that they were trained with; that of the
-        source by default.
-      moving_averages: take a TF-Slim checkpoint's moving averages where it has them; False takes
-        its raw arrays.
+      image_size: the image size in pixels, if parameters depend on it; by default the network's.
+      preprocessing_name: the image preprocessing that the weights were trained with; by default
+        that of their source.
+      moving_averages: use the moving averages of a TF-Slim checkpoint if it has them; False uses
+        the raw parameters.
       plugin: import these modules first, between commas, by name or as a .py file: they register
         networks, preprocessings, and what parameters are called elsewhere.
     """

@@ -18,26 +18,27 @@ from penstock.commands._failures import run_command
 from penstock.distributed.python_scripts import is_python_script
 
 PROG = "penstock launch"
-_EPILOG = """What stands behind -- is a command of penstock, a Python file, -m MODULE or any
-other program. Each process has one device, a GPU or the CPU, and finds the
-others by its environment: ps.distributed.initialize() in a script, by itself
-in a command of penstock. Lines come out whole behind [0], the number of their
-process; of a progress bar the last state, or the present one every 5 s.
+_EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other
+program. Each process has one device, a GPU or the CPU. The processes find each
+other through their environment: a script calls ps.distributed.initialize(), a
+command of penstock does so by itself. Output is printed in whole lines, each
+with the number of its process, such as [0]. Progress bars are printed when
+they end, and every 5 s.
 
-Ctrl-C, SIGTERM and SIGHUP are passed on once, and the processes save what they
-have; a second Ctrl-C kills them. When one fails, so do the others, within 10 s.
-What the processes leave running is killed with them.
+Ctrl-C, SIGTERM and SIGHUP are passed on once, and the processes save and end.
+A second Ctrl-C kills them. When one process fails, the others end within 10 s.
+Programs that they leave running are killed too.
 
 exit status: 0 when all processes ended with 0, else that of the first that
 failed (137 for SIGKILL); 2 for a mistake in the flags. The group is started
 again after 75 and after SIGABRT, SIGBUS, SIGKILL and SIGSEGV, unless it was
-lost within 5 s of its start three times in a row; never after an error in the
-program (1), after SIGTERM (143) or Ctrl-C (130).
+lost within 5 s of its start three times in a row. It is never started again
+after an error in the program (1), SIGTERM (143) or Ctrl-C (130).
 
 environment of a process: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
 JAX_PROCESS_ID, PENSTOCK_LOCAL_RANK, PENSTOCK_RESTARTS (0 at first),
 PENSTOCK_HANG_SECS, PENSTOCK_HEARTBEAT_SECS; CUDA_VISIBLE_DEVICES on GPUs; and
-OMP_NUM_THREADS, its share of the cores, where it is not set.
+OMP_NUM_THREADS, its share of the cores, unless it is already set.
 
 examples:
   penstock launch -n 2 -- train
@@ -53,12 +54,12 @@ class LaunchFlags:
 
     Arguments:
       num_processes: how many processes; with --on=ray also MIN:MAX, as many as there is room for.
-      max_restarts: how often all are started again, from the last checkpoint, after one was lost.
+      max_restarts: how often to restart all processes, from the last checkpoint, after one is lost.
       hang: seconds without progress after which a process counts as stuck.
       heartbeat: seconds without a sign of life after which a process counts as lost.
       grace: seconds to save after a signal, before the processes are killed.
-      linger: seconds for the others to end by themselves when one has failed.
-      place: where the processes compute; GPUs where there are some.
+      linger: seconds for the others to end by themselves after one has failed.
+      place: where the processes compute; by default on GPUs if there are any.
       on: the engine that starts them; without it they run on this machine.
       address: the address of the Ray cluster.
     """
@@ -121,7 +122,7 @@ def _launch(argv: list[str]) -> int:
     end = argv.index("--") if "--" in argv else len(argv)
     words = argv[end + 1 :]
     usage = " -- COMMAND [ARGUMENTS]"
-    where = "What to start stands behind `--`: penstock launch -n 2 -- train."
+    where = "Write what to start after `--`: penstock launch -n 2 -- train."
     try:
         flags, _ = parse(LaunchFlags, argv[:end], prog=PROG, epilog=_EPILOG, usage=usage)
     except UsageError as error:

@@ -46,8 +46,8 @@ class ModelsFlags:
       json: print JSON, for programs to read.
       plugin: import these modules first, between commas, by name or as a .py file: they register
         networks.
-      num_classes: how many classes the last layer of one network has.
-      image_size: the size of images in pixels for one network.
+      num_classes: how many classes the network's last layer has.
+      image_size: the image size for the network, in pixels.
       drawing: write a drawing of one network's blocks to this file, as SVG.
     """
 

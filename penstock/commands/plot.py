@@ -20,16 +20,16 @@ _X_LABELS = {"step": "step", "epoch": "epoch", "seconds": "seconds of training"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlotFlags:
-    """Draw the curves of runs against each other.
+    """Plot the curves of runs in one picture.
 
-    Metrics of steps are smoothed over the values themselves; results of tests are dashed.
+    Training metrics are smoothed, with the raw values behind them; test results are dashed.
 
     Arguments:
       runs: a log of CSVLog or JSONLog, or the folder of a run.
       output: the picture to draw: .png, .svg or .pdf.
-      metric: the metric to draw; given again, it adds a panel.
+      metric: the metric to draw; repeat it to add a panel.
       x: what the horizontal axis shows.
-      log: draw the vertical axis logarithmic.
+      log: use a logarithmic vertical axis.
     """
 
     runs: tuple[str, ...] = positional("RUN", "+")

@@ -45,16 +45,16 @@ _FROM_TRAIN = choose_flags(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictFlags:
-    """Name what a trained network sees in images.
+    """Classify images with a trained network.
 
     Arguments:
       run: what to predict with, as for `penstock eval`.
       images: files of images, or folders of them.
-      top_k: how many classes are named, the likeliest first.
-      json: print a line of JSON for each image, for programs to read.
+      top_k: how many classes to print, the likeliest first.
+      json: print one line of JSON per image, for programs to read.
       explain: write a picture beside each image, NAME.explained.png, of where the network looked
         for its answer (Grad-CAM).
-      output: the folder of these pictures, made where it is missing.
+      output: the folder for these pictures; it is created if it is missing.
     """
 
     run: str | None = positional("RUN", "?", is_needed=True)

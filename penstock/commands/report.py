@@ -54,14 +54,14 @@ _OF_DATA = "Classes, mistakes, calibration and samples"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportFlags:
-    """Show a run as one page of HTML: curves, classes, the worst mistakes, times.
+    """Show a run as one HTML page: curves, classes, the worst mistakes, times.
 
     Arguments:
       run: the folder of a run, or one with a log of CSVLog or JSONLog.
-      output: the page; report.html in the run's folder without it.
-      split: the part of the data that the network is asked about.
-      mistakes: how many of the worst mistakes are shown.
-      samples: how many images of each class are shown.
+      output: the file to write; by default report.html in the run's folder.
+      split: the part of the data to run the network on.
+      mistakes: how many of the worst mistakes to show.
+      samples: how many images of each class to show.
     """
 
     run: str = positional("RUN")
@@ -115,7 +115,7 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
         return RunFolder(path if path.is_dir() else path.parent), log
     if not path.exists():
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        problem = f"There is nothing of that name.{nearest(path.name, there)}"
+        problem = f"There is nothing with that name.{nearest(path.name, there)}"
     else:
         problem = "It has no data.json, as `penstock train` writes one, and no log that can be read"
         problem += f": {log}"

@@ -22,10 +22,10 @@ _EXAMPLES = """examples:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunsFlags:
-    """List the runs in a folder, with their best test, and the flags in which they differ.
+    """List the runs in a folder, with their best test and the flags that differ.
 
     Arguments:
-      folder: the folder of the runs; without it runs where that is one, else the present folder.
+      folder: the folder of the runs; by default runs if there is one, else the current folder.
       json: print JSON, for programs to read.
     """
 

@@ -33,8 +33,8 @@ _EXAMPLES = """examples:
   penstock show --dataset_name=cifar10 --dataset_dir=data/cifar10 \\
       --model_name=resnet50 --preprocessing_name=inception
 
-Network, size and preprocessing are those that `penstock train` with the same
-words would take."""
+The network, image size and preprocessing are those that `penstock train`
+would use with the same flags."""
 _FROM_TRAIN = choose_flags(
     *("dataset_name", "dataset_dir", "train_files", "num_classes", "labels_offset"),
     *("model_name", "train_image_size", "preprocessing_name", "seed", "plugin"),
@@ -45,13 +45,13 @@ _MAX_NAME = 18
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShowFlags:
-    """Show what a network is fed in training: images after augmentation, with their classes.
+    """Show what a network gets in training: images after augmentation, with their classes.
 
     Arguments:
-      folder: a folder with a folder of images for each class; without it the data that flags name,
-        and handwritten digits where none does.
-      images: how many images are shown.
-      raw: show the images as they are stored, before anything is done to them.
+      folder: a folder with one folder of images per class; without it the data that the flags
+        name, by default handwritten digits.
+      images: how many images to show.
+      raw: show the images as they are stored, before any preprocessing.
       output: the picture to draw: .png, .svg or .pdf.
     """
 
@@ -114,8 +114,8 @@ def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlag
         flags = make_train_flags(given)
         if flags.dataset.dataset_name == "mock":
             raise UsageError(
-                "--dataset_name got 'mock', expected data with pictures: it is ones, to measure "
-                "speed with."
+                "--dataset_name got 'mock', expected data with pictures: it is arrays of ones, for "
+                "measuring speed."
             )
         return flags
     check_alone(folder, given, "show")

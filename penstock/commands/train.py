@@ -76,8 +76,8 @@ def _read_given(argv: list[str]) -> tuple[str | None, dict[str, FlagValue]]:
         name="folder",
         hint=str,
         default=None,
-        help="Train on the images in this folder, which holds a folder for each class; network, "
-        "size, batch, schedule and epochs are chosen to suit, and flags win.",
+        help="Train on the images in this folder, which holds one folder per class. The network, "
+        "image size, batch size, schedule and epochs are chosen for it; flags override them.",
         section="",
         options={"metavar": "FOLDER", "nargs": "?", "is_needed": False},
     )

@@ -259,8 +259,8 @@ def _match(
 def _misfit_error(file: WeightFile, model: Model, problems: Sequence[str]) -> ParameterError:
     lines = "\n".join(f"  {line}" for line in problems)
     return ParameterError(
-        f"weights file {str(file.path)!r} does not fit {model.name}:\n{lines}\nIs it the file of "
-        "another network? `penstock models` lists those there are."
+        f"weights file {str(file.path)!r} does not fit {model.name}:\n{lines}\nIs it a file for "
+        "another network? `penstock models` lists the networks."
     )
 
 

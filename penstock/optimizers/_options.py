@@ -29,20 +29,20 @@ class OptimizerOptions:
     Inception; adam behaves as in its paper from 1e-8 on.
 
     Arguments:
-      adadelta_rho: the share of its running means that adadelta keeps in a step.
-      adagrad_initial_accumulator_value: the number at which adagrad's sums of squares begin.
-      adam_beta1: the share of the first moment that adam and adamweightdecay keep in a step.
-      adam_beta2: the share of the second moment that adam and adamweightdecay keep in a step.
+      adadelta_rho: the fraction of its running means that adadelta keeps in a step.
+      adagrad_initial_accumulator_value: the initial value of adagrad's sums of squares.
+      adam_beta1: the decay of the first moment for adam and adamweightdecay.
+      adam_beta2: the decay of the second moment for adam and adamweightdecay.
       opt_epsilon: the epsilon of adadelta, adam, rmsprop and adamweightdecay.
       ftrl_learning_rate_power: the power of its sums of squares by which ftrl scales the learning
         rate, 0 or less.
-      ftrl_initial_accumulator_value: the number at which ftrl's sums of squares begin.
-      ftrl_l1: the coefficient of the sum of absolute values in ftrl; exact zeros come from it.
-      ftrl_l2: the coefficient of the sum of squares in ftrl.
-      momentum: the share of its velocity that `momentum` keeps in a step.
-      rmsprop_momentum: the share of the last step that rmsprop adds to the next.
-      rmsprop_decay: the share of its running mean of squares that rmsprop keeps in a step.
-      weight_decay_rate: the decoupled decay of adamweightdecay.
+      ftrl_initial_accumulator_value: the initial value of ftrl's sums of squares.
+      ftrl_l1: the L1 coefficient of ftrl; it gives exact zeros.
+      ftrl_l2: the L2 coefficient of ftrl.
+      momentum: the fraction of its velocity that momentum keeps in a step.
+      rmsprop_momentum: the fraction of the last update that rmsprop adds to the next.
+      rmsprop_decay: the fraction of its running mean of squares that rmsprop keeps in a step.
+      weight_decay_rate: the decoupled weight decay of adamweightdecay.
       exclude_from_weight_decay: regular expressions; adamweightdecay leaves a parameter alone in
         whose path, such as `encoder/fc_0/b`, one of them is found. The shift of a norm,
         `norm/bias`, is `norm/beta` there, as in TensorFlow: batch norm's decays, as in BERT's rule.

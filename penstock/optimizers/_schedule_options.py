@@ -27,23 +27,24 @@ class ScheduleOptions:
 
     Arguments:
       learning_rate: the highest learning rate of the run.
-      end_learning_rate: the rate at which polynomial, cosine and one_cycle end; the others do not
-        read it.
-      learning_rate_decay_type: how the rate changes. `"fixed"` never does, and takes no warmup;
-        `"exponential"` multiplies by `learning_rate_decay_factor` time and again; `"polynomial"`
-        falls on a line; `"cosine"` on half a cosine; `"one_cycle"` rises on half a cosine from a
+      end_learning_rate: the final learning rate of polynomial, cosine and one_cycle; the others
+        ignore it.
+      learning_rate_decay_type: how the learning rate changes. "fixed" is constant, without warmup;
+        "exponential" multiplies it by learning_rate_decay_factor again and again; "polynomial"
+        falls linearly; "cosine" falls on half a cosine; "one_cycle" rises on half a cosine from a
         25th and falls on another.
-      learning_rate_decay_factor: what exponential multiplies the rate by each time.
-      warmup_steps: how many steps lead up to `learning_rate`; one_cycle rises for as many, and with
-        0 for 30 % of the run.
-      warmup_scheme: how the rate grows in the warmup: `"t2t"` by an equal factor a step from a
-        100th, `"linear"` by an equal amount from 0.
+      learning_rate_decay_factor: the factor by which exponential multiplies the learning rate each
+        time.
+      warmup_steps: the length of the warmup in steps; one_cycle rises for as many, and with 0 for
+        30 % of the run.
+      warmup_scheme: how the learning rate grows in the warmup: "t2t" by an equal factor per step
+        from a 100th, "linear" by an equal amount per step from 0.
       decay_scheme: when exponential and polynomial decay, as parts of the run. `"luong234"` from
         2/3 on four times, `"luong5"` and `"luong10"` from 1/2 on five and ten times. Luong's
         halving needs a factor of 0.5. Polynomial is at its end after the first of these times, as
         FastNN has it. `""`: from the end of the warmup on, exponential every
         `num_epochs_per_decay` epochs, polynomial until the end of the run.
-      num_epochs_per_decay: after how many epochs exponential multiplies the rate again.
+      num_epochs_per_decay: the number of epochs between two decays of exponential.
 
     Raises:
       UnknownNameError: a name is not among those above.

@@ -169,7 +169,7 @@ def _luong(decay_scheme: str, num_steps: int) -> _Window:
     if num_steps - start < times:
         raise ValueError(
             f"schedule got num_steps={num_steps} with decay_scheme={decay_scheme!r}, expected at "
-            f"least {times} steps after step {start}: so often it decays. Train longer, or leave "
+            f"least {times} steps after step {start}: it decays that often. Train longer, or leave "
             "decay_scheme empty."
         )
     return _Window(start, (num_steps - start) // times)

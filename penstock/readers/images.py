@@ -1,4 +1,4 @@
-"""Folders of images: one folder a class, decoded by opencv."""
+"""Folders of images: one folder per class, decoded by opencv."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ImageFolder:
     a dot are left out (macOS writes `._x.png`, which is no image), and folders named `__MACOSX`.
 
     Args:
-      path: the folder that holds one folder a class, of `.jpg`, `.jpeg` and `.png` files.
+      path: the folder that holds one folder per class, of `.jpg`, `.jpeg` and `.png` files.
       size: `(height, width)` of what leaves, `None` to leave every image its own.
       fit: `"crop"` scales to cover `size` and cuts the centre, `"stretch"` scales each axis.
       shorter_side: scale larger images down so that their shorter side has this many pixels;
@@ -87,7 +87,7 @@ class ImageFolder:
                 message(
                     f"image_folder({str(self.path)!r})",
                     "no image",
-                    f"files ending in {', '.join(SUFFIXES)} in one folder a class",
+                    f"files ending in {', '.join(SUFFIXES)} in one folder per class",
                     f"The classes are {list(self.class_names)}",
                     "Check the path",
                 )
@@ -162,7 +162,7 @@ def image_folder(
     on_error: OnError = "raise",
     shard: Shard | None = None,
 ) -> IndexedReader:
-    """Read a folder of images, one folder a class, as batches of `uint8`.
+    """Read a folder of images, one folder per class, as batches of `uint8`.
 
     Casting and normalising belong in the program: a quarter of the bytes travel, and the device
     does it in no time. EXIF orientation is ignored, as in the record readers.
@@ -203,7 +203,7 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
             message(
                 f"image_folder({str(path)!r})",
                 "a file" if path.exists() else "nothing",
-                "a folder that holds one folder a class",
+                "a folder that holds one folder per class",
                 "The folders' names are the classes",
                 f"Check the path.{'' if path.exists() else nearest(path.name, beside)}",
             )
@@ -220,7 +220,7 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
             message(
                 f"image_folder({str(path)!r})",
                 f"the classes {missing}" if missing else nothing,
-                f"folders among {found}" if found else "one folder a class",
+                f"folders among {found}" if found else "one folder per class",
                 f"Every class is a folder.{hint}",
                 "Create the folders, or change class_names",
             )

@@ -162,7 +162,7 @@ def find_parts(
                 f"ofrecord folder '{folder}'",
                 f"{shown}{', ...' if len(present) > 3 else ''} ({len(present)} parts)",
                 f"{', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''}",
-                "Parts are numbered from 0 without holes",
+                "Parts are numbered from 0 without gaps",
                 "Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",
             )
         )

@@ -62,8 +62,8 @@ def test_words_that_stand_for_none_are_an_error_with_the_nearest(folder, words, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-n", "2"], "got nothing to start, expected a program. What to start stands behind `--`"),
-        (["-n", "2", "train"], "got 'train', expected flags: .* What to start stands behind `--`"),
+        (["-n", "2"], "got nothing to start, expected a program. Write what to start after `--`"),
+        (["-n", "2", "train"], "got 'train', expected flags: .* Write what to start after `--`"),
         (["--", "train"], "got no -n/--num_processes, expected it"),
         (["-n", "0", "--", "train"], "-n got '0', expected a number of 1 or more"),
         (["-n", "two", "--", "train"], "-n got 'two', expected a number of 1 or more"),

@@ -51,10 +51,10 @@ def folder(tmp_path_factory):
         ("--preprocessing_name=none --train_image_size=9", "expected 9 x 9"),
         (
             "--model_name=alexnet_v2 --train_image_size=9",
-            "--train_image_size got 9, expected 67 or more. Of smaller images 'alexnet_v2' has",
+            "--train_image_size got 9, expected 67 or more. With smaller images, 'alexnet_v2' has",
         ),
         ("--model_name=lenet --train_image_size=3", "--train_image_size got 3, expected 4 or more"),
-        ("--freeze=conv9", "freeze got 'conv9', expected what matches a parameter"),
+        ("--freeze=conv9", "freeze got 'conv9', expected a pattern that matches a parameter"),
         ("--decay_scheme=luong10", "decay_scheme='luong10', expected at least 10 steps"),
         ("--task_type=finetune --model_dir=nowhere", "'nowhere' got nothing"),
         ("--task_type=finetune --model_dir=empty", "got a folder without weights"),

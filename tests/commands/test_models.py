@@ -34,7 +34,7 @@ def test_list_has_every_network_with_its_size(capsys):
 def test_list_says_which_of_a_family_to_take(capsys):
     rows = lines_of(capsys, "*resnet*50")
     (said,) = (row for row in rows if row.startswith("  ResNet-50: "))
-    assert said.startswith("  ResNet-50: take resnet50, the one that others mean by the name;")
+    assert said.startswith("  ResNet-50: take resnet50, which is what others mean by the name;")
     # What the advice names is in the list.
     (one,) = (row for row in lines_of(capsys, "resnet50") if row.startswith("ResNet-50: "))
     assert one == said.strip()

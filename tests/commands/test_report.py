@@ -161,7 +161,7 @@ def test_log_of_a_script_is_enough_for_curves(run_folder, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("word", "status", "said"),
     [
-        ("rum", 1, "There is nothing of that name. Did you mean 'run'?"),
+        ("rum", 1, "There is nothing with that name. Did you mean 'run'?"),
         ("photos", 1, "It has no data.json, as `penstock train` writes one, and no log"),
         ("run --mistakes=-1", 2, "--mistakes got -1, expected a number of 0 or more."),
         ("run --output=photos", 2, "--output got the folder 'photos', expected the name of a file"),

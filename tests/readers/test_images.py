@@ -143,7 +143,7 @@ def test_option_out_of_range_is_refused(folder, options, error, text):
 def test_folder_without_classes_images_or_existence_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="got nothing, expected a folder that holds one"):
         readers.image_folder(tmp_path / "nowhere", 2)
-    with pytest.raises(ValueError, match="got no class, expected one folder a class"):
+    with pytest.raises(ValueError, match="got no class, expected one folder per class"):
         readers.image_folder(tmp_path, 2)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"got no image, expected files ending in \.jpg"):

@@ -19,16 +19,18 @@ class World:
         self.now, self._reader_secs, self._step_secs = 0.0, reader_secs, step_secs
         self._idle = list(idle)
         self.waiting = DataWait(self.is_idle, Interrupts(), clock=lambda: self.now)
+        self.num_samples = 0
 
     def is_idle(self):
+        self.num_samples += 1
         answer = self._idle.pop(0)
         self._idle.append(answer)
         return answer
 
-    def run(self, num_launches):
+    def run(self, num_launches, first_reader_secs=0.0):
         def launches():
             for number in range(num_launches):
-                self.now += self._reader_secs
+                self.now += self._reader_secs + (first_reader_secs if number == 0 else 0.0)
                 yield number
 
         seen = []
@@ -51,6 +53,21 @@ def test_epoch_without_a_sample_has_no_share():
     world = World(reader_secs=1.0, step_secs=1.0)
     world.run(SAMPLE_EVERY - 1)
     assert world.waiting.end_epoch(0) is None
+
+
+def test_epoch_of_few_long_launches_is_not_judged_by_one_of_them():
+    world, shares = World(reader_secs=0.0, step_secs=0.1), []
+    for epoch in range(6):
+        world.run(13, first_reader_secs=0.2)
+        shares.append(world.waiting.end_epoch(epoch))
+    # The first sample is in the second epoch.
+    assert shares[2:] == pytest.approx(4 * [0.2 / (0.2 + 13 * 0.1)])
+
+
+def test_short_launches_are_sampled_seldom():
+    world = World(reader_secs=0.0, step_secs=1e-5)
+    world.run(10 * SAMPLE_EVERY)
+    assert world.num_samples == 10
 
 
 def test_each_epoch_has_its_own_share():

@@ -65,7 +65,7 @@ def _load(path: Path) -> Mapping[str, object]:
     except OSError as error:
         raise UsageError(f"{where} a file that can be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{where} YAML or JSON. It is no text.") from error
+        raise UsageError(f"{where} YAML or JSON. It is not a text file.") from error
     try:
         # JSON by its own parser: YAML reads `1e-3`, which JSON may hold, as text.
         loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

@@ -18,18 +18,18 @@ class DatasetFlags:
 
     Arguments:
       dataset_name: the data: a data set of readers.dataset, such as digits, mnist or cifar10;
-        image_folder, which is a folder of images for each class in --dataset_dir; mock, which is
-        ones, to measure speed; or another name together with --dataset_dir and --train_files,
-        TFRecord files with TF-Slim's keys.
+        image_folder, which is one folder of images per class in --dataset_dir; mock, which is
+        arrays of ones, to measure speed; or another name together with --dataset_dir and
+        --train_files, TFRecord files with TF-Slim's keys.
       dataset_dir: the folder that holds the data.
-      num_sample_per_epoch: how many samples count as an epoch for the schedule of the learning
-        rate; the data's own number by default.
-      num_classes: how many classes the network tells apart; the data's own number by default, 100
-        where nothing tells it.
-      train_files: the TFRecord files in --dataset_dir to train on, between commas.
-      eval_files: the TFRecord files in --dataset_dir to evaluate on, between commas; the data set's
-        own by default.
-      labels_offset: the number that is subtracted from each label.
+      num_sample_per_epoch: how many samples count as an epoch for the learning-rate schedule; by
+        default the data's own number.
+      num_classes: how many classes the network distinguishes; by default the data's own number, or
+        100 if the data does not say.
+      train_files: the TFRecord files in --dataset_dir to train on, separated by commas.
+      eval_files: the TFRecord files in --dataset_dir to evaluate on, separated by commas; by
+        default the data set's own.
+      labels_offset: the number to subtract from each label.
     """
 
     dataset_name: str = "digits"
@@ -51,8 +51,8 @@ class DatasetFlags:
         check_at_least(2, num_classes=self.num_classes)
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
             raise UsageError(
-                "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER beside "
-                "it: a folder that holds a folder of images for each class."
+                "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
+                "well: a folder that holds one folder of images per class."
             )
         known = list_datasets()
         if self.dataset_name not in known and self.dataset_dir is None:
@@ -62,7 +62,7 @@ class DatasetFlags:
                 hint = f" For a folder: --dataset_name=image_folder --dataset_dir={folder}."
             raise UsageError(
                 f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
-                f"or the --dataset_dir of its TFRecord files beside it.{hint}"
+                f"or --dataset_dir as well, with its TFRecord files.{hint}"
             )
         if (self.train_files or self.eval_files) and self.dataset_dir is None:
             raise UsageError(
@@ -78,18 +78,18 @@ class PreprocessingFlags:
     Arguments:
       preprocessing_name: the preprocessing of the images; by default that of the weights it starts
         from, or the network's own.
-      train_image_size: the height and width in pixels of the images that the network gets; its own
-        by default.
-      shuffle_buffer_size: a number above 1 gives every epoch a new order of all records; 0 and 1
-        keep the order of the files.
-      num_parallel_batches: this number times batch_size is how many images are prepared at a time,
-        at most.
-      prefetch_buffer_size: how many batches are read ahead.
-      num_preprocessing_threads: how many threads read and prepare images; 0 does it between the
-        steps.
-      datasets_use_caching: keep the records in memory, compressed as they are.
+      train_image_size: the height and width in pixels of the images that the network gets; by
+        default its own.
+      shuffle_buffer_size: a number above 1 shuffles all records in every epoch; 0 and 1 keep the
+        order of the files.
+      num_parallel_batches: this number times batch_size is the maximum number of images prepared at
+        a time.
+      prefetch_buffer_size: how many batches to read ahead.
+      num_preprocessing_threads: how many threads read and prepare images; with 0 this happens
+        between the steps.
+      datasets_use_caching: keep the encoded records in memory.
       cache_image_size: keep the images of a folder in memory, scaled down so that their shorter
-        side has this many pixels; a file is then decoded once, not once an epoch.
+        side has this many pixels; each file is then decoded once, not once per epoch.
       skip_damaged: leave out images that cannot be read, and name them after each epoch.
     """
 

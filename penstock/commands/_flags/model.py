@@ -17,28 +17,27 @@ class ModelFlags:
       task_type: start from initial values (pretrain), or from the weights in --model_dir
         (finetune).
       model_name: the network to train; `penstock models` lists them.
-      num_epochs: how many times to pass over the data. Without it --stop_at_step ends the run, and
-        without either 100 steps do; --stop_at_step=0 alone is 100 passes.
-      weight_decay: the coefficient of the weights' squares in the loss, in place of the network's
-        own.
-      max_gradient_norm: scale all gradients together down to this norm; None leaves them.
-      batch_size: how many images each device gets in a step.
+      num_epochs: how many times to pass over the data. Without it, --stop_at_step ends the run;
+        without either, the run is 100 steps. --stop_at_step=0 alone means 100 passes.
+      weight_decay: the weight decay (L2) coefficient in the loss, in place of the network's own.
+      max_gradient_norm: clip the global norm of the gradients to this value; None does not clip.
+      batch_size: how many images each device gets per step.
       model_dir: the folder of the weights to fine-tune: parameters or checkpoints of penstock, a
-        run's folder, or files of others.
-      ckpt_file_name: the file or folder in --model_dir that has the weights; --model_dir itself
-        without it.
-      checkpoint_include_scopes: load only parameters of these names, between commas; a name stands
-        for all below it, and globs work.
-      checkpoint_exclude_scopes: do not load parameters of these names.
-      ignore_missing_vars: leave parameters initial that the weights do not have.
-      freeze: do not train the parameters that these globs name, between commas, such as
-        conv1,*/norm/*; batch norm there uses and keeps its running statistics.
-      batch_norm_decay: the share of its running statistics that batch norm keeps in a step; by
-        default (1 + step) / (10 + step) up to the network's own, which for TF-Slim's alone would
-        need ten thousand steps to settle.
-      label_smoothing: the share of a label's probability that is spread over all classes.
-      gradient_accumulation_steps: cut each batch into this many parts, one after the other in
-        memory.
+        run's folder, or published files.
+      ckpt_file_name: the file or folder in --model_dir that has the weights; by default --model_dir
+        itself.
+      checkpoint_include_scopes: load only parameters with these names, separated by commas; a name
+        includes everything below it, and globs work.
+      checkpoint_exclude_scopes: do not load parameters with these names.
+      ignore_missing_vars: keep the initial values of parameters that the weights lack.
+      freeze: do not train parameters that match these globs, separated by commas, such as
+        conv1,*/norm/*; batch norm there uses its running statistics and does not update them.
+      batch_norm_decay: the fraction of its running statistics that batch norm keeps in a step; by
+        default (1 + step) / (10 + step) up to the network's own, because TF-Slim's alone would need
+        ten thousand steps to settle.
+      label_smoothing: the fraction of a label's probability that is spread over all classes.
+      gradient_accumulation_steps: cut each batch into this many micro-batches, which are in memory
+        one after the other.
     """
 
     task_type: Literal["pretrain", "finetune"] = "pretrain"

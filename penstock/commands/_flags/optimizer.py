@@ -13,12 +13,13 @@ class OptimizerFlags(optimizers.OptimizerOptions):
     """How gradients become an update.
 
     Arguments:
-      optimizer: the rule of the updates: adadelta, adagrad, adam, adamweightdecay, ftrl, momentum,
-        rmsprop or sgd, as in TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam.
-      exclude_from_weight_decay: the parameters that adamweightdecay leaves alone: those in whose
-        path one of these regular expressions, between commas, is found.
-      optax_options: the arguments of an optimizer of optax, such as b1=0.95,nesterov=True.
-      moving_average_decay: keep an average of the parameters, such as 0.9999, and evaluate it.
+      optimizer: the optimizer: adadelta, adagrad, adam, adamweightdecay, ftrl, momentum, rmsprop or
+        sgd, as in TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam.
+      exclude_from_weight_decay: the parameters that adamweightdecay does not decay: those whose
+        path matches one of these regular expressions, separated by commas.
+      optax_options: the arguments of an optax optimizer, such as b1=0.95,nesterov=True.
+      moving_average_decay: keep a moving average of the parameters with this decay, such as 0.9999,
+        and evaluate it.
     """
 
     optimizer: str = "rmsprop"

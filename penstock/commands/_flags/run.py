@@ -22,30 +22,26 @@ class LoggingFlags:
     """What a run shows, and where it writes.
 
     Arguments:
-      stop_at_step: end after this many steps, where --num_epochs does not come first; 0 sets no
-        limit. It is 100 where neither of the two is given.
-      log_loss_every_n_iters: print a line each time this many steps are done; 0 shows a progress
-        line instead.
-      eval_every_n_epochs: evaluate each time this many epochs are over, and at the end; 0 never
-        does.
-      profile_every_n_iters: trace one step in this many; 0 traces none.
-      profile_at_task: the number of the process that traces.
-      log_device_placement: print the devices and what lies on them.
+      stop_at_step: end after this many steps, unless --num_epochs ends the run first; 0 sets no
+        limit. It is 100 if neither is given.
+      log_loss_every_n_iters: print a line every N steps; 0 shows a progress bar instead.
+      eval_every_n_epochs: evaluate every N epochs, and at the end; 0 never evaluates.
+      profile_every_n_iters: trace one step in every N; 0 traces none.
+      profile_at_task: the index of the process that traces.
+      log_device_placement: print the devices and what is placed on them.
       print_model_statistics: print the table of parameters.
-      log_trainable_vars_statistics: do as --print_model_statistics, which has this name in FastNN's
-        code.
-      hooks: which of StopAtStepHook, ProfilerHook, LoggingTensorHook and CheckpointSaverHook there
-        are, between commas; what is left out does nothing.
-      checkpointDir: the run's folder, for checkpoints, parameters, log and configuration; without
-        it a folder in OUTPUT_DIR/runs that is named after data set and network.
-      save_checkpoints_steps: write a checkpoint each time this many steps are done, and one at the
-        end.
-      save_checkpoints_secs: write a checkpoint each time this many seconds have passed, too; 0
-        writes none.
-      overwrite: begin the run again where the folder holds one already. That one is kept in it, in
-        replaced, until the new one is over.
-      output_dir: the folder in which runs are kept, each in a folder of its own in runs.
-      summaryDir: write curves for TensorBoard there.
+      log_trainable_vars_statistics: do what --print_model_statistics does, under its name in
+        FastNN's code.
+      hooks: which of StopAtStepHook, ProfilerHook, LoggingTensorHook and CheckpointSaverHook to
+        use, separated by commas; those left out do nothing.
+      checkpointDir: the run's folder, for checkpoints, parameters, log and configuration; by
+        default a folder in OUTPUT_DIR/runs that is named after the data set and the network.
+      save_checkpoints_steps: write a checkpoint every N steps, and one at the end.
+      save_checkpoints_secs: also write a checkpoint every N seconds; 0 writes none.
+      overwrite: start the run again if the folder already holds one. The earlier run is kept in the
+        folder, in replaced, until the new one is complete.
+      output_dir: the folder for runs; each has its own folder in runs there.
+      summaryDir: write curves for TensorBoard to this folder.
     """
 
     stop_at_step: int | None = None
@@ -85,18 +81,18 @@ class PerformanceFlags:
     """How it computes.
 
     Arguments:
-      use_fp16: compute products in 16 bits where the accelerator has bfloat16, as --precision=auto
-        does; False is --precision=float32.
-      loss_scale: the scale of the loss with float16: a number, or dynamic, which finds one and
-        leaves out updates that overflow.
-      precision: the precision of products, in place of what --use_fp16 says; auto is bfloat16 where
-        the accelerator has it.
+      use_fp16: compute products in bfloat16 if the accelerator supports it, as --precision=auto
+        does; False means --precision=float32.
+      loss_scale: the loss scale with float16: a number, or dynamic, which adjusts it and skips
+        updates that overflow.
+      precision: the precision of products, in place of what --use_fp16 says; auto is bfloat16 if
+        the accelerator supports it.
       enable_paisoar: use all devices of all processes; False uses one device, as FastNN's local
         runs do.
-      place: where it computes; without it on the best there is.
-      worker_hosts: the processes of a run on several machines, HOST:PORT between commas.
-      task_index: which of --worker_hosts this process is, counted from 0.
-      seed: the seed of initial values, orders and all other randomness.
+      place: the kind of device to compute on; by default the best there is.
+      worker_hosts: the processes of a run on several machines, as HOST:PORT separated by commas.
+      task_index: the index of this process in --worker_hosts, counted from 0.
+      seed: the seed of initial values, shuffling and all other randomness.
     """
 
     use_fp16: bool = True

@@ -65,10 +65,11 @@ class TrainFlags:
     """Train a network of the model library, on handwritten digits unless flags say otherwise.
 
     Arguments:
-      config: read flags from a YAML or JSON file, such as a run's config.json; flags beside it win.
-      plugin: import these modules first, between commas, by name or as a .py file: they register
-        data sets, networks and preprocessings.
-      fastnn_compat: take FastNN's defaults and its bugs; docs/fastnn_differences.md lists them.
+      config: read flags from a YAML or JSON file, such as a run's config.json; flags on the command
+        line override it.
+      plugin: import these modules first, separated by commas, by name or as a .py file: they
+        register data sets, networks and preprocessings.
+      fastnn_compat: use FastNN's defaults and its bugs; docs/fastnn_differences.md lists them.
     """
 
     dataset: DatasetFlags = dataclasses.field(default_factory=DatasetFlags)

@@ -231,7 +231,7 @@ def _limit_batch_size(
     if parts > share:
         raise ValueError(
             f"--gradient_accumulation_steps got {parts}, expected {share} or less: a device gets "
-            f"{share} images a step, and a part of none would be padding."
+            f"{share} images per step, and a part without images would be padding."
         )
     if share == flags.model.batch_size:
         return batch_size, ()

@@ -181,7 +181,7 @@ def check_usable(folder: RunFolder, flags: TrainFlags, num_steps: int) -> None:
     if can_resume(folder, flags) and fits and (steps or not changed):
         return
     if is_other:
-        why = "Its network is another, and its checkpoints do not fit"
+        why = "It has another network, and its checkpoints do not fit"
     elif unread:
         why = "That run is over, so the new data would not be read, and its results are of the old"
     elif others:
@@ -233,7 +233,7 @@ def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
         what = "a class of images" if is_class else "files of the data set"
         raise ValueError(
             f"the run's folder got {str(folder.path)!r}, expected one outside of --dataset_dir="
-            f"{flags.dataset_dir!r}. The next run would take it for {what}. Name another by "
+            f"{flags.dataset_dir!r}. The next run would take it for {what}. Choose another with "
             "--output_dir or --checkpointDir."
         )
 
@@ -264,9 +264,9 @@ def read_facts(folder: RunFolder) -> Facts:
         stored = shapes["stored_shape"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"the run's {str(folder.data)!r} got text that is cut off or of something else, "
-            "expected what `penstock train` writes there. The same `penstock train` again writes "
-            "it anew."
+            f"the run's {str(folder.data)!r} got text that is cut off or something else, "
+            "expected what `penstock train` writes there. Repeat the same `penstock train` to "
+            "write it again."
         ) from error
     labels = read_labels(folder.path)
     return Facts(

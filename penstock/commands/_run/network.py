@@ -83,9 +83,9 @@ def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
         if smallest == size:
             raise
         raise ValueError(
-            f"--train_image_size got {size}, expected {smallest} or more. Of smaller images "
-            f"{model.name!r} has nothing left before its last layer. Leave the flag out for "
-            f"{model.default_image_size}, the network's own."
+            f"--train_image_size got {size}, expected {smallest} or more. With smaller "
+            f"images, {model.name!r} has nothing left before its last layer. Leave the flag out "
+            f"for {model.default_image_size}, the network's own."
         ) from error
 
 

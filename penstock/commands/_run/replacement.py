@@ -98,8 +98,8 @@ def _lock(path: Path) -> FolderLock:
     except OSError as error:
         raise type(error)(
             f"the run's folder got {str(path)!r}, expected one that can be written "
-            f"({error.strerror or error}). Give permission there, make room, or name another by "
-            "--checkpointDir or --output_dir."
+            f"({error.strerror or error}). Change its permissions, free some space, or choose "
+            "another with --checkpointDir or --output_dir."
         ) from error
     return lock
 

@@ -72,7 +72,7 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
         missing = "data.json in their folder" if there else "config.json and data.json beside them"
         raise UsageError(
             f"{run!r} got weights without {missing}, as `penstock train` writes, expected "
-            "--model_name, and --dataset_name where it is to be evaluated."
+            "--model_name as well, and --dataset_name to evaluate it."
         )
     config = {} if folder is None else {"config": str(folder.config)}
     return SavedNetwork(weights=weights, folder=folder, flags=make_train_flags(config | {**given}))
@@ -115,7 +115,7 @@ def load_network(
     )
     if misfit is not None:
         raise ValueError(
-            f"--num_classes got {shape.num_classes}, expected that of the weights: {misfit}. "
+            f"--num_classes got {shape.num_classes}, expected that of the weights {misfit}. "
             "Weights of 1001 classes have a background class first: --num_classes=1001 "
             "--labels_offset=-1."
         )

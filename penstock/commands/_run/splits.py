@@ -162,7 +162,7 @@ def _open_folder(
     if has_parts and not parts:
         raise readers.DatasetNotFoundError(
             f"{str(root)!r} got no folder {listed(TEST_SPLITS)}, expected one beside 'train'. "
-            "There is nothing to test on. Put images there, in a folder for each class."
+            "There is nothing to test on. Put images there, in one folder per class."
         )
     source = readers.ImageFolder(parts[0] if has_parts else root, shorter_side=shorter_side)
     if has_parts:

@@ -101,8 +101,8 @@ def load_weights(
     if problems or not there:
         raise ParameterError(
             f"{str(weights.path)!r} got weights that do not fit {model.name}: "
-            f"{'; '.join(problems)}. Is it another network's? --checkpoint_exclude_scopes leaves "
-            "parts out."
+            f"{'; '.join(problems)}. Are they for another network? --checkpoint_exclude_scopes "
+            "leaves parts out."
         )
     loaded = {name: arrays[name] for name in there if name not in misfits}
     trainer.parameters.update(loaded)

@@ -1,4 +1,4 @@
-"""A folder of images, one folder a class, as TF-Slim's files; and flowers, which is one."""
+"""A folder of images, one folder per class, as TF-Slim's files; and flowers, which is one."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _find_images(image_dir: str | Path) -> tuple[Sequence[str], list[Path]]:
             message(
                 f"'{image_dir}'",
                 "no image in a folder of its class",
-                f"one folder a class, with files ending in {', '.join(SUFFIXES)}",
+                f"one folder per class, with files ending in {', '.join(SUFFIXES)}",
                 "The names of the folders are the classes",
                 "Check the path",
             )
