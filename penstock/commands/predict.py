@@ -199,7 +199,10 @@ def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
 
     stored = facts.stored_shape
     decoded = decode_image(
-        path.read_bytes(), channels=channels if channels in (1, 3) else 3, name=str(path)
+        path.read_bytes(),
+        channels=channels if channels in (1, 3) else 3,
+        is_upright=True,
+        name=str(path),
     )
     # The crop is for images as they were stored: a scan of a digit is first made as small as those.
     if stored is not None and decoded.shape[:2] != stored[:2]:

@@ -32,6 +32,7 @@ class ImageFolder:
     Files are sorted by path within a class, so that the order is the same on every machine, and
     opened when they are read. `class_names` and `len()` tell what was found. Names that begin with
     a dot are left out (macOS writes `._x.png`, which is no image), and folders named `__MACOSX`.
+    Images are turned upright as EXIF orientation says: phones store many on their side.
 
     Args:
       path: the folder that holds one folder a class, of `.jpg`, `.jpeg` and `.png` files.
@@ -112,7 +113,8 @@ class ImageFolder:
         """
         from penstock.readers.records.image_bytes import decode_image
 
-        image = decode_image(encoded, channels=self.channels, name=self._files[index])
+        name = self._files[index]
+        image = decode_image(encoded, channels=self.channels, is_upright=True, name=name)
         if self.size is not None:
             image = _fit_image(image, *self.size, self.fit)
         return {"image": image, "label": self._labels[index]}
@@ -149,7 +151,8 @@ def image_folder(
     """Read a folder of images, one folder a class, as batches of `uint8`.
 
     Casting and normalising belong in the program: a quarter of the bytes travel, and the device
-    does it in no time. EXIF orientation is ignored, as in the record readers.
+    does it in no time. Images are turned upright as EXIF orientation says; record readers take them
+    as they are stored.
 
     Args:
       path: see `ImageFolder`, as for `size`, `fit`, `channels` and `class_names`.
