@@ -30,8 +30,8 @@ class ImageFolder:
     """Random access to the images under a folder, each sample `{"image", "label"}`.
 
     Files are sorted by path within a class, so that the order is the same on every machine, and
-    opened when they are read. `class_names` and `len()` tell what was found. Names that begin with
-    a dot are left out (macOS writes `._x.png`, which is no image), and folders named `__MACOSX`.
+    opened when they are read. `class_names`, `files` and `len()` tell what was found. Names that
+    begin with a dot are left out (macOS writes `._x.png`, no image), and folders `__MACOSX`.
     Images are turned upright as EXIF orientation says: phones store many on their side.
 
     Args:
@@ -69,14 +69,14 @@ class ImageFolder:
         self.fit = _check_choice("image_folder(fit)", fit, get_args(Fit))
         self.channels = _check_choice("image_folder(channels)", channels, (1, 3))
         self.class_names = _find_classes(self.path, class_names)
-        self._files: list[str] = []
+        self.files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
             found = _find_images(self.path / name)
-            self._files += found
+            self.files += found
             labels += [label] * len(found)
         self._labels = np.asarray(labels, np.int32)
-        if not self._files:
+        if not self.files:
             raise ValueError(
                 message(
                     f"image_folder({str(self.path)!r})",
@@ -88,7 +88,7 @@ class ImageFolder:
             )
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> ImageSample:
         """Return `{"image": [H, W, channels] uint8, "label": int32}`."""
@@ -103,7 +103,7 @@ class ImageFolder:
         # Imported here as records build on readers: only who reads images needs opencv.
         from penstock.readers.records.image_bytes import read_image
 
-        return read_image(self._files[index])
+        return read_image(self.files[index])
 
     def decoded(self, index: int, encoded: bytes) -> ImageSample:
         """Return the sample of a file's bytes.
@@ -113,7 +113,7 @@ class ImageFolder:
         """
         from penstock.readers.records.image_bytes import decode_image
 
-        name = self._files[index]
+        name = self.files[index]
         image = decode_image(encoded, channels=self.channels, is_upright=True, name=name)
         if self.size is not None:
             image = _fit_image(image, *self.size, self.fit)
@@ -124,7 +124,7 @@ class ImageFolder:
 
     def origin(self, index: int) -> str:
         """Return the file of a sample."""
-        return self._files[index]
+        return self.files[index]
 
 
 def image_folder(

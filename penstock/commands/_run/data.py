@@ -139,6 +139,7 @@ def _prepare(
     # number.
     is_shuffled = flags.preprocessing.shuffle_buffer_size > 1
     names = source.class_names or tuple(map(str, range(num_classes)))
+    test_notes = () if test is None or test is source else test.notes
     return Data(
         train=source.read(dataclasses.replace(options, augment=augment, shuffle=is_shuffled)),
         test=None if test is None else test.read(dataclasses.replace(options, decode=decode)),
@@ -152,7 +153,7 @@ def _prepare(
         batch_size=batch_size,
         samples_per_epoch=_count_samples_per_epoch(flags, source.num_samples),
         preparation=preparation,
-        notes=(*preparation.notes, *batch_notes, *notes),
+        notes=(*source.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
     )
 
 

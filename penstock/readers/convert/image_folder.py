@@ -15,6 +15,7 @@ from penstock.readers.convert.file_set import hidden_folder, needs_making
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
+    check_label_names,
     image_example,
     shard_name,
     write_splits,
@@ -103,9 +104,9 @@ def convert_image_folder(
     Classes and images are those of `readers.ImageFolder`: the folders in `image_dir`, and the
     JPEG and PNG files under each. Images are kept byte for byte, but those that EXIF orientation
     turns: readers of records do not, so they are written upright, encoded again. Each is decoded to
-    see that it can be. Paths are sorted, shuffled with `seed`, and the first `num_validation` held out;
-    shards are filled one after another. Where all the files are there already nothing is done,
-    but with `force`.
+    see that it can be. Paths are sorted, shuffled with `seed`, and the first `num_validation` held
+    out; shards are filled one after another. Where all the files are there already nothing is
+    done, but with `force`.
 
     Args:
       image_dir: the folder of images.
@@ -186,6 +187,10 @@ def _find_images(image_dir: str | Path) -> tuple[Sequence[str], list[Path]]:
                 "Check the path",
             )
         ) from error
+    try:
+        check_label_names(folder.class_names)
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
     return folder.class_names, [Path(folder.origin(index)) for index in range(len(folder))]
 
 

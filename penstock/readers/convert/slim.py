@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from penstock._errors import message
+from penstock._text_tables import is_line
 from penstock.readers.convert.file_set import write_together
 from penstock.readers.records.features import build_example
 from penstock.readers.records.writers import RecordWriter
@@ -32,9 +34,35 @@ def image_example(encoded: bytes, image_format: str, height: int, width: int, la
 
 
 def write_labels(path: Path, names: Sequence[str]) -> Path:
-    """Write `labels.txt`: one `id:name` a line, ids from 0."""
+    """Write `labels.txt`: one `id:name` a line, ids from 0.
+
+    Raises:
+      ValueError: a name that no line can hold.
+    """
+    check_label_names(names)
     path.write_text(_format_labels(names), encoding="utf-8")
     return path
+
+
+def check_label_names(names: Iterable[str]) -> None:
+    r"""Raise unless each name fits into a line of `labels.txt`.
+
+    Raises:
+      ValueError: one has a line break, or bytes that are no text.
+
+    >>> check_label_names(["cat", "two words", "🐶"])
+    """
+    for name in names:
+        if not is_line(name):
+            raise ValueError(
+                message(
+                    "labels.txt",
+                    f"the class {name!r}",
+                    "a name of one line of text",
+                    "Each line of the file is a class",
+                    "Rename it",
+                )
+            )
 
 
 def warn_of_other_labels(folder: str | Path, names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import stat
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,6 +20,8 @@ _MAX_PIXELS = 1 << 26
 _MAX_FILE_BYTES = 1 << 29
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_MAGIC = b"\xff\xd8"
+_PNG_END = b"\0\0\0\0IEND\xae\x42\x60\x82"
+_JPEG_END = b"\xff\xd9"
 # What says that there is no such file; anything else is a failure of the disk.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EISDIR)
 # C0 to CF begin a frame, but for Huffman tables, a reserved one and arithmetic coding's.
@@ -67,6 +70,44 @@ def read_image(path: str | Path) -> bytes:
       ImageError: no plain file that can be read (a broken link too), or one of 512 MiB and more.
       OSError: the disk fails.
     """
+    with _open_image(path) as file:
+        head = file.read(len(_PNG_MAGIC))
+        return head + file.read(_MAX_FILE_BYTES) if _begins_as_image(head) else head
+
+
+def is_whole_image(path: str | Path) -> bool:
+    """Say whether a file begins and ends as a JPEG or PNG does.
+
+    A file that goes on after the image, as some phones write it, or is cut, is decoded, at an
+    eighth of its size; only these are read whole. Other damage shows when an image is decoded.
+
+    Raises:
+      OSError: the disk fails.
+    """
+    import cv2
+
+    try:
+        with _open_image(path) as file:
+            head = file.read(len(_PNG_MAGIC))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_PNG_END)))
+            ends = file.read().endswith(_PNG_END if head == _PNG_MAGIC else _JPEG_END)
+        if _begins_as_image(head) and not ends:
+            _decode(read_image(path), cv2.IMREAD_REDUCED_GRAYSCALE_8, str(path))
+        return _begins_as_image(head)
+    except ImageError:
+        return False
+
+
+def _begins_as_image(head: bytes) -> bool:
+    return head == _PNG_MAGIC or head.startswith(_JPEG_MAGIC)
+
+
+def _open_image(path: str | Path) -> BinaryIO:
+    """Open a plain file.
+
+    Raises: as `read_image`.
+    """
     try:
         # Without blocking: to open a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -75,17 +116,16 @@ def read_image(path: str | Path) -> bytes:
             raise
         what = "a broken link" if os.path.islink(path) else f"what cannot be opened ({error})"
         raise _build_image_error(f"'{path}'", what, "a file that can be read") from None
-    with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        # A pipe or a device may never end.
-        if not stat.S_ISREG(about.st_mode):
-            raise _build_image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
-        if about.st_size >= _MAX_FILE_BYTES:
-            expected = f"an image file below {_MAX_FILE_BYTES} bytes"
-            raise _build_image_error(f"'{path}'", f"{about.st_size} bytes", expected)
-        head = file.read(len(_PNG_MAGIC))
-        is_image = head == _PNG_MAGIC or head.startswith(_JPEG_MAGIC)
-        return head + file.read(_MAX_FILE_BYTES) if is_image else head
+    about = os.fstat(descriptor)
+    # A pipe or a device may never end.
+    if not stat.S_ISREG(about.st_mode):
+        os.close(descriptor)
+        raise _build_image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
+    if about.st_size >= _MAX_FILE_BYTES:
+        os.close(descriptor)
+        expected = f"an image file below {_MAX_FILE_BYTES} bytes"
+        raise _build_image_error(f"'{path}'", f"{about.st_size} bytes", expected)
+    return open(descriptor, "rb")
 
 
 def decode_image(
