@@ -39,17 +39,6 @@ def find_columns(file: TextIO | None = None) -> int | None:
     return max(shutil.get_terminal_size().columns, _MIN_COLUMNS)
 
 
-def is_line(text: str) -> bool:
-    r"""Say whether a text is one line, without bytes of a file's name that are no text.
-
-    >>> is_line("two words"), is_line("two\nlines")
-    (True, False)
-    """
-    # Python has such bytes as surrogates, which no file of text takes.
-    is_text = not any("\ud800" <= letter <= "\udfff" for letter in text)
-    return is_text and text.splitlines() in ([], [text])
-
-
 def wrap_words(text: str, columns: int | None, indent: str = "") -> str:
     """Return text in lines of at most so many columns, broken at blanks only.
 

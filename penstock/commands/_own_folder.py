@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from penstock._errors import listed, nearest
 from penstock._paths import expand_path
-from penstock._text_tables import is_line
 from penstock.commands._checks import UsageError
 from penstock.commands._image_folders import (
     PARTS,
@@ -104,6 +103,9 @@ def _check_classes(word: str, path: Path) -> None:
             f"got {word!r} with no .jpg or .png image in {listed(empty[:3])}, expected "
             f"{layout}. Every folder is a class. Put images there{convert}, or remove it."
         )
+    # Here, as it imports numpy.
+    from penstock.readers.convert.slim import is_line
+
     if broken := [name for name in classes if not is_line(name)]:
         raise UsageError(
             f"got {word!r} with the folder {broken[0]!r}, expected a name of one line of text. It "

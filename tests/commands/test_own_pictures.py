@@ -16,6 +16,7 @@ from penstock.commands._run.confusion import draw_confusion
 from penstock.commands._run.data import open_data
 from penstock.commands._run.splits import open_split
 from penstock.readers import DatasetNotFoundError, Shard
+from penstock.readers.convert import read_labels
 from tests.commands.mistakes import TINY
 from tests.commands.running import run
 from tests.readers.turned import draw_quarters, encode_turned
@@ -155,6 +156,12 @@ def test_class_whose_name_is_no_line_of_text_is_a_usage_error(name, tmp_path):
     write_photos(tmp_path, "cat", name, count=1)
     with pytest.raises(UsageError, match=r"expected a name of one line of text.*Rename"):
         describe_folder(str(tmp_path))
+
+
+def test_line_of_labels_that_is_no_class_is_named(tmp_path):
+    (tmp_path / "labels.txt").write_text("0:cat\n1:new\nline\n")
+    with pytest.raises(ValueError, match=r"labels\.txt' got the line 'line', expected a number"):
+        read_labels(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

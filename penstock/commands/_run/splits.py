@@ -198,7 +198,7 @@ def _open_folder(root: Path, split: SplitName, on_error: OnError) -> _Folder:
             f"{str(root)!r} got too few images to hold a tenth of them out. Put those to test on "
             "in a folder 'test' beside 'train'."
         )
-    is_whole = len(rows) == len(source)
+    is_whole = is_parted and not damaged
     return _Folder(source if is_whole else Subset(source, rows), source.class_names, notes)
 
 
