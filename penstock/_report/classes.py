@@ -139,7 +139,9 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
     title = "Worst mistakes"
     num_wrong = found.num_images - int(np.trace(found.matrix))
     if not num_wrong:
-        page.leave_out(title, f"There are none: all {found.num_images:,} images are right.")
+        number = found.num_images
+        some = f"all {number:,} images are" if number > 1 else "the one image is"
+        page.leave_out(title, f"There are none: {some} right.")
         return
     if not found.mistakes:
         page.leave_out(title, f"None were asked for. {option} shows them.")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock._errors import listed, nearest
 from penstock._paths import expand_path
 from penstock.commands._checks import UsageError
-from penstock.commands._image_folders import count_other_images, find_images, list_folders
+from penstock.commands._image_folders import (
+    PARTS,
+    count_other_images,
+    find_images,
+    has_parts,
+    list_folders,
+)
+
+if TYPE_CHECKING:
+    from penstock.commands._argument_parser import FlagValue
 
 _RECORDS = "_train*.tfrecord"
-_TEST_PARTS = ("test", "validation", "val")
 _OTHER_PARTS = ("training", "testing", "tests", "valid", "dev", "eval", "evaluation")
 _LAYOUT = "one folder of images per class in it, such as {0}/cat and {0}/dog"
 
@@ -73,7 +82,7 @@ def _check_classes(word: str, path: Path) -> None:
     """Raise unless a folder has two classes at least, and an image in each."""
     _check_parts(word, path)
     # With such a part the others hold the images to test on.
-    root = path / "train" if (path / "train").is_dir() else path
+    root = path / "train" if has_parts(path) else path
     shown = str(Path(word) / "train") if root != path else word.rstrip("/") or word
     layout = _LAYOUT.format(shown)
     classes = list_folders(root)
@@ -94,6 +103,14 @@ def _check_classes(word: str, path: Path) -> None:
             f"got {word!r} with no .jpg or .png image in {listed(empty[:3])}, expected "
             f"{layout}. Every folder is a class. Put images there{convert}, or remove it."
         )
+    # Here, as it imports numpy.
+    from penstock.readers.convert.slim import is_line
+
+    if broken := [name for name in classes if not is_line(name)]:
+        raise UsageError(
+            f"got {word!r} with the folder {broken[0]!r}, expected a name of one line of text. It "
+            "is the name of a class. Rename the folder."
+        )
     if len(classes) == 1:
         inner = list_folders(root / classes[0])
         why = "With one there is nothing to tell apart."
@@ -107,10 +124,10 @@ def _check_classes(word: str, path: Path) -> None:
 def _check_parts(word: str, path: Path) -> None:
     """Raise where folders look like parts of the data, but have other names than are read."""
     folders = list_folders(path)
-    parts = ("train", *_TEST_PARTS)
+    parts = ("train", *PARTS)
     if not folders or not all(name.lower() in (*parts, *_OTHER_PARTS) for name in folders):
         return
-    if "train" in folders and any(name in folders for name in _TEST_PARTS):
+    if "train" in folders and any(name in folders for name in PARTS):
         return
     if folders == ["train"]:
         raise UsageError(
@@ -121,6 +138,28 @@ def _check_parts(word: str, path: Path) -> None:
         f"got {word!r} with the folders {listed(folders)}, expected 'train' and 'test', or "
         "'train' and 'val'. By any other name they would be classes. Rename them."
     )
+
+
+def leave_out_damaged(
+    data: Mapping[str, str], given: Mapping[str, FlagValue]
+) -> Mapping[str, FlagValue]:
+    """Return flags that leave out what cannot be read, unless they say otherwise.
+
+    A file that is no picture is no reason to train on none of a folder of photos. Of a set of
+    records, which a program has written, damage is unexpected, and stays an error.
+
+    Arguments:
+      data: what `describe_folder` says of the folder.
+      given: the names and values of the flags on the command line.
+    """
+    if data["dataset_name"] != "image_folder":
+        return given
+    from penstock.commands._flags import TRAIN_FLAGS
+    from penstock.commands._flags.config_file import read_config
+
+    config = given.get("config")
+    configured = {} if config is None else read_config(str(config), TRAIN_FLAGS)
+    return {"skip_damaged": True, **configured, **given}
 
 
 def check_alone(word: str, given: Container[str], purpose: str) -> None:

@@ -18,7 +18,7 @@ from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
-from penstock.commands._run.announce import format_metrics
+from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.confusion import draw_confusion, print_classes
 from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.folder import RunFolder
@@ -107,7 +107,8 @@ def _evaluate(argv: list[str]) -> None:
         print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
     else:
         name = saved.flags.dataset.title
-        about = f"{saved.weights} on {num_images:,} images, the {flags.split} split of {name}:"
+        some = format_count(num_images, "image")
+        about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
         print(f"{wrap_clauses(format_metrics(metrics), find_columns())}\n")
         print_classes(matrix, data.class_names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
+from penstock.commands._image_folders import find_images
 from penstock.commands._run.explanations import choose_names, is_explanation, write_explanation
 from penstock.commands._run.folder import Facts, read_facts
 from penstock.commands._run.network import Shape
@@ -29,6 +31,7 @@ from penstock.commands._run.processes import (
 )
 from penstock.commands._run.samples import convert_channels
 from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
+from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES
 
 PROG = "penstock predict"
@@ -104,20 +107,41 @@ def _predict(argv: list[str]) -> None:
     trainer = load_network(saved, shape, place=find_own_place(), explains=flags.explain)
     crop = chosen.for_evaluation(height, width)
     pictures = _choose_pictures(files, flags)
+    num_damaged = 0
     for start in range(0, len(files), _BATCH_SIZE):
-        part = files[start : start + _BATCH_SIZE]
-        images = [crop({"image": _read_image(path, facts, channels)})["image"] for path in part]
-        # Not before a failure to read them, which is to be the only line.
-        if not start and is_writing_process():
-            print(preparation.summary, file=sys.stderr)
-        answers = _ask(trainer, images)
+        part: list[tuple[Path, Path | None, np.ndarray]] = []
+        end = start + _BATCH_SIZE
+        for path, picture in zip(files[start:end], pictures[start:end], strict=True):
+            try:
+                image = crop({"image": _read_image(path, facts, channels)})["image"]
+            except (OSError, RecordError):
+                # The answers to all others are not lost for one; alone it is the only line.
+                if len(files) == 1:
+                    raise
+                num_damaged += 1
+                _say(f"{path}: left out, no JPEG or PNG that can be read")
+            else:
+                part.append((path, picture, image))
+        if not start:
+            _say(preparation.summary)
+        answers = _ask(trainer, [image for _, _, image in part]) if part else []
         if not is_writing_process():
             continue
-        named = zip(part, images, answers, pictures[start:], strict=False)
-        for path, image, answer, picture in named:
+        for (path, picture, image), answer in zip(part, answers, strict=False):
             if picture is not None and answer.heat is not None:
                 write_explanation(picture, image, answer.heat)
             _show(path, answer.probabilities, facts.class_names, flags, picture)
+    if num_damaged:
+        some = "file that is no image" if num_damaged == 1 else "files that are no images"
+        raise ValueError(
+            f"got {num_damaged:,} {some} among {len(files):,}, expected .jpg and .png files. What "
+            "is named above is empty, cut off or of another kind. Write it again or remove it."
+        )
+
+
+def _say(text: str) -> None:
+    if is_writing_process():
+        print(text, file=sys.stderr)
 
 
 class _Answer(NamedTuple):
@@ -175,6 +199,8 @@ def _find_files(words: Sequence[str]) -> list[Path]:
     for word in words:
         path = Path(word)
         found = list(_list_images(path)) if path.is_dir() else [path] * path.is_file()
+        # Not every shell puts the names in a pattern's place, and in quotes none does.
+        found = found or [Path(name) for name in sorted(glob.glob(word)) if Path(name).is_file()]
         if not found:
             what = "a folder without images" if path.is_dir() else "nothing"
             raise FileNotFoundError(
@@ -185,30 +211,27 @@ def _find_files(words: Sequence[str]) -> list[Path]:
 
 
 def _list_images(folder: Path) -> Iterator[Path]:
-    yield from sorted(
-        path
-        for path in folder.rglob("*")
-        # Those of an earlier --explain are no images of the user's.
-        if path.suffix.lower() in SUFFIXES and not is_explanation(path)
-    )
+    # Those of an earlier --explain are no images of the user's.
+    yield from (path for path in sorted(map(Path, find_images(folder))) if not is_explanation(path))
 
 
 def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     """Return an image in the channels and the size of those that the network was trained on."""
-    from penstock.readers.records.image_bytes import decode_image, resize_image
+    from penstock.readers.records.image_bytes import decode_image, read_image, resize_image
 
     stored = facts.stored_shape
     decoded = decode_image(
-        path.read_bytes(), channels=channels if channels in (1, 3) else 3, name=str(path)
+        read_image(path),
+        channels=channels if channels in (1, 3) else 3,
+        is_upright=True,
+        name=str(path),
     )
     # The crop is for images as they were stored: a scan of a digit is first made as small as those.
     if stored is not None and decoded.shape[:2] != stored[:2]:
-        if is_writing_process():
-            print(
-                f"{path}: {decoded.shape[0]} x {decoded.shape[1]} pixels, resized to {stored[0]} x "
-                f"{stored[1]}, the size it was trained on",
-                file=sys.stderr,
-            )
+        _say(
+            f"{path}: {decoded.shape[0]} x {decoded.shape[1]} pixels, resized to {stored[0]} x "
+            f"{stored[1]}, the size it was trained on"
+        )
         is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
         method = "area" if is_smaller else "bilinear"
         decoded = resize_image(decoded, stored[0], stored[1], method)

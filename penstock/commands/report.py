@@ -23,6 +23,7 @@ from penstock.commands._argument_parser import FlagValue, parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import one_line, run_command
 from penstock.commands._flags import choose_flags
+from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.folder import RunFolder, find_run_folder
 from penstock.commands._run.record import read_record
@@ -211,7 +212,8 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
         data, reader, num_images = open_for_evaluation(
             saved.flags, flags.split, saved.weights, batch_size=batch_size
         )
-        said = f"asking {saved.weights} about {num_images:,} images, the {flags.split} split ..."
+        about = f"{format_count(num_images, 'image')}, the {flags.split} split"
+        said = f"asking {saved.weights} about {about} ..."
         print(said, file=sys.stderr, flush=True)
         trainer = load_network(saved, data.shape)
         found = Findings(

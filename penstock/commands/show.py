@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from penstock.commands._argument_parser import FlagValue, metavar, parse, positi
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._own_folder import check_alone, describe_folder
+from penstock.commands._own_folder import check_alone, describe_folder, leave_out_damaged
 from penstock.commands._plugins import import_plugins
 from penstock.commands._run.data import open_data
 from penstock.commands._run.samples import convert_channels, get_image_and_label, to_bytes
@@ -119,7 +120,8 @@ def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlag
             )
         return flags
     check_alone(folder, given, "show")
-    return suit(describe_folder(folder), given).flags
+    data = describe_folder(folder)
+    return suit(data, leave_out_damaged(data, given)).flags
 
 
 def _read_raw(flags: TrainFlags, count: int) -> _Shown:
@@ -187,5 +189,7 @@ def _draw(path: Path, shown: _Shown) -> None:
         # Names of folders are no formulas.
         axes.set_title(cut, fontsize=8, y=-0.18, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, warnings.catch_warnings():
+        # Letters that the font lacks, as of an emoji, are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(temporary, format=path.suffix[1:].lower())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.commands._argument_parser import Flag, read_words
 from penstock.commands._failures import run_command
-from penstock.commands._own_folder import check_alone, describe_folder
+from penstock.commands._own_folder import check_alone, describe_folder, leave_out_damaged
 from penstock.commands._train_help import ABOUT, EXAMPLES, PROG, asks_for_help, format_help
 
 if TYPE_CHECKING:
@@ -104,4 +104,4 @@ def _suit(folder: str, given: dict[str, FlagValue]) -> Suited:
     data = describe_folder(folder)
     from penstock.commands._run.suited import suit
 
-    return suit(data, given)
+    return suit(data, leave_out_damaged(data, given))

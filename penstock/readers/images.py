@@ -31,8 +31,9 @@ class ImageFolder:
     """Random access to the images under a folder, each sample `{"image", "label"}`.
 
     Files are sorted by path within a class, so that the order is the same on every machine, and
-    opened when they are read. `class_names` and `len()` tell what was found. Names that begin with
-    a dot are left out (macOS writes `._x.png`, which is no image), and folders named `__MACOSX`.
+    opened when they are read. `class_names`, `files` and `len()` tell what was found. Names that
+    begin with a dot are left out (macOS writes `._x.png`, no image), and folders `__MACOSX`.
+    Images are turned upright as EXIF orientation says: phones store many on their side.
 
     Args:
       path: the folder that holds one folder per class, of `.jpg`, `.jpeg` and `.png` files.
@@ -75,14 +76,14 @@ class ImageFolder:
         self.fit = _check_choice("image_folder(fit)", fit, get_args(Fit))
         self.channels = _check_choice("image_folder(channels)", channels, (1, 3))
         self.class_names = _find_classes(self.path, class_names)
-        self._files: list[str] = []
+        self.files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
             found = _find_images(self.path / name)
-            self._files += found
+            self.files += found
             labels += [label] * len(found)
         self._labels = np.asarray(labels, np.int32)
-        if not self._files:
+        if not self.files:
             raise ValueError(
                 message(
                     f"image_folder({str(self.path)!r})",
@@ -94,7 +95,7 @@ class ImageFolder:
             )
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> ImageSample:
         """Return `{"image": [H, W, channels] uint8, "label": int32}`."""
@@ -109,11 +110,13 @@ class ImageFolder:
         # Imported here as records build on readers: only who reads images needs opencv.
         from penstock.readers.records.image_bytes import decode_image, read_image
 
-        name, side = self._files[index], self.shorter_side
+        name, side = self.files[index], self.shorter_side
         encoded = read_image(name)
         if side is None:
             return encoded
-        image = decode_image(encoded, channels=self.channels, name=name, shorter_side=side)
+        image = decode_image(
+            encoded, channels=self.channels, is_upright=True, name=name, shorter_side=side
+        )
         return _shrink_image(image, side)
 
     def decoded(self, index: int, encoded: bytes | np.ndarray) -> ImageSample:
@@ -126,7 +129,8 @@ class ImageFolder:
 
         if isinstance(encoded, np.ndarray):
             return {"image": encoded, "label": self._labels[index]}
-        image = decode_image(encoded, channels=self.channels, name=self._files[index])
+        name = self.files[index]
+        image = decode_image(encoded, channels=self.channels, is_upright=True, name=name)
         if self.size is not None:
             image = _fit_image(image, *self.size, self.fit)
         return {"image": image, "label": self._labels[index]}
@@ -137,7 +141,7 @@ class ImageFolder:
 
     def origin(self, index: int) -> str:
         """Return the file of a sample."""
-        return self._files[index]
+        return self.files[index]
 
 
 def image_folder(
@@ -165,7 +169,8 @@ def image_folder(
     """Read a folder of images, one folder per class, as batches of `uint8`.
 
     Casting and normalising belong in the program: a quarter of the bytes travel, and the device
-    does it in no time. EXIF orientation is ignored, as in the record readers.
+    does it in no time. Images are turned upright as EXIF orientation says; record readers take them
+    as they are stored.
 
     Args:
       path: see `ImageFolder`, as for `size`, `fit`, `shorter_side`, `channels`, `class_names`.

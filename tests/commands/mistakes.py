@@ -69,6 +69,11 @@ def write_files(root: Path) -> None:
     for path in ("photos/cat", "photos/dog", "single/cat", *boxed, *pairs):
         (root / path).mkdir(parents=True)
         cv2.imwrite(str(root / path / "1.png"), np.zeros((9, 9, 3), np.uint8))
+    for path in ("unsorted/train", "unsorted/test", "lines/two\nlines", "lines/cat", "lost/dog"):
+        (root / path).mkdir(parents=True)
+        cv2.imwrite(str(root / path / "1.png"), np.zeros((9, 9, 3), np.uint8))
+    (root / "lost/cat").mkdir()
+    (root / "lost/cat/1.png").write_text("not an image")
     for path in ("renamed/Train/cat", "renamed/Test/cat"):
         (root / path).mkdir(parents=True)
     (root / "animals.zip").touch()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
+from tests.readers.turned import STORE, check_quarters, draw_quarters, encode_turned
 
 
 @pytest.fixture
@@ -62,6 +63,23 @@ def test_jpeg_comes_close_to_what_was_written(tmp_path):
     cv2.imwrite(str(tmp_path / "one" / "a.jpg"), np.full((16, 16, 3), (10, 100, 200), np.uint8))
     image = next(readers.image_folder(tmp_path, 1)())["image"].astype(int)
     assert np.abs(image - [200, 100, 10]).max() <= 2
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+@pytest.mark.parametrize("orientation", STORE)
+def test_image_that_is_stored_turned_is_upright(orientation, suffix, tmp_path):
+    (tmp_path / "one").mkdir()
+    encoded = encode_turned(draw_quarters(), orientation, suffix)
+    (tmp_path / f"one/a{suffix}").write_bytes(encoded)
+    check_quarters(readers.ImageFolder(tmp_path)[0]["image"])
+    gray = readers.ImageFolder(tmp_path, size=(8, 8), channels=1)[0]["image"]
+    assert gray.shape == (8, 8, 1)
+    assert gray[-1, -1] > 200
+
+
+def test_record_of_an_image_that_is_stored_turned_stays_as_it_is_stored():
+    encoded = encode_turned(draw_quarters(), 6)
+    assert readers.records.decode_image(encoded).shape == (32, 16, 3)
 
 
 def test_damaged_image_is_named(folder):

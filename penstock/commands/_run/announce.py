@@ -39,10 +39,10 @@ def announce(run: Run) -> None:
         "model": f"{flags.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
         "data": f"{flags.dataset.title}: {data.num_train:,} images to train on, {test}; "
         f"{data.shape.num_classes} classes",
-        "batch": f"{data.batch_size} = {_format_count(num_processes, 'process')} x "
-        f"{_format_count(num_devices, 'device')} ({devices[0].device_kind}) x "
+        "batch": f"{data.batch_size} = {format_count(num_processes, 'process')} x "
+        f"{format_count(num_devices, 'device')} ({devices[0].device_kind}) x "
         f"{data.batch_size // len(devices)}; "
-        f"{_format_count(data.steps_per_epoch, 'step')} an epoch",
+        f"{format_count(data.steps_per_epoch, 'step')} an epoch",
         "ends": str(run.plan),
         "precision": _describe_precision(flags, trainer),
         "optimizer": f"{flags.optimizer.optimizer}; learning rate "
@@ -85,7 +85,8 @@ def _describe_precision(flags: TrainFlags, trainer: Trainer) -> str:
     return f"{chosen}{f' ({name})' if name == 'auto' else ''}{accumulated}"
 
 
-def _format_count(count: int, thing: str) -> str:
+def format_count(count: int, thing: str) -> str:
+    """Return a number of things in words: "1 image", "1,200 images"."""
     plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
     return f"{count:,} {thing if count == 1 else plural}"
 

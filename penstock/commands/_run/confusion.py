@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,11 +46,16 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
     axes.set(xlabel="taken for", ylabel="class")
     if len(names) <= _MAX_NAMED:
-        axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 10 else 45)
-        axes.set_yticks(range(len(names)), names)
+        # Names of folders are no formulas.
+        turned = 90 if len(names) > 10 else 45
+        axes.set_xticks(range(len(names)), names, rotation=turned, parse_math=False)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
     if len(names) <= _MAX_NUMBERS:
         for (row, column), count in np.ndenumerate(matrix):
             if count:
                 colour = "white" if shares[row, column] > 0.5 else "black"
                 axes.text(column, row, str(count), ha="center", va="center", color=colour)
-    figure.savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        # Letters that the font lacks, as of an emoji, are drawn as boxes: the table has them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(path, dpi=120)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import models, preprocessing, readers
+from penstock.commands._checks import UsageError
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags.data import list_datasets
 from penstock.commands._run.network import Shape
@@ -102,8 +103,13 @@ def open_for_evaluation(
     Arguments:
       weights: what is evaluated.
 
-    Raises: as `open_data`.
+    Raises: as `open_data`; and UsageError of the mock data.
     """
+    if flags.dataset.dataset_name == "mock":
+        raise UsageError(
+            "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
+            "with, and no class can be learned. Name other data to evaluate on."
+        )
     source = open_split(flags, split)
     chosen = choose_preparation(flags, weights)
     data = _prepare(flags, chosen, source, source, batch_size, shard=None)
@@ -139,6 +145,7 @@ def _prepare(
     # number.
     is_shuffled = flags.preprocessing.shuffle_buffer_size > 1
     names = source.class_names or tuple(map(str, range(num_classes)))
+    test_notes = () if test is None or test is source else test.notes
     return Data(
         train=source.read(dataclasses.replace(options, augment=augment, shuffle=is_shuffled)),
         test=None if test is None else test.read(dataclasses.replace(options, decode=decode)),
@@ -152,7 +159,7 @@ def _prepare(
         batch_size=batch_size,
         samples_per_epoch=_count_samples_per_epoch(flags, source.num_samples),
         preparation=preparation,
-        notes=(*preparation.notes, *batch_notes, *notes),
+        notes=(*source.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
     )
 
 

@@ -14,10 +14,10 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
 from penstock.commands._flags.config_file import flatten, read_value, to_json
+from penstock.commands._image_folders import PARTS, has_parts
 from penstock.commands._run_folders import DISPLAY, SILENT
 from penstock.readers.convert.slim import read_labels, write_labels
 
-TEST_SPLITS = ("test", "validation", "val")
 # Flags that change the test data: results on other data cannot be compared.
 _TEST_DATA = ("dataset_name", "eval_files", "labels_offset")
 # Flags that change the data to train on. A run may go on with it, as where it has been moved.
@@ -225,9 +225,8 @@ def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
     if flags.dataset_dir is None:
         return
     mine, data = folder.path.resolve(), Path(flags.dataset_dir).resolve()
-    parts = [p for p in (data / "train", *(data / n for n in TEST_SPLITS)) if p.is_dir()]
-    is_split = (data / "train").is_dir()
-    roots = parts if is_split else [data]
+    parts = [p for p in (data / "train", *(data / n for n in PARTS)) if p.is_dir()]
+    roots = parts if has_parts(data) else [data]
     is_class = flags.dataset_name == "image_folder" and any(p in mine.parents for p in roots)
     if mine == data or mine in roots or is_class:
         what = "a class of images" if is_class else "files of the data set"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,8 +17,8 @@ from penstock import readers
 from penstock._errors import listed, nearest
 from penstock.commands._checks import split_words
 from penstock.commands._flags import DatasetFlags, TrainFlags
-from penstock.commands._flags.data import list_datasets
-from penstock.commands._run.folder import TEST_SPLITS
+from penstock.commands._flags.data import PreprocessingFlags, list_datasets
+from penstock.commands._image_folders import PARTS, find_damaged, has_parts
 from penstock.commands._run.samples import BatchReader
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
@@ -26,6 +28,10 @@ from penstock.readers.records import ReadOptions, RecordReader
 Decode = Callable[[Any], object]
 MakeReader = Callable[..., Any]
 SplitName = Literal["train", "test"]
+OnError = Literal["raise", "skip"]
+
+# Files that are named where some are left out.
+_MOST_NAMED = 3
 
 # Sets whose record files have TF-Slim's keys, and how many channels their images have.
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
@@ -44,6 +50,7 @@ class Split:
       num_classes: where the data set says it.
       largest_label: of sets in memory.
       class_names: where the data set says them.
+      notes: sentences about it: what is left out.
     """
 
     make: MakeReader
@@ -52,6 +59,7 @@ class Split:
     num_classes: int | None = None
     largest_label: int | None = None
     class_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     def read(self, options: ReadOptions) -> BatchReader:
         """Return a reader of the split."""
@@ -78,9 +86,12 @@ def open_split(flags: TrainFlags, split: SplitName) -> Split:
     if files:
         return _describe(_read_files(dataset, _find_files(folder, files)), name, folder, on_error)
     if name == "image_folder":
-        source, names = _open_folder(folder, split, flags.preprocessing.cache_image_size)
-        opened = _describe(functools.partial(readers.indexed, source), name, folder, on_error)
-        return dataclasses.replace(opened, num_classes=len(names), class_names=names)
+        found = _open_folder(folder, split, flags.preprocessing)
+        opened = _describe(functools.partial(readers.indexed, found.source), name, folder, on_error)
+        names = found.class_names
+        return dataclasses.replace(
+            opened, num_classes=len(names), class_names=names, notes=found.notes
+        )
     if name not in DATASETS:
         files = _find_files_of_split(dataset, split)
         return _describe(_read_files(dataset, files), name, folder, on_error)
@@ -95,7 +106,7 @@ def _read_named(flags: DatasetFlags, split: SplitName) -> MakeReader:
       DatasetNotFoundError: it has no such split.
     """
     known = readers.dataset_splits(flags.dataset_name)
-    found = [s for s in (["train"] if split == "train" else TEST_SPLITS) if s in known]
+    found = [s for s in (["train"] if split == "train" else PARTS) if s in known]
     if not found:
         raise readers.DatasetNotFoundError(
             f"--dataset_name={flags.dataset_name} got no {split} split, expected one of "
@@ -152,31 +163,70 @@ class _Chain:
         return sample
 
 
-def _open_folder(
-    root: Path, split: SplitName, shorter_side: int | None
-) -> tuple[readers.ImageFolder | Subset, tuple[str, ...]]:
-    """Return the images of a split of a folder of classes, by index, and the classes' names."""
-    names = ["train"] if split == "train" else TEST_SPLITS
+class _Folder(NamedTuple):
+    """The images of a split of a folder, by index, and what to say of them."""
+
+    source: readers.ImageFolder | Subset
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def _open_folder(root: Path, split: SplitName, read: PreprocessingFlags) -> _Folder:
+    """Return the images of a split of a folder of classes."""
+    is_parted = has_parts(root)
+    names = ["train"] if split == "train" else PARTS
     parts = [root / name for name in names if (root / name).is_dir()]
-    has_parts = (root / "train").is_dir()
-    if has_parts and not parts:
+    if is_parted and not parts:
         raise readers.DatasetNotFoundError(
-            f"{str(root)!r} got no folder {listed(TEST_SPLITS)}, expected one beside 'train'. "
+            f"{str(root)!r} got no folder {listed(PARTS)}, expected one beside 'train'. "
             "There is nothing to test on. Put images there, in one folder per class."
         )
-    source = readers.ImageFolder(parts[0] if has_parts else root, shorter_side=shorter_side)
-    if has_parts:
-        if split == "test":
-            _check_same_classes(parts[0], source.class_names, root / "train")
-        return source, source.class_names
-    # Without folders for the splits a tenth is held out.
-    rows = fixed_split(len(source), split, test_share=10)
+    source = readers.ImageFolder(
+        parts[0] if is_parted else root, shorter_side=read.cache_image_size
+    )
+    if is_parted and split == "test":
+        _check_same_classes(parts[0], source.class_names, root / "train")
+    # Before a tenth is held out, which stays the same when these files are removed.
+    damaged = find_damaged(source.files) if read.on_error == "skip" else []
+    notes = _check_damaged(source, damaged)
+    rows = np.setdiff1d(np.arange(len(source)), damaged)
+    if not is_parted:
+        # Without folders for the splits a tenth is held out.
+        rows = rows[fixed_split(len(rows), split, test_share=10)]
+        # They are the same files.
+        notes = notes if split == "train" else ()
     if not len(rows):
         raise readers.DatasetNotFoundError(
             f"{str(root)!r} got too few images to hold a tenth of them out. Put those to test on "
             "in a folder 'test' beside 'train'."
         )
-    return Subset(source, rows), source.class_names
+    is_whole = is_parted and not damaged
+    return _Folder(source if is_whole else Subset(source, rows), source.class_names, notes)
+
+
+def _check_damaged(source: readers.ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:
+    """Return what to say of files that are no images.
+
+    Raises:
+      ValueError: a class has no other.
+    """
+    files = [os.path.relpath(source.files[index], source.path) for index in damaged]
+    lost = Counter(Path(name).parts[0] for name in files)
+    there = Counter(Path(os.path.relpath(name, source.path)).parts[0] for name in source.files)
+    for name, count in lost.items():
+        if count == there[name]:
+            first = next(each for each in files if Path(each).parts[0] == name)
+            raise ValueError(
+                f"{str(source.path)!r} got no image that can be read in {name!r}, expected some in "
+                f"the folder of each class. Its files, such as {first!r}, are empty, cut off or of "
+                "another kind. Put images there, or remove it."
+            )
+    if not files:
+        return ()
+    more = f" and {len(files) - _MOST_NAMED:,} more" if len(files) > _MOST_NAMED else ""
+    what = "file that is no" if len(files) == 1 else "files that are no"
+    named = ", ".join(map(repr, files[:_MOST_NAMED]))
+    return (f"left out of {str(source.path)!r}: {len(files):,} {what} image, {named}{more}",)
 
 
 def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None:
@@ -194,9 +244,7 @@ def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None
     )
 
 
-def _describe(
-    make: MakeReader, name: str, folder: Path, on_error: Literal["raise", "skip"]
-) -> Split:
+def _describe(make: MakeReader, name: str, folder: Path, on_error: OnError) -> Split:
     """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
     # No worker is started for one sample.
     options = ReadOptions(on_error=on_error, num_workers=0, look_ahead=0)
@@ -254,7 +302,7 @@ def _find_files_of_split(flags: DatasetFlags, split: SplitName) -> list[str]:
     Raises:
       DatasetNotFoundError: there are none.
     """
-    names = [split] if split == "train" else list(TEST_SPLITS)
+    names = [split] if split == "train" else list(PARTS)
     folder = Path(flags.dataset_dir or ".")
     for name in names:
         found = sorted(map(str, folder.glob(f"{flags.dataset_name}_{name}*.tfrecord")))

@@ -15,13 +15,14 @@ from penstock.readers.convert.file_set import hidden_folder, needs_making
 from penstock.readers.convert.progress import Progress, no_progress
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
+    check_label_names,
     image_example,
     shard_name,
     write_splits,
 )
 from penstock.readers.images import SUFFIXES, ImageFolder
 from penstock.readers.records.errors import ImageError
-from penstock.readers.records.image_bytes import decode_image, read_image
+from penstock.readers.records.image_bytes import read_image, store_upright
 
 FLOWERS = RemoteFile(
     url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
@@ -101,10 +102,11 @@ def convert_image_folder(
     """Make `<name>_{train,validation}_%05d-of-%05d.tfrecord` and `labels.txt` from images.
 
     Classes and images are those of `readers.ImageFolder`: the folders in `image_dir`, and the
-    JPEG and PNG files under each. Images are kept byte for byte; each is decoded once to see that
-    it can be. Paths are sorted, shuffled with `seed`, and the first `num_validation` held out;
-    shards are filled one after another. Where all the files are there already nothing is done,
-    but with `force`.
+    JPEG and PNG files under each. Images are kept byte for byte, but those that EXIF orientation
+    turns: readers of records do not, so they are written upright, encoded again. Each is decoded to
+    see that it can be. Paths are sorted, shuffled with `seed`, and the first `num_validation` held
+    out; shards are filled one after another. Where all the files are there already nothing is
+    done, but with `force`.
 
     Args:
       image_dir: the folder of images.
@@ -185,6 +187,10 @@ def _find_images(image_dir: str | Path) -> tuple[Sequence[str], list[Path]]:
                 "Check the path",
             )
         ) from error
+    try:
+        check_label_names(folder.class_names)
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
     return folder.class_names, [Path(folder.origin(index)) for index in range(len(folder))]
 
 
@@ -249,9 +255,8 @@ def _build_examples(
     labels = {name: label for label, name in enumerate(classes)}
     for path in images:
         try:
-            encoded = read_image(path)
-            # Decoded for its size, and to see that it can be; the bytes are kept as they are.
-            height, width, _ = decode_image(encoded, name=f"'{path}'").shape
+            # Decoded for its size, and to see that it can be.
+            encoded, (height, width) = store_upright(read_image(path), name=f"'{path}'")
         except ImageError as error:
             raise ConversionError(str(error)) from error
         image_format = _FORMATS[path.suffix.lower()]

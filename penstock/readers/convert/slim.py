@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from penstock._errors import message
 from penstock.readers.convert.file_set import write_together
 from penstock.readers.records.features import build_example
 from penstock.readers.records.writers import RecordWriter
@@ -32,9 +33,46 @@ def image_example(encoded: bytes, image_format: str, height: int, width: int, la
 
 
 def write_labels(path: Path, names: Sequence[str]) -> Path:
-    """Write `labels.txt`: one `id:name` a line, ids from 0."""
+    """Write `labels.txt`: one `id:name` a line, ids from 0.
+
+    Raises:
+      ValueError: a name that no line can hold.
+    """
+    check_label_names(names)
     path.write_text(_format_labels(names), encoding="utf-8")
     return path
+
+
+def is_line(text: str) -> bool:
+    r"""Say whether a text is one line, without bytes of a file's name that are no text.
+
+    >>> is_line("two words"), is_line("two\nlines")
+    (True, False)
+    """
+    # Python has such bytes as surrogates, which no file of text takes.
+    is_text = not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return is_text and text.splitlines() in ([], [text])
+
+
+def check_label_names(names: Iterable[str]) -> None:
+    r"""Raise unless each name fits into a line of `labels.txt`.
+
+    Raises:
+      ValueError: one has a line break, or bytes that are no text.
+
+    >>> check_label_names(["cat", "two words", "🐶"])
+    """
+    for name in names:
+        if not is_line(name):
+            raise ValueError(
+                message(
+                    "labels.txt",
+                    f"the class {name!r}",
+                    "a name of one line of text",
+                    "Each line of the file is a class",
+                    "Rename it",
+                )
+            )
 
 
 def warn_of_other_labels(folder: str | Path, names: Sequence[str]) -> None:
@@ -55,11 +93,26 @@ def read_labels(folder: str | Path) -> dict[int, str]:
 
     Raises:
       FileNotFoundError: there is no such file.
+      ValueError: a line is no `id:name`.
     """
-    text = (Path(folder) / LABELS_FILENAME).read_text(encoding="utf-8")
-    # Once: a name may hold colons.
-    pairs = (line.split(":", 1) for line in text.splitlines() if line)
-    return {int(label): name for label, name in pairs}
+    path = Path(folder) / LABELS_FILENAME
+    names: dict[int, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        # Once: a name may hold colons.
+        label, colon, name = line.partition(":")
+        if line and not (colon and label.strip().isdecimal()):
+            raise ValueError(
+                message(
+                    f"'{path}'",
+                    f"the line {line!r}",
+                    "a number, a colon and the name of a class",
+                    "Each line of the file is a class",
+                    "Mend it",
+                )
+            )
+        if line:
+            names[int(label)] = name
+    return names
 
 
 def shard_name(dataset_name: str, split: str, shard: int, num_shards: int) -> str:

@@ -7,6 +7,7 @@ import os
 import stat
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,6 +20,8 @@ _MAX_PIXELS = 1 << 26
 _MAX_FILE_BYTES = 1 << 29
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_MAGIC = b"\xff\xd8"
+_PNG_END = b"\0\0\0\0IEND\xae\x42\x60\x82"
+_JPEG_END = b"\xff\xd9"
 # What says that there is no such file; anything else is a failure of the disk.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EISDIR)
 # C0 to CF begin a frame, but for Huffman tables, a reserved one and arithmetic coding's.
@@ -67,6 +70,44 @@ def read_image(path: str | Path) -> bytes:
       ImageError: no plain file that can be read (a broken link too), or one of 512 MiB and more.
       OSError: the disk fails.
     """
+    with _open_image(path) as file:
+        head = file.read(len(_PNG_MAGIC))
+        return head + file.read(_MAX_FILE_BYTES) if _begins_as_image(head) else head
+
+
+def is_whole_image(path: str | Path) -> bool:
+    """Say whether a file begins and ends as a JPEG or PNG does.
+
+    A file that goes on after the image, as some phones write it, or is cut, is decoded, at an
+    eighth of its size; only these are read whole. Other damage shows when an image is decoded.
+
+    Raises:
+      OSError: the disk fails.
+    """
+    import cv2
+
+    try:
+        with _open_image(path) as file:
+            head = file.read(len(_PNG_MAGIC))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_PNG_END)))
+            ends = file.read().endswith(_PNG_END if head == _PNG_MAGIC else _JPEG_END)
+        if _begins_as_image(head) and not ends:
+            _decode(read_image(path), cv2.IMREAD_REDUCED_GRAYSCALE_8, str(path))
+        return _begins_as_image(head)
+    except ImageError:
+        return False
+
+
+def _begins_as_image(head: bytes) -> bool:
+    return head == _PNG_MAGIC or head.startswith(_JPEG_MAGIC)
+
+
+def _open_image(path: str | Path) -> BinaryIO:
+    """Open a plain file.
+
+    Raises: as `read_image`.
+    """
     try:
         # Without blocking: to open a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -75,27 +116,35 @@ def read_image(path: str | Path) -> bytes:
             raise
         what = "a broken link" if os.path.islink(path) else f"what cannot be opened ({error})"
         raise _build_image_error(f"'{path}'", what, "a file that can be read") from None
-    with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        # A pipe or a device may never end.
-        if not stat.S_ISREG(about.st_mode):
-            raise _build_image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
-        if about.st_size >= _MAX_FILE_BYTES:
-            expected = f"an image file below {_MAX_FILE_BYTES} bytes"
-            raise _build_image_error(f"'{path}'", f"{about.st_size} bytes", expected)
-        head = file.read(len(_PNG_MAGIC))
-        is_image = head == _PNG_MAGIC or head.startswith(_JPEG_MAGIC)
-        return head + file.read(_MAX_FILE_BYTES) if is_image else head
+    about = os.fstat(descriptor)
+    # A pipe or a device may never end.
+    if not stat.S_ISREG(about.st_mode):
+        os.close(descriptor)
+        raise _build_image_error(f"'{path}'", "a pipe, a device or a folder", "a file")
+    if about.st_size >= _MAX_FILE_BYTES:
+        os.close(descriptor)
+        expected = f"an image file below {_MAX_FILE_BYTES} bytes"
+        raise _build_image_error(f"'{path}'", f"{about.st_size} bytes", expected)
+    return open(descriptor, "rb")
 
 
 def decode_image(
-    encoded: bytes, *, channels: int = 3, name: str = "image", shorter_side: int | None = None
+    encoded: bytes,
+    *,
+    channels: int = 3,
+    is_upright: bool = False,
+    name: str = "image",
+    shorter_side: int | None = None,
 ) -> np.ndarray:
     """Decode JPEG or PNG bytes to `[H, W, channels]` uint8, RGB or gray.
 
     EXIF orientation is ignored, as TensorFlow and OneFlow ignore it; alpha is dropped.
 
-    Arguments:
+    Args:
+      encoded: the bytes of a file.
+      channels: 3 for RGB, 1 for gray.
+      is_upright: turn the image as EXIF orientation says; a phone's may be stored on its side.
+      name: of the image in errors.
       shorter_side: how many pixels of it are enough; a JPEG of at least twice as many is then
         decoded at a half, a quarter or an eighth of its size.
 
@@ -111,11 +160,41 @@ def decode_image(
     flag = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
     part = 1 if shorter_side is None else _choose_part(encoded, shorter_side)
     if part > 1:
-        colour = f"IMREAD_REDUCED_{'COLOR' if channels == 3 else 'GRAYSCALE'}_{part}"
-        image = _decode(encoded, getattr(cv2, colour), name)
-        # There is no flag for a part of the size in this order.
-        return np.ascontiguousarray(image[..., ::-1]) if channels == 3 else image
-    return _decode(encoded, flag, name)
+        flag = getattr(cv2, f"IMREAD_REDUCED_{'COLOR' if channels == 3 else 'GRAYSCALE'}_{part}")
+    image = _decode(encoded, flag if is_upright else flag | cv2.IMREAD_IGNORE_ORIENTATION, name)
+    # There is no flag for a part of the size in this order.
+    return np.ascontiguousarray(image[..., ::-1]) if part > 1 and channels == 3 else image
+
+
+def store_upright(encoded: bytes, *, name: str = "image") -> tuple[bytes, tuple[int, int]]:
+    """Return the bytes of an image that is upright as stored, and its (height, width).
+
+    They are the same bytes unless EXIF turns the image; then it is encoded again, a JPEG at quality
+    95 with all its colours, in which a pixel changes by a few steps of 255.
+
+    Raises:
+      ImageError: as `decode_image`.
+
+    >>> from penstock._images import encode_png
+    >>> png = encode_png(np.zeros((4, 6, 3), np.uint8))
+    >>> store_upright(png) == (png, (4, 6))
+    True
+    """
+    import cv2
+
+    stored = decode_image(encoded, name=name)
+    # JPEG's segment, PNG's chunk: others are not decoded twice.
+    if b"Exif\0\0" in encoded or b"eXIf" in encoded:
+        upright = decode_image(encoded, is_upright=True, name=name)
+        if not np.array_equal(upright, stored):
+            suffix = ".png" if encoded[:8] == _PNG_MAGIC else ".jpg"
+            # Colours at full resolution, as a turned one's would be thinned along the other axis.
+            full = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
+            quality = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, full]
+            bgr = cv2.cvtColor(upright, cv2.COLOR_RGB2BGR)
+            encoded = cv2.imencode(suffix, bgr, quality if suffix == ".jpg" else [])[1].tobytes()
+            stored = upright
+    return encoded, (stored.shape[0], stored.shape[1])
 
 
 def _choose_part(encoded: bytes, shorter_side: int) -> int:
@@ -136,7 +215,7 @@ def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.
     import cv2
 
     flag = cv2.IMREAD_COLOR_BGR if channels == 3 else cv2.IMREAD_GRAYSCALE
-    return _decode(encoded, flag, name)
+    return _decode(encoded, flag | cv2.IMREAD_IGNORE_ORIENTATION, name)
 
 
 def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
@@ -148,7 +227,7 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
         raise _build_image_error(name, claimed, f"a JPEG or PNG of 1 to {_MAX_PIXELS} pixels")
     data = np.frombuffer(encoded, np.uint8)
     try:
-        image = cv2.imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION)
+        image = cv2.imdecode(data, flag)
     except cv2.error as error:
         raise _build_image_error(name, f"opencv error {error.code}", "a JPEG or PNG") from None
     if image is None:

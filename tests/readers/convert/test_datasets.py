@@ -26,6 +26,7 @@ from tests.readers.convert.originals import (
     write_tar,
 )
 from tests.readers.convert.serving import serve
+from tests.readers.turned import check_quarters, draw_quarters, encode_turned
 
 SLIM_SPEC = {
     "image/encoded": FixedLenFeature((), "bytes", default_value=b""),
@@ -201,6 +202,32 @@ def test_any_image_folder_converts(tmp_path: Path):
     (tmp_path / "images" / "cats" / "bad.png").write_bytes(b"no image")
     with pytest.raises(convert.ConversionError, match=r"cats/bad.png' got bytes '6e6f20"):
         convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=2)
+
+
+def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path: Path):
+    folder = tmp_path / "images/cat"
+    folder.mkdir(parents=True)
+    quarters = draw_quarters()
+    files = {
+        "a.jpg": jpeg(1),
+        "b.jpg": encode_turned(quarters, 6),
+        "c.png": encode_turned(quarters, 8, ".png"),
+        # Turned by half a circle it is the same, so nothing is lost by another encoding.
+        "d.jpg": encode_turned(np.full((8, 8, 3), 90, np.uint8), 3),
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    made = convert.convert_image_folder(
+        tmp_path / "images", tmp_path / "out", "pets", num_validation=0, num_shards=1
+    )
+    records = read_slim(made[0])
+    kept = {each["image/encoded"] for each in records} & set(files.values())
+    assert kept == {files["a.jpg"], files["d.jpg"]}
+    turned = [each for each in records if each["image/width"] == 32]
+    assert sorted(each["image/format"] for each in turned) == [b"jpg", b"png"]
+    for each in turned:
+        assert each["image/height"] == 16
+        check_quarters(decode_image(each["image/encoded"]))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere")])

@@ -1,0 +1,209 @@
+"""A person's own pictures: broken files, turned photos, and classes with any names."""
+
+import json
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock.commands._checks import UsageError
+from penstock.commands._flags import make_train_flags
+from penstock.commands._image_folders import find_damaged
+from penstock.commands._own_folder import describe_folder, leave_out_damaged
+from penstock.commands._run.confusion import draw_confusion
+from penstock.commands._run.data import open_data
+from penstock.commands._run.splits import open_split
+from penstock.readers import DatasetNotFoundError, Shard
+from penstock.readers.convert import read_labels
+from tests.commands.mistakes import TINY
+from tests.commands.running import run
+from tests.readers.turned import draw_quarters, encode_turned
+
+PNG = cv2.imencode(".png", np.full((12, 12, 3), 200, np.uint8))[1].tobytes()
+JPEG = cv2.imencode(".jpg", np.full((12, 12, 3), 200, np.uint8))[1].tobytes()
+BROKEN = {
+    "zero.jpg": b"",
+    "text.jpg": b"a letter",
+    "page.png": b"<html>404</html>",
+    "cut.png": PNG[:-20],
+    "cut.jpg": JPEG[: len(JPEG) // 2],
+}
+
+
+def write_photos(folder: Path, *classes: str, count: int = 12) -> Path:
+    for value, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            image = np.full((12, 12, 3), 20 + 200 * (value % 2), np.uint8)
+            encoded = cv2.imencode(".png", image)[1].tobytes()
+            (folder / name / f"{number}.png").write_bytes(encoded)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Return a folder of two classes, a few of whose files are broken."""
+    folder = write_photos(tmp_path / "photos", "cat", "dog")
+    for number, (name, content) in enumerate(BROKEN.items()):
+        (folder / ("cat", "dog")[number % 2] / name).write_bytes(content)
+    (folder / "cat/gone.jpg").symlink_to("nowhere")
+    (folder / "cat/folder.jpg").mkdir()
+    return folder
+
+
+def open_own(folder, split="train", **given):
+    data = describe_folder(str(folder))
+    flags = make_train_flags({**leave_out_damaged(data, given), **data})
+    return open_split(flags, split)
+
+
+def test_broken_files_are_left_out_and_named_at_the_start(photos):
+    opened = open_own(photos)
+    assert opened.num_samples == 22
+    assert opened.notes == (
+        f"left out of {str(photos)!r}: 6 files that are no image, 'cat/cut.jpg', 'cat/gone.jpg', "
+        "'cat/page.png' and 3 more",
+    )
+    tested = open_own(photos, "test")
+    assert tested.num_samples == 2
+    assert tested.notes == ()
+
+
+def test_held_out_pictures_stay_the_same_when_broken_files_are_removed(photos):
+    def read():
+        return [float(each["image"].mean()) for each in open_own(photos).make(batch_size=None)()]
+
+    before = read()
+    for name in BROKEN:
+        for path in photos.rglob(name):
+            path.unlink()
+    (photos / "cat/gone.jpg").unlink()
+    assert open_own(photos).notes == ()
+    assert read() == before
+
+
+def test_broken_files_are_an_error_where_a_flag_says_so(photos):
+    (photos.parent / "c.json").write_text('{"skip_damaged": false}')
+    data = describe_folder(str(photos))
+    for given in ({"skip_damaged": False}, {"config": str(photos.parent / "c.json")}):
+        assert leave_out_damaged(data, given)["skip_damaged"] is False
+    assert open_own(photos, skip_damaged=False).num_samples > 22
+    assert "skip_damaged" not in leave_out_damaged({"dataset_name": "flowers"}, {})
+
+
+def test_run_says_what_is_left_out_of_either_part(tmp_path):
+    for part in ("train", "test"):
+        write_photos(tmp_path / part, "cat", "dog", count=3)
+        (tmp_path / part / "dog/zero.jpg").touch()
+    data = describe_folder(str(tmp_path))
+    given = {"model_name": "lenet", "batch_size": 4, "num_preprocessing_threads": 0}
+    flags = make_train_flags({**leave_out_damaged(data, given), **data})
+    opened = open_data(flags, batch_size=4, shard=Shard(0, 1))
+    assert [opened.num_train, opened.num_test] == [6, 6]
+    named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
+    assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
+    assert all("1 file that is no image" in note for note in named)
+
+
+def test_class_without_a_picture_that_can_be_read_is_an_error(tmp_path):
+    write_photos(tmp_path, "cat", "dog", count=3)
+    for path in (tmp_path / "cat").iterdir():
+        path.write_text("no image")
+    (tmp_path / "bird").mkdir()
+    with pytest.raises(UsageError, match=r"no \.jpg or \.png image in 'bird'"):
+        open_own(tmp_path)
+    (tmp_path / "bird/1.png").write_bytes(PNG)
+    with pytest.raises(ValueError, match=r"no image that can be read in 'cat', .*'cat/0\.png'"):
+        open_own(tmp_path)
+
+
+def test_whole_pictures_with_something_after_them_are_read(tmp_path):
+    files = {"a.jpg": JPEG + b"sound of a phone", "b.png": PNG + b"\n", "c.jpg": JPEG, "d.png": PNG}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert find_damaged([str(tmp_path / name) for name in files]) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (["train/1.png", "bus/1.png"], ("bus", "train")),
+        (["train/1.png", "test/1.png", "bus/1.png"], ("bus", "test", "train")),
+        (["test/1.png", "bus/1.png"], ("bus", "test")),
+        (["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"], ("a", "b")),
+        (["train/a/1.png", "train/b/1.png", "train/1.png", "val/a/1.png"], ("a", "b")),
+    ],
+)
+def test_train_is_a_class_only_where_it_holds_pictures_beside_other_classes(
+    names, classes, tmp_path
+):
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(PNG)
+    assert open_own(tmp_path).class_names == classes
+
+
+def test_unsorted_pictures_in_train_and_test_are_no_two_classes(tmp_path):
+    write_photos(tmp_path, "train", "test", count=1)
+    with pytest.raises(UsageError, match=r"an image and no folder in it, .* such as .*/train/cat"):
+        describe_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["new\nline", "next\u2028line", os.fsdecode(b"caf\xe9")])
+def test_class_whose_name_is_no_line_of_text_is_a_usage_error(name, tmp_path):
+    write_photos(tmp_path, "cat", name, count=1)
+    with pytest.raises(UsageError, match=r"expected a name of one line of text.*Rename"):
+        describe_folder(str(tmp_path))
+
+
+def test_line_of_labels_that_is_no_class_is_named(tmp_path):
+    (tmp_path / "labels.txt").write_text("0:cat\n1:new\nline\n")
+    with pytest.raises(ValueError, match=r"labels\.txt' got the line 'line', expected a number"):
+        read_labels(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_matrix_of_any_names_is_drawn(kind, tmp_path):
+    names = ("$\\x$", "\N{DOG FACE}", "-dash", "a,b", "100%")
+    draw_confusion(tmp_path / f"a.{kind}", np.eye(5, dtype=int), names)
+    assert (tmp_path / f"a.{kind}").stat().st_size > 1000
+
+
+def test_too_few_pictures_to_hold_any_out_is_said(tmp_path):
+    write_photos(tmp_path, "cat", "dog", count=2)
+    with pytest.raises(DatasetNotFoundError, match="too few images"):
+        open_own(tmp_path, "test")
+
+
+@pytest.mark.slow
+def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    (photos / "cat/turned.jpg").write_bytes(encode_turned(draw_quarters(), 6))
+    cv2.imwrite(str(photos / "cat/upright.png"), draw_quarters()[..., ::-1])
+    words = ["train", "photos", *TINY.split(), "--num_epochs=2", "--batch_size=8"]
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert "left out of 'photos': 6 files that are no image" in " ".join(out.split())
+    assert "skipped" not in err
+    status, out, err = run(capsys, "eval", "runs/photos_tiny", "--json")
+    assert json.loads(out)["images"] == 2, err
+    check_predictions(capsys, photos)
+
+
+def check_predictions(capsys, photos):
+    status, out, err = run(capsys, "predict", "runs/photos_tiny", "photos", "--json=True")
+    answers = {Path(each["image"]).name: each for each in map(json.loads, out.splitlines())}
+    assert status == 1
+    assert len(out.splitlines()) == 26
+    assert err.count("left out, no JPEG or PNG that can be read") == 6
+    assert err.splitlines()[-1].startswith(
+        "penstock predict: got 6 files that are no images among 32, expected .jpg and .png files."
+    )
+    upright, turned = (answers[name]["classes"] for name in ("upright.png", "turned.jpg"))
+    for one, other in zip(upright, turned, strict=True):
+        assert one["name"] == other["name"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=0.02)
+    status, out, _ = run(capsys, "predict", "runs/photos_tiny", "photos/*/1.png")
+    assert (status, len(out.splitlines())) == (0, 2)
