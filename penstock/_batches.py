@@ -28,6 +28,9 @@ class Fields:
       specs: the inputs the program needs.
       known: the inputs of any program of the builder, which a sample may have too.
 
+    Attributes:
+      order: the names of a sample's fields, where somebody said them.
+
     Raises:
       FeedError: `feed_order` names unknown inputs, leaves some out, or repeats one.
     """
@@ -41,8 +44,9 @@ class Fields:
         self._specs = specs
         self._is_explicit = feed_order is not None
         self._names = list(specs) if len(specs) == 1 else None
+        self.order: list[str] | None = None
         if feed_order is not None:
-            self._names = _order_names(feed_order)
+            self._names = self.order = _order_names(feed_order)
             # A name of another program is no mistake: train and test may be fed the same samples.
             unknown = [name for name in self._names if name not in (known or specs)]
             missing = [name for name in specs if name not in self._names]

@@ -84,6 +84,7 @@ class MeasuredSteps:
     Arguments:
       sizes: of each objective's last update; of each step on a leading axis where there are many.
       paths: the parameters that each objective trains, in the order of the sizes.
+      secs: how long it took to measure them, without compiling.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class MeasuredSteps:
         *,
         is_single: bool,
         has_many_steps: bool,
+        secs: float,
     ) -> None:
+        self.secs = secs
         self._sizes: Any = sizes
         self._paths, self._is_single, self._has_many = paths, is_single, has_many_steps
         self._is_fetched = False

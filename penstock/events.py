@@ -22,9 +22,8 @@ its place:
 `stop()` ends after the current step's `EndStep`; with several steps in a launch they are all done
 by then, so their `EndStep`s all fire. A handler may call `trainer.test` and `trainer.save_params`
 at any event. An exception from a handler ends training with `EndTraining("failed")`, leaves the
-trainer valid, and reaches the caller of `train`.
-
-The classes carry Fluid's names too: `BeginEpochEvent` is `BeginEpoch`, and so on.
+trainer valid, and reaches the caller of `train`. The classes carry Fluid's names too:
+`BeginEpochEvent` is `BeginEpoch`, and so on.
 """
 
 from __future__ import annotations
@@ -139,6 +138,7 @@ class BeginTraining:
       trainer: the trainer that calls, for handlers that stop it, test with it or save.
       updates_every: set it to n and every n-th step has `EndStep.updates`; 0 for none. Beside other
         handlers set it to `math.gcd(event.updates_every, n)`.
+      feed_order: names for the fields of the reader's tuples, as `train` was given them.
     """
 
     epoch: int
@@ -146,6 +146,7 @@ class BeginTraining:
     global_step: int
     trainer: Training | None = dataclasses.field(default=None, repr=False, compare=False)
     updates_every: int = dataclasses.field(default=0, repr=False)
+    feed_order: Sequence[str] | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class BeginStep:
 class _LazyMetrics(Generic[M]):
     """Metrics that are fetched when they are first read."""
 
-    __slots__ = ("_metrics", "_read")
+    __slots__ = ("_metrics", "_read", "epoch", "global_step", "num_examples")
 
     def __init__(self, read: Callable[[], M] | None) -> None:
         self._read = read
@@ -220,6 +221,8 @@ class EndStep(_LazyMetrics[M]):
         do; by objective, where there are several. Reading it waits for the device too.
       updates: a `ParameterUpdate` of each trained parameter by name; by objective, where there are
         several. `None` but for steps that `BeginTraining.updates_every` asks for, `has_updates`.
+      compile_secs: how long its launch compiled, shared out over the launch's steps; mostly 0.
+      measure_secs: how long `updates` of its launch took beside training, shared out likewise.
 
     >>> event = EndStep(epoch=0, step=3, global_step=3, num_examples=64, read=lambda: (0.5, 0.9))
     >>> loss, accuracy = event.metrics
@@ -227,7 +230,7 @@ class EndStep(_LazyMetrics[M]):
     0.5
     """
 
-    __slots__ = ("_rate", "_updates", "epoch", "global_step", "num_examples", "step")
+    __slots__ = ("_rate", "_updates", "compile_secs", "measure_secs", "step")
 
     def __init__(
         self,
@@ -238,13 +241,14 @@ class EndStep(_LazyMetrics[M]):
         read: Callable[[], M] | None = None,
         read_rate: Callable[[], Rate] | None = None,
         read_updates: Callable[[], Updates | None] | None = None,
+        compile_secs: float = 0.0,
+        measure_secs: float = 0.0,
     ) -> None:
         super().__init__(read)
         self._rate, self._updates = read_rate, read_updates
-        self.epoch = epoch
-        self.step = step
-        self.global_step = global_step
+        self.epoch, self.step, self.global_step = epoch, step, global_step
         self.num_examples = num_examples
+        self.compile_secs, self.measure_secs = compile_secs, measure_secs
 
     @property
     def learning_rate(self) -> Rate:
@@ -280,7 +284,7 @@ class EndEpoch(_LazyMetrics[M]):
         where the epoch was too short for it.
     """
 
-    __slots__ = ("data_wait", "epoch", "global_step", "num_examples", "num_steps")
+    __slots__ = ("data_wait", "num_steps")
 
     def __init__(
         self,
@@ -292,10 +296,8 @@ class EndEpoch(_LazyMetrics[M]):
         data_wait: float | None = None,
     ) -> None:
         super().__init__(read)
-        self.epoch = epoch
-        self.global_step = global_step
-        self.num_steps = num_steps
-        self.num_examples = num_examples
+        self.epoch, self.global_step = epoch, global_step
+        self.num_steps, self.num_examples = num_steps, num_examples
         self.data_wait = data_wait
 
     def __repr__(self) -> str:
@@ -345,8 +347,7 @@ def _check_takes_an_event(handler: Handler) -> None:
     except (TypeError, ValueError):  # of some that are written in C
         return
     try:
-        # Without calling it: a handler that takes no event is said before training, not at the
-        # first one.
+        # Without calling it: it is said before training, and not at the first event.
         signature.bind(None)
     except TypeError:
         name = getattr(handler, "__qualname__", type(handler).__qualname__)

@@ -29,6 +29,7 @@ def test_benchmark_prints_a_table(name, capsys, tmp_path, monkeypatch):
 
 OPTIONS = {
     "attention": ["--rounds", "1"],
+    "gradients": ["--network", "lenet", "--batch_size", "2", "--rounds", "1"],
     "bucketing": ["--samples", "64", "--rounds", "1"],
     "optimizer_update": ["--network", "lenet", "--rounds", "1"],
 }

@@ -154,3 +154,10 @@ def test_every_public_package_is_an_attribute():
 def test_attribute_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'model'"):
         penstock.model  # noqa: B018
+
+
+def test_makefile_installs_nothing_without_the_constraints():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [line for line in text.splitlines() if "pip install" in line and "@" in line]
+    assert len(installs) > 1
+    assert all("--constraint " in line for line in installs), installs

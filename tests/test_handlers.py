@@ -58,6 +58,7 @@ def run_epochs(
     read=None,
     length=True,
     data_wait=None,
+    beside=lambda step: (0.0, 0.0),
 ):
     """Send the events of a run; each step takes `step_secs` and has 10 examples."""
     progress(BeginTraining(epoch=0, num_epochs=num_epochs, global_step=0))
@@ -66,8 +67,9 @@ def run_epochs(
         progress(BeginEpoch(epoch, 0, num_steps if length else None))
         for step in range(num_steps):
             progress(BeginStep(epoch, step, next(numbers)))
-            clock.now += step_secs
-            progress(EndStep(epoch, step, 0, 10, read))
+            secs = beside(step)
+            clock.now += step_secs + sum(secs)
+            progress(EndStep(epoch, step, 0, 10, read, None, None, *secs))
         means = lambda: (0.5, 0.25)  # noqa: E731
         progress(EndEpoch(epoch, 0, num_steps, 10 * num_steps, means, data_wait))
     progress(EndTraining("completed"))
@@ -277,6 +279,24 @@ def test_steps_that_fetch_nothing_show_no_metrics(clock):
     file = io.StringIO()
     run_epochs(Progress(file=file), clock, num_epochs=1, num_steps=8, step_secs=1.0, read=None)
     assert file.getvalue().splitlines()[0] == "epoch 1/1  step 6/8  10 ex/s  0:02 left"
+
+
+def test_compiling_and_measuring_are_no_part_of_the_speed_and_measuring_one_of_the_time_left(clock):
+    file = io.StringIO()
+    beside = {2: (90.0, 0.0), 3: (0.0, 4.0), 4: (0.0, 1.0)}
+    run_epochs(
+        Progress(file=file),
+        clock,
+        num_epochs=1,
+        num_steps=8,
+        step_secs=1.0,
+        beside=lambda step: beside.get(step, (0.0, 0.0)),
+    )
+    # From the second launch on five steps: five seconds, and five of measuring.
+    assert file.getvalue().splitlines()[-2:] == [
+        "epoch 1/1  step 6/8  10 ex/s  0:04 left",
+        "epoch 1/1  loss 0.5000  metric_1 0.2500  10 ex/s",
+    ]
 
 
 @pytest.mark.parametrize(("data_wait", "is_shown"), [(0.123, True), (0.009, False), (None, False)])

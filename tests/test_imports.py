@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "readers": {"_checksums", "_errors", "_guardian", "_images", "_state_bytes"},
     "preprocessing": {"_errors", "_program", "layers"},
     "handlers": {
+        "_batches",
         "_checksums",
         "_errors",
         "_parameter_updates",

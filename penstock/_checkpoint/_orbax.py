@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -56,14 +56,29 @@ def make_checkpointer() -> ocp.Checkpointer:
 
 
 def _make_array_handler() -> ocp.type_handlers.NumpyHandler:
-    """Return a handler of NumPy arrays that ends no read before the others have ended.
+    """Return a handler of NumPy arrays that ends no read or write before the others have ended.
 
-    Orbax raises what failed first and closes the event loop that the other reads, still on their
-    way, then report to: a traceback on stderr for each.
+    Orbax raises what failed first and closes the event loop that the others, still on their way,
+    then report to: a traceback on stderr for each.
     """
     import orbax.checkpoint as ocp
 
     class _Handler(ocp.type_handlers.NumpyHandler):
+        writes: set[asyncio.Task[None]] | None = None
+
+        async def _open_and_write(self, *args: Any) -> None:  # pyright: ignore
+            # Private to Orbax: where it has another name, the tracebacks are back and no more.
+            write = asyncio.ensure_future(super()._open_and_write(*args))
+            self.writes = writes = self.writes or set()
+            writes.add(write)
+            try:
+                await write
+            except BaseException:
+                await asyncio.gather(*writes, return_exceptions=True)
+                raise
+            finally:
+                writes.discard(write)
+
         async def deserialize(
             self,
             infos: Sequence[ocp.type_handlers.ParamInfo],

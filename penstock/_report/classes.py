@@ -165,7 +165,8 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
         caption = add(figure, "figcaption")
         add(caption, "div", f"said {said}, {format_likelihood(each.sureness)}", class_="said")
         add(caption, "div", f"is {right}, {format_likelihood(each.right_share)}", class_="truth")
-        add(caption, "div", f"#{each.number:,}", class_="note")
+        part = "" if each.process is None else f" of process {each.process}"
+        add(caption, "div", f"#{each.number:,}{part}", class_="note")
 
 
 def format_likelihood(share: float) -> str:

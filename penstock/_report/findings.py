@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,8 @@ class Example:
 
     Arguments:
       image: `[H, W, 1 or 3]` uint8, as the network gets it; None where it is no picture.
-      number: of the image in the split, from 0.
+      number: of the image in the split, from 0; of several processes in its process's part.
+      process: which of several processes has it; None where there is one.
       sureness: the probability of what was said.
       right_share: the probability of what is right.
     """
@@ -30,6 +32,7 @@ class Example:
     predicted: int
     sureness: float
     right_share: float
+    process: int | None = None
 
     @property
     def is_right(self) -> bool:
@@ -122,6 +125,30 @@ class Findings:
         self._keep_mistakes(np.flatnonzero(hits == 0), right_share, make)
         self._keep_samples(labels, make)
         self.num_images += len(labels)
+
+    def count(self) -> dict[str, object]:
+        """Return the counts, without images, as JSON holds them."""
+        labels, predicted = np.nonzero(self.matrix)
+        return {
+            "num_classes": len(self.matrix),
+            # Of a thousand classes most pairs are never confused.
+            "matrix": [x.tolist() for x in (labels, predicted, self.matrix[labels, predicted])],
+            "bins": self.bins.tolist(),
+            "num_images": self.num_images,
+            "num_top_5": self.num_top_5,
+            "num_broken": self.num_broken,
+            "sum_of_logs": self._sum_of_logs,
+        }
+
+    def add_counts(self, counts: Mapping[str, Any]) -> None:
+        """Add what `count` returned of other images of as many classes."""
+        labels, predicted, numbers = counts["matrix"]
+        self.matrix[labels, predicted] += np.array(numbers, np.int64)
+        self.bins += np.array(counts["bins"])
+        self.num_images += counts["num_images"]
+        self.num_top_5 += counts["num_top_5"]
+        self.num_broken += counts["num_broken"]
+        self._sum_of_logs += counts["sum_of_logs"]
 
     def _keep_mistakes(
         self, wrong: np.ndarray, right_share: np.ndarray, make: Callable[[int], Example]

@@ -11,6 +11,7 @@ _MAX_ROWS = 40
 _PARTS = {
     "steps": "training steps",
     "data_wait": "waiting for data in them",
+    "measure": "measuring gradients and updates",
     "compile": "compiling",
     "between": "between epochs: tests, saving, logs",
 }
@@ -45,7 +46,7 @@ def add_cards(parent: Element, cards: Mapping[str, str]) -> None:
 
 
 def add_times(page: Page, secs: Mapping[str, float], why: str) -> None:
-    """Add where the time went: steps, waiting for data, compiling, between epochs.
+    """Add where the time went: steps, waiting for data, measuring, compiling, between epochs.
 
     Arguments:
       secs: as `RunTimes` counts them.
@@ -61,6 +62,9 @@ def add_times(page: Page, secs: Mapping[str, float], why: str) -> None:
     bar = add(section, "div", class_="stack")
     rows: list[tuple[str, ...]] = []
     for number, (name, meaning) in enumerate(_PARTS.items()):
+        # Most runs measure nothing.
+        if name == "measure" and not secs.get(name):
+            continue
         share = secs.get(name, 0.0) / total
         add(bar, "i", class_=f"t{number}", style=f"width: {100 * share:.2f}%", title=meaning)
         rows.append((meaning, format_secs(secs.get(name, 0.0)), f"{share:.1%}"))

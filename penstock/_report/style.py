@@ -76,7 +76,7 @@ svg rect.bin { fill: rgb(var(--heat) / .55); }
 .stack { display: flex; height: 26px; border-radius: 6px; overflow: hidden; margin: .6em 0; }
 .stack i { min-width: 1px; }
 .t0 { background: #1f6fd0; } .t1 { background: #d9480f; } .t2 { background: #868e96; }
-.t3 { background: #2b8a3e; }
+.t3 { background: #2b8a3e; } .t4 { background: #9c36b5; }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 2px;
   margin-right: 6px; }
 pre { background: var(--panel); padding: 12px 14px; border-radius: 8px; overflow-x: auto;

@@ -6,27 +6,28 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining, Event
+from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndStep, EndTraining, Event
 
 _COMPILATIONS = logging.getLogger("penstock.compilations")
-_SECONDS: Sequence[str] = ("steps", "data_wait", "compile", "between")
+_SECONDS: Sequence[str] = ("steps", "data_wait", "measure", "compile", "between")
 
 
 class RunTimes:
-    """Count seconds of `steps`, of `data_wait` in them, of `compile`, and `between` epochs.
+    """Count seconds of `steps`, of `data_wait` and `measure` in them, `compile`, `between` epochs.
 
-    What is between epochs are tests and saving. Call it with every event. A new run, whose
+    What is measured are gradients and updates, see `Gradients`; between epochs are tests and
+    saving. Call it with every event. A new run, whose
     `secs` should begin at 0, and one that goes on, are told apart by who calls it.
 
     >>> times = RunTimes()
     >>> times.secs = {"steps": 2.0}
     >>> times.secs
-    {'steps': 2.0, 'data_wait': 0.0, 'compile': 0.0, 'between': 0.0}
+    {'steps': 2.0, 'data_wait': 0.0, 'measure': 0.0, 'compile': 0.0, 'between': 0.0}
     """
 
     def __init__(self) -> None:
         self._secs: dict[str, float] = dict.fromkeys(_SECONDS, 0.0)
-        self._mark = 0.0
+        self._mark = self._measured = 0.0
         self._is_in_epoch = False
         self._compilations = _Compilations()
 
@@ -42,9 +43,12 @@ class RunTimes:
     def __call__(self, event: Event) -> None:
         """Count the seconds since the last event that ends a part."""
         match event:
+            case EndStep():
+                self._measured += event.measure_secs
             case BeginTraining():
                 self._compilations.start()
                 self._mark, self._is_in_epoch = time.perf_counter(), False
+                self._measured = 0.0
             case BeginEpoch():
                 self._count(is_epoch=False)
                 self._is_in_epoch = True
@@ -57,11 +61,13 @@ class RunTimes:
 
     def _count(self, *, is_epoch: bool, data_wait: float | None = None) -> None:
         now, compiling = time.perf_counter(), self._compilations.take()
-        secs = max(now - self._mark - compiling, 0.0)
+        measured, self._measured = self._measured, 0.0
+        secs = max(now - self._mark - compiling - measured, 0.0)
         self._mark = now
         waited = secs * (data_wait or 0.0)
         self._secs["compile"] += compiling
         self._secs["data_wait"] += waited
+        self._secs["measure"] += measured
         self._secs["steps" if is_epoch else "between"] += secs - waited
 
 

@@ -25,6 +25,8 @@ _KNOWN = (
 )
 _REMEDIES = {
     errno.ENOSPC: " Make room, or write to another disk.",
+    errno.EDQUOT: " Make room, or write where you have more of it.",
+    errno.EFBIG: " Allow larger files with ulimit -f, or write to another disk.",
     errno.EEXIST: " It is a file, expected a folder. Name another path.",
     errno.ENOTDIR: " A part of it is a file, expected folders. Name another path.",
 }

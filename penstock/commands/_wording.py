@@ -25,6 +25,10 @@ _COMMON = (
         "Give this run a folder of its own by --checkpointDir, or start again with --overwrite; "
         "--task_type=finetune --model_dir=... starts from other weights.",
     ),
+    (
+        r"The trainer is valid: call trainer\.save_checkpoint\(\) when there is room\.",
+        "Make room; the same command goes on from the last one that was written.",
+    ),
     (r"Pass num_validation 0 to", "Pass a --num_validation of 0 to"),
     (
         r"Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",

@@ -109,6 +109,8 @@ def with_metrics(event: object, convert: Callable[[object], object]) -> object:
             read=lambda: convert(event.metrics),
             read_rate=lambda: event.learning_rate,
             read_updates=(lambda: event.updates) if event.has_updates else None,
+            compile_secs=event.compile_secs,
+            measure_secs=event.measure_secs,
         )
     if isinstance(event, EndEpoch):
         return EndEpoch(

@@ -18,7 +18,8 @@ class Device(Protocol):
 class Pace:
     """Where training stands, how fast it is, how long it will take, and what memory it needs.
 
-    The first launch is left out of the rates, as it compiles.
+    The first launch is left out of the rates, as it compiles; so are later compiles. What measures
+    updates is no part of the speed, and one of the time left.
 
     Arguments:
       first_epoch: the number of the first epoch, from 0.
@@ -50,6 +51,8 @@ class Pace:
         self._epoch_start: tuple[float, int] | None = None
         self._start: tuple[float, int] | None = None
         self.total_steps = 0
+        # Since the beginning, compiling and measuring.
+        self._compile_secs = self._measure_secs = 0.0
 
     def begin_epoch(
         self, epoch: int, num_steps: int | None, global_step: int = 0, first_step: int = 0
@@ -58,16 +61,19 @@ class Pace:
         self._steps_before = global_step - first_step
         # A reader without a length has, after one epoch, that of the last.
         self._epoch_steps = num_steps or self._epoch_steps
-        self._epoch_start = (time.monotonic(), 0) if self._start else None
+        self._epoch_start = (self._training_secs(), 0) if self._start else None
 
     def begin_launch(self) -> None:
         # From the second launch on: the first compiles.
         if self._epoch_start is None and self.step:
-            now = time.monotonic()
-            self._epoch_start = (now, self._num_examples)
-            self._start = self._start or (now, self.total_steps)
+            self._epoch_start = (self._training_secs(), self._num_examples)
+            self._start = self._start or (self._run_secs(), self.total_steps)
 
-    def end_step(self, num_examples: int) -> None:
+    def end_step(
+        self, num_examples: int, compile_secs: float = 0.0, measure_secs: float = 0.0
+    ) -> None:
+        self._compile_secs += compile_secs
+        self._measure_secs += measure_secs
         self.step += 1
         self.total_steps += 1
         self._num_examples += num_examples
@@ -78,7 +84,15 @@ class Pace:
         self._epoch_steps = self.step
         self._last_rate = self.examples_per_sec
         self._epoch_start = None  # the test that may follow does not count
-        self._start = self._start or (time.monotonic(), self.total_steps)
+        self._start = self._start or (self._run_secs(), self.total_steps)
+
+    def _run_secs(self) -> float:
+        """Return a clock that stands still in compiles."""
+        return time.monotonic() - self._compile_secs
+
+    def _training_secs(self) -> float:
+        """Return a clock that stands still in compiles and where updates are measured."""
+        return self._run_secs() - self._measure_secs
 
     @property
     def epoch(self) -> str:
@@ -105,7 +119,7 @@ class Pace:
         """The epoch's speed so far, or at its beginning that of the last one."""
         if self._epoch_start is None or self._num_examples <= self._epoch_start[1]:
             return self._last_rate
-        secs = time.monotonic() - self._epoch_start[0]
+        secs = self._training_secs() - self._epoch_start[0]
         return (self._num_examples - self._epoch_start[1]) / max(secs, 1e-9)
 
     @property
@@ -114,7 +128,7 @@ class Pace:
         if self._start is None or (all_steps := self.all_steps) is None:
             return None
         # Over all epochs, tests included: they take their time in those to come too.
-        secs, num_steps = time.monotonic() - self._start[0], self.total_steps - self._start[1]
+        secs, num_steps = self._run_secs() - self._start[0], self.total_steps - self._start[1]
         steps_left = max(all_steps - self.total_steps, 0)
         return secs / num_steps * steps_left if num_steps > 0 and steps_left else None
 

@@ -157,13 +157,15 @@ class Lap(NamedTuple):
 
 
 class Speed:
-    """Time windows of steps: without the first launch, which compiles, and the time between epochs.
+    """Time windows of steps, without what is no training.
 
+    That is the first launch, later compiles, what measures updates, and the time between epochs.
     Call it with every event, and `end_lap` at the end of a window.
     """
 
     def __init__(self) -> None:
         self._num_steps = self._num_examples = 0
+        self._secs_beside = 0.0
         self._start: Lap | None = None
         self._paused: float | None = None
 
@@ -173,6 +175,7 @@ class Speed:
             case EndStep():
                 self._num_steps += 1
                 self._num_examples += event.num_examples
+                self._secs_beside += event.compile_secs + event.measure_secs
             # The second launch: the first one compiled.
             case BeginStep() if self._start is None and self._num_steps:
                 self._start = self._now()
@@ -195,4 +198,4 @@ class Speed:
         return Lap(secs, now.num_steps - start.num_steps, now.num_examples - start.num_examples)
 
     def _now(self) -> Lap:
-        return Lap(time.monotonic(), self._num_steps, self._num_examples)
+        return Lap(time.monotonic() - self._secs_beside, self._num_steps, self._num_examples)

@@ -237,7 +237,9 @@ class Rows:
         numbers = (reading.epoch, reading.step, reading.global_step)
         examples = self._base[1] + reading.num_examples
         row = self._make_row("step", numbers, examples, reading.metrics)
-        return {**reading.rates, **reading.norms, **row}
+        first = {name: row.pop(name) for name in COLUMNS}
+        # A metric of the same name stays, and the program knows it better.
+        return {**first, **reading.rates, **reading.norms, **row}
 
     def _make_row(
         self, kind: str, numbers: tuple[int, ...], examples: int, metrics: Metrics

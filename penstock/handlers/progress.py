@@ -109,7 +109,7 @@ class Progress:
         self._display.wait(self._pace, _format_metrics(self._values) or ["  compiling"])
 
     def _end_step(self, event: EndStep) -> None:
-        self._pace.end_step(event.num_examples)
+        self._pace.end_step(event.num_examples, event.compile_secs, event.measure_secs)
         if self._held is not None:
             # Read before the next launch, it would hold up the device.
             if self._is_held_ready:

@@ -19,6 +19,7 @@ from penstock.events import (
     EndStep,
     EndTraining,
     Event,
+    FeedOrder,
     HandlerState,
     ReaderLike,
     Training,
@@ -49,7 +50,8 @@ class Report:
 
     Metrics are read at the interval only, and one launch late: the device always has the next one
     to go on with. Curves keep 2000 points at most, and are part of checkpoints: a run that resumes
-    goes on with them. With several processes the first writes, and the network is not asked.
+    goes on with them. With several processes the first writes; each asks about the images of its
+    own reader, all at the same time, and the page has the counts and the worst mistakes of all.
 
     Arguments:
       path: the file, `.html`; folders on the way are made.
@@ -58,10 +60,12 @@ class Report:
         value; those beyond are called `metric_1` by their position. A dict brings its own names.
       test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run.
       hyperparameters: shown as they are, by name; such as `vars(arguments)` of argparse.
-      reader: yields the batches to ask about, as dicts; a pass is read when training has completed
-        or was stopped, not after Ctrl-C or an error.
-      infer: takes a batch and returns probabilities or logits `[B, classes]`; by default
-        `trainer.infer` is asked, with the inputs of the trainer's `infer_func`.
+      reader: yields the batches to ask about, as `Trainer.test` takes them; a pass is read when
+        training has completed or was stopped, not after Ctrl-C or an error.
+      feed_order: names for the fields of the reader's tuples; those of `Trainer.train` by default.
+      infer: takes a batch as a dict and returns probabilities or logits `[B, classes]`; by default
+        `trainer.infer` is asked, with the inputs of the trainer's `infer_func`. Of several
+        processes all call it as often, with as many examples: some are there to fill up a batch.
       image: the name of the images `[B, H, W, 1 or 3]` in a batch; `None` shows no pictures.
       label: the name of the classes' numbers, `[B]` or `[B, 1]`.
       classes: the names of the classes, in the order of their numbers.
@@ -95,6 +99,7 @@ class Report:
         test: Test | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
         reader: ReaderLike | None = None,
+        feed_order: FeedOrder | None = None,
         infer: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
         image: str | None = "image",
         label: str = "label",
@@ -105,6 +110,8 @@ class Report:
         self._path = _check_path(path)
         self._hyperparameters = check_hyperparameters("Report", hyperparameters)
         self._questions: Questions | None = None
+        self._feed_order = feed_order
+        self._train_order: FeedOrder | None = None
         _check_counts(num_mistakes=num_mistakes, num_samples=num_samples)
         if reader is not None:
             self._questions = Questions(
@@ -152,6 +159,7 @@ class Report:
     def _begin(self, event: BeginTraining) -> None:
         if self._questions is not None:
             self._questions.check(event.trainer)
+        self._train_order = event.feed_order
         self._history.begin(event)
         if not event.global_step:
             self._times.secs = {}
@@ -188,15 +196,13 @@ class Report:
             return "No images were given to ask about. Report(reader=test_reader) asks about them."
         if event.reason in ("interrupted", "failed"):
             return f"Training {_ENDS[event.reason]}, and the network was not asked."
-        if jax.process_count() > 1:
-            return "Several processes trained, and the network is asked where one does."
         return None
 
     def _ask(self) -> Answers | str:
         """Return what the network says of the reader's images, or what went wrong."""
         assert self._questions is not None
         try:
-            return self._questions.ask(self._trainer)
+            return self._questions.ask(self._trainer, self._feed_order, self._train_order)
         except Exception as error:  # a mistake in a reader must not take the rest of the page
             _LOGGER.warning("Report could not ask the network (%s); the page says so.", error)
             return f"{type(error).__name__}: {error}"

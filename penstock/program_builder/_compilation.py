@@ -29,11 +29,18 @@ COMPILATIONS = logging.getLogger("penstock.compilations")
 """Tells, at the level INFO, when a program is compiled first, and how long it took."""
 
 
+class CompileTime:
+    """The seconds that programs took to compile, all of them together."""
+
+    secs = 0.0
+
+
 class Program:
     """One step function, compiled for each shape it meets.
 
     Arguments:
       in_specs, out_specs: how arguments and results lie on the mesh.
+      compile_time: what the seconds of each compile are added to.
       recompile_level: the level at which another compile is logged.
       largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any: XLA's
         CPU backend is told how to run them.
@@ -54,6 +61,7 @@ class Program:
         in_specs: _mesh.Specs,
         out_specs: _mesh.Specs,
         donated: tuple[int, ...] = (),
+        compile_time: CompileTime | None = None,
         recompile_level: int = logging.WARNING,
         largest_kernel: int = 0,
         has_gradients: bool = False,
@@ -63,6 +71,7 @@ class Program:
         self.num_compiles = 0
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self._function = function
+        self._time, self._traced = compile_time or CompileTime(), 0.0
         self._recompile_level = recompile_level
         options: Any = None
         if _mesh.is_on_cpu(mesh):
@@ -94,16 +103,23 @@ class Program:
         )
         # A transfer guard of the user's is respected everywhere but in the launch itself.
         if self.num_compiles and is_allowed:
-            return self.jitted(*args)
-        with contextlib.ExitStack() as contexts:
-            if not self.num_compiles:
-                contexts.enter_context(announce_compilation(f"the {self.name} program"))
-                contexts.enter_context(find_group().compiling())
-            if not is_allowed:
-                contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
-            return self.jitted(*args)
+            outputs = self.jitted(*args)
+        else:
+            with contextlib.ExitStack() as contexts:
+                if not self.num_compiles:
+                    contexts.enter_context(announce_compilation(f"the {self.name} program"))
+                    contexts.enter_context(find_group().compiling())
+                if not is_allowed:
+                    contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
+                outputs = self.jitted(*args)
+        if self._traced:
+            # From the trace on: JAX compiles between it and the launch.
+            self._time.secs += time.perf_counter() - self._traced
+            self._traced = 0.0
+        return outputs
 
     def _trace(self, *args: object) -> object:
+        self._traced = time.perf_counter()
         leaves = jax.tree_util.tree_leaves_with_path(args)
         # Runs only when JAX has no trace for these shapes, so a count of calls is one of compiles.
         shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}

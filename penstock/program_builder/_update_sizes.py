@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from penstock._parameter_updates import NUM_BINS, Statistics
 from penstock._program import parameter_tree
@@ -37,6 +38,16 @@ def _count(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     width = jnp.maximum((high - low) / NUM_BINS, jnp.finfo(jnp.float32).tiny)
     bins = jnp.clip(jnp.floor((values - low) / width), 0, NUM_BINS - 1)
     bins = jnp.where(is_finite, bins, -1.0).ravel()
-    # A sum for each bin: to scatter into thirty places is slow on all devices.
-    counts = jnp.stack([jnp.sum(bins == k, dtype=jnp.int32) for k in range(NUM_BINS)])
+    # A CPU adds one after the other, 36 ms for 3.2 million values, where thirty sums take 233.
+    # An accelerator's threads would wait for each other at thirty places.
+    counts = lax.platform_dependent(bins, cpu=_scatter, default=_sum_by_bin)
     return low, high, counts
+
+
+def _scatter(bins: jax.Array) -> jax.Array:
+    places = jnp.where(bins < 0, NUM_BINS, bins).astype(jnp.int32)
+    return jnp.zeros(NUM_BINS + 1, jnp.int32).at[places].add(1)[:NUM_BINS]
+
+
+def _sum_by_bin(bins: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.sum(bins == k, dtype=jnp.int32) for k in range(NUM_BINS)])

@@ -7,11 +7,11 @@ without, bit for bit, and takes as long; a step that is asked about is computed 
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import jax
 from jax.sharding import PartitionSpec
 
-from penstock import _mesh
 from penstock._device_batches import DeviceBatch
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_updates import MeasuredSteps, Statistics
@@ -26,21 +26,25 @@ def measure(
 ) -> MeasuredSteps:
     """Return the sizes of what the launch of a batch will do; takes nothing of the state.
 
-    Does not wait, but for several CPU devices: two programs at a time may deadlock there.
+    Waits for the steps before it, and for the sizes. So its own time is known, and no part of
+    training's; and of several CPU devices, on which two programs at a time may deadlock, none
+    runs another.
     """
     num_steps, network = len(batch.counts), programs.network
     program = programs.keep(
         ("measuring", update_order, num_steps),
         lambda: _make_program(programs, update_order, num_steps),
     )
-    sizes = program(leaves, batch.feed, batch.weights)
-    if programs.mesh.size > 1 and _mesh.is_on_cpu(programs.mesh):
-        jax.block_until_ready(sizes)
+    jax.block_until_ready(leaves)
+    start, compiled = time.perf_counter(), programs.compile_time.secs
+    sizes = jax.block_until_ready(program(leaves, batch.feed, batch.weights))
+    secs = time.perf_counter() - start - (programs.compile_time.secs - compiled)
     return MeasuredSteps(
         sizes,
         {name: sorted(network.updates[name].trained) for name in sizes},
         is_single=len(network.objectives) == 1,
         has_many_steps=num_steps > 1,
+        secs=max(secs, 0.0),
     )
 
 

@@ -28,6 +28,7 @@ from penstock._tracing.probe import Probe
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _forward_steps, _step
 from penstock.program_builder._compilation import (
+    CompileTime,
     Program,
     announce_compilation,
     call_compiled,
@@ -57,6 +58,7 @@ class Programs:
       states: the states that the programs take and return.
       group: the processes that run the programs together.
       structures: how each objective's metrics are arranged, by its name.
+      compile_time: how long the programs have compiled so far.
     """
 
     def __init__(self, network: Network) -> None:
@@ -75,8 +77,9 @@ class Programs:
         }
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
-        how: Any = {"largest_kernel": network.largest_kernel, "recompile_level": level}
-        self.make_program = functools.partial(Program, mesh=self.mesh, **how)
+        self.compile_time = CompileTime()
+        how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
+        self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         self._infer_feeders: dict[int, Feeder] = {}
 
     def place(self, mode: str, batches: Sequence[Feed]) -> DeviceBatch:
@@ -148,10 +151,8 @@ class Programs:
         Arguments:
           watch: makes the context that raises it.
         """
-        updates = [
-            dataclasses.replace(update, watch=watch)
-            for update in self.network.choose_updates(update_order)
-        ]
+        chosen = self.network.choose_updates(update_order)
+        updates = [dataclasses.replace(update, watch=watch) for update in chosen]
         step = self.train_function(updates, len(batch.counts))
         number = self.states.num_changed
         step(leaves[:number], leaves[number:], batch.feed, batch.weights)
@@ -238,8 +239,7 @@ class Programs:
         bucket = max(self.group.exchange("infer", 1 << (size - 1).bit_length()))
         feeder = self._infer_feeders.get(bucket)
         if feeder is None:
-            feeder = self._make_feeder(specs, specs)
-            self._infer_feeders[bucket] = feeder
+            feeder = self._infer_feeders[bucket] = self._make_feeder(specs, specs)
             feeder.fit(bucket)
         batch = feeder.place([feed])
         if size < batch.size:

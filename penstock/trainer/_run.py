@@ -95,6 +95,7 @@ class Run:
             # Inside the try: a handler that fails here gets its EndTraining too.
             num_left = status.count_epochs(num_epochs) if status.resumed else num_epochs
             begin = BeginTraining(status.epoch, num_left, status.global_step, trainer)
+            begin.feed_order = self.fields.order
             self.emit(begin)
             interrupts.check()
             self.updates_every = begin.updates_every
@@ -147,6 +148,7 @@ class Run:
     def _run_epoch(self) -> None:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
         status, emit, structures = self.status, self.emit, self.engine.programs.structures
+        compile_time = self.engine.programs.compile_time
         epoch, first_step = status.epoch, status.step
         if not first_step:
             # The sums of the last epoch leave the state: EndEpoch may be read at any time.
@@ -167,10 +169,13 @@ class Run:
                     begin = BeginStep(epoch, step + k, first + k)
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
-                every = self.updates_every
+                every, compiled = self.updates_every, compile_time.secs
                 measured = self._measure(batch, first) if every else None
                 # Returns at once; the loop goes on while the device computes.
                 values = self._launch(batch, structures)
+                # In equal parts, so that the steps' sum is the launch's.
+                beside = 0.0 if measured is None else measured.secs
+                secs = ((compile_time.secs - compiled) / len(counts), beside / len(counts))
                 for k, count in enumerate(counts):
                     # The handler's reading fetches, not the event.
                     read = functools.partial(values.at, k) if is_fetched[k] else None
@@ -178,7 +183,8 @@ class Run:
                     updates = None
                     if measured is not None and (first + k + 1) % every == 0:
                         updates = functools.partial(measured.at, k)
-                    emit(EndStep(epoch, step + k, first + k, count, read, rate, updates))
+                    numbers = (epoch, step + k, first + k, count)
+                    emit(EndStep(*numbers, read, rate, updates, *secs))
                 # After all EndStep, so that a handler's `stop` and what it read count.
                 self._finish_launch(values, first, any(is_fetched))
                 if status.is_stopping:

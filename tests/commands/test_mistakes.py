@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.checkpoints.test_disk_failures import tmpfs
 from tests.commands.running import CODE, penstock, run
 from tests.source_tree import ROOT
 
@@ -190,6 +191,23 @@ def test_disk_without_space_is_one_line(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("penstock train: ")
     assert "File too large" in last
+
+
+@pytest.mark.slow
+def test_disk_that_becomes_full_is_one_line_and_the_same_command_trains_when_there_is_room():
+    with tmpfs(600_000) as disk:
+        (disk / "filler").write_bytes(bytes(540_000))
+        done = penstock(disk, "train", *TINY, "--stop_at_step=20")
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        *_, last = done.stderr.splitlines()
+        assert last.startswith("penstock train: training ended, but 1 checkpoint was not written")
+        assert "No space left on device" in last
+        assert last.endswith(
+            "Make room; the same command goes on from the last one that was written."
+        )
+        (disk / "filler").unlink()
+        assert penstock(disk, "train", *TINY, "--stop_at_step=20").returncode == 0
 
 
 @pytest.mark.slow

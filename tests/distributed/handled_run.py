@@ -22,10 +22,27 @@ def program():
     return loss, layers.accuracy(logits, label)
 
 
-def make_reader():
+def infer_program():
+    """Return logits."""
+    return layers.fc(layers.data("x", shape=[5]), size=3)
+
+
+def make_data():
     x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 5)).astype(np.float32)
-    data = {"x": x, "label": np.argmax(x[:, :3], axis=1).astype(np.int32)}
-    return readers.arrays(data, BATCH_SIZE, shuffle=True, seed=1)
+    return {"x": x, "label": np.argmax(x[:, :3], axis=1).astype(np.int32)}
+
+
+def make_reader():
+    return readers.arrays(make_data(), BATCH_SIZE, shuffle=True, seed=1)
+
+
+def make_uneven_parts():
+    """Return batches of this process's part: of two the first has more of them, and longer ones."""
+    data, index = make_data(), jax.process_index()
+    ends = (0, 60, NUM_EXAMPLES) if jax.process_count() > 1 else (0, NUM_EXAMPLES)
+    starts = range(ends[index], ends[index + 1], 40)
+    rows = [slice(start, min(start + 40, ends[index + 1])) for start in starts]
+    return [tuple(data[name][each] for name in ("label", "x")) for each in rows]
 
 
 def main(folder):
@@ -41,7 +58,15 @@ def main(folder):
         handlers.TensorBoard(folder / "tensorboard", every_steps=2, names=names),
         handlers.Summary(),
         handlers.Plot(folder / "curves.png", every_steps=2, names=names),
-        handlers.Report(folder / "report.html", every_steps=2, names=names, test=evaluate),
+        handlers.Report(
+            folder / "report.html",
+            every_steps=2,
+            names=names,
+            test=evaluate,
+            reader=make_uneven_parts(),
+            feed_order=["label", "x"],
+            image=None,
+        ),
         handlers.Profile(folder / "profile", first_step=2, num_steps=2),
         handlers.ReduceOnPlateau(patience=1, min_delta=10.0, factor=0.5, reader=test, names=names),
         handlers.EarlyStopping(patience=4, min_delta=10.0, reader=test, names=names),
@@ -58,7 +83,7 @@ def main(folder):
         elif isinstance(event, ps.EndEpoch):
             counts.append(-event.num_examples)
 
-    trainer = ps.Trainer(program, optax.sgd(0.5))
+    trainer = ps.Trainer(program, optax.sgd(0.5), infer_func=infer_program)
     trainer.train(make_reader(), [*watching, count], num_epochs=20)
     finder = handlers.LearningRateFinder(num_steps=10, path=folder / "rates.png", names=names)
     found = ps.Trainer(program, optax.sgd(1.0))

@@ -14,6 +14,7 @@ from benchmarks import _faulty_run, failures, killed_groups
 from tests import compiling
 from tests.distributed.launchers import SCRIPT
 from tests.distributed.launching import read_until
+from tests.html_pages import HtmlPage
 from tests.source_tree import ROOT
 
 # By fault: the exit code, and words of the line that names it.
@@ -155,7 +156,15 @@ def test_every_stock_handler_does_on_two_processes_what_it_does_on_one(tmp_path,
         for each in rows
     ]
     np.testing.assert_allclose(*[np.array(each, float) for each in norms], rtol=1e-4)
-    assert len(norms[0]) > 5
+    assert len(norms[0]) == 5
     assert outputs[1].count("training stops") == outputs[0].count("training stops") == 1
     assert outputs[1].count("non-trainable") == 1
-    assert "in 2 processes" in (tmp_path / "2/report.html").read_text(encoding="utf-8")
+    pages = [HtmlPage(tmp_path / each / "report.html") for each in "12"]
+    assert "in 2 processes" in pages[1].said
+    found = [[section["id"] for section in page.all("section")] for page in pages]
+    assert found[0] == found[1]
+    figures = r"[\d.]+% accuracy [\d.]+ cross entropy 90 images [\d.]+% calibration"
+    shown = [re.search(figures, page.said) for page in pages]
+    assert shown[0] is not None
+    assert shown[1] is not None
+    assert shown[0][0] == shown[1][0]

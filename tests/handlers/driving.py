@@ -75,6 +75,7 @@ def drive(
     trainer: Any = None,
     on_begin: Callable[[], Any] = lambda: None,
     on_step: Callable[[int], Any] = lambda global_step: None,
+    beside: Callable[[int], tuple[float, float]] = lambda global_step: (0.0, 0.0),
     end: EndTraining | None = None,
 ) -> Source:
     """Send the events of a run of `num_epochs` in all, of 10 examples a step; one step a launch.
@@ -83,6 +84,7 @@ def drive(
       first: the global step at which the run begins, as one that is resumed.
       on_begin: called after `BeginTraining`.
       on_step: called with each step when it is launched.
+      beside: the seconds in which a step compiled and measured.
       end: how it ends.
     """
     source = source or Source()
@@ -97,7 +99,8 @@ def drive(
             emit(BeginStep(epoch, step, global_step))
             source.launched = global_step
             on_step(global_step)
-            emit(EndStep(epoch, step, global_step, 10, source.step(global_step)))
+            read, secs = source.step(global_step), beside(global_step)
+            emit(EndStep(epoch, step, global_step, 10, read, None, None, *secs))
         done = (epoch + 1) * num_steps
         emit(EndEpoch(epoch, done, num_steps, 10 * num_steps, source.epoch(epoch, done - 1)))
     emit(end or EndTraining("completed", None, num_epochs * num_steps))

@@ -1,6 +1,7 @@
 """`Gradients`: its norms are those of JAX, logs show them, and training does not feel it."""
 
 import csv
+import time
 
 import jax
 import numpy as np
@@ -10,7 +11,9 @@ from tensorboard.util import tensor_util
 
 import penstock as ps
 from penstock import handlers
+from penstock._report.times import RunTimes
 from penstock.events import BeginTraining, EndStep
+from penstock.program_builder import _update_sizes
 from tests.handlers.driving import linear_trainer
 from tests.handlers.test_tensorboard import loaded, points
 from tests.networks import (
@@ -24,6 +27,7 @@ from tests.networks import (
 )
 
 RATE = 0.05
+COUNTS = (_update_sizes._scatter, _update_sizes._sum_by_bin)
 
 
 class Kept:
@@ -116,6 +120,37 @@ def test_two_objectives_tell_their_updates_by_name_and_a_frozen_parameter_has_no
     assert sorted(gradients.latest) == ["fc_0/w", "slow/fc_0/w"]
 
 
+@PLACES_AND_CALLS
+def test_compiling_and_measuring_have_their_seconds_at_the_steps_of_their_launch(
+    place, steps_per_call
+):
+    found, times = [], RunTimes()
+
+    def keep(event):
+        times(event)
+        if isinstance(event, EndStep):
+            found.append((event.compile_secs, event.measure_secs))
+
+    gradients = handlers.Gradients(every_steps=2 * steps_per_call)
+    trainer = ps.Trainer(
+        linear_program, optax.sgd(RATE), place=place(), steps_per_call=steps_per_call
+    )
+    reader = [linear_data(4)] * 4 * steps_per_call
+    start = time.perf_counter()
+    trainer.train(reader, [keep, gradients], num_epochs=1)
+    secs = time.perf_counter() - start
+    compiled, measured = zip(*found[::steps_per_call], strict=True)
+    # The train program in the first launch, the measuring one in the second, and once each.
+    assert [bool(each) for each in compiled] == [True, True, False, False]
+    assert [bool(each) for each in measured] == [False, True, False, True]
+    assert min(compiled[:2]) > 10 * max(measured) / steps_per_call
+    assert all(found[k] == found[k - k % steps_per_call] for k in range(len(found)))
+    assert times.secs["measure"] == pytest.approx(sum(each for _, each in found))
+    assert sum(map(sum, found)) < secs
+    # What is counted by the log, and by the steps, is the same.
+    assert times.secs["compile"] == pytest.approx(sum(each for each, _ in found), rel=0.2)
+
+
 def test_nothing_is_measured_unless_a_handler_asks(monkeypatch):
     monkeypatch.setattr("penstock.trainer._run.measure", None)  # fails when called
     _, kept = train(place=one_device())
@@ -203,3 +238,11 @@ def test_classifier_with_arrays_in_its_metrics_is_measured_too():
     ps.Trainer(classifier_program, optax.adam(RATE)).train(reader, gradients)
     assert len(gradients.latest) == 4
     assert all(update.gradient_norm > 0 for update in gradients.latest.values())
+
+
+def test_both_ways_to_count_a_histogram_agree():
+    bins = jax.numpy.asarray([-1.0, 0.0, 29.0, 3.0, 3.0, -1.0])
+    found = [list(map(int, count(bins))) for count in COUNTS]
+    assert found[0] == found[1]
+    assert [found[0][k] for k in (0, 3, 29)] == [1, 2, 1]
+    assert sum(found[0]) == 4

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock.handlers import JSONLog
+from penstock.handlers import Gradients, JSONLog
 from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import class_data, classifier_program, linear_reader
 
@@ -43,6 +43,16 @@ def test_lines_have_the_numbers_and_metrics_of_steps_and_epochs(path):
         ("epoch", 0, 8, 8, 80, 0.5, 0.75),
     ]
     assert epoch["seconds"] >= step["seconds"] >= 0
+
+
+def test_kind_and_numbers_come_first_then_rates_and_norms_and_then_metrics(path):
+    trainer = linear_trainer()
+    watching = [JSONLog(path, every_steps=2), Gradients(every_steps=2)]
+    trainer.train(linear_reader(), watching, num_epochs=1)
+    names = list(lines(path)[0])
+    assert names[:6] == ["kind", "epoch", "step", "global_step", "seconds", "examples"]
+    norms = ["parameter_norm", "gradient_norm", "update_norm"]
+    assert names[-4:] == [*norms, "loss"]
 
 
 def test_metrics_are_read_at_the_interval_and_at_epochs_only(path):

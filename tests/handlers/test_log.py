@@ -55,6 +55,16 @@ def test_first_launch_is_left_out_of_the_times(clock):
     assert [line.split("]")[0] for line in lines] == ["[0.5 secs/step, 20.0 samples/sec"] * 2
 
 
+def test_compiling_and_measuring_are_left_out_of_the_times(clock):
+    beside = {5: (60.0, 0.0), 6: (0.0, 2.0), 7: (1.0, 1.0)}
+    lines = lines_of(
+        clock,
+        secs=lambda step: 0.5 + sum(beside.get(step, ())),
+        beside=lambda step: beside.get(step, (0.0, 0.0)),
+    )
+    assert [line.split("]")[0] for line in lines] == ["[0.5 secs/step, 20.0 samples/sec"] * 2
+
+
 def test_times_are_those_of_the_steps_since_the_line_before(clock):
     lines = lines_of(clock, secs=lambda step: 1.0 if step < 9 else 3.0, num_steps=21)
     speeds = [line.split(" samples")[0] for line in lines]

@@ -13,7 +13,7 @@ def test_batches_and_labels_of_another_form_are_named():
         return Questions(reader=batches, **options, **shares).ask(None)
 
     for batches, text in (
-        ([([0], [1])], "the reader yielded tuple, expected dicts of arrays"),
+        ([([0], [1])], "the reader yielded a batch of 2 unnamed fields, expected names for them"),
         ([], "the reader yielded no batch, expected at least one"),
         ([{"label": np.array([2])}], "labels of int64 from 2 to 2, expected integers from 0 to 1"),
         ([{"label": np.eye(2, dtype=int)}], r"labels of shape \[2, 2\], expected the number of"),
@@ -21,6 +21,30 @@ def test_batches_and_labels_of_another_form_are_named():
     ):
         with pytest.raises(ValueError, match=text):
             ask(batches)
+
+
+@pytest.mark.parametrize("form", ["dict", "tuple", "samples", "dicts", "function"])
+def test_batches_are_of_any_form_that_a_test_takes(form):
+    labels, images = np.array([[0], [1], [1]]), np.zeros((3, 2, 2, 1), np.float32)
+    rows = list(zip(images, labels, strict=True))
+    batch = {
+        "dict": {"image": images, "label": labels, "more": 1},
+        "tuple": (images, labels),
+        "samples": rows,
+        "dicts": [{"image": image, "label": label} for image, label in rows],
+        "function": (images, labels),
+    }[form]
+    options = {"classes": None, "num_mistakes": 1, "num_samples": 1}
+    asked = Questions(
+        reader=(lambda: iter([batch])) if form == "function" else [batch],
+        infer=lambda feed: np.eye(2)[[0, 0, 1]] + 0 * feed["image"].sum(),
+        image="image",
+        label="label",
+        **options,
+    )
+    found = asked.ask(None, ["image", "label"]).found
+    np.testing.assert_array_equal(found.matrix, [[1, 0], [1, 1]])
+    assert found.mistakes[0].process is None
 
 
 def test_logits_count_as_the_probabilities_they_stand_for():

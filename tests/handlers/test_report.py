@@ -306,10 +306,14 @@ def test_other_processes_write_nothing(path, monkeypatch):
     assert not path.parent.exists()
 
 
-def test_several_processes_do_not_ask_the_network(path, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    drive(Report(path, reader=[], infer=lambda batch: batch))
-    assert "Several processes trained" in HtmlPage(path).said
+@pytest.mark.parametrize("order", [None, ["label", "image"]], ids=["training's", "its own"])
+def test_tuples_are_named_by_the_order_of_training_or_by_one_of_its_own(path, order):
+    data = image_data(6)
+    batch = (data["image"], data["label"])
+    asked = [batch if order is None else batch[::-1]]
+    handler = Report(path, reader=asked, feed_order=order, classes=NAMES)
+    image_trainer().train([batch], handler, 1, feed_order=["image", "label"])
+    assert "6 images" in HtmlPage(path).said
 
 
 def test_handler_that_never_saw_training_begin_says_nothing_at_its_end(path):

@@ -22,9 +22,10 @@ class Record:
     """Keep `run.json` in the folder of a run, from its beginning to its end.
 
     It holds the run's state, the versions, the devices, the facts that it is given, and `seconds`:
-    of `steps`, of `data_wait` in them, of `compile`, and `between` epochs, where tests and saving
-    are. It is written when training begins, after each epoch and at the end, so that a run that was
-    killed has one too. A run that goes on adds to its seconds. Process 0 writes.
+    of `steps`, of `data_wait` and `measure` in them (of gradients), of `compile`, and `between`
+    epochs, where tests and saving are. It is written when training begins, after each epoch and at
+    the end, so that a run that was killed has one too. A run that goes on adds to its seconds.
+    Process 0 writes.
 
     Arguments:
       path: the file.
