@@ -152,6 +152,7 @@ PREPROCESSING = [
     Case("--prefetch_buffer_size=3", lambda a: a.read.look_ahead, 3),
     Case("--num_preprocessing_threads=3", lambda a: a.read.num_workers, 3),
     Case("--datasets_use_caching=True", lambda a: a.read.cache_records, True),
+    Case("--cache_image_size=64", lambda a: a.read.cache_records, True, FOLDER),
     Case("--train_image_size=16", lambda a: a.data.shape.image_shape, (16, 16, 1)),
 ]
 MODEL = [

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 
 import cv2
 import numpy as np
@@ -151,6 +152,8 @@ def test_images_of_different_size_without_a_size_say_so(folder):
         ({"class_names": ["bea"]}, ValueError, "Did you mean 'bee'?"),
         ({"fit": "pad"}, ValueError, "image_folder(fit) got 'pad', expected 'crop' or 'stretch'."),
         ({"channels": 4}, ValueError, "image_folder(channels) got 4, expected 1 or 3."),
+        ({"shorter_side": 0}, ValueError, "image_folder(shorter_side) got 0"),
+        ({"shorter_side": 8, "size": (8, 8)}, ValueError, "with size=(8, 8), expected one of"),
     ],
 )
 def test_option_out_of_range_is_refused(folder, options, error, text):
@@ -166,3 +169,45 @@ def test_folder_without_classes_images_or_existence_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"got no image, expected files ending in \.jpg"):
         readers.image_folder(tmp_path, 2)
+
+
+def draw_large(folder, name, height, width):
+    small = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    bgr = cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+    cv2.imwrite(str(folder / "cat" / name), bgr)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shorter_side_scales_larger_images_down(folder, suffix, channels):
+    draw_large(folder, f"z.{suffix}", 600, 800)
+    source = readers.ImageFolder(folder, shorter_side=40, channels=channels)
+    assert source[0]["image"].shape == (6, 8, channels)
+    small = source[len(source) - 1]["image"]
+    assert small.shape == (40, 53, channels)
+    whole = readers.ImageFolder(folder, channels=channels)[len(source) - 1]["image"]
+    expected = cv2.resize(whole, (53, 40), interpolation=cv2.INTER_AREA).reshape(small.shape)
+    # Of a JPEG a part of its size is decoded: a few steps of 255.
+    assert np.abs(small.astype(int) - expected).mean() <= (4 if suffix == "jpg" else 0)
+
+
+def test_shorter_side_of_a_turned_image(folder):
+    upright = np.kron(draw_quarters(), np.ones((20, 20, 1))).astype(np.uint8)
+    (folder / "cat" / "z.jpg").write_bytes(encode_turned(upright, 6))
+    source = readers.ImageFolder(folder, shorter_side=16)
+    small = source[len(source) - 1]["image"]
+    assert small.shape == (16, 32, 3)
+    check_quarters(small)
+
+
+def test_small_images_are_decoded_once(folder):
+    for name in ("ant", "bee", "cat"):
+        shutil.rmtree(folder / name / "deep")
+    draw_large(folder, "z.jpg", 60, 60)
+    reader = readers.image_folder(
+        folder, 1, shorter_side=4, cache_records=True, num_workers=0, decode=lambda s: s["image"]
+    )
+    first = [batch.tolist() for batch in reader]
+    for name in ("ant", "bee", "cat"):
+        shutil.rmtree(folder / name)
+    assert [batch.tolist() for batch in reader] == first

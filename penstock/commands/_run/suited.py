@@ -22,6 +22,8 @@ from penstock.commands._run.splits import open_split
 
 _FEW_IMAGES = 200
 _MAX_EPOCHS = 200
+# With fewer a rate that rises and falls does neither.
+_FEW_STEPS = 10
 # Decoded images are kept in memory up to this, of 1.5 times as many pixels as a square one.
 _MAX_CACHE_BYTES = 2 << 30
 
@@ -54,7 +56,7 @@ _ON_CPU = Choice(
     batch_size=32,
     optimizer="momentum",
     learning_rate=0.3,
-    num_steps=1250,
+    num_steps=1500,
     min_epochs=15,
     why="A CPU trains a small network on small images in minutes, a large one in hours.",
     other="--model_name=mobilenet_v2 --train_image_size=128 --num_epochs=50",
@@ -184,6 +186,8 @@ def choose(
         del chosen["learning_rate"]
     if given.get("stop_at_step"):
         del chosen["num_epochs"]
+    if _count_steps({**chosen, **given}, num_images) < _FEW_STEPS:
+        chosen["learning_rate_decay_type"] = "cosine"
     return {name: value for name, value in chosen.items() if name not in given}
 
 
@@ -199,6 +203,15 @@ def _choose_epochs(
     epochs = choice.num_steps * size / num_images
     rounded = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
     return min(max(rounded, choice.min_epochs), _MAX_EPOCHS)
+
+
+def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
+    """Return how many steps a run of one device has."""
+    epochs, size, stop = (
+        int(str(flags.get(name) or 0)) for name in ("num_epochs", "batch_size", "stop_at_step")
+    )
+    steps = epochs * -(-num_images // size)
+    return min(steps or stop, stop or steps)
 
 
 def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
