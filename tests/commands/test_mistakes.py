@@ -140,15 +140,18 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
         for number in range(20):
             path = tmp_path / f"photos/{name}/{number}.jpg"
             cv2.imwrite(str(path), np.full((9, 9, 3), 9 * number, np.uint8))
-    for number in (0, 3):
-        (tmp_path / f"photos/cat/{number}.jpg").write_bytes(b"\xff\xd8 not an image")
+    # The end of the last is missing, which is seen before anything is decoded.
+    for number, end in ((0, b"\xff\xd9"), (3, b"\xff\xd9"), (7, b"")):
+        path = tmp_path / f"photos/cat/{number}.jpg"
+        path.write_bytes(b"\xff\xd8 not an image" + end)
     words = ("--dataset_name=image_folder", "--dataset_dir=photos")
     status, _, err = run(capfd, "train", *TINY, *words)
     assert status == 1
     assert re.search(r"photos/cat/\d.jpg.*leaves it out with --skip_damaged=True", err)
     status, out, err = run(capfd, "train", *TINY, *words, "--skip_damaged=True", "--stop_at_step=3")
     assert status == 0, err
-    said = r"skipped 2 of 36 records. The first: .*cat/\d.jpg.* The others: .*cat/\d.jpg\."
+    assert "left out of 'photos': 1 file that is no image, 'cat/7.jpg'" in out
+    said = r"skipped 2 of \d\d records. The first: .*cat/\d.jpg.* The others: .*cat/\d.jpg\."
     assert re.search(said, caplog.text)
     assert "best test" in out
 
