@@ -1,7 +1,7 @@
 """What `penstock train FOLDER` reaches on pictures of one's own, and in how many seconds.
 
     python -m benchmarks own_photos
-    python -m benchmarks own_photos --flags "--model_name=cifarnet --train_image_size=32"
+    python -m benchmarks own_photos --flags="--model_name=cifarnet --train_image_size=32"
 
 The pictures are made: crops of scikit-learn's two photographs, as in `first_hours`, and drawn
 shapes of any colour, size and place over parts of those photographs and over patches of colour.

@@ -31,7 +31,7 @@ OPTIONS = {
     "attention": ["--rounds", "1"],
     "gradients": ["--network", "lenet", "--batch_size", "2", "--rounds", "1"],
     "bucketing": ["--samples", "64", "--rounds", "1"],
-    "own_photos": ["--folder", "eight shapes", "--num_images", "4", "--flags", "--num_epochs=1"],
+    "own_photos": ["--folder", "eight shapes", "--num_images", "4", "--flags=--num_epochs=1"],
     "optimizer_update": ["--network", "lenet", "--rounds", "1"],
 }
 

@@ -51,7 +51,8 @@ class Report:
     Metrics are read at the interval only, and one launch late: the device always has the next one
     to go on with. Curves keep 2000 points at most, and are part of checkpoints: a run that resumes
     goes on with them. With several processes the first writes; each asks about the images of its
-    own reader, all at the same time, and the page has the counts and the worst mistakes of all.
+    own reader, all at the same time, and the page has the counts and the worst mistakes of all. So
+    every process must have the handler: one that has it alone waits for the others at the end.
 
     Arguments:
       path: the file, `.html`; folders on the way are made.
