@@ -55,9 +55,10 @@ class PredictFlags:
       images: files of images, or folders of them.
       top_k: how many classes to print, the likeliest first.
       json: print one line of JSON per image, for programs to read.
-      explain: write a picture beside each image, NAME.explained.png, of where the network looked
-        for its answer (Grad-CAM).
-      output: the folder for these pictures; it is created if it is missing.
+      explain: write a picture for each image, NAME.explained.png, of where the network looked for
+        its answer (Grad-CAM).
+      output: the folder for these pictures, created if it is missing; by default "explained" in
+        the run's folder, for weights alone the current folder.
     """
 
     run: str | None = positional("RUN", "?", is_needed=True)
@@ -106,7 +107,7 @@ def _predict(argv: list[str]) -> None:
     # no other process takes part in waits for none.
     trainer = load_network(saved, shape, place=find_own_place(), explains=flags.explain)
     crop = chosen.for_evaluation(height, width)
-    pictures = _choose_pictures(files, flags)
+    pictures = _choose_pictures(files, flags, saved)
     num_damaged = 0
     for start in range(0, len(files), _BATCH_SIZE):
         part: list[tuple[Path, Path | None, np.ndarray]] = []
@@ -158,12 +159,17 @@ def _ask(trainer: Trainer, images: Sequence[np.ndarray]) -> list[_Answer]:
     return [_Answer(row, None) for row in np.asarray(answers)]
 
 
-def _choose_pictures(files: Sequence[Path], flags: PredictFlags) -> list[Path] | list[None]:
+def _choose_pictures(
+    files: Sequence[Path], flags: PredictFlags, saved: SavedNetwork
+) -> list[Path] | list[None]:
     """Return where the explanation of each image goes, in a folder that is there."""
     if not flags.explain:
         return [None] * len(files)
-    folder = None if flags.output is None else expand_path(flags.output)
-    if folder is not None and is_writing_process():
+    # Not beside the images: there the next training would take them for images of the class.
+    folder = Path() if saved.folder is None else saved.folder.explanations
+    if flags.output is not None:
+        folder = expand_path(flags.output)
+    if is_writing_process():
         folder.mkdir(parents=True, exist_ok=True)
     return choose_names(files, folder)
 

@@ -1,6 +1,7 @@
 """`penstock predict --explain`: pictures of where a network looked, and where they go."""
 
 import json
+import shutil
 import sys
 
 import cv2
@@ -51,18 +52,45 @@ def find_warm_quarter(path):
     return divmod(int(quarters.argmax()), 2)
 
 
-def test_pictures_beside_the_images_show_where_the_network_looked(folder, capsys):
+def test_pictures_show_where_the_network_looked(folder, capsys):
     status, out, err = run(capsys, "predict", "weights", "images", *WORDS, "--explain")
     assert status == 0, err
     assert out.splitlines() == [
-        "images/more/spot.png  class 0 98.6%  -> images/more/spot.explained.png",
-        "images/spot.png  class 0 98.6%  -> images/spot.explained.png",
+        "images/more/spot.png  class 0 98.6%  -> spot.explained.png",
+        "images/spot.png  class 0 98.6%  -> spot.explained-2.png",
     ]
-    assert find_warm_quarter("images/spot.explained.png") == (0, 1)
-    assert find_warm_quarter("images/more/spot.explained.png") == (1, 1)
-    # The pictures are no images to name, and are written again.
-    again = run(capsys, "predict", "weights", "images", *WORDS, "--explain")
-    assert again[:2] == (0, out)
+    assert find_warm_quarter("spot.explained.png") == (1, 1)
+    assert find_warm_quarter("spot.explained-2.png") == (0, 1)
+
+
+def test_pictures_of_a_run_go_there_and_are_no_images_of_the_next_training(folder, capsys):
+    for name in ("red", "blue"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(4):
+            shutil.copy("images/spot.png", f"photos/{name}/{number}.png")
+    train = ("train", "photos", *WORDS[:2], "--stop_at_step=1", "--overwrite")
+    status, _, err = run(capsys, *train)
+    assert status == 0, err
+
+    words = ("predict", "runs/photos_spot_colors", "photos/red", "--explain", "--top_k=1")
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert [line.split("-> ")[1] for line in out.splitlines()] == [
+        f"runs/photos_spot_colors/explained/{number}.explained.png" for number in range(4)
+    ]
+    assert len(list((folder / "photos").rglob("*.png"))) == 8
+
+    status, _, err = run(capsys, *train)
+    assert status == 0, err
+    assert not (folder / "runs/photos_spot_colors/explained").exists()
+
+
+def test_pictures_of_an_earlier_time_are_no_images_to_name(folder, capsys):
+    words = ("predict", "weights", "images", *WORDS, "--explain", "--output=images")
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert len(list((folder / "images").rglob("*.png"))) == 4
+    assert run(capsys, *words)[:2] == (0, out)
 
 
 def test_pictures_in_a_folder_have_names_of_their_own(folder, capsys):

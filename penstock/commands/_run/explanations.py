@@ -19,11 +19,11 @@ _COLORS = np.array(
 )
 
 
-def choose_names(images: Sequence[Path], folder: Path | None) -> list[Path]:
-    """Return where the picture of each image goes: beside it, or into one folder.
+def choose_names(images: Sequence[Path], folder: Path) -> list[Path]:
+    """Return where in a folder the picture of each image goes.
 
-    Images of one name, such as `a/1.png` and `b/1.jpg` in one folder, get numbers, and so does a
-    name that an image has.
+    Images of one name, such as `a/1.png` and `b/1.jpg`, get numbers, and so does a name that an
+    image has.
 
     >>> [path.name for path in choose_names([Path("a/1.png"), Path("b/1.jpg")], Path("out"))]
     ['1.explained.png', '1.explained-2.png']
@@ -31,7 +31,7 @@ def choose_names(images: Sequence[Path], folder: Path | None) -> list[Path]:
     taken = set(images)
     names: list[Path] = []
     for image in images:
-        path = (image.parent if folder is None else folder) / f"{image.stem}{ENDING}"
+        path = folder / f"{image.stem}{ENDING}"
         first, number = path, 1
         while path in taken:
             number += 1

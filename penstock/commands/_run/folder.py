@@ -40,6 +40,7 @@ class RunFolder:
       profile: the folder of traces.
       record: versions, devices, sizes and seconds, as `Record` writes them.
       replaced: the run that this one replaces, which is kept until this one is over.
+      explanations: the pictures of `penstock predict --explain`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,6 +50,7 @@ class RunFolder:
         self.params, self.best = path / "params", path / "best"
         self.log, self.profile = path / "log.csv", path / "profile"
         self.replaced, self.record = path / "replaced", path / "run.json"
+        self.explanations = path / "explained"
 
     def find_weights(self) -> Path | None:
         """Return where the network's weights are: the best, the last, or the checkpoints."""
@@ -58,7 +60,7 @@ class RunFolder:
     def list_made(self) -> list[Path]:
         """Return the files and folders that runs have made there."""
         named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
-        named += [self.data, self.replaced, self.record]
+        named += [self.data, self.replaced, self.record, self.explanations]
         named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
         # Logs and best parameters of earlier runs: `log.csv.1`.
         earlier = [*self.path.glob("log.csv.*"), *self.path.glob("best.*")]
