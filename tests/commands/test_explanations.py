@@ -64,7 +64,7 @@ def test_pictures_show_where_the_network_looked(folder, capsys):
 
 
 def test_pictures_of_a_run_go_there_and_are_no_images_of_the_next_training(folder, capsys):
-    for name in ("red", "blue"):
+    for name in ("red", "green", "blue"):
         (folder / "photos" / name).mkdir(parents=True)
         for number in range(4):
             shutil.copy("images/spot.png", f"photos/{name}/{number}.png")
@@ -78,7 +78,7 @@ def test_pictures_of_a_run_go_there_and_are_no_images_of_the_next_training(folde
     assert [line.split("-> ")[1] for line in out.splitlines()] == [
         f"runs/photos_spot_colors/explained/{number}.explained.png" for number in range(4)
     ]
-    assert len(list((folder / "photos").rglob("*.png"))) == 8
+    assert len(list((folder / "photos").rglob("*.png"))) == 12
 
     status, _, err = run(capsys, *train)
     assert status == 0, err
