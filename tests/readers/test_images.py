@@ -94,6 +94,27 @@ def test_damaged_image_is_named(folder):
     assert re.search(r"in image_folder, record 2: .*bee.b\.png", "\n".join(caught.value.__notes__))
 
 
+@pytest.mark.parametrize(
+    ("kind", "begins"),
+    [
+        ("GIF", b"GIF89a"),
+        ("BMP", b"BM\xf6\0"),
+        ("TIFF", b"II*\0"),
+        ("TIFF", b"MM\0*"),
+        ("WebP", b"RIFF\x1a\0\0\0WEBPVP8L"),
+        ("AVIF", b"\0\0\0 ftypavif"),
+        ("HEIC", b"\0\0\0\x18ftypheic"),
+    ],
+)
+def test_image_of_another_kind_is_named_with_its_kind(kind, begins, folder):
+    (folder / "bee" / "b.png").write_bytes(begins + bytes(99))
+    expected = rf"b\.png got an image in the format {kind}, expected a JPEG or PNG\. .*Convert it"
+    with pytest.raises(readers.RecordError, match=expected):
+        list(readers.image_folder(folder, 6))
+    [batch] = readers.image_folder(folder, 6, on_error="skip")()
+    assert len(batch["label"]) == len(readers.ImageFolder(folder)) - 1
+
+
 @pytest.fixture
 def hostile(folder):
     """Add files to the folder that are no images and end a careless reader, or keep it for ever."""

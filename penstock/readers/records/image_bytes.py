@@ -22,6 +22,17 @@ _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_MAGIC = b"\xff\xd8"
 _PNG_END = b"\0\0\0\0IEND\xae\x42\x60\x82"
 _JPEG_END = b"\xff\xd9"
+# Where in a file of another kind its name is: pictures from the web and of phones.
+_OTHER_KINDS = (
+    (0, b"GIF8", "GIF"),
+    (0, b"BM", "BMP"),
+    (0, b"II*\0", "TIFF"),
+    (0, b"MM\0*", "TIFF"),
+    (8, b"WEBP", "WebP"),
+    (4, b"ftypavif", "AVIF"),
+    (4, b"ftyphe", "HEIC"),
+    (4, b"ftypmif1", "HEIC"),
+)
 # What says that there is no such file; anything else is a failure of the disk.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EISDIR)
 # C0 to CF begin a frame, but for Huffman tables, a reserved one and arithmetic coding's.
@@ -64,7 +75,7 @@ def _has_whole_chunks(png: bytes) -> bool:
 
 
 def read_image(path: str | Path) -> bytes:
-    """Return the bytes of an image file; only the first bytes if they are not those of an image.
+    """Return the bytes of an image file; only the first 12 if they are not those of an image.
 
     Raises:
       ImageError: no plain file that can be read (a broken link too), or one of 512 MiB and more.
@@ -72,7 +83,7 @@ def read_image(path: str | Path) -> bytes:
     """
     with _open_image(path) as file:
         head = file.read(len(_PNG_MAGIC))
-        return head + file.read(_MAX_FILE_BYTES) if _begins_as_image(head) else head
+        return head + file.read(_MAX_FILE_BYTES if _begins_as_image(head) else 4)
 
 
 def is_whole_image(path: str | Path) -> bool:
@@ -222,6 +233,14 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
     import cv2
 
     size = image_size(encoded)
+    if size is None and (kind := _find_other_kind(encoded)):
+        raise ImageError(
+            name,
+            f"an image in the format {kind}",
+            "a JPEG or PNG",
+            "Only these are decoded",
+            "Convert it to one of them or remove it; a reader leaves it out with on_error='skip'",
+        )
     if size is None or not 0 < size[0] * size[1] <= _MAX_PIXELS:
         claimed = f"{size[0]} x {size[1]} pixels" if size else f"bytes {encoded[:8].hex()!r}..."
         raise _build_image_error(name, claimed, f"a JPEG or PNG of 1 to {_MAX_PIXELS} pixels")
@@ -236,6 +255,11 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
         )
     # opencv gives gray images without an axis of channels.
     return image if image.ndim == 3 else image[..., None]
+
+
+def _find_other_kind(encoded: bytes) -> str | None:
+    is_at = ((kind, encoded[at : at + len(mark)] == mark) for at, mark, kind in _OTHER_KINDS)
+    return next((kind for kind, is_there in is_at if is_there), None)
 
 
 def resize_image(
