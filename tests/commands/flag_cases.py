@@ -15,7 +15,7 @@ from penstock.commands import train
 from penstock.commands._run import assembly
 from penstock.commands._run.announce import _describe_unused
 from penstock.commands._run.data import open_data
-from penstock.commands._run.folder import RunFolder, choose_folder, find_weights
+from penstock.commands._run.folder import Facts, RunFolder, choose_folder, find_weights
 from penstock.commands._run.handlers import make_handlers
 from penstock.commands._run.network import make_network, make_precision
 from penstock.commands._run.plan import make_plan
@@ -67,6 +67,11 @@ class Asked:
             update, state = optimizer.update(grads, state, params)
             params = {"w": params["w"] + update["w"]}
         return params["w"].round(6).tolist()
+
+    @property
+    def folder(self) -> Path:
+        facts = Facts(image_shape=(8, 8, 1), stored_shape=None, class_names=())
+        return choose_folder(self.flags, facts)[0].path
 
     def handlers(self, kind: Any) -> list[Any]:
         made = make_handlers(self.flags, self.data, self.plan, RunFolder(self.folder / "run"))
@@ -234,7 +239,7 @@ LOGGING = [
     Case("--hooks=StopAtStepHook", lambda a: a.handlers("ProfileEvery"), [], PROFILED),
     Case("--hooks=LOGGINGTENSORHOOK", lambda a: assembly.saves_checkpoints(a.flags), False),
     Case("--eval_every_n_epochs=0", lambda a: a.handlers(Evaluate), []),
-    Case("--checkpointDir={folder}/here", lambda a: choose_folder(a.flags).path.name, "here"),
+    Case("--checkpointDir={folder}/here", lambda a: a.folder.name, "here"),
 ]
 PERFORMANCE = [
     Case("--use_fp16=False", lambda a: make_precision(a.flags.performance).compute, "float32"),

@@ -10,7 +10,7 @@ import jax
 import optax
 from jax.experimental import multihost_utils
 
-from penstock import CheckpointConfig, Trainer, _mesh, models, optimizers
+from penstock import CheckpointConfig, Trainer, _mesh, models, optimizers, preprocessing
 from penstock.commands._checks import split_words
 from penstock.commands._flags import TrainFlags
 from penstock.commands._run.benchmark import TimedReader
@@ -101,7 +101,8 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
         data = dataclasses.replace(data, train=TimedReader(data.train))
     flags = resolve_flags(flags, data)
     plan = make_plan(flags, data.steps_per_epoch)
-    folder = choose_folder(flags)
+    facts = describe_data(data)
+    folder, passed = choose_folder(flags, facts)
     check_apart(folder, flags.dataset)
     network = make_network(flags, data.shape)
     size = data.shape.image_shape[0]
@@ -110,7 +111,7 @@ def assemble(flags: TrainFlags, held: contextlib.ExitStack) -> Run:
     with name_smallest_size(network.model, size):
         # Before the folder is taken: where there are no weights, no other run is moved aside.
         weights = _read_weights(flags, folder, network.model, size)
-        notes = _take_folder(folder, flags, plan.num_steps, held)
+        notes = passed + _take_folder(folder, flags, facts, plan.num_steps, held)
         trainer = _trainer(flags, network, schedule, folder, place)
     # Saved with the parameters too, which may be copied elsewhere without the run's folder.
     if data.preparation is not None:
@@ -146,7 +147,11 @@ def _read_weights(
 
 
 def _take_folder(
-    folder: RunFolder, flags: TrainFlags, num_steps: int, held: contextlib.ExitStack
+    folder: RunFolder,
+    flags: TrainFlags,
+    facts: Facts,
+    num_steps: int,
+    held: contextlib.ExitStack,
 ) -> list[str]:
     """Lock the folder for this run and move another run in it aside; return sentences about it.
 
@@ -159,7 +164,7 @@ def _take_folder(
         # Held from here to the end of the run, so that no other run looks at a folder half moved.
         if held.enter_context(hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
-        check_usable(folder, flags, num_steps)
+        check_usable(folder, flags, facts, num_steps)
         changed = find_differences(folder, flags)
         notes += [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
         is_resumed = list_steps(folder.checkpoints) and not flags.logging.overwrite
@@ -172,13 +177,18 @@ def _take_folder(
     return notes
 
 
-def describe_data(run: Run) -> Facts:
-    """Return the facts about its data that the run's folder keeps."""
+def describe_data(data: Data) -> Facts:
+    """Return the facts about its data that a run's folder keeps."""
+    chosen = data.preparation
     return Facts(
-        image_shape=run.data.shape.image_shape,
-        stored_shape=run.data.stored_shape,
-        class_names=run.data.class_names,
-        preprocessing=run.trainer.about.get("preprocessing"),
+        image_shape=data.shape.image_shape,
+        stored_shape=data.stored_shape,
+        class_names=data.class_names,
+        preprocessing=None if chosen is None else preprocessing.describe(chosen.preprocessing),
+        # How many the mock has is a matter of the devices.
+        num_train=None if chosen is None else data.num_train,
+        num_test=None if chosen is None else data.num_test,
+        names_digests=data.names_digests,
     )
 
 

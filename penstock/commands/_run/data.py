@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock import models, preprocessing, readers
+from penstock._errors import listed
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags.data import list_datasets
+from penstock.commands._run.folder import RunFolder, find_run_folder, read_facts
 from penstock.commands._run.network import Shape
 from penstock.commands._run.preparation import (
     Preparation,
@@ -38,6 +41,7 @@ class Data:
       shape: what the network is made for.
       stored_shape: `[H, W, C]` of the stored images, where all have the same.
       notes: sentences about it for the first lines of the run.
+      names_digests: of the names of the images to train and to test on, where each is a file.
     """
 
     train: BatchReader
@@ -51,6 +55,7 @@ class Data:
     batch_size: int
     samples_per_epoch: int
     notes: tuple[str, ...] = ()
+    names_digests: tuple[str | None, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,7 +108,7 @@ def open_for_evaluation(
     Arguments:
       weights: what is evaluated.
 
-    Raises: as `open_data`; and UsageError of the mock data.
+    Raises: as `open_data`; UsageError of the mock data; ValueError of a folder with other classes.
     """
     if flags.dataset.dataset_name == "mock":
         raise UsageError(
@@ -114,7 +119,24 @@ def open_for_evaluation(
     chosen = choose_preparation(flags, weights)
     data = _prepare(flags, chosen, source, source, batch_size, shard=None)
     assert data.test is not None
+    folder = find_run_folder(weights)
+    if folder is not None and flags.dataset.dataset_name == "image_folder":
+        _check_same_classes(flags.dataset.dataset_dir, data.class_names, folder)
     return data, data.test, source.num_samples
+
+
+def _check_same_classes(path: str | None, names: Sequence[str], folder: RunFolder) -> None:
+    """Raise unless a folder has a run's classes, for a label is the number of its class."""
+    known = read_facts(folder).class_names
+    if tuple(names) == known:
+        return
+    missing = [name for name in known if name not in names]
+    more = [name for name in names if name not in known]
+    what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
+    raise ValueError(
+        f"{path!r} got {what}, expected the {len(known)} classes that {str(folder.path)!r} was "
+        "trained on. Name its folders as they were, or train again."
+    )
 
 
 def _prepare(
@@ -160,6 +182,7 @@ def _prepare(
         samples_per_epoch=_count_samples_per_epoch(flags, source.num_samples),
         preparation=preparation,
         notes=(*source.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
+        names_digests=tuple(None if each is None else each.names_digest for each in (source, test)),
     )
 
 

@@ -77,12 +77,18 @@ class Facts:
       stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
       class_names: of the network's classes.
       preprocessing: of its images, as `preprocessing.describe` has it.
+      num_train: images to train on; None where it is not known, or depends on the devices.
+      num_test: images to test on.
+      names_digests: of the names of the images to train and to test on, where each is a file.
     """
 
     image_shape: tuple[int, ...]
     stored_shape: tuple[int, ...] | None
     class_names: tuple[str, ...]
     preprocessing: Mapping[str, object] | None = None
+    num_train: int | None = None
+    num_test: int | None = None
+    names_digests: tuple[str | None, ...] = ()
 
 
 def find_run_folder(path: Path) -> RunFolder | None:
@@ -132,14 +138,18 @@ def list_steps(path: Path) -> list[int]:
     return Store(CheckpointConfig(directory=path)).steps()
 
 
-def choose_folder(flags: TrainFlags) -> RunFolder:
+def choose_folder(flags: TrainFlags, facts: Facts) -> tuple[RunFolder, list[str]]:
     """Return the folder of a run: that of `checkpointDir`, else the first that is free or its own.
 
     They are `runs/<data>_<model>`, and the same with a number: the same command finds its folder
-    again.
+    again, unless the data have changed since.
+
+    Returns:
+      The folder; for a new run a sentence about the last one of the same flags, on other data.
     """
     if flags.logging.checkpointDir is not None:
-        return RunFolder(Path(flags.logging.checkpointDir))
+        return RunFolder(Path(flags.logging.checkpointDir)), []
+    notes: list[str] = []
     name = f"{flags.dataset.title}_{flags.model.model_name}"
     number = 1
     while True:
@@ -147,11 +157,14 @@ def choose_folder(flags: TrainFlags) -> RunFolder:
         folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
-            return folder
+            return folder, notes
         # The same flags find the same folder, so the same command goes on where it was stopped.
         goes_on = flags.logging.overwrite or can_resume(folder, flags)
         if goes_on and not find_differences(folder, flags):
-            return folder
+            changes = [] if flags.logging.overwrite else find_changes(folder, facts)
+            if not changes:
+                return folder, []
+            notes = [f"a new run: {folder.path} is of other data, {'; '.join(changes)}"]
         number += 1
 
 
@@ -162,8 +175,8 @@ def can_resume(folder: RunFolder, flags: TrainFlags) -> bool:
     return not has_weights(folder.params)
 
 
-def check_usable(folder: RunFolder, flags: TrainFlags, num_steps: int) -> None:
-    """Raise unless a run with these flags may write into a folder.
+def check_usable(folder: RunFolder, flags: TrainFlags, facts: Facts, num_steps: int) -> None:
+    """Raise unless a run with these flags, on data with these facts, may write into a folder.
 
     Arguments:
       num_steps: of the run.
@@ -173,13 +186,13 @@ def check_usable(folder: RunFolder, flags: TrainFlags, num_steps: int) -> None:
     """
     if flags.logging.overwrite or folder.find_weights() is None:
         return
-    changed = find_differences(folder, flags)
+    changed, changes = find_differences(folder, flags), find_changes(folder, facts)
     others = [name for name in _TEST_DATA if name in changed]
     steps = list_steps(folder.checkpoints)
     is_over = bool(steps) and steps[-1] >= num_steps
     unread = [name for name in _TRAIN_DATA if name in changed and is_over]
     is_other = "model_name" in changed
-    fits = not (others or unread or is_other)
+    fits = not (others or unread or is_other or changes)
     if can_resume(folder, flags) and fits and (steps or not changed):
         return
     if is_other:
@@ -188,11 +201,14 @@ def check_usable(folder: RunFolder, flags: TrainFlags, num_steps: int) -> None:
         why = "That run is over, so the new data would not be read, and its results are of the old"
     elif others:
         why = "Its tests are of other data, and its best network would be compared with theirs"
+    elif changes:
+        why = "Its data have changed, and its classes, order and tests were of those before"
     elif steps:
         why = "CheckpointSaverHook is not among --hooks, so it cannot go on and would start again"
     else:
         why = "It has no checkpoint to go on from, and its best network would be replaced"
     was = "".join(f"; --{n} was {old}, is {new}" for n, (old, new) in changed.items())
+    was += "".join(f"; {each}" for each in changes)
     raise ValueError(
         f"--checkpointDir={str(folder.path)!r} got the folder of another run{was}; expected a new "
         f"one. {why}. Name another folder, or replace that run by --overwrite=True."
@@ -216,6 +232,31 @@ def find_differences(
     except (OSError, ValueError, ArgumentTypeError):
         return {}
     return {name: (old, new) for name, (old, new) in values.items() if old != new}
+
+
+def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
+    """Return in words how data differ from those that the folder's run had."""
+    try:
+        before = read_facts(folder)
+    # A description that cannot be read tells no difference.
+    except (OSError, ValueError):
+        return []
+    changes: list[str] = []
+    if before.class_names != facts.class_names:
+        gone = [name for name in before.class_names if name not in facts.class_names]
+        new = [name for name in facts.class_names if name not in before.class_names]
+        changes += [f"the class {gone[0]!r} is gone"] * bool(gone)
+        changes += [f"the class {new[0]!r} is new"] * bool(new)
+        changes += ["the classes have another order"] * (not gone and not new)
+    if before.num_train is not None:
+        counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
+        for what, (old, new_count) in zip(("train", "test"), counts, strict=True):
+            if old != new_count:
+                changes.append(f"{old or 0:,} images to {what} on, now {new_count or 0:,}")
+    is_known = bool(before.names_digests) and not changes
+    if is_known and before.names_digests != facts.names_digests:
+        changes.append("images of other names")
+    return changes
 
 
 def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
@@ -249,7 +290,8 @@ def write_description(folder: RunFolder, flags: TrainFlags, facts: Facts) -> Non
     write_config(folder.config, flags)
     write_labels(folder.path / "labels.txt", facts.class_names)
     shapes = {"image_shape": facts.image_shape, "stored_shape": facts.stored_shape}
-    shapes |= {"preprocessing": facts.preprocessing}
+    shapes |= {"preprocessing": facts.preprocessing, "num_train": facts.num_train}
+    shapes |= {"num_test": facts.num_test, "names_digests": facts.names_digests}
     folder.data.write_text(json.dumps(shapes) + "\n", encoding="utf-8")
 
 
@@ -275,4 +317,8 @@ def read_facts(folder: RunFolder) -> Facts:
         stored_shape=None if stored is None else tuple(stored),
         class_names=tuple(labels[number] for number in sorted(labels)),
         preprocessing=shapes.get("preprocessing"),
+        # Runs of before know nothing of these.
+        num_train=shapes.get("num_train"),
+        num_test=shapes.get("num_test"),
+        names_digests=tuple(shapes.get("names_digests") or ()),
     )

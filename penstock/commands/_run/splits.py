@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ class Split:
       largest_label: of sets in memory.
       class_names: where the data set says them.
       notes: sentences about it: what is left out.
+      names_digest: of the names of its images, where each is a file.
     """
 
     make: MakeReader
@@ -60,6 +62,7 @@ class Split:
     largest_label: int | None = None
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    names_digest: str | None = None
 
     def read(self, options: ReadOptions) -> BatchReader:
         """Return a reader of the split."""
@@ -90,7 +93,11 @@ def open_split(flags: TrainFlags, split: SplitName) -> Split:
         opened = _describe(functools.partial(readers.indexed, found.source), name, folder, on_error)
         names = found.class_names
         return dataclasses.replace(
-            opened, num_classes=len(names), class_names=names, notes=found.notes
+            opened,
+            num_classes=len(names),
+            class_names=names,
+            notes=found.notes,
+            names_digest=found.names_digest,
         )
     if name not in DATASETS:
         files = _find_files_of_split(dataset, split)
@@ -169,6 +176,7 @@ class _Folder(NamedTuple):
     source: readers.ImageFolder | Subset
     class_names: tuple[str, ...]
     notes: tuple[str, ...]
+    names_digest: str
 
 
 def _open_folder(root: Path, split: SplitName, read: PreprocessingFlags) -> _Folder:
@@ -201,7 +209,14 @@ def _open_folder(root: Path, split: SplitName, read: PreprocessingFlags) -> _Fol
             "in a folder 'test' beside 'train'."
         )
     is_whole = is_parted and not damaged
-    return _Folder(source if is_whole else Subset(source, rows), source.class_names, notes)
+    # In its own folder, which may be moved.
+    inside = (source.files[row].removeprefix(f"{source.path}{os.sep}") for row in rows)
+    return _Folder(
+        source if is_whole else Subset(source, rows),
+        source.class_names,
+        notes,
+        hashlib.sha256("\0".join(inside).encode("utf-8", "surrogateescape")).hexdigest()[:16],
+    )
 
 
 def _check_damaged(source: readers.ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def train(flags: TrainFlags) -> None:
         run = assemble(flags, held)
         is_first = is_writing_process()
         if is_first:
-            write_description(run.folder, run.flags, describe_data(run))
+            write_description(run.folder, run.flags, describe_data(run.data))
             announce(run)
         try:
             run.trainer.train(run.data.train, run.handlers.all, num_epochs=run.plan.num_epochs)
