@@ -69,7 +69,7 @@ class Asked:
         return params["w"].round(6).tolist()
 
     @property
-    def folder(self) -> Path:
+    def run_path(self) -> Path:
         facts = Facts(image_shape=(8, 8, 1), stored_shape=None, class_names=())
         return choose_folder(self.flags, facts)[0].path
 
@@ -239,7 +239,7 @@ LOGGING = [
     Case("--hooks=StopAtStepHook", lambda a: a.handlers("ProfileEvery"), [], PROFILED),
     Case("--hooks=LOGGINGTENSORHOOK", lambda a: assembly.saves_checkpoints(a.flags), False),
     Case("--eval_every_n_epochs=0", lambda a: a.handlers(Evaluate), []),
-    Case("--checkpointDir={folder}/here", lambda a: a.folder.name, "here"),
+    Case("--checkpointDir={folder}/here", lambda a: a.run_path.name, "here"),
 ]
 PERFORMANCE = [
     Case("--use_fp16=False", lambda a: make_precision(a.flags.performance).compute, "float32"),

@@ -110,7 +110,7 @@ def test_report_agrees_with_eval(run_folder, capsys):
 
 
 def test_class_that_is_called_like_markup_is_inert_on_the_whole_page(run_folder, capsys):
-    labels = "0:bright\n1:<img src=x onerror=alert(1)>\n"
+    labels = "0:<img src=x onerror=alert(1)>\n1:bright\n"
     (run_folder.parent / "data").mkdir()
     for split in ("train", "test"):
         words = [f"photos/{split}", f"data/{split}"]

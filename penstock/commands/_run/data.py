@@ -132,7 +132,9 @@ def _check_same_classes(path: str | None, names: Sequence[str], folder: RunFolde
         return
     missing = [name for name in known if name not in names]
     more = [name for name in names if name not in known]
-    what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
+    what = "its classes in another order"
+    if missing or more:
+        what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
     raise ValueError(
         f"{path!r} got {what}, expected the {len(known)} classes that {str(folder.path)!r} was "
         "trained on. Name its folders as they were, or train again."

@@ -160,11 +160,14 @@ def choose_folder(flags: TrainFlags, facts: Facts) -> tuple[RunFolder, list[str]
             return folder, notes
         # The same flags find the same folder, so the same command goes on where it was stopped.
         goes_on = flags.logging.overwrite or can_resume(folder, flags)
-        if goes_on and not find_differences(folder, flags):
+        changed = set(find_differences(folder, flags))
+        # How many classes there are was counted in the data.
+        if goes_on and changed <= {"num_classes"}:
             changes = [] if flags.logging.overwrite else find_changes(folder, facts)
-            if not changes:
+            if changes:
+                notes = [f"a new run: {folder.path} is of other data, {'; '.join(changes)}"]
+            elif not changed:
                 return folder, []
-            notes = [f"a new run: {folder.path} is of other data, {'; '.join(changes)}"]
         number += 1
 
 
@@ -245,8 +248,8 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
     if before.class_names != facts.class_names:
         gone = [name for name in before.class_names if name not in facts.class_names]
         new = [name for name in facts.class_names if name not in before.class_names]
-        changes += [f"the class {gone[0]!r} is gone"] * bool(gone)
-        changes += [f"the class {new[0]!r} is new"] * bool(new)
+        changes += [f"the class {name!r} is gone" for name in gone[:1]]
+        changes += [f"the class {name!r} is new" for name in new[:1]]
         changes += ["the classes have another order"] * (not gone and not new)
     if before.num_train is not None:
         counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
