@@ -54,6 +54,12 @@ use() {
     *) say "penstock was imported from $from, expected it from the wheel" >&2; exit 1 ;;
   esac
   "$venv/bin/penstock" --version
+  # The pages are in the wheel, and its README links to nothing that is not.
+  "$venv/bin/penstock" docs tutorial | grep '^# Tutorial' >/dev/null
+  if "$venv/bin/python" -c 'from importlib import metadata; print(metadata.metadata("penstock"))' |
+    grep -E '\]\((docs|notebooks|[A-Z]+\.md)'; then
+    say "the wheel's README has links into the checkout" >&2; exit 1
+  fi
   say "penstock train"
   attempt train "$venv/bin/penstock" train
   grep '^best test' "$folder/train.log"

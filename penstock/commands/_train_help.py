@@ -81,6 +81,6 @@ def format_help() -> str:
         lines += [" " * indent + line for line in wrapped[1:]]
     more = (
         f"`{PROG} --help_all` lists all flags. If a run was interrupted, repeat the command to "
-        "resume it. See docs/train_command.md."
+        "resume it. `penstock docs train_command` says more."
     )
     return "\n".join([*lines, "", textwrap.fill(more, columns, break_on_hyphens=False)])

@@ -21,7 +21,7 @@ _EXAMPLES = f"""{EXAMPLES}
       --ckpt_file_name=mobilenet_v2_1.0_224.ckpt
   {PROG} --dataset_name=mock --model_name=resnet_v1_50  # how fast?
 
-docs/train_command.md says more."""
+`penstock docs train_command` says more."""
 
 
 def run(argv: list[str]) -> int:

@@ -22,8 +22,8 @@ def create_parameters(tree: T, name: str | None = None) -> T:
     """Create a parameter for each floating array of a tree, such as the weights of another library.
 
     The values in the tree are the initial ones, whatever the seed. An Equinox module is a tree, and
-    so are the parameters that Haiku's or flax's `init` returns; see docs/other_modules.md. The same
-    explicit name in the same scope is the same parameters.
+    so are the parameters that Haiku's or flax's `init` returns; see `penstock docs other_modules`.
+    The same explicit name in the same scope is the same parameters.
 
     Arguments:
       tree: any pytree; what is no floating array stays as it is.

@@ -129,8 +129,8 @@ def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> NameMap:
     if not maps:
         raise ParameterError(
             f"weights file {str(file.path)!r} got names of {SOURCES[file.format]}, which has no "
-            f"network that coincides with {model.name}. See docs/weights.md for what can be loaded "
-            "and for models.register_weight_map, which adds names of one's own."
+            f"network that coincides with {model.name}. `penstock docs weights` says what can be "
+            "loaded; models.register_weight_map adds names of your own."
         )
     return max(maps, key=lambda each: len(set(each.names.values()) & set(file.arrays)))
 

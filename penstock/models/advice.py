@@ -1,4 +1,4 @@
-"""Which network of a family to take; `penstock models` and docs/models.md say it."""
+"""Which network of a family to take; `penstock models` and `penstock docs models` say it."""
 
 from __future__ import annotations
 

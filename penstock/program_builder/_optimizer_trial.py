@@ -216,7 +216,7 @@ def _explain_refusal(
         f"train program can run. Tried without data, {problem.rstrip('.')}. It is given gradients, "
         f"the parameters that are trained ({shown}) and, where it takes them, {', '.join(OFFERS)}. "
         "Choose another optimizer, or make masks and labels functions of the parameters; "
-        "docs/optimizers.md says what runs."
+        "`penstock docs optimizers` says what runs."
     )
 
 

@@ -5,7 +5,7 @@ folders of images `image_folder`, `tfds`, Fluid's decorators `batch shuffle map_
 xmap_readers buffered chain compose firstn cache`, for sequences `batch_by_length learn_buckets
 pack`, and `of` for the readers of others. Several processes that have been joined each read their
 part, or the one that a `Shard` says; `convert` makes record files. The contract is in
-`penstock.readers._contract`, the user's page in `docs/readers.md`.
+`penstock.readers._contract`, the user's page: `penstock docs readers`.
 """
 
 from __future__ import annotations

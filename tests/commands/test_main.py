@@ -21,7 +21,7 @@ NAMES = (
         "models",
         "convert",
     ),
-    *("runs", "compare", "cache", "plot"),
+    *("runs", "compare", "cache", "plot", "docs"),
 )
 LISTED = ", ".join(NAMES)
 
@@ -86,6 +86,7 @@ USAGES = {
     "show": "[FOLDER] [OPTIONS]",
     "cache": "[list|clear] [OPTIONS]",
     "plot": "RUN [RUN ...] [OPTIONS]",
+    "docs": "[PAGE] [OPTIONS]",
 }
 
 

@@ -69,7 +69,8 @@ class TrainFlags:
         line override it.
       plugin: import these modules first, separated by commas, by name or as a .py file: they
         register data sets, networks and preprocessings.
-      fastnn_compat: use FastNN's defaults and its bugs; docs/fastnn_differences.md lists them.
+      fastnn_compat: use FastNN's defaults and its bugs, which `penstock docs fastnn_differences`
+        lists.
     """
 
     dataset: DatasetFlags = dataclasses.field(default_factory=DatasetFlags)

@@ -1,0 +1,116 @@
+"""`penstock docs`: the pages of the documentation, in the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from pathlib import Path
+
+from penstock._errors import nearest
+from penstock.commands._argument_parser import parse, positional
+from penstock.commands._checks import UsageError
+from penstock.commands._failures import run_command
+from penstock.commands._tables import print_table
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# In a wheel, and in a checkout.
+_FOLDERS = (_PACKAGE / "_pages", _PACKAGE.parent / "docs")
+# The page on which a site begins: its columns and buttons are for a browser.
+_FRONT = "index"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DocsFlags:
+    """List the pages of the documentation, or show one.
+
+    In a terminal, the page is laid out and shown by $PAGER. Elsewhere it is printed as it is
+    written, in Markdown.
+
+    Arguments:
+      page: the name of a page, such as tutorial.
+    """
+
+    page: str | None = positional("PAGE", "?")
+
+
+def run(argv: list[str]) -> int:
+    """Run `penstock docs` with the arguments after the command's name.
+
+    Returns:
+      The exit status: 0 when it was shown, 1 when there are no pages, 2 when there is no such page.
+    """
+    return run_command("docs", lambda: _docs(argv))
+
+
+def find_pages() -> dict[str, Path]:
+    """Return the pages that were installed, by name.
+
+    Raises:
+      FileNotFoundError: there are none.
+
+    >>> find_pages()["tutorial"].name
+    'tutorial.md'
+    """
+    for folder in _FOLDERS:
+        pages = {path.stem: path for path in sorted(folder.glob("*.md")) if path.stem != _FRONT}
+        if pages:
+            return pages
+    raise FileNotFoundError(
+        f"{str(_FOLDERS[0])!r} got no pages, expected those of the documentation. The installation "
+        "is not whole. Install penstock again."
+    )
+
+
+def _docs(argv: list[str]) -> None:
+    flags, _ = parse(DocsFlags, argv, prog="penstock docs")
+    pages = find_pages()
+    if flags.page is None:
+        rows = [(name, _read_title(path)) for name, path in pages.items()]
+        print_table(("page", "title"), rows, right=())
+        print("`penstock docs PAGE` shows one, such as `penstock docs tutorial`.")
+        return
+    # As a link names it, `docs/train_command.md#every-flag`, or with dashes.
+    name = Path(flags.page.partition("#")[0]).name.removesuffix(".md").replace("-", "_")
+    if name not in pages:
+        raise UsageError(
+            f"got the page {flags.page!r}, expected one that `penstock docs` lists."
+            f"{nearest(name, list(pages))}"
+        )
+    text = pages[name].read_text(encoding="utf-8")
+    if sys.stdout.isatty():
+        _show(text)
+    else:
+        print(text, end="")
+
+
+def _read_title(path: Path) -> str:
+    title = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return path.stem if title is None else title[1]
+
+
+def _show(text: str) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    # As git does: less ends by itself where all fits, and passes colours on.
+    os.environ.setdefault("LESS", "FRX")
+    console = Console()
+    with console.pager(styles=True):
+        # Links as text: pages link to pages, which no terminal can open.
+        console.print(Markdown(strip_markup(text), hyperlinks=False))
+
+
+def strip_markup(text: str) -> str:
+    r"""Return a page without what is only for the site: settings, columns, attributes.
+
+    >>> strip_markup("---\nhide: [toc]\n---\n\n# Two\n\n<div markdown>\n\nOne.\n</div>\n")
+    '\n# Two\n\n\nOne.\n'
+    >>> strip_markup('```python title="a.py"\nx = {1}\n```\n[Go](a.md){ .md-button }')
+    '```python\nx = {1}\n```\n[Go](a.md)'
+    """
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
+    text = re.sub(r"^</?div\b[^>]*>\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^(```\w+) .*$", r"\1", text, flags=re.MULTILINE)
+    return re.sub(r"(?<=\))\{ [.:][^}]*\}", "", text)
