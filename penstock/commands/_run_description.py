@@ -16,10 +16,10 @@ from penstock.commands._flags.train import fastnn_defaults
 _PLACES = ("config", "overwrite", "checkpointDir", "output_dir")
 _STATES = {
     "completed": "complete",
-    "stopped": "stopped by a handler, such as at the last step that was asked for",
-    "interrupted": "interrupted; the same command goes on",
-    "failed": "failed; what it wrote until then is here",
-    "running": "at work when this report was made, or killed",
+    "stopped": "stopped early, by a handler",
+    "interrupted": "interrupted; the same command resumes it",
+    "failed": "failed; this page has what it wrote before",
+    "running": "running when this report was made, or killed",
 }
 
 
@@ -87,6 +87,10 @@ def add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) 
 def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> list[tuple[str, str]]:
     done, planned = record.get("global_step"), record.get("num_steps")
     steps = "" if done is None else f"{done:,}" + (f" of {planned:,}" if planned else "")
+    state = str(record.get("state"))
+    # The last step was --stop_at_step.
+    if state == "stopped" and planned and done == planned:
+        state = "completed"
     test = record.get("num_test")
     sizes = ""
     if "num_train" in record:
@@ -98,7 +102,7 @@ def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> lis
     processes = record.get("processes", 1)
     versions = ", ".join(f"{name} {each}" for name, each in record.get("versions", {}).items())
     return [
-        ("state", _STATES.get(str(record.get("state")), "")),
+        ("state", _STATES.get(state, "")),
         ("steps", steps),
         ("began", str(record.get("started", ""))),
         ("last written", str(record.get("updated", ""))),

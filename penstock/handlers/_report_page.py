@@ -23,7 +23,7 @@ _STATES = {
     "stopped": "stopped by a handler, or by trainer.stop()",
     "interrupted": "interrupted",
     "failed": "failed",
-    "running": "at work when this page was written, or killed",
+    "running": "running when this page was written, or killed",
 }
 _OF_DATA = "Classes, mistakes, calibration and samples"
 

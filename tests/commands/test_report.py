@@ -93,6 +93,22 @@ def test_page_has_every_part_and_loads_nothing(run_folder, capsys):
     assert "penstock train" in page.said
 
 
+@pytest.mark.parametrize(
+    ("state", "step", "said"),
+    [
+        ("stopped", 20, "state complete steps 20 of 20"),
+        ("stopped", 12, "state stopped early, by a handler steps 12 of 20"),
+        ("interrupted", 12, "state interrupted; the same command resumes it steps 12 of 20"),
+    ],
+)
+def test_state_of_a_run_is_told_by_its_last_step(state, step, said, run_folder, capsys):
+    record = read_record(run_folder / "run.json")
+    changed = record | {"state": state, "global_step": step, "num_steps": 20}
+    (run_folder / "run.json").write_text(json.dumps(changed))
+    assert run(capsys, "report", "run")[0] == 0
+    assert said in HtmlPage(run_folder / "report.html").said
+
+
 def test_worst_mistake_is_shown_with_what_was_said_and_what_is_right(run_folder, capsys):
     assert run(capsys, "report", "run", "--mistakes=1", "--output=other.html")[0] == 0
     assert not (run_folder / "report.html").exists()

@@ -261,7 +261,7 @@ def test_page_is_there_while_it_trains_and_says_so(path, clock):
 
     handler = Report(path, every_steps=1, reader=[], infer=lambda batch: batch)
     drive(handler, num_steps=12, on_step=on_step)
-    assert "state at work when this page was written, or killed" in pages[0]
+    assert "state running when this page was written, or killed" in pages[0]
     assert "The network is asked when training ends." in pages[0]
     assert len(set(pages)) == 2  # after 5 and 10 seconds
 
