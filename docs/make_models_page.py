@@ -44,14 +44,14 @@ per block, with its output shape and number of parameters.
 
 - **Image** is the height and width in pixels that the network was designed for. **Classes** is the
   number of classes in its published weights; 1001 includes one for the background.
-- **Parameters** counts the trained numbers, including those of auxiliary heads. **Arrays** is the
+- **Parameters** counts the trained values, including those of auxiliary heads. **Arrays** is the
   number of arrays that hold them, and **statistics** counts batch norm's running means and
-  variances. All are counted at 1000 classes if the weights have 1001.
+  variances. Networks with 1001 classes are counted with 1000.
 - **GMAC** is the number of multiply-adds, in billions, of convolutions and dense layers for one
   image. Auxiliary heads are left out; products with padding are counted. XLA's cost analysis of
-  these operations gives the same number (tests/models/test_cost_analysis.py).
-- **Preprocessing** is the default for training the network here. Published weights bring
-  their own, see [weights.md](weights.md).
+  these operations gives the same number (`tests/models/test_cost_analysis.py`).
+- **[Preprocessing](preprocessing.md)** is the default for training the network here. Published
+  weights bring their own, see [weights.md](weights.md).
 
 [same_logits.md](same_logits.md) compares the networks with their originals, with the same weights.
 [training_models.md](training_models.md) has commands that train some of them in minutes.
@@ -66,9 +66,9 @@ LIST_HEAD = """
 
 """
 SETTINGS_HEAD = """
-The next table shows how each network is regularised and normalised, unless `models.Settings` says
-otherwise: the weight decay coefficient, the decay and epsilon of batch norm, the dropout rate
-before the last layer, and the drop-path rate at the end of training.
+The next table has each network's default settings, which `models.Settings` overrides: the weight
+decay coefficient, the decay and epsilon of batch norm, the dropout rate before the last layer, and
+the drop-path rate at the end of training.
 
 
 """
