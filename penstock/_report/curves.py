@@ -98,8 +98,14 @@ def draw_metrics(parent: Element, metrics: Sequence[Metric], num_left_out: int =
     """
     metrics = sorted(metrics, key=lambda metric: metric.name.startswith("learning_rate"))
     key = add(parent, "p", class_="note")
-    add(key, "span", "training", class_="train-key").tail = " (faint: as it came), "
-    add(key, "span", "test", class_="test-key").tail = " (dots), by steps done."
+    is_smoothed = any(_is_smoothed(metric) for metric in metrics)
+    is_tested = any(len(metric.test[0]) for metric in metrics)
+    add(key, "span", "training", class_="train-key").tail = (
+        " (smoothed, over the faint values)" * is_smoothed + ", " * is_tested
+    )
+    if is_tested:
+        add(key, "span", "test", class_="test-key").tail = " (dots)"
+    add(key, "span", ", by steps done.")
     figures = add(parent, "div", class_="figures")
     num_left_out += sum(_draw_metric(figures, metric) for metric in metrics)
     if num_left_out:
@@ -118,7 +124,7 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
     test, num_bad_tests = _keep_finite(metric.test)
     if not len(train[0]) and not len(test[0]):
         return num_bad + num_bad_tests
-    is_smoothed = len(train[0]) >= _MIN_SMOOTHED_POINTS and not name.startswith("learning_rate")
+    is_smoothed = _is_smoothed(metric)
     curve = smooth(train[1].tolist(), len(train[0]) / 50) if is_smoothed else train[1]
     figure = add(parent, "figure")
     caption = add(figure, "figcaption")
@@ -145,6 +151,11 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
     return num_bad + num_bad_tests
 
 
+def _is_smoothed(metric: Metric) -> bool:
+    num_points = int(np.isfinite(metric.train[1]).sum())
+    return num_points >= _MIN_SMOOTHED_POINTS and not metric.name.startswith("learning_rate")
+
+
 def _keep_finite(points: Points) -> tuple[Points, int]:
     is_finite = np.isfinite(points[1])
     return (points[0][is_finite], points[1][is_finite]), int((~is_finite).sum())
@@ -167,14 +178,14 @@ def _thin(points: Points) -> Points:
 
 
 def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) -> None:
-    """Draw how often the network is right where it is how sure.
+    """Draw the accuracy at each confidence.
 
     Arguments:
-      bins: images, their mean probability and the share that is right, of equal ranges.
+      bins: for equal ranges of confidence, the images, their mean confidence and their accuracy.
     """
     figure = add(parent, "figure")
-    axes = Axes(figure, "share that is right by probability", (0.0, 1.0), (0.0, 1.0))
-    axes.draw_grid("probability of the answer; height: share that is right")
+    axes = Axes(figure, "accuracy by confidence", (0.0, 1.0), (0.0, 1.0))
+    axes.draw_grid("confidence (height: accuracy)")
     width = 1 / len(bins)
     for number, (count, sure, right) in enumerate(bins):
         if not count:
@@ -183,7 +194,7 @@ def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) 
         far = axes.place((number + 1) * width, 0.0)
         box = add(axes.svg, "rect", x=x + 1, y=y, width=round(far[0] - x - 2, 1), class_="bin")
         box.set("height", f"{far[1] - y:g}")
-        add(box, "title", f"{count:,} images: {sure:.1%} sure, {right:.1%} right")
+        add(box, "title", f"{count:,} images: confidence {sure:.1%}, accuracy {right:.1%}")
     (x1, y1), (x2, y2) = axes.place(0, 0), axes.place(1, 1)
     add(axes.svg, "line", x1=x1, y1=y1, x2=x2, y2=y2, class_="ideal")
 

@@ -153,7 +153,7 @@ class Report:
             self._end(event)
         elif points and time.monotonic() >= self._next_write:
             try:
-                self._write("running", None, "The network is asked when training ends.")
+                self._write("running", None, "This part is made when training ends.")
             except OSError as error:
                 self._warn(error)
 
@@ -175,7 +175,7 @@ class Report:
             why_not = self._find_obstacle(event)
             if why_not is None:
                 # A person may not wait for the answers.
-                self._write(event.reason, event.error, "The network was being asked.")
+                self._write(event.reason, event.error, "This part was being made.")
             self._write(event.reason, event.error, why_not or self._ask())
         except OSError as error:
             # The error that ended training is the one to see.
@@ -184,9 +184,9 @@ class Report:
                 return
             raise OSError(
                 error.errno,
-                f"Report got an error for {str(self._path)!r} ({error.strerror or error}), "
-                "expected that it can be written. The page of the run is not there, or not up to "
-                "date. Make room, or choose another path.",
+                f"Report got the path {str(self._path)!r}, expected a file that can be written "
+                f"({error.strerror or error}). The page of the run is missing or out of date. Make "
+                "room or give permission there, or choose another path.",
             ) from error
         finally:
             self._trainer = None
@@ -194,9 +194,9 @@ class Report:
     def _find_obstacle(self, event: EndTraining) -> str | None:
         """Return why the network is not asked, if so."""
         if self._questions is None:
-            return "No images were given to ask about. Report(reader=test_reader) asks about them."
+            return "No reader was given. Pass Report(reader=test_reader) to add this part."
         if event.reason in ("interrupted", "failed"):
-            return f"Training {_ENDS[event.reason]}, and the network was not asked."
+            return f"Training {_ENDS[event.reason]}, so this part was not made."
         return None
 
     def _ask(self) -> Answers | str:
@@ -205,7 +205,9 @@ class Report:
         try:
             return self._questions.ask(self._trainer, self._feed_order, self._train_order)
         except Exception as error:  # a mistake in a reader must not take the rest of the page
-            _LOGGER.warning("Report could not ask the network (%s); the page says so.", error)
+            _LOGGER.warning(
+                "Report could not run the network on the reader (%s); the page says so.", error
+            )
             return f"{type(error).__name__}: {error}"
 
     def _write(self, state: str, error: BaseException | None, answers: Answers | str) -> None:
