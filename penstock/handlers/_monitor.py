@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from penstock._batches import check_reader
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.events import BeginTraining, EndEpoch, HandlerState, Metrics, ReaderLike, Training
+from penstock.handlers._arguments import check_test, is_number
 from penstock.handlers._metric_names import as_names, encode_json, name_scalars
 
 Mode = Literal["min", "max"]
@@ -28,12 +30,17 @@ class Monitor:
     def __init__(
         self, owner: str, name: str, mode: Mode, min_delta: float, names: Sequence[str]
     ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{owner} got monitor={name!r}, expected the name of a metric. It is the metric to "
+                "go by, such as 'loss'."
+            )
         if mode not in ("min", "max"):
             raise ValueError(
                 f"{owner} got mode={mode!r}, expected 'min' or 'max'. It says whether a smaller or "
                 f"a larger {name!r} is better."
             )
-        if not min_delta >= 0:
+        if not (is_number(min_delta) and min_delta >= 0):
             raise ValueError(
                 f"{owner} got min_delta={min_delta!r}, expected 0 or more. It is by how much a "
                 "value must be better to count."
@@ -119,6 +126,9 @@ class Plateau:
                 f"{owner} got reader and test, expected one of them. Either is where its values "
                 "come from. Leave reader out where test reads one itself."
             )
+        check_test(owner, test)
+        if reader is not None:
+            check_reader(reader, 1)
         self.monitor = Monitor(owner, monitor, mode, min_delta, names)
         self.patience = patience
         self.best: float | None = None

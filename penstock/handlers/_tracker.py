@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Reason, Training
+from penstock.handlers._arguments import check_test
 from penstock.handlers._curves import Curves, Point
 from penstock.handlers._hyperparameters import (
     Hyperparameters,
@@ -72,6 +73,7 @@ class Tracker(abc.ABC):
         hyperparameters: Mapping[str, Any] | None,
     ) -> None:
         self._owner = type(self).__name__
+        check_test(self._owner, test)
         self._hyperparameters = check_hyperparameters(self._owner, hyperparameters)
         self._curves = Curves(every_steps, names, test)
         self._run_id: str | None = None

@@ -18,6 +18,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_file
 from penstock.handlers._monitor import Mode, Plateau
 from penstock.handlers._output import choose_output
 
@@ -41,8 +42,8 @@ class EarlyStopping:
       patience: how many epochs in a row may pass without a better value.
       min_delta: by how much a value must be better than the best to count.
       mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       reader: test on it after each epoch, with the feed order of `train`.
       test: called after each epoch instead; returns metrics. One `Evaluate` can serve several
         handlers.
@@ -79,6 +80,7 @@ class EarlyStopping:
         restore_best: bool = False,
         file: TextIO | None = None,
     ) -> None:
+        check_file("EarlyStopping", file)
         self._plateau = Plateau(
             "EarlyStopping",
             monitor,

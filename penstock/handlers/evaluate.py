@@ -12,6 +12,7 @@ from typing import TextIO
 
 import jax
 
+from penstock._batches import check_reader
 from penstock._paths import expand_path
 from penstock._text_tables import find_columns, wrap_clauses
 from penstock.events import (
@@ -25,6 +26,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_file, check_interval, make_folder
 from penstock.handlers._metric_names import as_names, encode_json, name_scalars
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
 from penstock.handlers._output import choose_output
@@ -51,8 +53,8 @@ class Evaluate:
       best_path: a folder for the best parameters, as `Trainer.save_params` writes it, with their
         test in `test.json`. A resumed run replaces them by better ones only; what another run left
         there is kept under the next free name of `best_path.1`, `best_path.2`, ...
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       feed_order: as `Trainer.test` takes it.
       averaged: test, and keep, the moving average of the parameters that the optimizer keeps.
       file: where to print; standard output by default.
@@ -93,12 +95,10 @@ class Evaluate:
         averaged: bool = False,
         file: TextIO | None = None,
     ) -> None:
-        for argument, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"{argument} got {value!r}, expected a positive integer or None. It is how "
-                    "many lie between two tests; with None there are none."
-                )
+        check_reader(reader, 1)
+        check_interval("Evaluate", "every_steps", every_steps)
+        check_interval("Evaluate", "every_epochs", every_epochs)
+        check_file("Evaluate", file)
         self.results: list[tuple[int, dict[str, float]]] = []
         self._reader, self._feed_order, self._averaged = reader, feed_order, averaged
         self._every_steps, self._every_epochs = every_steps, every_epochs
@@ -165,7 +165,7 @@ class Evaluate:
         # What another run left, or a part of this one that is trained again.
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
-            _make_folder(self._best_path)
+            make_folder("Evaluate", "best_path", self._best_path)
             self._inspect_folder(self._best_path, is_resumed=bool(event.global_step))
 
     def _inspect_folder(self, folder: Path, *, is_resumed: bool) -> None:
@@ -242,14 +242,3 @@ def _read_record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | N
         return (int(record["step"]), metrics) if monitor in metrics else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise type(error)(
-            f"Evaluate got best_path={str(path)!r}, expected a folder that can be written "
-            f"({error.strerror or error}). The best parameters are saved there. Give permission "
-            "there, or choose another path."
-        ) from error

@@ -12,6 +12,7 @@ import numpy as np
 from penstock._errors import check_installed
 from penstock._smoothing import smooth
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event, Training
+from penstock.handlers._arguments import is_number, make_folder
 from penstock.handlers._monitor import Monitor, get_trainer
 from penstock.handlers.figures import Line, Panel, check_path, draw
 
@@ -111,6 +112,8 @@ class LearningRateFinder:
 
     def _begin(self, event: BeginTraining, trainer: Training) -> None:
         self._monitor.check(trainer)
+        if not jax.process_index():
+            make_folder("LearningRateFinder", "path", self._path.parent)
         self._trainer = trainer
         self.rates, self.losses, self.suggestion = [], [], None
         self._used, self._num_done = [], 0
@@ -184,7 +187,8 @@ class LearningRateFinder:
 
 
 def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -> None:
-    if not (0 < low < high and base_learning_rate > 0):
+    are_numbers = all(map(is_number, (low, high, base_learning_rate)))
+    if not (are_numbers and 0 < low < high and base_learning_rate > 0):
         raise ValueError(
             f"LearningRateFinder got low={low!r}, high={high!r} and base_learning_rate="
             f"{base_learning_rate!r}, expected 0 < low < high and a positive base. The rate grows "

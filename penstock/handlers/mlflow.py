@@ -51,8 +51,8 @@ class MLflow(Tracker):
       tracking_uri: where runs are kept, such as `"sqlite:///runs/mlflow.db"` or
         `"http://host:5000"`; by default `MLFLOW_TRACKING_URI`, or MLflow's own choice.
       every_steps: how many steps lie between two points.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run.
       hyperparameters: values by name, of any depth, such as `vars(arguments)` of argparse.
 

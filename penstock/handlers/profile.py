@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 
 import jax
 
+from penstock._errors import check_count
 from penstock._paths import expand_path
-from penstock.events import BeginStep, EndStep, EndTraining, Event
+from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
 from penstock.handlers import _trace
+from penstock.handlers._arguments import make_folder
+
+_LOGGER = logging.getLogger("penstock")
 
 
 class Profile:
@@ -56,11 +61,7 @@ class Profile:
     ) -> None:
         counts = [("first_step", first_step, 0), ("num_steps", num_steps, 1), ("top", top, 1)]
         for argument, value, least in counts:
-            if not isinstance(value, int) or value < least:
-                raise ValueError(
-                    f"{argument} got {value!r}, expected an integer of {least} or more. It is a "
-                    "count of steps, or of the table's lines."
-                )
+            check_count(argument, value, least)
         self._directory = expand_path(directory)
         self._first_step, self._num_steps, self._top = first_step, num_steps, top
         self._num_done = self._num_traced = self._first_traced = 0
@@ -71,6 +72,8 @@ class Profile:
     def __call__(self, event: Event) -> None:
         """Begin or end the trace where the window begins or ends."""
         match event:
+            case BeginTraining():
+                make_folder("Profile", "directory", self._find_directory())
             case BeginStep():
                 self._begin_step(event)
             case EndStep():
@@ -79,6 +82,16 @@ class Profile:
                 self._last = None
                 if self._is_tracing:
                     self._stop()
+                elif not self._is_done and event.error is None:
+                    self._warn()
+
+    def _warn(self) -> None:
+        _LOGGER.warning(
+            "Profile traced nothing: training ended after %d steps, and the trace begins after "
+            "first_step=%d of them. Train for longer, or pass a smaller first_step.",
+            self._num_done,
+            self._first_step,
+        )
 
     def _begin_step(self, event: BeginStep) -> None:
         # From one step before the window, whose metrics are waited for.

@@ -15,6 +15,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_file, is_number
 from penstock.handlers._monitor import Mode, Plateau
 from penstock.handlers._output import choose_output
 
@@ -35,8 +36,8 @@ class ReduceOnPlateau:
       min_scale: the scale is not lowered below.
       cooldown: epochs after a reduction that do not count.
       mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       reader: test on it after each epoch, with the feed order of `train`.
       test: called after each epoch instead; returns metrics. One `Evaluate` can serve several
         handlers.
@@ -74,6 +75,7 @@ class ReduceOnPlateau:
         file: TextIO | None = None,
     ) -> None:
         _check(factor, min_scale, cooldown)
+        check_file("ReduceOnPlateau", file)
         self._plateau = Plateau(
             "ReduceOnPlateau",
             monitor,
@@ -132,12 +134,12 @@ class ReduceOnPlateau:
 
 
 def _check(factor: float, min_scale: float, cooldown: int) -> None:
-    if not 0 < factor < 1:
+    if not (is_number(factor) and 0 < factor < 1):
         raise ValueError(
             f"ReduceOnPlateau got factor={factor!r}, expected a number between 0 and 1. The scale "
             "of the updates is multiplied by it at each reduction."
         )
-    if not min_scale >= 0:
+    if not (is_number(min_scale) and min_scale >= 0):
         raise ValueError(
             f"ReduceOnPlateau got min_scale={min_scale!r}, expected 0 or more. The scale of the "
             "updates, 1 at first, is not lowered below it."

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from penstock._batches import check_reader
 from penstock._paths import expand_path
 from penstock._report.times import RunTimes
 from penstock.events import (
@@ -24,6 +25,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_test
 from penstock.handlers._curves import Curves
 from penstock.handlers._hyperparameters import check_hyperparameters
 from penstock.handlers._questions import Answers, Questions
@@ -57,8 +59,8 @@ class Report:
     Arguments:
       path: the file, `.html`; folders on the way are made.
       every_steps: how many steps lie between two points; 0 or less draws the means of epochs.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run.
       hyperparameters: shown as they are, by name; such as `vars(arguments)` of argparse.
       reader: yields the batches to ask about, as `Trainer.test` takes them; a pass is read when
@@ -110,11 +112,18 @@ class Report:
     ) -> None:
         self._path = _check_path(path)
         self._hyperparameters = check_hyperparameters("Report", hyperparameters)
+        check_test("Report", test)
+        if isinstance(classes, str):
+            raise TypeError(
+                f"Report got classes={classes!r}, expected a list of names. Each letter would be a "
+                "class. Pass classes=['cat', 'dog']."
+            )
         self._questions: Questions | None = None
         self._feed_order = feed_order
         self._train_order: FeedOrder | None = None
         _check_counts(num_mistakes=num_mistakes, num_samples=num_samples)
         if reader is not None:
+            check_reader(reader, 1)
             self._questions = Questions(
                 reader=reader,
                 infer=infer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from penstock.events import BeginEpoch, BeginTraining, EndStep, Event, Training
+from penstock.handlers._arguments import is_number
 from penstock.handlers._monitor import get_trainer
 
 
@@ -40,7 +41,7 @@ class StopAt:
                 f"StopAt got step={step!r}, expected an integer of 0 or more. It is how many steps "
                 "are trained in all."
             )
-        if seconds is not None and not seconds >= 0:
+        if seconds is not None and not (is_number(seconds) and seconds >= 0):
             raise ValueError(
                 f"StopAt got seconds={seconds!r}, expected 0 or more. It is how long training may "
                 "take."

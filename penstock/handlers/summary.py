@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from penstock._errors import check_count
 from penstock._text_tables import align_rows
 from penstock.events import BeginTraining, Event
+from penstock.handlers._arguments import check_file
 from penstock.handlers._monitor import get_trainer
 from penstock.handlers._output import choose_output
 
@@ -43,6 +45,9 @@ class Summary:
     """
 
     def __init__(self, *, batch_size: int | None = None, file: TextIO | None = None) -> None:
+        check_file("Summary", file)
+        if batch_size is not None:
+            check_count("batch_size", batch_size, 1)
         self._batch_size = batch_size
         self._file = file
 

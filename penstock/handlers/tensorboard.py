@@ -14,6 +14,7 @@ from penstock._parameter_updates import ParameterUpdate
 from penstock._paths import expand_path
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers import _event_file
+from penstock.handlers._arguments import check_interval, check_test, make_folder
 from penstock.handlers._curves import Curves
 from penstock.handlers._event_file import EventFile, NoEventFile
 from penstock.handlers._hyperparameters import check_hyperparameters, list_hyperparameters
@@ -44,8 +45,8 @@ class TensorBoard:
     Arguments:
       directory: the folder; those of several runs in one folder are compared by its name.
       every_steps: how many steps lie between two points.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run.
       histograms_every_epochs: epochs between two histograms of each parameter; none by default, as
         each copies the whole network to the host.
@@ -82,10 +83,13 @@ class TensorBoard:
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
-        if histograms_every_epochs is not None and histograms_every_epochs < 1:
-            raise ValueError(
-                f"histograms_every_epochs got {histograms_every_epochs!r}, expected a positive "
-                "integer, or None. It is how many epochs lie between two. None writes none."
+        check_interval("TensorBoard", "histograms_every_epochs", histograms_every_epochs)
+        check_test("TensorBoard", test)
+        if images is not None and not callable(images):
+            raise TypeError(
+                f"TensorBoard got images of type {type(images).__name__}, expected a function "
+                "without arguments that returns images by name. It is called after each epoch. "
+                "Pass images=lambda: {'samples': samples}."
             )
         self._directory = expand_path(directory)
         self._curves = Curves(every_steps, names, test)
@@ -112,6 +116,8 @@ class TensorBoard:
 
     def _begin(self, event: BeginTraining) -> None:
         self._close()
+        if not jax.process_index():
+            make_folder("TensorBoard", "directory", self._directory)
         self._trainer = event.trainer
         for run in self._runs:
             self._open(run, run, event.global_step)

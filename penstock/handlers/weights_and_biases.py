@@ -42,8 +42,8 @@ class WandB(Tracker):
       directory: where W&B puts its folder `wandb`; by default where the program runs.
       mode: `"online"`, `"offline"` or `"disabled"`; by default `WANDB_MODE`.
       every_steps: how many steps lie between two points.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run.
       hyperparameters: values by name, of any depth, such as `vars(arguments)` of argparse.
 
