@@ -172,7 +172,8 @@ class Plateau:
     def describe(self) -> str:
         """Return which value was not beaten, and for how long, in words."""
         best = "nan" if self.best is None else f"{self.best:.6g}"
-        return f"{self.monitor.name} has not been better than {best} for {self.patience} epochs"
+        epochs = f"{self.patience} epoch{'' if self.patience == 1 else 's'}"
+        return f"{self.monitor.name} has not been better than {best} for {epochs}"
 
     @property
     def state(self) -> HandlerState:

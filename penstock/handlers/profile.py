@@ -1,4 +1,4 @@
-"""`Profile`: a trace of some steps, and a table of the operations that took longest."""
+"""`Profile`: a trace of some steps, and a table of the slowest operations."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _LOGGER = logging.getLogger("penstock")
 
 
 class Profile:
-    """Trace a window of steps, and print which operations of the device took longest.
+    """Trace a few steps, and print the slowest operations of the device.
 
-    The trace is JAX's own: `tensorboard --logdir DIRECTORY` shows it with the plugin of the package
-    `xprof`, and its `.trace.json.gz` opens at https://ui.perfetto.dev. The table stands beside it
-    in `operations.txt`; it has the layers' names where the compiler kept them.
+    The trace is in JAX's format: view it with `tensorboard --logdir DIRECTORY` and the package
+    `xprof`, or open its `.trace.json.gz` at https://ui.perfetto.dev. The printed table is also in
+    `operations.txt` beside the trace. It has the names of layers, if the compiler kept them.
 
-    The window begins and ends with a launch, and waits for the device at both ends: it holds these
-    steps alone, and the whole of them. Where a launch has several steps it may hold some more than
-    `num_steps`. If training ends within it, so does the trace. There is one for each `Profile`.
+    The device is waited for before and after the traced steps, so that the trace holds them
+    completely and nothing else. It consists of whole launches: if a launch has several steps, it
+    may have more than `num_steps`. It also ends when training ends. Each `Profile` makes one trace.
 
     Arguments:
-      directory: a folder; each trace gets its own below `plugins/profile`, named after the time. Of
-        several processes all but the first write into `process_1`, `process_2`, ... in it.
-      first_step: how many steps run before the window. The first ones compile.
-      num_steps: how many steps it has. A trace of some steps is large enough to read.
-      top: how many operations the table lists.
+      directory: the folder. Each trace has its own folder in `plugins/profile`, named by the time.
+        If there are several processes, the others write to `process_1`, `process_2`, ...
+      first_step: how many steps run before the trace; the first ones compile.
+      num_steps: how many steps to trace. Traces grow large: a few steps are enough.
+      top: how many operations to list.
 
     Raises:
-      RuntimeError: from JAX, when another trace is running.
+      OSError: at `BeginTraining`, if the folder cannot be created.
+      RuntimeError: from JAX, if another trace is running.
 
     >>> import tempfile
     >>> from penstock.events import BeginStep, EndStep, EndTraining
@@ -70,7 +71,7 @@ class Profile:
         self._mark = contextlib.ExitStack()
 
     def __call__(self, event: Event) -> None:
-        """Begin or end the trace where the window begins or ends."""
+        """Start the trace before its first step, and stop it after its last."""
         match event:
             case BeginTraining():
                 make_folder("Profile", "directory", self._find_directory())
