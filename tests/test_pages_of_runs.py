@@ -109,3 +109,21 @@ def test_one_layer_is_not_counted_as_layers(tmp_path):
     add_parameters(page, builder.parameter_table())
     page.write(tmp_path / "a.html")
     assert "3 parameters in 1 layer." in HtmlPage(tmp_path / "a.html").said
+
+
+def test_numbers_at_an_axis_differ_and_steps_are_whole(tmp_path):
+    page = Page("run")
+    train = np.array([1.0, 2.0]), np.array([6.48931, 6.48938])
+    draw_metrics(page.main, [Metric(name="norm", train=train, test=(np.zeros(0), np.zeros(0)))])
+    page.write(tmp_path / "a.html")
+    said = HtmlPage(tmp_path / "a.html").said
+    assert "6.48932 6.48934 6.48936" in said
+    assert "0 1 2 step" in said
+
+
+def test_single_point_is_a_dot(tmp_path):
+    page = Page("run")
+    train = np.array([1.0]), np.array([0.5])
+    draw_metrics(page.main, [Metric(name="loss", train=train, test=(np.zeros(0), np.zeros(0)))])
+    page.write(tmp_path / "a.html")
+    assert [each["class"] for each in HtmlPage(tmp_path / "a.html").all("circle")] == ["train-dot"]

@@ -163,8 +163,8 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
         said, right = names[each.predicted], names[each.label]
         _add_image(figure, each, alt=f"{right}, taken for {said}", max_pixels=160)
         caption = add(figure, "figcaption")
-        add(caption, "div", f"predicted {said}, {format_likelihood(each.sureness)}", class_="said")
-        add(caption, "div", f"true {right}, {format_likelihood(each.right_share)}", class_="truth")
+        add(caption, "div", f"predicted: {said}, {format_likelihood(each.sureness)}", class_="said")
+        add(caption, "div", f"true: {right}, {format_likelihood(each.right_share)}", class_="truth")
         part = "" if each.process is None else f" of process {each.process}"
         add(caption, "div", f"#{each.number:,}{part}", class_="note")
 

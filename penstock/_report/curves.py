@@ -39,15 +39,18 @@ class Axes:
 
     def draw_grid(self, x_label: str) -> None:
         """Draw lines at round values, with their numbers, and name the horizontal axis."""
-        for value in choose_ticks(*self._y):
+        for value, number in _format_ticks(choose_ticks(*self._y)):
             _, y = self.place(self._x[0], value)
             add(self.svg, "line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="grid")
-            text = add(self.svg, "text", _format_number(value), x=_LEFT - 6, y=y + 4)
+            text = add(self.svg, "text", number, x=_LEFT - 6, y=y + 4)
             text.set("text-anchor", "end")
-        for value in choose_ticks(*self._x):
+        ticks = choose_ticks(*self._x)
+        if x_label == "step":  # there is no half of one
+            ticks = [value for value in ticks if value.is_integer()]
+        for value, number in _format_ticks(ticks):
             x, _ = self.place(value, self._y[0])
             add(self.svg, "line", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4, class_="grid")
-            text = add(self.svg, "text", _format_number(value), x=x, y=_BOTTOM + 17)
+            text = add(self.svg, "text", number, x=x, y=_BOTTOM + 17)
             text.set("text-anchor", "middle")
         text = add(self.svg, "text", x_label, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 5)
         text.set("text-anchor", "middle")
@@ -142,6 +145,9 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
         axes.draw_line(_thin(train), "raw")
     if len(train[0]):
         axes.draw_line(_thin((train[0], curve)), "train")
+    if len(train[0]) == 1:  # a line of one point is not seen
+        x_place, y_place = axes.place(train[0][0], train[1][0])
+        add(axes.svg, "circle", cx=x_place, cy=y_place, r=3, class_="train-dot")
     if len(test[0]):
         axes.draw_line(_thin(test), "test")
     for step, value in zip(*_thin(test), strict=True):
@@ -208,8 +214,23 @@ def _widen(limits: tuple[float, float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _format_number(value: float) -> str:
-    return f"{value / 1000:g}k" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
+def _format_ticks(values: Sequence[float]) -> list[tuple[float, str]]:
+    """Return values with their texts, of as many digits as tell them apart.
+
+    >>> _format_ticks([6.48934, 6.48936]), _format_ticks([0.0, 20000.0])
+    ([(6.48934, '6.48934'), (6.48936, '6.48936')], [(0.0, '0'), (20000.0, '20k')])
+    """
+    texts: list[str] = []
+    for digits in range(4, 11):
+        texts = [_format_number(value, digits) for value in values]
+        if len(set(texts)) == len(values):
+            break
+    return list(zip(values, texts, strict=True))
+
+
+def _format_number(value: float, digits: int) -> str:
+    thousands = 10_000 <= abs(value) < 1e9
+    return f"{value / 1000:.{digits + 2}g}k" if thousands else f"{value:.{digits}g}"
 
 
 def _format_value(value: float) -> str:

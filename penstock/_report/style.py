@@ -56,6 +56,7 @@ svg .train { stroke: var(--train); fill: none; stroke-width: 2; stroke-linejoin:
 svg .raw { stroke: var(--train); fill: none; stroke-width: 1; opacity: .3; }
 svg .test { stroke: var(--test); fill: none; stroke-width: 1.5; stroke-dasharray: 5 3; }
 svg circle { fill: var(--test); }
+svg circle.train-dot { fill: var(--train); }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 svg rect.bin { fill: rgb(var(--heat) / .55); }
 .train-key, .test-key { font-weight: 600; }

@@ -111,7 +111,7 @@ def test_page_has_every_part_and_loads_nothing(path):
     assert drawn_names[:2] == ["loss", "accuracy"]
     assert "accuracy by confidence" in labels
     assert page.all("img")[0]["alt"] == "bright, taken for dark"
-    assert re.search(r"predicted dark, \d+% true bright, [\d.]+% #1 ", page.said)
+    assert re.search(r"predicted: dark, \d+% true: bright, [\d.]+% #1 ", page.said)
     row = rf"epoch 5 20 [\d.]+ [\d.]+ {evaluate.last['loss']:.4g} {evaluate.last['accuracy']:.4g} "
     assert re.search(row, page.said)
 
