@@ -215,17 +215,15 @@ def _widen(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 def _format_ticks(values: Sequence[float]) -> list[tuple[float, str]]:
-    """Return values with their texts, of as many digits as tell them apart.
+    """Return round values with their texts, four digits or as many as all of them need.
 
     >>> _format_ticks([6.48934, 6.48936]), _format_ticks([0.0, 20000.0])
     ([(6.48934, '6.48934'), (6.48936, '6.48936')], [(0.0, '0'), (20000.0, '20k')])
     """
-    texts: list[str] = []
-    for digits in range(4, 11):
-        texts = [_format_number(value, digits) for value in values]
-        if len(set(texts)) == len(values):
-            break
-    return list(zip(values, texts, strict=True))
+    digits = 4
+    while digits < 10 and any(float(f"{value:.{digits}g}") != value for value in values):
+        digits += 1
+    return [(value, _format_number(value, digits)) for value in values]
 
 
 def _format_number(value: float, digits: int) -> str:
