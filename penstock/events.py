@@ -1,8 +1,7 @@
 """The events of a training run, in the order they fire.
 
-`Trainer.train(reader, event_handler)` calls the handler with each of them. A handler is a callable
-or a list of callables; it tells events apart by their class. The whole loop, with every event in
-its place:
+`Trainer.train(reader, event_handler)` calls the handler, or each of a list of handlers, with every
+event. A handler tells them apart by class. The training loop, with each event in its place:
 
     BeginTraining
     for each epoch:
@@ -19,11 +18,10 @@ its place:
         if stop() was called: leave the loop
     EndTraining                             always, after an exception too
 
-`stop()` ends after the current step's `EndStep`; with several steps in a launch they are all done
-by then, so their `EndStep`s all fire. A handler may call `trainer.test` and `trainer.save_params`
-at any event. An exception from a handler ends training with `EndTraining("failed")`, leaves the
-trainer valid, and reaches the caller of `train`. The classes carry Fluid's names too:
-`BeginEpochEvent` is `BeginEpoch`, and so on.
+`stop()` ends training after the current step's `EndStep`. If a launch has several steps, all their
+`EndStep`s fire. A handler may call `trainer.test` and `trainer.save_params` at any event. An
+exception from a handler ends training with `EndTraining("failed")` and reaches the caller of
+`train`; the trainer stays valid. Fluid's names work too: `BeginEpochEvent` is `BeginEpoch`.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from penstock._short_repr import shorten
 
 Metrics = float | np.ndarray | Sequence["Metrics"] | Mapping[str, "Metrics"] | None
 """What a program function returned, in its structure: a Python number for a scalar, an array for a
-value with a batch axis; by objective, where there are several."""
+value with a batch axis. With several objectives, a dict by objective."""
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -56,27 +54,27 @@ else:  # Python 3.11 has no defaults yet
 scalars. `EndStep` alone has `Metrics`, and in a handler without annotations they are anything."""
 
 Rate = float | dict[str, float] | None
-"""The learning rate of a step; by objective, where there are several."""
+"""The learning rate of a step; with several objectives, a dict by objective."""
 
 ReaderLike = Callable[[], Iterable[object]] | Iterable[object]
-"""What yields batches or samples more than once; see `penstock.readers`."""
+"""What yields batches or samples, again on every pass; see `penstock.readers`."""
 
 FeedOrder = Sequence[str] | Mapping[str, int]
-"""The input names in the order of a sample's fields, or the field of each."""
+"""The input names in the order of a sample's fields, or a dict from name to index."""
 
 HandlerState = dict[str, Any]
-"""What a handler's `get_state` returns for a checkpoint: whatever JSON holds."""
+"""What a handler's `get_state` returns for a checkpoint: values that JSON can hold."""
 
 Reason = Literal["completed", "stopped", "interrupted", "failed"]
 """Why training ended: all epochs done, `stop()`, Ctrl-C, or an exception."""
 
 
 class Training(Protocol):
-    """What a handler may ask of the trainer that calls it; `penstock.Trainer` documents each."""
+    """What a handler may use of the trainer that calls it; see `penstock.Trainer`."""
 
     @property
     def update_scale(self) -> float:
-        """What every update of the parameters is multiplied by; may be set."""
+        """The factor of every parameter update; can be set."""
         ...
 
     @update_scale.setter
@@ -84,7 +82,7 @@ class Training(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs, or runs next."""
+        """The current epoch; between calls of `train`, the next one."""
         ...
 
     @property
@@ -103,7 +101,7 @@ class Training(Protocol):
         ...
 
     def describe(self) -> dict[str, object]:
-        """Return what the run is: versions, devices, configuration, number of parameters."""
+        """Return versions, devices, configuration and number of parameters of the run."""
         ...
 
     def stop(self) -> None:
@@ -116,7 +114,7 @@ class Training(Protocol):
         ...
 
     def infer(self, feed: Any) -> Any:
-        """Return what `infer_func` returns for a feed, with the parameters of now."""
+        """Return what `infer_func` returns for a feed, with the current parameters."""
         ...
 
     def save_params(self, param_path: str | PathLike[str], *, averaged: bool = False) -> None:
@@ -129,16 +127,16 @@ class Training(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class BeginTraining:
-    """Training begins; nothing was read from the reader yet.
+    """Training begins; nothing has been read from the reader yet.
 
     Attributes:
-      epoch: the number of the first epoch; a second call of `train` counts on.
-      num_epochs: epochs that this call of `train` runs; of a resumed call those still to come.
+      epoch: the number of the first epoch; a second call of `train` continues the count.
+      num_epochs: how many epochs this call of `train` runs; a resumed call, the remaining ones.
       global_step: steps done before, over all calls of `train`.
-      trainer: the trainer that calls, for handlers that stop it, test with it or save.
-      updates_every: set it to n and every n-th step has `EndStep.updates`; 0 for none. Beside other
-        handlers set it to `math.gcd(event.updates_every, n)`.
-      feed_order: names for the fields of the reader's tuples, as `train` was given them.
+      trainer: the trainer, for handlers that stop it, test with it or save.
+      updates_every: set it to n to get `EndStep.updates` at every n-th step; 0 for never. If there
+        are other handlers, set it to `math.gcd(event.updates_every, n)`.
+      feed_order: names for the fields of the reader's tuples, as passed to `train`.
     """
 
     epoch: int
@@ -151,13 +149,13 @@ class BeginTraining:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """An epoch begins; nothing of it was read yet.
+    """An epoch begins; none of its batches has been read yet.
 
     Attributes:
       epoch: the number of the epoch, from 0.
-      global_step: the number the epoch's first step will have.
-      num_steps: how many steps it will have, where the reader has a length; else `None`.
-      first_step: the number of its first step: above 0 where a resumed run goes on in its middle.
+      global_step: the global number of the epoch's first step.
+      num_steps: how many steps it will have; `None` if the reader has no length.
+      first_step: the number of its first step: above 0 if a resumed run continues in its middle.
     """
 
     epoch: int
@@ -168,13 +166,13 @@ class BeginEpoch:
 
 @dataclasses.dataclass(slots=True)
 class BeginStep:
-    """A step is about to run; its batch was read.
+    """A step is about to run; its batch has been read.
 
     Attributes:
       epoch: the number of the epoch.
       step: the number of the step in the epoch, from 0.
       global_step: the number of the step over all epochs, from 0.
-      fetch_metrics: set it to `False` and `EndStep.metrics` of this step is `None`.
+      fetch_metrics: set it to `False`, and this step's `EndStep.metrics` is `None`.
     """
 
     epoch: int
@@ -194,7 +192,7 @@ class _LazyMetrics(Generic[M]):
 
     @property
     def metrics(self) -> M:
-        """The metrics; the first reading waits for the device, and nothing else does."""
+        """The metrics; the first read waits for the device."""
         if self._read is not None:
             self._metrics = self._read()
             # Let go of: it holds the launch's arrays on the device.
@@ -213,16 +211,16 @@ class EndStep(_LazyMetrics[M]):
       epoch: the number of the epoch.
       step: the number of the step in the epoch, from 0.
       global_step: the number of the step over all epochs, from 0.
-      num_examples: how many examples its batch had, padding not counted.
+      num_examples: how many examples its batch had, without padding.
       metrics: what the program function returned, in its structure (tuple, list, dict or single
-        value): Python numbers for scalars, numpy arrays for values with a batch axis; by
-        objective, where there are several. `None` when `fetch_metrics` was set to `False`.
-      learning_rate: of the step, where the optimizer's state holds it, as those of `optimizers.get`
-        do; by objective, where there are several. Reading it waits for the device too.
-      updates: a `ParameterUpdate` of each trained parameter by name; by objective, where there are
-        several. `None` but for steps that `BeginTraining.updates_every` asks for, `has_updates`.
-      compile_secs: how long its launch compiled, shared out over the launch's steps; mostly 0.
-      measure_secs: how long `updates` of its launch took beside training, shared out likewise.
+        value): Python numbers for scalars, numpy arrays for values with a batch axis. With several
+        objectives, a dict by objective. `None` if `fetch_metrics` was set to `False`.
+      learning_rate: the step's learning rate, if the optimizer's state holds it, as that of
+        `optimizers.get` does; else `None`. Reading it waits for the device too.
+      updates: a `ParameterUpdate` for each trained parameter, by name; with several objectives, by
+        objective. `None` except at the steps that `BeginTraining.updates_every` selects.
+      compile_secs: seconds of compilation, divided evenly among the launch's steps; usually 0.
+      measure_secs: seconds spent on `updates`, divided the same way.
 
     >>> event = EndStep(epoch=0, step=3, global_step=3, num_examples=64, read=lambda: (0.5, 0.9))
     >>> loss, accuracy = event.metrics
@@ -252,27 +250,27 @@ class EndStep(_LazyMetrics[M]):
 
     @property
     def learning_rate(self) -> Rate:
-        """The learning rate; the reading waits for the device, and nothing else does."""
+        """The learning rate, if the optimizer's state holds it; waits for the device."""
         return None if self._rate is None else self._rate()
 
     @property
     def has_updates(self) -> bool:
-        """Whether the step has `updates`; waits for nothing."""
+        """Whether the step has `updates`; does not wait for the device."""
         return self._updates is not None
 
     @property
     def updates(self) -> Updates | None:
-        """What the step does to each parameter; waits for the device."""
+        """The gradient and update of each parameter; waits for the device."""
         return None if self._updates is None else self._updates()
 
     def __repr__(self) -> str:
-        """Return the event in a line, with its metrics in short where they were read already."""
+        """Return the event on one line, with its metrics if they have been read."""
         numbers = f"epoch={self.epoch}, step={self.step}, global_step={self.global_step}"
         return f"EndStep({numbers}{self._describe()})"
 
 
 class EndEpoch(_LazyMetrics[M]):
-    """An epoch ended; it does not fire for an epoch that was stopped in the middle.
+    """An epoch ended; an epoch that is stopped in the middle has no such event.
 
     Attributes:
       epoch: the number of the epoch, from 0.
@@ -280,8 +278,8 @@ class EndEpoch(_LazyMetrics[M]):
       num_steps: steps in this epoch.
       num_examples: examples in this epoch.
       metrics: the mean over the epoch's examples, in the program function's structure.
-      data_wait: the share of its time that training waited for the reader, 0 to 1; sampled, `None`
-        where the epoch was too short for it.
+      data_wait: the fraction of the epoch, 0 to 1, that training waited for the reader. It is
+        sampled; `None` if the epoch was too short to sample.
     """
 
     __slots__ = ("data_wait", "num_steps")
@@ -301,7 +299,7 @@ class EndEpoch(_LazyMetrics[M]):
         self.data_wait = data_wait
 
     def __repr__(self) -> str:
-        """Return the event in a line, with its metrics in short where they were read already."""
+        """Return the event on one line, with its metrics if they have been read."""
         return f"EndEpoch(epoch={self.epoch}, global_step={self.global_step}{self._describe()})"
 
 
@@ -311,7 +309,7 @@ class EndTraining:
 
     Attributes:
       reason: `"completed"`, `"stopped"`, `"interrupted"` or `"failed"`.
-      error: the exception that ended it, which the caller of `train` gets afterwards.
+      error: the exception that ended it, which `train` raises afterwards.
       global_step: steps done so far, over all calls of `train`.
     """
 
@@ -320,15 +318,15 @@ class EndTraining:
     global_step: int = 0
 
     def __repr__(self) -> str:
-        """Return the event in a line, a long message of its error cut."""
+        """Return the event on one line, with a long error message cut."""
         error = "" if self.error is None else f", error={shorten(self.error)}"
         return f"EndTraining(reason={self.reason!r}{error}, global_step={self.global_step})"
 
 
 Event = BeginTraining | BeginEpoch | BeginStep | EndStep | EndEpoch | EndTraining
 Handler = Callable[[Any], object]
-"""What is called with each `Event`; declared for any argument, as `lambda event: event.step` would
-otherwise have to look at the event's class first."""
+"""A function that takes an `Event`. Its argument is `Any`, so that type checkers accept
+`lambda event: event.step`."""
 
 BeginEpochEvent = BeginEpoch
 BeginStepEvent = BeginStep
@@ -370,9 +368,12 @@ def combine_handlers(event_handler: Handler | Sequence[Handler] | None) -> Handl
     handlers: list[Handler] = list(event_handler) if is_many else [event_handler]  # pyright: ignore
     for handler in handlers:
         if not callable(handler):
+            hint = ""
+            if isinstance(event_handler, int):  # Keras's and PyTorch's users count epochs there
+                hint = f" For the number of epochs pass num_epochs={event_handler}."
             raise TypeError(
                 f"event_handler got {type(handler).__name__}, expected a function that takes an "
-                "event, or a list of such functions."
+                f"event, or a list of such functions.{hint}"
             )
         _check_takes_an_event(handler)
 

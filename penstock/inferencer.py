@@ -1,4 +1,4 @@
-"""`Inferencer`: a program function and saved parameters, ready to answer."""
+"""`Inferencer`: inference with a program function and saved parameters."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from penstock.program_builder import ProgramBuilder
 
 
 class Inferencer:
-    """Run an infer function with parameters that a Trainer saved.
+    """Run a network with the parameters that a `Trainer` saved.
 
     Arguments:
       infer_func: a function without arguments that calls `layers.*` and returns an array, or a
         tuple, list or dict of arrays.
-      param_path: the folder that `trainer.save_params` wrote.
-      place: where to run, see `Trainer`.
-      ignore_extra: accept a file with more parameters than the function uses, such as one of a
-        whole GAN for its generator.
+      param_path: a folder written by `Trainer.save_params`.
+      place: the devices to run on, as for `Trainer`.
+      ignore_extra: accept parameters that the function does not use, such as those of a whole GAN
+        for its generator.
 
     Raises:
       FileNotFoundError: there are no parameters at `param_path`.
-      ParameterError: listing every missing, extra or mismatched entry.
+      ParameterError: entries are missing, extra or mismatched; lists all of them.
 
     >>> import tempfile, optax
     >>> from penstock import Trainer, layers
@@ -64,14 +64,14 @@ class Inferencer:
         self._variables = self.builder.programs.states.copy(_parameters.nest(fitting))
 
     def infer(self, feed: Feed) -> Any:
-        """Return what the infer function returns, as numpy arrays in its structure.
+        """Return what the infer function returns, as NumPy arrays in its structure.
 
         Arguments:
-          feed: input name to array with a leading batch axis of any length. One program is compiled
-            for each power of two of it.
+          feed: a dict from input name to array `[B, ...]`, with any B. One program is compiled for
+            each power of two of B.
 
         Raises:
-          FeedError: a name, shape or dtype does not fit what the function declares.
+          FeedError: a name, shape or dtype does not fit the inputs of the function.
         """
         return self.builder.infer(self._variables, feed)
 
@@ -80,7 +80,7 @@ class Inferencer:
 
     @property
     def parameters(self) -> _parameters.Parameters:
-        """The parameters and running statistics by name."""
+        """The parameters and running statistics by name; can be read and set."""
         return _parameters.Parameters(lambda: self._variables, self._adopt)
 
     def _adopt(self, variables: Mapping[str, Nested[ArrayLike]]) -> None:

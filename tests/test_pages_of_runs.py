@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from penstock._report.curves import choose_ticks
+import penstock as ps
+from penstock import layers
+from penstock._report.curves import Metric, choose_ticks, draw_metrics
 from penstock._report.findings import Findings, to_picture
+from penstock._report.overview import add_parameters, add_times
 from penstock._report.page import Page, add, add_table
+from penstock._report.style import STYLE
 from tests.html_pages import HtmlPage
 
 EVIL = "<script>alert('no')</script>"
@@ -67,3 +71,59 @@ def test_ticks_are_round_and_inside(low, high):
     ticks = choose_ticks(low, high)
     assert 3 <= len(ticks) <= 7
     assert low <= min(ticks) <= max(ticks) <= high * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("measure", [0.0, 1.0], ids=["nothing measured", "gradients measured"])
+def test_colors_of_times_are_those_of_the_bar(tmp_path, measure):
+    page = Page("run")
+    secs = {"steps": 3.0, "data_wait": 0.5, "measure": measure, "compile": 2.0, "between": 1.0}
+    add_times(page, secs, "")
+    page.write(tmp_path / "a.html")
+    found = HtmlPage(tmp_path / "a.html")
+    swatches = [str(each["class"]) for each in found.all("span") if "swatch" in str(each["class"])]
+    bars = [each["class"] for each in found.all("i")]
+    assert [each.removeprefix("swatch ") for each in swatches] == bars
+    # Each has a color in the page's style.
+    assert all(f".{each} {{ background" in STYLE for each in bars)
+
+
+@pytest.mark.parametrize(
+    ("num_points", "num_tests", "said"),
+    [
+        (3, 0, "training , by steps done."),
+        (3, 2, "training , test (dots) , by steps done."),
+        (30, 0, "training (smoothed, over the faint values) , by steps done."),
+    ],
+)
+def test_the_key_names_only_what_is_drawn(tmp_path, num_points, num_tests, said):
+    page = Page("run")
+    lines = [(np.arange(1.0, n + 1), np.arange(float(n))) for n in (num_points, num_tests)]
+    draw_metrics(page.main, [Metric(name="loss", train=lines[0], test=lines[1])])
+    page.write(tmp_path / "a.html")
+    assert said in HtmlPage(tmp_path / "a.html").said
+
+
+def test_one_layer_is_not_counted_as_layers(tmp_path):
+    builder = ps.ProgramBuilder(infer_func=lambda: layers.fc(layers.data("x", shape=[2]), size=1))
+    page = Page("run")
+    add_parameters(page, builder.parameter_table())
+    page.write(tmp_path / "a.html")
+    assert "3 parameters in 1 layer." in HtmlPage(tmp_path / "a.html").said
+
+
+def test_numbers_at_an_axis_differ_and_steps_are_whole(tmp_path):
+    page = Page("run")
+    train = np.array([1.0, 2.0]), np.array([6.48931, 6.48938])
+    draw_metrics(page.main, [Metric(name="norm", train=train, test=(np.zeros(0), np.zeros(0)))])
+    page.write(tmp_path / "a.html")
+    said = HtmlPage(tmp_path / "a.html").said
+    assert "6.48932 6.48934 6.48936" in said
+    assert "0 1 2 step" in said
+
+
+def test_single_point_is_a_dot(tmp_path):
+    page = Page("run")
+    train = np.array([1.0]), np.array([0.5])
+    draw_metrics(page.main, [Metric(name="loss", train=train, test=(np.zeros(0), np.zeros(0)))])
+    page.write(tmp_path / "a.html")
+    assert [each["class"] for each in HtmlPage(tmp_path / "a.html").all("circle")] == ["train-dot"]

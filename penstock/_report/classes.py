@@ -68,7 +68,7 @@ def add_classes(page: Page, found: Findings, names: Sequence[str]) -> None:
     rows = describe_classes(found.matrix, names)
     # A class without images has no recall: it comes last.
     rows.sort(key=lambda row: 2.0 if row[0] is None else row[0])
-    add(section, "p", "The class that is found least often comes first.", class_="note")
+    add(section, "p", "The class with the lowest recall comes first.", class_="note")
     _add_class_rows(section, rows[:_MAX_ROWS])
     if len(rows) > _MAX_ROWS:
         _add_class_rows(add_details(section, f"All {len(rows):,} classes"), rows)
@@ -82,7 +82,7 @@ def _add_class_rows(parent: Element, rows: Sequence[tuple[float | None, tuple[st
 def add_confusion(page: Page, found: Findings, names: Sequence[str]) -> None:
     """Add the confusion matrix, and the pairs of classes that are confused most often."""
     section = page.add_section("Confusion matrix")
-    add(section, "p", "Rows are what is right, columns what the network says.", class_="note")
+    add(section, "p", "Rows are the true classes, columns the predicted ones.", class_="note")
     # A class without images is a row of zeros.
     shares = found.matrix / np.maximum(found.matrix.sum(axis=1, keepdims=True), 1)
     if len(names) <= _MAX_CELLS:
@@ -153,8 +153,8 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
     add(
         section,
         "p",
-        f"{len(found.mistakes):,} of {num_wrong:,}, those first whose right class was thought "
-        "least likely. The number is the image's place in the data.",
+        f"{len(found.mistakes):,} of {num_wrong:,}, starting with the lowest probability of the "
+        "true class. The number is the image's index in the data.",
         class_="note",
     )
     figures = add(section, "div", class_="pictures")
@@ -163,8 +163,8 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
         said, right = names[each.predicted], names[each.label]
         _add_image(figure, each, alt=f"{right}, taken for {said}", max_pixels=160)
         caption = add(figure, "figcaption")
-        add(caption, "div", f"said {said}, {format_likelihood(each.sureness)}", class_="said")
-        add(caption, "div", f"is {right}, {format_likelihood(each.right_share)}", class_="truth")
+        add(caption, "div", f"predicted: {said}, {format_likelihood(each.sureness)}", class_="said")
+        add(caption, "div", f"true: {right}, {format_likelihood(each.right_share)}", class_="truth")
         part = "" if each.process is None else f" of process {each.process}"
         add(caption, "div", f"#{each.number:,}{part}", class_="note")
 
@@ -193,9 +193,9 @@ def add_calibration(page: Page, found: Findings) -> None:
     add(
         section,
         "p",
-        f"On average the network is {sure:.1%} sure and {found.accuracy:.1%} right. Where a bar is "
-        "below the dashed line it is too sure, above it not sure enough. The expected calibration "
-        f"error is {found.calibration_error:.1%}.",
+        f"The mean confidence is {sure:.1%}, the accuracy {found.accuracy:.1%}. A bar below the "
+        "dashed line shows a network that is too confident there, a bar above it one that is not "
+        f"confident enough. The expected calibration error is {found.calibration_error:.1%}.",
     )
     bins = [
         (int(count), total / count, hits / count) if count else (0, 0.0, 0.0)
@@ -212,7 +212,7 @@ def add_calibration(page: Page, found: Findings) -> None:
         for number, (count, _, right) in enumerate(bins)
         if count
     ]
-    add_table(add(figures, "div"), ("probability", "images", "right"), rows, right={1, 2})
+    add_table(add(figures, "div"), ("confidence", "images", "accuracy"), rows, right={1, 2})
 
 
 def add_samples(page: Page, found: Findings, names: Sequence[str], option: str) -> None:
@@ -235,7 +235,7 @@ def add_samples(page: Page, found: Findings, names: Sequence[str], option: str) 
     add(
         section,
         "p",
-        "As the network gets them. It is wrong about those with a frame."
+        "As the network gets them. A frame marks a mistake."
         + shown * (num_classes > len(found.samples)),
         class_="note",
     )

@@ -39,15 +39,18 @@ class Axes:
 
     def draw_grid(self, x_label: str) -> None:
         """Draw lines at round values, with their numbers, and name the horizontal axis."""
-        for value in choose_ticks(*self._y):
+        for value, number in _format_ticks(choose_ticks(*self._y)):
             _, y = self.place(self._x[0], value)
             add(self.svg, "line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="grid")
-            text = add(self.svg, "text", _format_number(value), x=_LEFT - 6, y=y + 4)
+            text = add(self.svg, "text", number, x=_LEFT - 6, y=y + 4)
             text.set("text-anchor", "end")
-        for value in choose_ticks(*self._x):
+        ticks = choose_ticks(*self._x)
+        if x_label == "step":  # there is no half of one
+            ticks = [value for value in ticks if value.is_integer()]
+        for value, number in _format_ticks(ticks):
             x, _ = self.place(value, self._y[0])
             add(self.svg, "line", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4, class_="grid")
-            text = add(self.svg, "text", _format_number(value), x=x, y=_BOTTOM + 17)
+            text = add(self.svg, "text", number, x=x, y=_BOTTOM + 17)
             text.set("text-anchor", "middle")
         text = add(self.svg, "text", x_label, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 5)
         text.set("text-anchor", "middle")
@@ -98,8 +101,14 @@ def draw_metrics(parent: Element, metrics: Sequence[Metric], num_left_out: int =
     """
     metrics = sorted(metrics, key=lambda metric: metric.name.startswith("learning_rate"))
     key = add(parent, "p", class_="note")
-    add(key, "span", "training", class_="train-key").tail = " (faint: as it came), "
-    add(key, "span", "test", class_="test-key").tail = " (dots), by steps done."
+    is_smoothed = any(_is_smoothed(metric) for metric in metrics)
+    is_tested = any(len(metric.test[0]) for metric in metrics)
+    add(key, "span", "training", class_="train-key").tail = (
+        " (smoothed, over the faint values)" * is_smoothed + ", " * is_tested
+    )
+    if is_tested:
+        add(key, "span", "test", class_="test-key").tail = " (dots)"
+    add(key, "span", ", by steps done.")
     figures = add(parent, "div", class_="figures")
     num_left_out += sum(_draw_metric(figures, metric) for metric in metrics)
     if num_left_out:
@@ -118,7 +127,7 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
     test, num_bad_tests = _keep_finite(metric.test)
     if not len(train[0]) and not len(test[0]):
         return num_bad + num_bad_tests
-    is_smoothed = len(train[0]) >= _MIN_SMOOTHED_POINTS and not name.startswith("learning_rate")
+    is_smoothed = _is_smoothed(metric)
     curve = smooth(train[1].tolist(), len(train[0]) / 50) if is_smoothed else train[1]
     figure = add(parent, "figure")
     caption = add(figure, "figcaption")
@@ -136,6 +145,9 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
         axes.draw_line(_thin(train), "raw")
     if len(train[0]):
         axes.draw_line(_thin((train[0], curve)), "train")
+    if len(train[0]) == 1:  # a line of one point is not seen
+        x_place, y_place = axes.place(train[0][0], train[1][0])
+        add(axes.svg, "circle", cx=x_place, cy=y_place, r=3, class_="train-dot")
     if len(test[0]):
         axes.draw_line(_thin(test), "test")
     for step, value in zip(*_thin(test), strict=True):
@@ -143,6 +155,11 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
         circle = add(axes.svg, "circle", cx=x_place, cy=y_place, r=3)
         add(circle, "title", f"step {step:,.0f}: {value:.6g}")
     return num_bad + num_bad_tests
+
+
+def _is_smoothed(metric: Metric) -> bool:
+    num_points = int(np.isfinite(metric.train[1]).sum())
+    return num_points >= _MIN_SMOOTHED_POINTS and not metric.name.startswith("learning_rate")
 
 
 def _keep_finite(points: Points) -> tuple[Points, int]:
@@ -167,14 +184,14 @@ def _thin(points: Points) -> Points:
 
 
 def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) -> None:
-    """Draw how often the network is right where it is how sure.
+    """Draw the accuracy at each confidence.
 
     Arguments:
-      bins: images, their mean probability and the share that is right, of equal ranges.
+      bins: for equal ranges of confidence, the images, their mean confidence and their accuracy.
     """
     figure = add(parent, "figure")
-    axes = Axes(figure, "share that is right by probability", (0.0, 1.0), (0.0, 1.0))
-    axes.draw_grid("probability of the answer; height: share that is right")
+    axes = Axes(figure, "accuracy by confidence", (0.0, 1.0), (0.0, 1.0))
+    axes.draw_grid("confidence (height: accuracy)")
     width = 1 / len(bins)
     for number, (count, sure, right) in enumerate(bins):
         if not count:
@@ -183,7 +200,7 @@ def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) 
         far = axes.place((number + 1) * width, 0.0)
         box = add(axes.svg, "rect", x=x + 1, y=y, width=round(far[0] - x - 2, 1), class_="bin")
         box.set("height", f"{far[1] - y:g}")
-        add(box, "title", f"{count:,} images: {sure:.1%} sure, {right:.1%} right")
+        add(box, "title", f"{count:,} images: confidence {sure:.1%}, accuracy {right:.1%}")
     (x1, y1), (x2, y2) = axes.place(0, 0), axes.place(1, 1)
     add(axes.svg, "line", x1=x1, y1=y1, x2=x2, y2=y2, class_="ideal")
 
@@ -197,8 +214,21 @@ def _widen(limits: tuple[float, float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _format_number(value: float) -> str:
-    return f"{value / 1000:g}k" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
+def _format_ticks(values: Sequence[float]) -> list[tuple[float, str]]:
+    """Return round values with their texts, four digits or as many as all of them need.
+
+    >>> _format_ticks([6.48934, 6.48936]), _format_ticks([0.0, 20000.0])
+    ([(6.48934, '6.48934'), (6.48936, '6.48936')], [(0.0, '0'), (20000.0, '20k')])
+    """
+    digits = 4
+    while digits < 10 and any(float(f"{value:.{digits}g}") != value for value in values):
+        digits += 1
+    return [(value, _format_number(value, digits)) for value in values]
+
+
+def _format_number(value: float, digits: int) -> str:
+    thousands = 10_000 <= abs(value) < 1e9
+    return f"{value / 1000:.{digits + 2}g}k" if thousands else f"{value:.{digits}g}"
 
 
 def _format_value(value: float) -> str:

@@ -10,7 +10,7 @@ from penstock._report.page import Element, Page, add, add_details, add_table
 _MAX_ROWS = 40
 _PARTS = {
     "steps": "training steps",
-    "data_wait": "waiting for data in them",
+    "data_wait": "waiting for data",
     "measure": "measuring gradients and updates",
     "compile": "compiling",
     "between": "between epochs: tests, saving, logs",
@@ -58,25 +58,24 @@ def add_times(page: Page, secs: Mapping[str, float], why: str) -> None:
         page.leave_out(title, why)
         return
     section = page.add_section(title)
-    add(section, "p", f"{format_secs(total)} of training, in all.")
+    add(section, "p", f"{format_secs(total)} in all.")
     bar = add(section, "div", class_="stack")
+    # Most runs measure nothing.
+    parts = {name: _PARTS[name] for name in _PARTS if name != "measure" or secs.get(name)}
     rows: list[tuple[str, ...]] = []
-    for number, (name, meaning) in enumerate(_PARTS.items()):
-        # Most runs measure nothing.
-        if name == "measure" and not secs.get(name):
-            continue
+    for name, meaning in parts.items():
         share = secs.get(name, 0.0) / total
-        add(bar, "i", class_=f"t{number}", style=f"width: {100 * share:.2f}%", title=meaning)
+        add(bar, "i", class_=f"part-{name}", style=f"width: {100 * share:.2f}%", title=meaning)
         rows.append((meaning, format_secs(secs.get(name, 0.0)), f"{share:.1%}"))
     table = add_table(section, ("part", "time", "share"), rows, right={1, 2})
-    for number, line in enumerate(table.findall("tbody/tr")):
+    for name, line in zip(parts, table.findall("tbody/tr"), strict=True):
         cell = line[0]
-        swatch = add(cell, "span", class_=f"swatch t{number}")
+        swatch = add(cell, "span", class_=f"swatch part-{name}")
         swatch.tail, cell.text = cell.text, None
     add(
         section,
         "p",
-        "Waiting for data is sampled, and 0 where epochs are too short for it.",
+        "The wait for data is sampled. It is 0 if epochs are too short to sample.",
         class_="note",
     )
 
@@ -105,7 +104,8 @@ def add_parameters(page: Page, table: Sequence[ParameterRow]) -> None:
     total = sum(counts[0] for counts in layers.values())
     statistics = sum(counts[1] for counts in layers.values())
     also = f", and {statistics:,} running statistics" if statistics else ""
-    add(section, "p", f"{total:,} parameters in {len(layers):,} layers{also}.")
+    plural = "" if len(layers) == 1 else "s"
+    add(section, "p", f"{total:,} parameters in {len(layers):,} layer{plural}{also}.")
     rows = [
         (name, f"{counts[0]:,}", f"{counts[0] / max(total, 1):.1%}")
         for name, counts in layers.items()

@@ -35,7 +35,7 @@ th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 td.left { max-width: 34em; overflow-wrap: break-word; }
 td.left:first-child { min-width: 7em; }
 td.bar { min-width: 120px; padding-left: 8px; background: linear-gradient(rgb(var(--heat) / .28),
-  rgb(var(--heat) / .28)) 0 50% / var(--bar) 70% no-repeat; }
+  rgb(var(--heat) / .28)) 0 5px / var(--bar) 1.4em no-repeat; }
 table.matrix { font-size: .8rem; }
 table.matrix th, table.matrix td { padding: 3px 7px; text-align: right; border: 0; }
 table.matrix td { min-width: 34px; background: rgb(var(--miss) / var(--share)); }
@@ -50,11 +50,13 @@ figure { margin: 0; break-inside: avoid; }
 figcaption { font-size: .9rem; }
 svg { display: block; width: 100%; height: auto; max-width: 560px; }
 svg text { fill: var(--soft); font-size: 11px; }
+@media (max-width: 480px) { svg text { font-size: 13px; } }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .train { stroke: var(--train); fill: none; stroke-width: 2; stroke-linejoin: round; }
 svg .raw { stroke: var(--train); fill: none; stroke-width: 1; opacity: .3; }
 svg .test { stroke: var(--test); fill: none; stroke-width: 1.5; stroke-dasharray: 5 3; }
 svg circle { fill: var(--test); }
+svg circle.train-dot { fill: var(--train); }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 svg rect.bin { fill: rgb(var(--heat) / .55); }
 .train-key, .test-key { font-weight: 600; }
@@ -75,8 +77,9 @@ svg rect.bin { fill: rgb(var(--heat) / .55); }
 .matrix-picture { max-width: 560px; border: 1px solid var(--line); }
 .stack { display: flex; height: 26px; border-radius: 6px; overflow: hidden; margin: .6em 0; }
 .stack i { min-width: 1px; }
-.t0 { background: #1f6fd0; } .t1 { background: #d9480f; } .t2 { background: #868e96; }
-.t3 { background: #2b8a3e; } .t4 { background: #9c36b5; }
+.part-steps { background: #1f6fd0; } .part-data_wait { background: #d9480f; }
+.part-measure { background: #9c36b5; } .part-compile { background: #868e96; }
+.part-between { background: #2b8a3e; }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 2px;
   margin-right: 6px; }
 pre { background: var(--panel); padding: 12px 14px; border-radius: 8px; overflow-x: auto;

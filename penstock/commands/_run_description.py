@@ -19,7 +19,7 @@ _STATES = {
     "stopped": "stopped early, by a handler",
     "interrupted": "interrupted; the same command resumes it",
     "failed": "failed; this page has what it wrote before",
-    "running": "running when this report was made, or killed",
+    "running": "running when this page was written; it may have been killed since",
 }
 
 

@@ -246,7 +246,7 @@ def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any])
     overview.add_cards(page.main, cards)
     if not isinstance(answers, _Answers):
         return
-    text = f"Of {answers.weights}, asked about the {answers.split} split."
+    text = f"Parameters: {answers.weights}. Data: the {answers.split} split."
     if answers.found.num_broken:
         text += f" {classes.describe_broken(answers.found)}"
         text += " A smaller --learning_rate helps most often."

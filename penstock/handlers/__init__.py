@@ -1,6 +1,6 @@
-"""Event handlers for every training run: how it goes, logs and curves, tests, and when it ends.
+"""Event handlers for training runs: progress, logs, curves, tests and early stopping.
 
-They know the events and nothing else of penstock. Give them to `Trainer.train` alone or in a list.
+Pass one, or a list of them, to `Trainer.train`. Each depends only on the events.
 """
 
 from penstock.handlers.csv_log import CSVLog as CSVLog

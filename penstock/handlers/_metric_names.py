@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -12,8 +12,20 @@ from penstock.events import Metrics
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names as a tuple; a single name may be given as a string."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    """Return names as a tuple; a single name may be given as a string.
+
+    Raises:
+      TypeError: they are no strings.
+    """
+    if isinstance(names, str):
+        return (names,)
+    given = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not all(isinstance(name, str) for name in given):
+        raise TypeError(
+            f"names got {names!r}, expected a list of strings. They name the values of a program "
+            "function that returns a tuple or a list. Pass names=['loss', 'accuracy']."
+        )
+    return given
 
 
 def name_values(metrics: Metrics, names: Sequence[str]) -> dict[str, float | np.ndarray]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
+
+from penstock._batches import check_reader
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.events import BeginTraining, EndEpoch, HandlerState, Metrics, ReaderLike, Training
-from penstock.handlers._metric_names import as_names, encode_json, name_scalars
+from penstock.handlers._arguments import check_test, is_number
+from penstock.handlers._metric_names import as_names, encode_json, name_scalars, name_values
 
 Mode = Literal["min", "max"]
 """Whether a smaller or a larger value is better."""
@@ -28,12 +32,17 @@ class Monitor:
     def __init__(
         self, owner: str, name: str, mode: Mode, min_delta: float, names: Sequence[str]
     ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{owner} got monitor={name!r}, expected the name of a metric. It is the metric to "
+                "go by, such as 'loss'."
+            )
         if mode not in ("min", "max"):
             raise ValueError(
                 f"{owner} got mode={mode!r}, expected 'min' or 'max'. It says whether a smaller or "
                 f"a larger {name!r} is better."
             )
-        if not min_delta >= 0:
+        if not (is_number(min_delta) and min_delta >= 0):
             raise ValueError(
                 f"{owner} got min_delta={min_delta!r}, expected 0 or more. It is by how much a "
                 "value must be better to count."
@@ -49,13 +58,12 @@ class Monitor:
           UnknownNameError: naming those there are.
         """
         parts = {
-            # None for arrays, which no monitor can go by: names are looked up in what scalars there
-            # are.
-            name: each.build([0.0 if is_scalar else None for is_scalar in each.is_scalar])
+            # No monitor can go by an array; its name is still known.
+            name: each.build([0.0 if is_scalar else np.zeros(1) for is_scalar in each.is_scalar])
             for name, each in trainer.builder.programs.structures.items()
         }
         metrics = next(iter(parts.values())) if len(parts) == 1 else parts
-        self._check(name_scalars(metrics, self._names))
+        self._check(metrics)
 
     def get_value(self, metrics: Metrics) -> float:
         """Return the metric's value.
@@ -63,9 +71,8 @@ class Monitor:
         Raises:
           UnknownNameError: there is no such metric.
         """
-        values = name_scalars(metrics, self._names)
-        self._check(values)
-        return float(values[self.name])
+        self._check(metrics)
+        return float(name_scalars(metrics, self._names)[self.name])
 
     def is_better(self, value: float, best: float | None) -> bool:
         """Return whether a value is better than the best before; nan never is."""
@@ -74,13 +81,19 @@ class Monitor:
         # Signs turn both modes into a minimum.
         return best is None or self._sign * value < self._sign * best - self._min_delta
 
-    def _check(self, known: Iterable[str]) -> None:
-        if self.name not in known:
-            raise UnknownNameError(
-                f"{self._owner} got monitor={self.name!r}, expected one of {listed(known)}. It is "
-                "the metric to go by. Values of a tuple or list get their names from names=(...)."
-                + nearest(self.name, known)
-            )
+    def _check(self, metrics: Metrics) -> None:
+        known = name_scalars(metrics, self._names)
+        if self.name in known:
+            return
+        if self.name in name_values(metrics, self._names):
+            hint = f"{self.name!r} is an array. Return a number too, such as its mean."
+        else:
+            hint = "Values of a tuple or list get their names from names=(...)."
+            hint += nearest(self.name, known)
+        raise UnknownNameError(
+            f"{self._owner} got monitor={self.name!r}, expected one of {listed(known)}. It is the "
+            f"metric to go by. {hint}"
+        )
 
 
 class Plateau:
@@ -119,6 +132,9 @@ class Plateau:
                 f"{owner} got reader and test, expected one of them. Either is where its values "
                 "come from. Leave reader out where test reads one itself."
             )
+        check_test(owner, test)
+        if reader is not None:
+            check_reader(reader, 1)
         self.monitor = Monitor(owner, monitor, mode, min_delta, names)
         self.patience = patience
         self.best: float | None = None
@@ -162,7 +178,8 @@ class Plateau:
     def describe(self) -> str:
         """Return which value was not beaten, and for how long, in words."""
         best = "nan" if self.best is None else f"{self.best:.6g}"
-        return f"{self.monitor.name} has not been better than {best} for {self.patience} epochs"
+        epochs = f"{self.patience} epoch{'' if self.patience == 1 else 's'}"
+        return f"{self.monitor.name} has not been better than {best} for {epochs}"
 
     @property
     def state(self) -> HandlerState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from numbers import Integral
 from typing import NamedTuple
 
 from penstock._parameter_updates import ParameterUpdate, Updates, add_norms
@@ -63,12 +64,12 @@ class Readings:
     """
 
     def __init__(self, every_steps: int) -> None:
-        if isinstance(every_steps, bool) or not isinstance(every_steps, int):
+        if isinstance(every_steps, bool) or not isinstance(every_steps, Integral):
             raise ValueError(
                 f"every_steps got {every_steps!r}, expected an integer. It is how many steps lie "
                 "between two readings; 0 reads none."
             )
-        self._every_steps = every_steps
+        self._every_steps = int(every_steps)
         self._held: tuple[EndStep, int, int] | None = None  # a step, and the counts after it
         self._is_launched = False  # whether another launch has begun since
         self.num_steps = self.num_examples = 0

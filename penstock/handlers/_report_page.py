@@ -23,7 +23,7 @@ _STATES = {
     "stopped": "stopped by a handler, or by trainer.stop()",
     "interrupted": "interrupted",
     "failed": "failed",
-    "running": "running when this page was written, or killed",
+    "running": "running when this page was written; it may have been killed since",
 }
 _OF_DATA = "Classes, mistakes, calibration and samples"
 
@@ -68,7 +68,7 @@ def make_page(title: str, history: History, facts: Facts, answers: Answers | str
     else:
         options = ("Report(num_mistakes=24)", "Report(num_samples=6)")
         classes.add_findings(page, answers.found, answers.names, options)
-    why = "Nothing was measured yet. It is counted from the first epoch on."
+    why = "Nothing was measured yet. Times appear after the first epoch."
     overview.add_times(page, facts.secs, why)
     if facts.parameters:
         overview.add_parameters(page, facts.parameters)
@@ -120,7 +120,7 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
     if facts.hyperparameters:
         _add_values(section, facts.hyperparameters)
     else:
-        text = "None were given. Report(hyperparameters=vars(arguments)) shows them."
+        text = "None were given. Pass Report(hyperparameters=vars(arguments)) to show them."
         add(section, "p", text, class_="note")
     configuration = check_hyperparameters("Report", said.get("configuration"))
     if configuration:
@@ -130,11 +130,8 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
 def _describe_parameters(numbers: Mapping[str, int]) -> str:
     if not numbers:
         return ""
-    text, num_others = (
-        f"{numbers['trainable']:,} that are trained",
-        numbers["all"] - numbers["trainable"],
-    )
-    return f"{text}, and {num_others:,} others" if num_others else text
+    num_trained, num_others = numbers["trainable"], numbers["all"] - numbers["trainable"]
+    return f"{num_trained:,} trained" + (f", {num_others:,} other" if num_others else "")
 
 
 def _add_values(parent: Any, values: Hyperparameters) -> None:
@@ -159,7 +156,7 @@ def _add_curves(page: Page, history: History) -> None:
         metrics.sort(key=lambda metric: metric.name == "examples_per_sec")
         draw_metrics(page.add_section("Curves"), metrics, history.num_left_out)
     else:
-        page.leave_out("Curves", "No metrics were read yet. Report(every_steps=10) says how often.")
+        page.leave_out("Curves", "No metrics were read yet. Report(every_steps=10) sets how often.")
 
 
 def _to_points(curve: Curve) -> Points:
@@ -195,7 +192,7 @@ def _add_epochs(page: Page, history: History) -> None:
     cells = [row for _, row in sorted(rows, reverse=True)]
     head = ("", "steps done", *names, *(f"test {name}" for name in tested), "time", "data wait")
     right = set(range(1, len(head)))
-    text = "The last comes first. Of an epoch the metrics are means over its examples."
+    text = "Newest first. The metrics of an epoch are means over its examples."
     add(section, "p", text, class_="note")
     add_table(section, head, cells[:_MAX_ROWS], right=right)
     if len(cells) > _MAX_ROWS:

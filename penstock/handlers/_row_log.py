@@ -20,6 +20,7 @@ from penstock.events import (
     HandlerState,
     Metrics,
 )
+from penstock.handlers._arguments import check_test
 from penstock.handlers._log_file import LogFile
 from penstock.handlers._metric_names import as_names
 from penstock.handlers._readings import Reading, Readings
@@ -57,6 +58,7 @@ class RowLog(abc.ABC):
         name_metrics: Callable[[Metrics, Sequence[str]], Values],
         test: Test | None,
     ) -> None:
+        check_test(type(self).__name__, test)
         self._file = LogFile(type(self).__name__, path)
         self._rows = Rows(every_steps, names, name_metrics, test)
         self._is_open = False
@@ -71,7 +73,7 @@ class RowLog(abc.ABC):
         """Write a row; after an error the file is as it was."""
 
     def __call__(self, event: Event) -> None:
-        """Write the rows that are ready at an event."""
+        """Write the rows that are ready."""
         if isinstance(event, BeginTraining):
             self._begin(event)
         elif self._is_open:
@@ -137,13 +139,13 @@ class RowLog(abc.ABC):
             raise self._file.explain(error) from error
 
     def get_state(self) -> HandlerState:
-        """Return the counts that a resumed run goes on from; the rows so far are in the file."""
+        """Return the counters for a checkpoint, after writing the rows that are due."""
         if self._is_open:
             self._write(self._rows.take())
         return self._rows.state
 
     def set_state(self, state: HandlerState) -> None:
-        """Go on counting seconds and examples from a state."""
+        """Restore the counters of seconds and examples."""
         self._rows.state = state
 
 

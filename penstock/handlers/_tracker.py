@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Reason, Training
+from penstock.handlers._arguments import check_test
 from penstock.handlers._curves import Curves, Point
 from penstock.handlers._hyperparameters import (
     Hyperparameters,
@@ -72,6 +73,7 @@ class Tracker(abc.ABC):
         hyperparameters: Mapping[str, Any] | None,
     ) -> None:
         self._owner = type(self).__name__
+        check_test(self._owner, test)
         self._hyperparameters = check_hyperparameters(self._owner, hyperparameters)
         self._curves = Curves(every_steps, names, test)
         self._run_id: str | None = None
@@ -88,7 +90,7 @@ class Tracker(abc.ABC):
         """Return a new run, or the one of that id to go on with."""
 
     def __call__(self, event: Event) -> None:
-        """Write the points that are ready at an event."""
+        """Log the points that are ready."""
         if isinstance(event, BeginTraining):
             self._begin(event)
         elif isinstance(event, EndTraining):
@@ -150,12 +152,12 @@ class Tracker(abc.ABC):
         )
 
     def get_state(self) -> HandlerState:
-        """Return the run's id, with which a resumed training goes on; its points so far are out."""
+        """Return the run's id for a checkpoint, after logging the points that are due."""
         if self._is_begun:
             self._open_once()
             self._write(self._curves.take())
         return {"run_id": self._run_id}
 
     def set_state(self, state: HandlerState) -> None:
-        """Go on with the run of a state."""
+        """Continue the run whose id is in a checkpoint."""
         self._run_id = state["run_id"]

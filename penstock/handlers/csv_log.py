@@ -15,29 +15,34 @@ from penstock.handlers._test_results import Test
 class CSVLog(RowLog):
     """Write metrics to a CSV file: a row every `every_steps` steps, and one for each epoch.
 
-    Columns: `kind` (`step`, `epoch` or `test`), `epoch`, `step`, `global_step`, `seconds` and
-    `examples` of the run so far, then the metrics. In a row for a step `step` and `global_step` are
-    that step's numbers; in one for an epoch they count its steps and all steps, and the metrics are
-    the epoch's means; a test's `global_step` counts the steps done before it. A metric with a
-    column's name is called `metric step` and so on. Metrics that come up later get a column then.
+    Columns: `kind` (`step`, `epoch` or `test`), `epoch`, `step`, `global_step`, then `seconds` and
+    `examples` since the run began, then the metrics.
 
-    Rows are written whole, one launch late, and are in the file when the next checkpoint is saved.
-    A run that is resumed (`global_step` above 0) goes on in its file: rows of steps that are
-    trained again are removed first. A new run begins a new file, and the old one keeps its rows
-    under the next free name of `path.1`, `path.2`, ... With several processes the first writes.
+    - A `step` row has the numbers and metrics of that step.
+    - An `epoch` row has the number of steps in the epoch, the steps done in all, and the means of
+      the metrics over the epoch.
+    - A `test` row has the steps done before the test.
+
+    A metric with the name of a column gets a prefix, such as `metric step`. A metric that first
+    appears later adds a column.
+
+    Rows are written one launch late, always whole, and before each checkpoint is saved. A resumed
+    run continues its file; rows of steps that are trained again are removed first. A new run starts
+    a new file and renames the old one to the next free of `path.1`, `path.2`, ... If there are
+    several processes, the first one writes.
 
     Arguments:
-      path: the file; folders on the way are made.
-      every_steps: the interval; 0 or less writes epochs only.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      test: an `Evaluate` of the same run, whose results get rows; or a function that is called at
-        the end of each epoch and returns metrics.
+      path: the file; missing folders are created.
+      every_steps: the interval in steps; 0 or less writes epochs only.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch. Its results get rows.
 
     Raises:
-      OSError: at `BeginTraining`, when the file cannot be written. A write that fails later is
-        warned of and tried again; at the end of training it is an error.
-      ValueError: a resumed run found another program's file.
+      OSError: at `BeginTraining`, if the file cannot be written. A later write that fails is logged
+        as a warning and tried again; if it still fails at the end of training, it is an error.
+      ValueError: a resumed run found a file of another program.
 
     >>> import pathlib, tempfile
     >>> from penstock.events import BeginTraining, EndEpoch, EndTraining

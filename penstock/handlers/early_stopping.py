@@ -1,4 +1,4 @@
-"""`EarlyStopping`: training ends when a metric stops getting better."""
+"""`EarlyStopping`: training ends when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_file
 from penstock.handlers._monitor import Mode, Plateau
 from penstock.handlers._output import choose_output
 
@@ -25,34 +26,34 @@ _LOGGER = logging.getLogger("penstock")
 
 
 class EarlyStopping:
-    """Stop training when a metric has not become better for `patience` epochs.
+    """Stop training when a metric has not improved for `patience` epochs.
 
-    It goes by the mean of the epoch's training metrics, or with `reader` or `test` by a test
-    after each epoch. A value of nan is not better. A line is printed when it stops.
+    The metric is that of a test after each epoch, with `reader` or `test`; else the epoch's mean
+    over the training examples. NaN is never an improvement. A line is printed on stopping.
 
-    A checkpoint keeps the best value and the count, and that training was stopped: the same command
-    run again stops at once, while another call of `train` on the same trainer goes on for
-    `patience` more epochs. The copies that `restore_best` keeps are in no checkpoint: where the
-    best came before a resume it cannot be given back, and a warning says so.
-    `Evaluate(best_path=...)` keeps the best parameters on disk.
+    A checkpoint holds the best value, the count of epochs, and whether training was stopped. If
+    the same program is run again after that, it stops at once; another call of `train` on the same
+    trainer continues for `patience` more epochs. The parameters that `restore_best` copies are not
+    in checkpoints: if the best epoch was before a resume, they cannot be restored, and a warning
+    says so. `Evaluate(best_path=...)` keeps the best parameters on disk.
 
     Arguments:
       monitor: the metric's name.
-      patience: how many epochs in a row may pass without a better value.
-      min_delta: by how much a value must be better than the best to count.
+      patience: how many epochs in a row without improvement are allowed.
+      min_delta: the smallest change that counts as an improvement.
       mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       reader: test on it after each epoch, with the feed order of `train`.
-      test: called after each epoch instead; returns metrics. One `Evaluate` can serve several
-        handlers.
-      restore_best: keep a copy of the best parameters in host memory, and give it back to the
-        trainer when it stops, or when training has ended otherwise than by an interruption or an
-        error. Optimizer state stays as it is.
-      file: where to print; standard output by default.
+      test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
+        Several handlers can share one `Evaluate`.
+      restore_best: keep a copy of the best parameters in host memory, and put it back into the
+        trainer at the end of training, except after an interrupt or an error. The optimizer state
+        is not restored.
+      file: an open text file; standard output by default.
 
     Raises:
-      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
 
     >>> import optax, penstock as ps
     >>> def train_program():
@@ -79,6 +80,7 @@ class EarlyStopping:
         restore_best: bool = False,
         file: TextIO | None = None,
     ) -> None:
+        check_file("EarlyStopping", file)
         self._plateau = Plateau(
             "EarlyStopping",
             monitor,
@@ -96,7 +98,7 @@ class EarlyStopping:
         self._has_stopped = self._is_restored = False
 
     def __call__(self, event: Event) -> None:
-        """Count epochs, and stop training after `patience` of them."""
+        """Count the epochs without improvement, and stop after `patience` of them."""
         match event:
             case BeginTraining():
                 self._begin(event)
@@ -153,11 +155,11 @@ class EarlyStopping:
         print(f"EarlyStopping: {text}", file=choose_output(self._file), flush=True)
 
     def get_state(self) -> HandlerState:
-        """Return best value, count and whether training was stopped, as JSON holds them."""
+        """Return best value, count, and whether training was stopped, for a checkpoint."""
         return {**self._plateau.state, "has_stopped": self._has_stopped}
 
     def set_state(self, state: HandlerState) -> None:
-        """Go on from where an earlier part of the run was; stop if it was stopped there."""
+        """Restore the state of a checkpoint; stop if training was stopped there."""
         self._plateau.state = state
         self._has_stopped = bool(state["has_stopped"])
         self._is_restored = True

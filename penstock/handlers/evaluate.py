@@ -1,4 +1,4 @@
-"""`Evaluate`: tests during training, their results, and the best parameters."""
+"""`Evaluate`: tests during training, their results and the best parameters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TextIO
 
 import jax
 
+from penstock._batches import check_reader
 from penstock._paths import expand_path
 from penstock._text_tables import find_columns, wrap_clauses
 from penstock.events import (
@@ -25,6 +26,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_file, check_interval, make_folder
 from penstock.handlers._metric_names import as_names, encode_json, name_scalars
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
 from penstock.handlers._output import choose_output
@@ -33,37 +35,38 @@ _RECORD = "test.json"
 
 
 class Evaluate:
-    """Test every few steps or epochs, print a line for each test, and keep the best parameters.
+    """Test every few steps or epochs, print each result, and save the best parameters.
 
-    A test uses the parameters of the moment, and takes its time. The same state is tested once,
-    whoever asks: called without an event an `Evaluate` returns the metrics of now, so one can be
-    given to other handlers, before or after it in the list: `Progress(test=evaluate)`,
-    `EarlyStopping(test=evaluate)`, `CSVLog(path, test=evaluate)`.
+    Training waits for the test. Other handlers can share its results, before or after it in the
+    list: `Progress(test=evaluate)`, `EarlyStopping(test=evaluate)`, `CSVLog(path, test=evaluate)`.
+    Called without an event, an `Evaluate` returns the metrics of the current parameters; the same
+    parameters are tested only once.
 
     Arguments:
-      reader: yields the batches to test on, as `Trainer.test` takes it.
-      every_steps: test at the steps with `(global_step + 1) % every_steps == 0`; `None` for none.
-        With several steps in a launch the parameters are those after all of them.
-      every_epochs: test after every so many epochs; `None` for none.
-      monitor: the metric by which the best is known; of two with the same value, such as an
-        accuracy, the one with less `loss`.
-      mode: whether a smaller (`"min"`) or a larger (`"max"`) value of it is better.
+      reader: yields the test batches, as for `Trainer.test`.
+      every_steps: test when `(global_step + 1) % every_steps == 0`; `None` for no such tests. If a
+        launch has several steps, the parameters are those after all of them.
+      every_epochs: the interval in epochs; `None` for no tests after epochs.
+      monitor: the metric that decides which test is the best. Of two tests with the same value, the
+        one with the lower `loss` is better.
+      mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
       best_path: a folder for the best parameters, as `Trainer.save_params` writes it, with their
-        test in `test.json`. A resumed run replaces them by better ones only; what another run left
-        there is kept under the next free name of `best_path.1`, `best_path.2`, ...
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      feed_order: as `Trainer.test` takes it.
-      averaged: test, and keep, the moving average of the parameters that the optimizer keeps.
-      file: where to print; standard output by default.
+        test in `test.json`. A resumed run replaces them only with better ones. Parameters of
+        another run are first moved to the next free of `best_path.1`, `best_path.2`, ...
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      feed_order: as for `Trainer.test`.
+      averaged: test and save the optimizer's moving average of the parameters.
+      file: an open text file; standard output by default.
 
     Attributes:
-      results: steps done and metrics by name, of each test of the run; a resumed run brings the
-        earlier ones.
+      results: the steps done and the metrics by name of each test; a resumed run has the earlier
+        ones too.
 
     Raises:
-      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
-      OSError: at `BeginTraining`, when `best_path` cannot be made.
+      TypeError: `reader` is no reader.
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
+      OSError: at `BeginTraining`, if the folder `best_path` cannot be created.
 
     >>> import numpy as np, optax, penstock as ps
     >>> def train_program():
@@ -93,12 +96,10 @@ class Evaluate:
         averaged: bool = False,
         file: TextIO | None = None,
     ) -> None:
-        for argument, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"{argument} got {value!r}, expected a positive integer or None. It is how "
-                    "many lie between two tests; with None there are none."
-                )
+        check_reader(reader, 1)
+        check_interval("Evaluate", "every_steps", every_steps)
+        check_interval("Evaluate", "every_epochs", every_epochs)
+        check_file("Evaluate", file)
         self.results: list[tuple[int, dict[str, float]]] = []
         self._reader, self._feed_order, self._averaged = reader, feed_order, averaged
         self._every_steps, self._every_epochs = every_steps, every_epochs
@@ -112,7 +113,7 @@ class Evaluate:
         self._holds_another_run = False
 
     def __call__(self, event: Event | None = None) -> dict[str, float] | None:
-        """Test at the interval; called without an event, return the metrics of now.
+        """Test at the interval; without an event, return the current metrics.
 
         Raises:
           RuntimeError: called without an event before training.
@@ -135,12 +136,12 @@ class Evaluate:
 
     @property
     def last(self) -> dict[str, float] | None:
-        """The metrics of the last test by name; `None` before the first."""
+        """The metrics of the last test, by name; `None` before the first."""
         return self.results[-1][1] if self.results else None
 
     @property
     def best(self) -> tuple[int, dict[str, float]] | None:
-        """Steps done and metrics of the best test; `None` before the first."""
+        """The steps done and the metrics of the best test; `None` before the first."""
         best = self._recorded
         for result in self.results:
             if self._is_better(result[1], best and best[1]):
@@ -148,11 +149,11 @@ class Evaluate:
         return best
 
     def get_state(self) -> HandlerState:
-        """Return the results as JSON holds them."""
+        """Return the results for a checkpoint."""
         return {"results": encode_json(self.results)}
 
     def set_state(self, state: HandlerState) -> None:
-        """Take the results of the run's earlier part."""
+        """Restore the results of a checkpoint."""
         self.results = [
             (int(step), {name: float(value) for name, value in metrics.items()})
             for step, metrics in state["results"]
@@ -165,7 +166,7 @@ class Evaluate:
         # What another run left, or a part of this one that is trained again.
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
-            _make_folder(self._best_path)
+            make_folder("Evaluate", "best_path", self._best_path)
             self._inspect_folder(self._best_path, is_resumed=bool(event.global_step))
 
     def _inspect_folder(self, folder: Path, *, is_resumed: bool) -> None:
@@ -178,8 +179,8 @@ class Evaluate:
         if self._trainer is None:
             raise RuntimeError(
                 "Evaluate got called without an event before training, expected a BeginTraining "
-                "first. It tests with the trainer that brings. Give it to Trainer.train, in one "
-                "list with the handlers that use it."
+                "first. It brings the trainer to test with. Pass Trainer.train one list with the "
+                "Evaluate and the handlers that use it."
             )
         # An interval of steps and an epoch's end may fall together: tested once.
         if not self._is_current:
@@ -242,14 +243,3 @@ def _read_record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | N
         return (int(record["step"]), metrics) if monitor in metrics else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise type(error)(
-            f"Evaluate got best_path={str(path)!r}, expected a folder that can be written "
-            f"({error.strerror or error}). The best parameters are saved there. Give permission "
-            "there, or choose another path."
-        ) from error

@@ -1,4 +1,4 @@
-"""`Gradients`: how large gradients and updates are, for the logs beside it."""
+"""`Gradients`: the sizes of gradients and updates, for the other handlers in the list."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from penstock.handlers._readings import Readings
 class Gradients:
     """Measure the gradient and the update of each parameter every `every_steps` steps.
 
-    What it finds is in `latest`, and the logs in the same list have it without being told:
+    The results are in `latest`. Other handlers in the same list log them too:
 
-    - `TensorBoard`: norms over all parameters, the gradient's norm and the relative update of each
-      parameter, and histograms of both.
+    - `TensorBoard`: norms over all parameters; for each parameter the gradient norm, the relative
+      update, and histograms of gradient and update.
     - `WandB` and `MLflow`: the norms over all parameters, as `updates/gradient_norm`,
       `updates/update_norm` and `updates/parameter_norm`.
-    - `CSVLog`, `JSONLog` and `Log`: the same three in the row or line of the step.
+    - `CSVLog`, `JSONLog` and `Log`: the same three norms, in the row or line of the step.
 
-    A gradient is that of the mean loss over the global batch, regularizers in it, before the
-    optimizer clips or scales it; an update is what is added to the parameter, learning rate in it.
-    A relative update of about a thousandth is usual; far above it training is unsteady, far below
-    nothing is learned, and 0 is a parameter that gets no gradient.
+    The gradient is that of the mean loss over the global batch, with regularizers, before the
+    optimizer clips or scales it. The update is what the optimizer adds to the parameter, with the
+    learning rate. A relative update of about 0.001 is usual. If it is far larger, training is
+    unstable; if far smaller, little is learned; 0 means that the parameter gets no gradient.
 
-    Without this handler nothing is computed. With it a measured step is computed twice, by a second
-    program that is compiled once; training's own program and its numbers stay the same bit for bit.
-    Speeds in the logs are without it: `EndStep.measure_secs` tells it, and the page of `Report` has
-    a part for it. On two CPU cores a measured step of LeNet took 8 times as long as another, one of
-    ResNet-32 2.3 times; of every 100 steps one costs 7 % and 4 % (`python -m benchmarks
-    gradients`). Of several processes all measure where one has this handler.
+    Without this handler nothing is measured. With it, a measured step runs twice, the second time
+    in a separate program that is compiled once; the results of training stay bit for bit the same.
+    Speeds in logs exclude the time for it, which is `EndStep.measure_secs`. On two CPU cores, a
+    measured step took 8 times as long as a plain one for LeNet and 2.3 times for ResNet-32:
+    measuring every 100th step costs 7 % and 4 % (`python -m benchmarks gradients`). If one process
+    has this handler, all of them measure.
 
     Arguments:
-      every_steps: how many steps lie between two that are measured. Two of these handlers measure
-        at the greatest common divisor of theirs.
+      every_steps: the interval in steps. Two `Gradients` measure at the greatest common divisor of
+        their intervals.
 
     Attributes:
-      latest: a `ParameterUpdate` by the parameter's name, of the last step that was measured and
-        read, which is one launch late.
+      latest: a `ParameterUpdate` by parameter name, of the last measured step; read one launch
+        late.
 
     Raises:
       ValueError: `every_steps` is not a positive integer.
@@ -67,7 +67,7 @@ class Gradients:
         self.latest: Mapping[str, ParameterUpdate] = {}
 
     def __call__(self, event: Event) -> None:
-        """Ask for updates when training begins, and keep the last that was read."""
+        """Request updates when training begins, and keep the last ones read."""
         if isinstance(event, BeginTraining):
             event.updates_every = math.gcd(event.updates_every, self._every_steps)
         reading = self._readings(event)

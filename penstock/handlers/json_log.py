@@ -12,26 +12,26 @@ from penstock.handlers._test_results import Test
 
 
 class JSONLog(RowLog):
-    """Write metrics as lines of JSON: one every `every_steps` steps, and one for each epoch.
+    """Write metrics as JSON lines: one every `every_steps` steps, and one for each epoch.
 
-    Its lines have the fields of `CSVLog`'s columns, and go on after a resume the same way. Numbers
-    that are not finite are the strings `"nan"`, `"inf"` and `"-inf"`, which Python's `float` reads:
-    every line is valid JSON. Metrics with axes are nested lists.
+    The fields are `CSVLog`'s columns, and a resumed run continues its file in the same way. Values
+    that are not finite are written as the strings `"nan"`, `"inf"` and `"-inf"`, which `float`
+    reads, so every line is valid JSON. Array metrics are nested lists.
 
     Arguments:
-      path: the file; folders on the way are made.
-      every_steps: the interval; 0 or less writes epochs only.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      arrays: whether metrics with axes are written. `False` suits a program that returns its
-        predictions, of which every line would hold a batch.
-      test: an `Evaluate` of the same run, whose results get lines; or a function that is called at
-        the end of each epoch and returns metrics.
+      path: the file; missing folders are created.
+      every_steps: the interval in steps; 0 or less writes epochs only.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      arrays: whether to write array metrics. Pass `False` if the program returns its predictions:
+        otherwise each line holds those of a whole batch.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch. Its results get lines.
 
     Raises:
-      OSError: at `BeginTraining`, when the file cannot be written. A write that fails later is
-        warned of and tried again; at the end of training it is an error.
-      ValueError: a resumed run found another program's file.
+      OSError: at `BeginTraining`, if the file cannot be written. A later write that fails is logged
+        as a warning and tried again; if it still fails at the end of training, it is an error.
+      ValueError: a resumed run found a file of another program.
 
     >>> import pathlib, tempfile
     >>> from penstock.events import BeginTraining, EndEpoch, EndTraining

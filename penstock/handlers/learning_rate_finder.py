@@ -12,6 +12,7 @@ import numpy as np
 from penstock._errors import check_installed
 from penstock._smoothing import smooth
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event, Training
+from penstock.handlers._arguments import is_number, make_folder
 from penstock.handlers._monitor import Monitor, get_trainer
 from penstock.handlers.figures import Line, Panel, check_path, draw
 
@@ -20,39 +21,40 @@ _MIN_POINTS = 10  # a slope of fewer is noise
 
 
 class LearningRateFinder:
-    """Raise the learning rate from step to step, watch the loss, and suggest a rate.
+    """Raise the learning rate at every step, record the loss, and suggest a rate.
 
-    The range test of Leslie Smith (https://arxiv.org/abs/1506.01186): the rate grows exponentially
-    from `low` to `high`, until the loss passes four times its best value. Then training stops, the
-    parameters and running statistics of the beginning are put back, and a plot and a line of text
-    say what came out. What is suggested is where the loss falls fastest, below the rate at which
-    it is smallest: that one is on the edge of divergence.
+    This is the range test of Leslie Smith (https://arxiv.org/abs/1506.01186). The rate grows
+    exponentially from `low` to `high`, until the loss exceeds four times its best value. Then
+    training stops, the initial parameters and running statistics are restored, and a plot and a
+    printed line show the result. The suggestion is the rate at which the loss falls fastest, which
+    is lower than the rate of the lowest loss: that one is close to divergence.
 
-    It multiplies the optimizer's updates (`Trainer.update_scale`), which is the same as another
-    learning rate for every optimizer whose updates are proportional to its rate. The optimizer's
-    state and the numbers of epochs and steps are not put back: give it a trainer of its own, and
-    make the one that trains with the rate found. With `Trainer(..., on_non_finite="skip")` a loss
-    that is infinite ends the test like any other large one. The loss is read at every step.
+    The rate is set through `Trainer.update_scale`, which is equivalent for every optimizer whose
+    updates are proportional to its learning rate. Optimizer state and the counts of epochs and
+    steps are not restored: use a separate trainer, and make a new one with the suggested rate.
+    Pass `Trainer(..., on_non_finite="skip")`, so that an infinite loss ends the test and is not an
+    error. The loss is read at every step.
 
     Arguments:
       low: the first learning rate.
-      high: the last one.
-      num_steps: how many rates are tried, a step each; `train` needs enough epochs for them.
+      high: the last learning rate.
+      num_steps: how many rates to try, one per step; `train` needs enough epochs for them.
       base_learning_rate: the learning rate of the trainer's optimizer.
-      path: the plot; its suffix decides the format: `.png`, `.svg` or `.pdf`.
-      monitor: the metric to go by.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; a dict brings its own names.
+      path: the plot; its suffix sets the format: `.png`, `.svg` or `.pdf`.
+      monitor: the name of the loss among the metrics.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list. A dict has its own.
 
     Attributes:
-      rates: the learning rates tried.
+      rates: the learning rates that were tried.
       losses: the loss after the step at each rate.
-      suggestion: the rate at which the smoothed loss falls fastest; `None` when it never falls.
+      suggestion: the rate at which the smoothed loss falls fastest; `None` if it never falls.
 
     Raises:
-      ModuleNotFoundError: matplotlib is not installed; the extra `plot` brings it.
-      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
-      ValueError: `low` and `high` are no range, or `num_steps` are too few for a curve.
+      ModuleNotFoundError: matplotlib is not installed; the extra `plot` installs it.
+      OSError: at `BeginTraining`, if the folder of `path` cannot be created.
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
+      ValueError: `low` and `high` are no range, or `num_steps` is below 10.
 
     >>> import os, tempfile, numpy as np, optax, penstock as ps
     >>> def train_program():
@@ -111,6 +113,8 @@ class LearningRateFinder:
 
     def _begin(self, event: BeginTraining, trainer: Training) -> None:
         self._monitor.check(trainer)
+        if not jax.process_index():
+            make_folder("LearningRateFinder", "path", self._path.parent)
         self._trainer = trainer
         self.rates, self.losses, self.suggestion = [], [], None
         self._used, self._num_done = [], 0
@@ -164,7 +168,7 @@ class LearningRateFinder:
         if self.rates:
             draw(self._path, [self._panel()])
         found = (
-            "the loss never falls, or too few steps were made: look at the curve"
+            "the loss never falls, or there were too few steps: look at the curve"
             if self.suggestion is None
             else f"the loss falls fastest at a learning rate of {self.suggestion:.2g}"
         )
@@ -184,7 +188,8 @@ class LearningRateFinder:
 
 
 def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -> None:
-    if not (0 < low < high and base_learning_rate > 0):
+    are_numbers = all(map(is_number, (low, high, base_learning_rate)))
+    if not (are_numbers and 0 < low < high and base_learning_rate > 0):
         raise ValueError(
             f"LearningRateFinder got low={low!r}, high={high!r} and base_learning_rate="
             f"{base_learning_rate!r}, expected 0 < low < high and a positive base. The rate grows "
@@ -192,8 +197,8 @@ def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -
         )
     if not isinstance(num_steps, int) or num_steps < _MIN_POINTS:
         raise ValueError(
-            f"num_steps got {num_steps!r}, expected an integer of {_MIN_POINTS} or more. The slope "
-            "of a curve of fewer points is noise. 100 is usual."
+            f"num_steps got {num_steps!r}, expected an integer of {_MIN_POINTS} or more. With "
+            "fewer points, the slope of the curve is noise. 100 is usual."
         )
 
 

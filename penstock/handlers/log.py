@@ -7,6 +7,7 @@ from typing import TextIO
 
 from penstock._text_tables import find_columns, wrap_parts
 from penstock.events import Event
+from penstock.handlers._arguments import check_file
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._output import choose_output
 from penstock.handlers._readings import Reading, Readings, Speed
@@ -15,23 +16,23 @@ _LEARNING_RATE_NAMES = ("lrate", "learning_rate")
 
 
 class Log:
-    """Print a line of text every `every_steps` steps, as FastNN and TF-Slim do.
+    """Print a line every `every_steps` steps, in the format of FastNN and TF-Slim.
 
     `[0.052 secs/step, 615.4 samples/sec] loss = 2.31, accuracy = 0.125, lrate = 0.01,
-    global_step = 100`. Times are those of the steps launched since the line before; the first
-    launch, which compiles, is left out, and so is what happens between epochs. Without a step to
-    time they are `-`. `global_step` counts the steps done, as TensorFlow does: 100 is event number
-    99. `lrate` is the learning rate of that step where the optimizer tells it, as those of
-    `optimizers.get` do, or a metric called `lrate` or `learning_rate`.
+    global_step = 100`. Times are means over the steps since the previous line, without compilation
+    and the time between epochs; `-` if there is no such step. `global_step` counts the steps done,
+    as in TensorFlow: 100 means the event with `global_step` 99. `lrate` is the learning rate, if
+    the optimizer's state holds it, as that of `optimizers.get` does; a metric named `lrate` or
+    `learning_rate` takes precedence.
 
-    A line is printed one launch late, so that reading its metrics does not hold up the device. At
-    other steps nothing is read.
+    A line is printed one launch late, so that reading its metrics never makes the device wait.
+    Other steps are not read.
 
     Arguments:
-      every_steps: the interval; 0 or less prints nothing.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      file: where to write; standard output by default.
+      every_steps: the interval in steps; 0 or less prints nothing.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      file: an open text file; standard output by default.
 
     >>> from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
     >>> log = Log(every_steps=1, names=("loss", "lrate"))
@@ -52,13 +53,14 @@ class Log:
         names: Sequence[str] = ("loss",),
         file: TextIO | None = None,
     ) -> None:
+        check_file("Log", file)
         self._names = as_names(names)
         self._file = file
         self._readings = Readings(every_steps)
         self._speed = Speed()
 
     def __call__(self, event: Event) -> None:
-        """Print a line where one is ready at an event."""
+        """Print a line if one is ready."""
         self._speed(event)
         reading = self._readings(event)
         if reading is not None:

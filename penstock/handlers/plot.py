@@ -1,4 +1,4 @@
-"""`Plot`: a picture of the curves that grows as training goes."""
+"""`Plot`: a picture of the curves, updated during training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import jax
 from penstock._errors import check_installed
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
 from penstock.handlers import _notebook
+from penstock.handlers._arguments import check_test
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._readings import Readings
 from penstock.handlers._test_results import Test, TestResults
@@ -25,30 +26,31 @@ _MAX_SHARE = 0.02  # of the time goes into drawing: a picture of many panels tak
 
 
 class Plot:
-    """Draw the curves of a run, again every few seconds and at the end: in a notebook or a file.
+    """Draw the curves of a run every few seconds and at the end, in a notebook or to a file.
 
-    Each metric has a panel with a `train` curve, smoothed over the faint readings themselves, and a
-    `test` curve where there is a test, as Fluid's book draws them with its `Ploter`. In a notebook,
-    and without a `path`, the picture is shown below the cell that trains and replaced there.
-    Elsewhere it is a file, replaced in one piece, so that a viewer may reload it at any time.
+    Each metric has a panel with a `train` curve (smoothed, over the faint values) and, if there is
+    a test, a `test` curve. In a notebook and without a `path`, the picture appears below the
+    training cell and is updated in place. Elsewhere it is a file that is replaced as a whole, so a
+    viewer can reload it at any time.
 
-    Metrics are read at the interval only, and one launch late: the device always has the next one
-    to go on with. A curve keeps 2000 points at most, evenly spread over the run. They are part of
-    checkpoints: a run that resumes goes on with its curves.
+    Metrics are read one launch late, so that the device never waits. A curve keeps at most 2000
+    points, evenly spread over the run. Curves are saved in checkpoints, and a resumed run continues
+    them.
 
     Arguments:
-      path: the file; its suffix decides the format: `.png`, `.svg` or `.pdf`. Without it, the
-        notebook's cell, and `curves.png` where there is no notebook.
-      every_steps: how many steps lie between two points.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run. They
-        are drawn beside those of training.
+      path: the file; its suffix sets the format: `.png`, `.svg` or `.pdf`. By default the picture
+        is shown in the notebook, or written to `curves.png` if there is none.
+      every_steps: the interval in steps between two points; 0 or less draws tests only.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch.
       is_log: draw the metrics on a logarithmic scale.
 
     Raises:
-      ModuleNotFoundError: matplotlib is not installed; the extra `plot` brings it.
-      OSError: at the end of training, when the picture cannot be written; before, it is warned of.
+      ModuleNotFoundError: matplotlib is not installed; the extra `plot` installs it.
+      OSError: at the end of training, if the picture cannot be written. During training that is
+        only logged as a warning.
 
     >>> import pathlib, tempfile
     >>> from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
@@ -73,10 +75,11 @@ class Plot:
         is_log: bool = False,
     ) -> None:
         check_installed("matplotlib", "plot", "Plot")
+        check_test("Plot", test)
         self._path = check_path("Plot", "curves.png" if path is None else path)
         self._show_in_cell = _notebook.find_display() if path is None else None
         self._output: _notebook.Output | None = None
-        self._readings = Readings(every_steps)
+        self._every_steps, self._readings = every_steps, Readings(every_steps)
         self._names = as_names(names)
         self._tests = TestResults(test)
         self._is_log = is_log
@@ -84,7 +87,7 @@ class Plot:
         self._next_draw = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Add the points that are ready at an event; draw every few seconds."""
+        """Add the points that are ready, and draw every few seconds."""
         if isinstance(event, BeginTraining):
             # Points beyond it are of steps that are made again.
             for curve in (each for part in self._curves.values() for each in part.values()):
@@ -107,7 +110,7 @@ class Plot:
 
     def _end(self, event: EndTraining) -> None:
         if event.error is None:
-            self._draw()
+            self._draw(is_last=True)
         else:
             self._try_to_draw()  # the error that ended training is the one to see
 
@@ -123,9 +126,15 @@ class Plot:
             self._next_draw = time.monotonic() + _PAUSE_SECS
             _LOGGER.warning("Plot could not write %s (%s); training goes on", self._path, error)
 
-    def _draw(self) -> None:
+    def _draw(self, *, is_last: bool = False) -> None:
         panels = [self._panel(name) for name in self._curves["train"] | self._curves["test"]]
         start = time.monotonic()
+        if not panels and is_last:
+            _LOGGER.warning(
+                "Plot drew nothing: no step was read, at every_steps=%d. Pass a smaller "
+                "every_steps, or train for longer.",
+                self._every_steps,
+            )
         if panels and not jax.process_index():  # one process draws
             if self._output is None:
                 draw(self._path, panels)
@@ -152,7 +161,7 @@ class Plot:
         return Panel(title=name, lines=lines, is_y_log=self._is_log)
 
     def get_state(self) -> HandlerState:
-        """Return the curves, for a checkpoint; the reading that is due next is taken now."""
+        """Return the curves for a checkpoint, with the step that is due to be read."""
         # What is held back for a later launch is a part of the checkpoint too.
         reading = self._readings.take()
         if reading is not None:
@@ -163,7 +172,7 @@ class Plot:
         }
 
     def set_state(self, state: HandlerState) -> None:
-        """Go on with the curves of a checkpoint."""
+        """Restore the curves of a checkpoint."""
         for part, curves in self._curves.items():
             curves.clear()
             for name, points in state[part].items():

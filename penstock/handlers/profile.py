@@ -1,38 +1,44 @@
-"""`Profile`: a trace of some steps, and a table of the operations that took longest."""
+"""`Profile`: a trace of some steps, and a table of the slowest operations."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 
 import jax
 
+from penstock._errors import check_count
 from penstock._paths import expand_path
-from penstock.events import BeginStep, EndStep, EndTraining, Event
+from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
 from penstock.handlers import _trace
+from penstock.handlers._arguments import make_folder
+
+_LOGGER = logging.getLogger("penstock")
 
 
 class Profile:
-    """Trace a window of steps, and print which operations of the device took longest.
+    """Trace a few steps, and print the slowest operations of the device.
 
-    The trace is JAX's own: `tensorboard --logdir DIRECTORY` shows it with the plugin of the package
-    `xprof`, and its `.trace.json.gz` opens at https://ui.perfetto.dev. The table stands beside it
-    in `operations.txt`; it has the layers' names where the compiler kept them.
+    The trace is in JAX's format: view it with `tensorboard --logdir DIRECTORY` and the package
+    `xprof`, or open its `.trace.json.gz` at https://ui.perfetto.dev. The printed table is also in
+    `operations.txt` beside the trace. It has the names of layers, if the compiler kept them.
 
-    The window begins and ends with a launch, and waits for the device at both ends: it holds these
-    steps alone, and the whole of them. Where a launch has several steps it may hold some more than
-    `num_steps`. If training ends within it, so does the trace. There is one for each `Profile`.
+    The device is waited for before and after the traced steps, so that the trace holds them
+    completely and nothing else. It consists of whole launches: if a launch has several steps, it
+    may have more than `num_steps`. It also ends when training ends. Each `Profile` makes one trace.
 
     Arguments:
-      directory: a folder; each trace gets its own below `plugins/profile`, named after the time. Of
-        several processes all but the first write into `process_1`, `process_2`, ... in it.
-      first_step: how many steps run before the window. The first ones compile.
-      num_steps: how many steps it has. A trace of some steps is large enough to read.
-      top: how many operations the table lists.
+      directory: the folder. Each trace has its own folder in `plugins/profile`, named by the time.
+        If there are several processes, the others write to `process_1`, `process_2`, ...
+      first_step: how many steps run before the trace; the first ones compile.
+      num_steps: how many steps to trace. Traces grow large: a few steps are enough.
+      top: how many operations to list.
 
     Raises:
-      RuntimeError: from JAX, when another trace is running.
+      OSError: at `BeginTraining`, if the folder cannot be created.
+      RuntimeError: from JAX, if another trace is running.
 
     >>> import tempfile
     >>> from penstock.events import BeginStep, EndStep, EndTraining
@@ -56,11 +62,7 @@ class Profile:
     ) -> None:
         counts = [("first_step", first_step, 0), ("num_steps", num_steps, 1), ("top", top, 1)]
         for argument, value, least in counts:
-            if not isinstance(value, int) or value < least:
-                raise ValueError(
-                    f"{argument} got {value!r}, expected an integer of {least} or more. It is a "
-                    "count of steps, or of the table's lines."
-                )
+            check_count(argument, value, least)
         self._directory = expand_path(directory)
         self._first_step, self._num_steps, self._top = first_step, num_steps, top
         self._num_done = self._num_traced = self._first_traced = 0
@@ -69,8 +71,10 @@ class Profile:
         self._mark = contextlib.ExitStack()
 
     def __call__(self, event: Event) -> None:
-        """Begin or end the trace where the window begins or ends."""
+        """Start the trace before its first step, and stop it after its last."""
         match event:
+            case BeginTraining():
+                make_folder("Profile", "directory", self._find_directory())
             case BeginStep():
                 self._begin_step(event)
             case EndStep():
@@ -79,6 +83,16 @@ class Profile:
                 self._last = None
                 if self._is_tracing:
                     self._stop()
+                elif not self._is_done and event.error is None:
+                    self._warn()
+
+    def _warn(self) -> None:
+        _LOGGER.warning(
+            "Profile traced nothing: training ended after %d steps, and the trace begins after "
+            "first_step=%d of them. Train for longer, or pass a smaller first_step.",
+            self._num_done,
+            self._first_step,
+        )
 
     def _begin_step(self, event: BeginStep) -> None:
         # From one step before the window, whose metrics are waited for.

@@ -1,4 +1,4 @@
-"""`Progress`: a line that shows how far a run is."""
+"""`Progress`: a line that shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TextIO
 
 import jax
 
+from penstock._errors import check_count
 from penstock.events import (
     BeginEpoch,
     BeginStep,
@@ -18,6 +19,7 @@ from penstock.events import (
     Event,
     Metrics,
 )
+from penstock.handlers._arguments import check_file, check_test
 from penstock.handlers._display import Display, Nothing, make_display
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._output import choose_output
@@ -26,26 +28,26 @@ from penstock.handlers._readings import name_rates
 
 
 class Progress:
-    """Show how training goes: one live line on a terminal or in a notebook, plain lines elsewhere.
+    """Show progress: one live line on a terminal or in a notebook, plain lines elsewhere.
 
-    The live line has epoch and step, the metrics, the learning rate where the optimizer tells it,
-    examples per second, the time left, the share of its time that the last epoch waited for the
-    reader (from 1 % on), and the memory in use on the first device, where the backend tells it.
-    What does not fit in one line is left out: memory and waiting first, then the learning rate and
-    the metrics from the last on; speed and time left stay. Each epoch leaves a line with the means
-    of its metrics. Where the output is neither terminal nor notebook, an epoch prints that line and
-    one more every five seconds.
+    The live line shows epoch and step, metrics, learning rate (if the optimizer's state holds it),
+    examples per second, time left, the share of the last epoch spent waiting for the reader (if at
+    least 1 %), and the memory in use on the first device (if the backend reports it). If the line
+    is too long, memory and waiting are dropped first, then the learning rate, then metrics from the
+    last one on; speed and time left stay. Each epoch leaves a line with the means of its metrics.
+    If the output is neither a terminal nor a notebook, that line is printed, and one more every
+    five seconds.
 
-    Metrics are read four times a second at most, and from a step before the last launch: the
-    device always has the next one to go on with.
+    Metrics are read at most four times a second, one launch late, so that the device never waits.
 
     Arguments:
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      test: called at the end of each epoch; what it returns is shown beside the epoch's metrics.
-      stop_at: after how many steps a `StopAt` beside it ends training, so that epochs, steps and
-        the time left are those that will run; without it all epochs count.
-      file: where to write; standard output by default.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      test: an `Evaluate` of the same run, or a function that returns metrics. It is called at the
+        end of each epoch, and its metrics are shown beside the epoch's.
+      stop_at: the step at which a `StopAt` in the same list ends training. Epochs, steps and time
+        left then count to it.
+      file: an open text file; standard output by default.
 
     >>> from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
     >>> progress = Progress(("loss", "accuracy"), test=lambda: (0.25, 0.5))
@@ -67,6 +69,10 @@ class Progress:
         stop_at: int | None = None,
         file: TextIO | None = None,
     ) -> None:
+        check_test("Progress", test)
+        check_file("Progress", file)
+        if stop_at is not None:
+            check_count("stop_at", stop_at, 0)
         self._names = as_names(names)
         self._test = test
         self._stop_at = stop_at
@@ -79,7 +85,7 @@ class Progress:
         self._next_refresh = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Show how far training is, a few times a second at most."""
+        """Update the line, at most a few times a second."""
         match event:
             case EndStep():
                 self._end_step(event)

@@ -1,4 +1,4 @@
-"""`ReduceOnPlateau`: smaller updates when a metric gets no better."""
+"""`ReduceOnPlateau`: a lower learning rate when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_file, is_number
 from penstock.handlers._monitor import Mode, Plateau
 from penstock.handlers._output import choose_output
 
 
 class ReduceOnPlateau:
-    """Multiply the updates by `factor` when a metric has not become better for `patience` epochs.
+    """Lower the learning rate when a metric has not improved for `patience` epochs.
 
-    It lowers `trainer.update_scale`, which multiplies every optimizer update and so acts as the
-    learning rate does, without a compile; a schedule in the optimizer goes on beneath it. The
-    reading is `EarlyStopping`'s, and so is the meaning of `patience`, after Keras's
-    `ReduceLROnPlateau`. A line is printed at each reduction.
+    It multiplies `trainer.update_scale`, the factor of every optimizer update, by `factor`. That
+    acts like a lower learning rate, needs no compilation, and combines with a schedule in the
+    optimizer. The metric and `patience` are as for `EarlyStopping`. A line is printed at each
+    reduction. It follows Keras's `ReduceLROnPlateau`.
 
     Arguments:
       monitor: the metric's name.
-      factor: what the scale is multiplied by, between 0 and 1.
-      patience: how many epochs in a row may pass without a better value.
-      min_delta: by how much a value must be better than the best to count.
-      min_scale: the scale is not lowered below.
-      cooldown: epochs after a reduction that do not count.
+      factor: the factor of each reduction, between 0 and 1.
+      patience: how many epochs in a row without improvement are allowed.
+      min_delta: the smallest change that counts as an improvement.
+      min_scale: the lower bound of the scale, which begins at 1.
+      cooldown: how many epochs after a reduction are not counted.
       mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       reader: test on it after each epoch, with the feed order of `train`.
-      test: called after each epoch instead; returns metrics. One `Evaluate` can serve several
-        handlers.
-      file: where to print; standard output by default.
+      test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
+        Several handlers can share one `Evaluate`.
+      file: an open text file; standard output by default.
 
     Raises:
-      UnknownNameError: at `BeginTraining`, when no metric has the name `monitor`.
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
 
     >>> import optax, penstock as ps
     >>> def train_program():
@@ -55,7 +56,7 @@ class ReduceOnPlateau:
     >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
     >>> for epoch, loss in enumerate([0.5, 0.5]):
     ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
-    ReduceOnPlateau: loss has not been better than 0.5 for 1 epochs, updates are scaled by 0.5
+    ReduceOnPlateau: loss has not been better than 0.5 for 1 epoch, updates are scaled by 0.5
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ReduceOnPlateau:
         file: TextIO | None = None,
     ) -> None:
         _check(factor, min_scale, cooldown)
+        check_file("ReduceOnPlateau", file)
         self._plateau = Plateau(
             "ReduceOnPlateau",
             monitor,
@@ -90,7 +92,7 @@ class ReduceOnPlateau:
         self._cooldown_left = 0
 
     def __call__(self, event: Event) -> None:
-        """Count epochs, and lower the scale after `patience` of them."""
+        """Count the epochs without improvement, and lower the scale after `patience`."""
         match event:
             case BeginTraining():
                 self._trainer = self._plateau.begin(event)
@@ -122,22 +124,22 @@ class ReduceOnPlateau:
         print(text, file=choose_output(self._file), flush=True)
 
     def get_state(self) -> HandlerState:
-        """Return best value and counts as JSON holds them; the scale is the trainer's."""
+        """Return best value and counts for a checkpoint; the trainer keeps the scale."""
         return {**self._plateau.state, "cooldown_left": self._cooldown_left}
 
     def set_state(self, state: HandlerState) -> None:
-        """Go on from where an earlier part of the run was."""
+        """Restore the best value and counts of a checkpoint."""
         self._plateau.state = state
         self._cooldown_left = int(state["cooldown_left"])
 
 
 def _check(factor: float, min_scale: float, cooldown: int) -> None:
-    if not 0 < factor < 1:
+    if not (is_number(factor) and 0 < factor < 1):
         raise ValueError(
             f"ReduceOnPlateau got factor={factor!r}, expected a number between 0 and 1. The scale "
             "of the updates is multiplied by it at each reduction."
         )
-    if not min_scale >= 0:
+    if not (is_number(min_scale) and min_scale >= 0):
         raise ValueError(
             f"ReduceOnPlateau got min_scale={min_scale!r}, expected 0 or more. The scale of the "
             "updates, 1 at first, is not lowered below it."

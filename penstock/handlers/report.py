@@ -1,4 +1,4 @@
-"""`Report`: a run as one page of HTML, which grows as training goes."""
+"""`Report`: a run as one HTML page, updated during training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from penstock._batches import check_reader
 from penstock._paths import expand_path
 from penstock._report.times import RunTimes
 from penstock.events import (
@@ -24,6 +25,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
+from penstock.handlers._arguments import check_test
 from penstock.handlers._curves import Curves
 from penstock.handlers._hyperparameters import check_hyperparameters
 from penstock.handlers._questions import Answers, Questions
@@ -39,44 +41,49 @@ _SUFFIXES = (".html", ".htm")
 
 
 class Report:
-    """Write a run as one page of HTML: curves, epochs, times, and what the network gets wrong.
+    """Write an HTML page about a run: curves, epochs, times, and the network's mistakes.
 
-    The page is one file without scripts that loads nothing. It has what was run (versions, devices,
-    the trainer's arguments, hyperparameters), curves with the learning rate, epochs and tests,
-    where time went, and parameters by layer. With a `reader`, at the end of training, the network
-    is asked about its images: the table of classes, confusions, the worst mistakes as pictures,
-    calibration and samples. Parts that cannot be made say why. It is written again every few
-    seconds, without `reader`'s part, and at the end, whatever ends training.
+    The page is one file without scripts or external resources. It shows versions, devices, the
+    trainer's arguments and hyperparameters; curves, with the learning rate; epochs and tests; where
+    the time went; and the parameters by layer. With a `reader`, the network is run once over its
+    images when training ends, and the page also has a table of classes, the confusion matrix, the
+    worst mistakes as pictures, calibration and samples. If a part cannot be made, the page says
+    why. The page is rewritten every few seconds, without the part of `reader`, and at the end of
+    training, also after an error or Ctrl-C.
 
-    Metrics are read at the interval only, and one launch late: the device always has the next one
-    to go on with. Curves keep 2000 points at most, and are part of checkpoints: a run that resumes
-    goes on with them. With several processes the first writes; each asks about the images of its
-    own reader, all at the same time, and the page has the counts and the worst mistakes of all. So
-    every process must have the handler: one that has it alone waits for the others at the end.
+    Metrics are read one launch late, so that the device never waits. Curves keep at most 2000
+    points. They are saved in checkpoints, and a resumed run continues them.
+
+    If there are several processes, each runs the network over the images of its own reader, and the
+    first writes the page with the counts and worst mistakes of all. So every process needs the
+    handler: one alone would wait for the others at the end.
 
     Arguments:
-      path: the file, `.html`; folders on the way are made.
-      every_steps: how many steps lie between two points; 0 or less draws the means of epochs.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run.
-      hyperparameters: shown as they are, by name; such as `vars(arguments)` of argparse.
-      reader: yields the batches to ask about, as `Trainer.test` takes them; a pass is read when
-        training has completed or was stopped, not after Ctrl-C or an error.
-      feed_order: names for the fields of the reader's tuples; those of `Trainer.train` by default.
-      infer: takes a batch as a dict and returns probabilities or logits `[B, classes]`; by default
-        `trainer.infer` is asked, with the inputs of the trainer's `infer_func`. Of several
-        processes all call it as often, with as many examples: some are there to fill up a batch.
-      image: the name of the images `[B, H, W, 1 or 3]` in a batch; `None` shows no pictures.
-      label: the name of the classes' numbers, `[B]` or `[B, 1]`.
-      classes: the names of the classes, in the order of their numbers.
-      num_mistakes: how many of the worst mistakes are shown.
-      num_samples: how many images of each class are shown.
+      path: the file, with the suffix `.html`; missing folders are created.
+      every_steps: the interval in steps between two points; 0 or less draws the means of epochs.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch.
+      hyperparameters: values by name, nested or not, such as `vars(arguments)` of argparse.
+      reader: yields test batches, as for `Trainer.test`. It is read once, after training has
+        completed or was stopped; not after Ctrl-C or an error.
+      feed_order: names for the fields of the reader's tuples; by default those of `Trainer.train`.
+      infer: a function from a batch (a dict) to probabilities or logits `[B, num_classes]`; by
+        default `trainer.infer`, with the inputs of the trainer's `infer_func`. All processes call
+        it equally often with batches of equal size; shorter ones are filled up.
+      image: the name of the images `[B, H, W, 1 or 3]` in a batch; `None` if there are none.
+      label: the name of the integer labels, `[B]` or `[B, 1]`, in a batch.
+      classes: the names of the classes, in the order of their labels.
+      num_mistakes: how many of the worst mistakes to show.
+      num_samples: how many images of each class to show.
 
     Raises:
-      ValueError: `path` is a folder or has another suffix, or an option needs a `reader`; at
-        `BeginTraining`, when there is a `reader` and nothing to ask.
-      OSError: at the end of training, when the page cannot be written; before, it is warned of.
+      TypeError: `test`, `reader` or `classes` is of another type.
+      ValueError: `path` is a folder or has another suffix, or an option needs a `reader`. At
+        `BeginTraining`: there is a `reader`, but neither `infer` nor the trainer's `infer_func`.
+      OSError: at the end of training, if the page cannot be written. During training that is only
+        logged as a warning.
 
     >>> import pathlib, tempfile
     >>> from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
@@ -110,11 +117,18 @@ class Report:
     ) -> None:
         self._path = _check_path(path)
         self._hyperparameters = check_hyperparameters("Report", hyperparameters)
+        check_test("Report", test)
+        if isinstance(classes, str):
+            raise TypeError(
+                f"Report got classes={classes!r}, expected a list of names. Each letter would be a "
+                "class. Pass classes=['cat', 'dog']."
+            )
         self._questions: Questions | None = None
         self._feed_order = feed_order
         self._train_order: FeedOrder | None = None
         _check_counts(num_mistakes=num_mistakes, num_samples=num_samples)
         if reader is not None:
+            check_reader(reader, 1)
             self._questions = Questions(
                 reader=reader,
                 infer=infer,
@@ -127,7 +141,7 @@ class Report:
         elif infer is not None or classes is not None:
             raise ValueError(
                 f"Report got {'classes' if infer is None else 'infer'} without a reader, expected "
-                "both. The network is asked about the reader's images. Pass reader=test_reader."
+                "both. The network predicts the images of the reader. Pass reader=test_reader."
             )
         self._curves = Curves(every_steps, names, test)
         self._history, self._times = History(), RunTimes()
@@ -138,7 +152,7 @@ class Report:
         self._next_write = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Add what is new at an event; write the page every few seconds and at the end."""
+        """Record an event; write the page every few seconds and at the end."""
         if isinstance(event, BeginTraining):
             self._begin(event)
         # A handler before this one may have failed when training began.
@@ -153,7 +167,7 @@ class Report:
             self._end(event)
         elif points and time.monotonic() >= self._next_write:
             try:
-                self._write("running", None, "The network is asked when training ends.")
+                self._write("running", None, "This part is made when training ends.")
             except OSError as error:
                 self._warn(error)
 
@@ -175,7 +189,7 @@ class Report:
             why_not = self._find_obstacle(event)
             if why_not is None:
                 # A person may not wait for the answers.
-                self._write(event.reason, event.error, "The network was being asked.")
+                self._write(event.reason, event.error, "This part was being made.")
             self._write(event.reason, event.error, why_not or self._ask())
         except OSError as error:
             # The error that ended training is the one to see.
@@ -184,9 +198,9 @@ class Report:
                 return
             raise OSError(
                 error.errno,
-                f"Report got an error for {str(self._path)!r} ({error.strerror or error}), "
-                "expected that it can be written. The page of the run is not there, or not up to "
-                "date. Make room, or choose another path.",
+                f"Report got the path {str(self._path)!r}, expected a file that can be written "
+                f"({error.strerror or error}). The page of the run is missing or out of date. Make "
+                "room or give permission there, or choose another path.",
             ) from error
         finally:
             self._trainer = None
@@ -194,9 +208,9 @@ class Report:
     def _find_obstacle(self, event: EndTraining) -> str | None:
         """Return why the network is not asked, if so."""
         if self._questions is None:
-            return "No images were given to ask about. Report(reader=test_reader) asks about them."
+            return "No reader was given. Pass Report(reader=test_reader) to add this part."
         if event.reason in ("interrupted", "failed"):
-            return f"Training {_ENDS[event.reason]}, and the network was not asked."
+            return f"Training {_ENDS[event.reason]}, so this part was not made."
         return None
 
     def _ask(self) -> Answers | str:
@@ -205,7 +219,9 @@ class Report:
         try:
             return self._questions.ask(self._trainer, self._feed_order, self._train_order)
         except Exception as error:  # a mistake in a reader must not take the rest of the page
-            _LOGGER.warning("Report could not ask the network (%s); the page says so.", error)
+            _LOGGER.warning(
+                "Report could not run the network on the reader (%s); the page says so.", error
+            )
             return f"{type(error).__name__}: {error}"
 
     def _write(self, state: str, error: BaseException | None, answers: Answers | str) -> None:
@@ -238,13 +254,13 @@ class Report:
         _LOGGER.warning("Report could not write %s (%s); training goes on", self._path, error)
 
     def get_state(self) -> HandlerState:
-        """Return curves, epochs and times, for a checkpoint; the reading due next is taken now."""
+        """Return curves, epochs and times for a checkpoint, with the step due to be read."""
         # What is held back for a later launch is a part of the checkpoint too.
         self._history.add_points(self._curves.take())
         return {**self._history.get_state(), "secs": self._times.secs}
 
     def set_state(self, state: HandlerState) -> None:
-        """Go on with the curves, epochs and times of a checkpoint."""
+        """Restore the curves, epochs and times of a checkpoint."""
         self._history.set_state(state)
         self._times.secs = state["secs"]
 

@@ -1,10 +1,11 @@
-"""`StopAt`: training ends at a step, or after a time."""
+"""`StopAt`: training ends at a step or after a time."""
 
 from __future__ import annotations
 
 import time
 
 from penstock.events import BeginEpoch, BeginTraining, EndStep, Event, Training
+from penstock.handlers._arguments import is_number
 from penstock.handlers._monitor import get_trainer
 
 
@@ -12,11 +13,11 @@ class StopAt:
     """Stop training after a number of steps or seconds, whichever comes first.
 
     Arguments:
-      step: how many steps in all, over every call of `train` and every resumed part: training stops
-        when `trainer.global_step` is there, as FastNN's `stop_at_step`. Where it is there already,
-        nothing is trained. Several steps in one launch are all done before it stops.
-      seconds: how long this call of `train` may take. The step that runs then is the last; a test
-        or a save may follow. Of several processes the first whose time is over ends all of them.
+      step: stop when `trainer.global_step` reaches it. It counts the steps of all calls of `train`,
+        also before a resume, like FastNN's `stop_at_step`. If it is reached already, nothing is
+        trained. If a launch has several steps, all of them run.
+      seconds: how long this call of `train` may take. The current step is then the last; a test or
+        a save may follow. If there are several processes, the first to reach it stops all of them.
 
     >>> import numpy as np, optax, penstock as ps
     >>> def train_program():
@@ -40,7 +41,7 @@ class StopAt:
                 f"StopAt got step={step!r}, expected an integer of 0 or more. It is how many steps "
                 "are trained in all."
             )
-        if seconds is not None and not seconds >= 0:
+        if seconds is not None and not (is_number(seconds) and seconds >= 0):
             raise ValueError(
                 f"StopAt got seconds={seconds!r}, expected 0 or more. It is how long training may "
                 "take."

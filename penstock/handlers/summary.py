@@ -1,12 +1,14 @@
-"""`Summary`: a table of the parameters."""
+"""`Summary`: the table of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from penstock._errors import check_count
 from penstock._text_tables import align_rows
 from penstock.events import BeginTraining, Event
+from penstock.handlers._arguments import check_file
 from penstock.handlers._monitor import get_trainer
 from penstock.handlers._output import choose_output
 
@@ -16,15 +18,14 @@ _HEAD = ("name", "shape", "count", "dtype", "trainable")
 class Summary:
     """Print the table of parameters and running statistics when training begins.
 
-    A row for each: name, shape, count of elements, dtype, and whether it is trained (`yes`, or `no`
-    for what no objective updates and for running statistics, which batch norm moves by
-    itself). Below it the counts and bytes of both, as Keras's `model.summary()` has them. Optimizer
-    state is not counted.
+    Each row has the name, shape, number of elements, dtype, and whether it is trainable: `no` for
+    frozen parameters and for running statistics. Below are the totals, with bytes, as in Keras's
+    `model.summary()`. Optimizer state is not included.
 
     Arguments:
-      batch_size: print the operations and memory traffic of a train step at this batch size too, by
-        XLA's own account, for each objective. It compiles each one's step for that.
-      file: where to print; standard output by default.
+      batch_size: also print the FLOPs and memory traffic of a training step at this batch size, as
+        XLA estimates them, for each objective. This compiles the step.
+      file: an open text file; standard output by default.
 
     >>> import optax, penstock as ps
     >>> def train_program():
@@ -43,6 +44,9 @@ class Summary:
     """
 
     def __init__(self, *, batch_size: int | None = None, file: TextIO | None = None) -> None:
+        check_file("Summary", file)
+        if batch_size is not None:
+            check_count("batch_size", batch_size, 1)
         self._batch_size = batch_size
         self._file = file
 
@@ -85,7 +89,7 @@ def _costs(builder: Any, batch_size: int) -> list[str]:
         of = f" of {name!r}" if len(builder.objectives) > 1 else ""
         lines.append(
             f"a step{of} on {batch_size} examples takes {_scale_count(cost.flops)}FLOP and moves "
-            f"{_bytes(cost.bytes_accessed)}, on each device"
+            f"{_bytes(cost.bytes_accessed)} on each device"
         )
     return lines
 

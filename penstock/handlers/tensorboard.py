@@ -1,4 +1,4 @@
-"""`TensorBoard`: curves, histograms, images and hyperparameters as TensorBoard shows them."""
+"""`TensorBoard`: curves, histograms, images and hyperparameters for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock._parameter_updates import ParameterUpdate
 from penstock._paths import expand_path
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers import _event_file
+from penstock.handlers._arguments import check_interval, check_test, make_folder
 from penstock.handlers._curves import Curves
 from penstock.handlers._event_file import EventFile, NoEventFile
 from penstock.handlers._hyperparameters import check_hyperparameters, list_hyperparameters
@@ -24,40 +25,43 @@ _SESSION = "session"
 
 
 class TensorBoard:
-    """Write event files that `tensorboard --logdir DIRECTORY` shows; TensorFlow is not needed.
+    """Write event files for `tensorboard --logdir DIRECTORY`, without TensorFlow.
 
-    There are two runs in the folder, `train` and `test`, so that their curves share a chart:
+    The folder has two runs, `train` and `test`, so that their curves share a chart:
 
-    - `train/loss` and the other metrics, at the interval; `epoch/loss`, their means over an epoch,
-      and those of the test beside them.
-    - `speed/examples_per_sec`, without compiling and what is between epochs, and
-      `speed/data_wait`, the share of its time that an epoch waited for the reader.
-    - The parameter table under Text; histograms of the parameters and images on request.
-    - With `Gradients` beside it `updates/gradient_norm` and the like, `gradient_norm` and
-      `relative_update` of each parameter, and histograms of its gradient and its update.
-    - Under HParams `hyperparameters` and the trainer's configuration, to compare runs by.
+    - `train/loss` and the other metrics, at the interval; `epoch/loss`, the mean over an epoch, in
+      one chart with the test.
+    - `train/learning_rate`, if the optimizer's state holds it.
+    - `speed/examples_per_sec`, without compilation and the time between epochs, and
+      `speed/data_wait`, the fraction of an epoch spent waiting for the reader.
+    - The parameter table, in the Text tab; optionally histograms of the parameters, and images.
+    - With `Gradients` in the same list: `updates/gradient_norm` and the like; for each parameter
+      `gradient_norm`, `relative_update` and histograms of its gradient and update.
+    - `hyperparameters` and the trainer's configuration, in the HParams tab, to compare runs.
 
-    All are drawn by the number of steps done. A run that resumes in the same folder goes on with
-    its curves; what was written of steps that are made again is taken back. At the interval metrics
-    are read one launch late, so the device always has something to go on with.
+    The horizontal axis is the number of steps done. A run that is resumed in the same folder
+    continues its curves; points of steps that are trained again are replaced. Metrics are read one
+    launch late, so that the device never waits.
 
     Arguments:
-      directory: the folder; those of several runs in one folder are compared by its name.
-      every_steps: how many steps lie between two points.
-      names: names for the values of a program function that returns a tuple, a list or a single
-        value; those beyond are called `metric_1` by their position. A dict brings its own names.
-      test: called at the end of each epoch, returns metrics; or an `Evaluate` of the same run.
-      histograms_every_epochs: epochs between two histograms of each parameter; none by default, as
-        each copies the whole network to the host.
-      images: called at the end of each epoch; returns images by name, each uint8 `[H, W, C]`, or a
-        list of such, `C` being 1, 3 (RGB) or 4.
-      hyperparameters: values by name, of any depth, such as `vars(arguments)` of argparse; those of
-        a run stay what they were when it began.
+      directory: the folder of the run. To compare runs, put their folders into one and start
+        TensorBoard there.
+      every_steps: the interval in steps between two points; 0 or less logs no steps.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch.
+      histograms_every_epochs: the interval in epochs of parameter histograms. `None` by default:
+        each copies all parameters to the host.
+      images: a function, called at the end of each epoch, that returns images by name: each a uint8
+        array `[H, W, C]`, or a list of them, with `C` of 1 (grey), 3 (RGB) or 4 (RGBA).
+      hyperparameters: values by name, nested or not, such as `vars(arguments)` of argparse. A
+        resumed run keeps those it began with.
 
     Raises:
-      ModuleNotFoundError: tensorboard is not installed; the extra `tensorboard` brings it.
-      OSError: at `BeginTraining`, when the folder cannot be written. A write that fails later is
-        warned of and left out; at the end of training that is an error.
+      ModuleNotFoundError: tensorboard is not installed; the extra `tensorboard` installs it.
+      OSError: at `BeginTraining`, if the folder cannot be written. A later write that fails is
+        logged as a warning and its points are lost; at the end of training it is an error.
 
     >>> import os, tempfile
     >>> from penstock.events import BeginTraining, EndEpoch, EndTraining
@@ -82,10 +86,13 @@ class TensorBoard:
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
-        if histograms_every_epochs is not None and histograms_every_epochs < 1:
-            raise ValueError(
-                f"histograms_every_epochs got {histograms_every_epochs!r}, expected a positive "
-                "integer, or None. It is how many epochs lie between two. None writes none."
+        check_interval("TensorBoard", "histograms_every_epochs", histograms_every_epochs)
+        check_test("TensorBoard", test)
+        if images is not None and not callable(images):
+            raise TypeError(
+                f"TensorBoard got images of type {type(images).__name__}, expected a function "
+                "without arguments that returns images by name. It is called after each epoch. "
+                "Pass images=lambda: {'samples': samples}."
             )
         self._directory = expand_path(directory)
         self._curves = Curves(every_steps, names, test)
@@ -97,7 +104,7 @@ class TensorBoard:
         self._files: dict[str, EventFile | NoEventFile] = {}
 
     def __call__(self, event: Event) -> None:
-        """Write what is ready at an event."""
+        """Write the points that are ready."""
         if isinstance(event, BeginTraining):
             self._begin(event)
         for point in self._curves(event):
@@ -112,6 +119,8 @@ class TensorBoard:
 
     def _begin(self, event: BeginTraining) -> None:
         self._close()
+        if not jax.process_index():
+            make_folder("TensorBoard", "directory", self._directory)
         self._trainer = event.trainer
         for run in self._runs:
             self._open(run, run, event.global_step)

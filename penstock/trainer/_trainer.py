@@ -41,41 +41,41 @@ from penstock.trainer._testing import run_test
 class Trainer:
     """Train a network written as a program function.
 
-    Every run has `train`; then come `test`, `infer`, `save_params`, `load_params`; after them
-    `save_checkpoint`, `stop`, `parameters`, `epoch`, `global_step`; and, seldom, `update_scale`,
-    `loss_scale`, `describe`, `replay`, `save_inference_model`. `builder` is the `ProgramBuilder`.
+    Most used are `train`, `test`, `infer`, `save_params` and `load_params`; then `save_checkpoint`,
+    `stop`, `parameters`, `epoch` and `global_step`. Rarely needed are `update_scale`, `loss_scale`,
+    `describe`, `replay` and `save_inference_model`. `builder` is the `ProgramBuilder`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
         loss first and metrics after it in a tuple, list or dict; or a dict of `Objective`s.
       optimizer: an optax transformation, or a zero-argument function that returns one.
-      infer_func: gives `infer` of the live parameters.
-      param_path: a folder of parameters to start from. Where there is none yet, training starts
-        from initial values and says so.
+      infer_func: what `infer` runs, with the current parameters.
+      param_path: a folder of parameters to start from. If it has none yet, training starts from
+        initial values and prints that.
       place: `None` (every device of the default backend), `"cpu"`, `"gpu"`, `"tpu"`, a device, a
         list of devices, or a `Mesh` with the one axis `"data"`.
-      schedule: with several objectives, how many updates each makes of every batch, in this order,
-        e.g. `{"discriminator": 1, "generator": 2}`; once each by default.
-      steps_per_call: steps in one launch. It pays where a step takes less than about a
-        millisecond. Events still fire for each step.
-      seed: decides initial values and all randomness inside the programs.
-      checkpoint: a `CheckpointConfig`, or a folder for a checkpoint each epoch. Where it holds one
-        already, the trainer begins with that, and `train` goes on at the next sample.
-      on_non_finite: what a loss that is not finite does: `"stop"` raises; `"skip"` leaves out each
-        update whose loss or gradient is not finite, inside the step; `"roll_back"` returns to the
-        last checkpoint and goes on with the next batch.
-      precision: what layers compute products in: `"float32"`, `"bfloat16"`, `"float16"` (with a
-        dynamic loss scale), a `ps.Precision`, or `"auto"`: bfloat16 where the accelerator has it.
-        Parameters, optimizer state, statistics and losses are float32 in any case.
-      gradient_accumulation_steps: the micro-batches that a device's share of a batch is cut into.
-        They run one after the other in the memory of one, with one reduction over the devices.
-      freeze: what is not trained: `"backbone"` with all that lies under it, or globs such as
-        `"*/w"`. Batch norm whose running statistics match normalises by them and keeps them.
-      on_unequal: what a process does whose reader ends before another's: `"pad"` goes on with
-        examples that count nothing, `"raise"` ends training and says both counts.
+      schedule: with several objectives, how many updates each makes per batch, in this order, such
+        as `{"discriminator": 1, "generator": 2}`; one each by default.
+      steps_per_call: how many steps to run in one launch. More than one helps if a step takes less
+        than about a millisecond. Events still fire for each step.
+      seed: the seed of initial values and of all randomness in the programs.
+      checkpoint: a `CheckpointConfig`, or a folder for a checkpoint per epoch. If the folder has a
+        checkpoint, it is restored, and `train` continues with the next sample.
+      on_non_finite: what to do if a loss is not finite: `"stop"` raises; `"skip"` skips each update
+        whose loss or gradient is not finite; `"roll_back"` restores the last checkpoint and
+        continues with the next batch.
+      precision: the dtype of the layers' products: `"float32"`, `"bfloat16"`, `"float16"` (with a
+        dynamic loss scale), a `ps.Precision`, or `"auto"` (bfloat16 if the accelerator supports
+        it). Parameters, optimizer state, statistics and losses are always float32.
+      gradient_accumulation_steps: how many micro-batches each device's part of a batch is split
+        into. They run one after another, with the memory of one, and one reduction over devices.
+      freeze: what not to train: a prefix such as `"backbone"`, for everything below it, or globs
+        such as `"*/w"`. Batch norm with frozen statistics normalises by them and keeps them.
+      on_unequal: what to do if one process's reader ends before another's: `"pad"` continues with
+        examples that do not count; `"raise"` ends training and names both counts.
 
     Raises:
-      ProgramError: no programs can be derived; said before any data is read.
+      ProgramError: no programs can be derived; raised before any data is read.
       ParameterError: the parameters at `param_path` do not fit.
       CheckpointError: the checkpoint is of another network, or none can be read.
 
@@ -127,7 +127,7 @@ class Trainer:
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self.about: Mapping[str, Any] = {}
-        """What `save_params` writes beside the parameters, as JSON: their preprocessing for one."""
+        """What `save_params` writes beside the parameters as JSON, such as their preprocessing."""
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
         self._update_order = _arguments.choose_update_order(self.builder.objectives, schedule)
@@ -160,26 +160,27 @@ class Trainer:
         num_epochs: int = 1,
         feed_order: FeedOrder | None = None,
     ) -> None:
-        """Train for `num_epochs` passes over `reader`; see `penstock.events` for the order of it.
+        """Train for `num_epochs` passes over `reader`; `penstock.events` shows the loop.
 
-        Called again, it goes on: parameters, optimizer state, epoch and step numbers are kept. The
-        same calls with the same checkpoint directory in another process go on where the last ended.
-        Ctrl-C and SIGTERM end after the current step; a second one at once.
+        Another call continues training: parameters, optimizer state, and the numbers of epochs and
+        steps are kept. A program that runs again with the same checkpoint folder continues where it
+        ended. Ctrl-C and SIGTERM end training after the current step; a second one, immediately.
 
         Arguments:
-          reader: yields batches, anew at every pass: a zero-argument function that returns an
+          reader: yields batches, again on every pass: a zero-argument function that returns an
             iterator, or an iterable. A batch is a dict of arrays, a tuple of arrays, or a list of
-            samples. It must not write into arrays it has yielded: they may not have been used yet.
-          event_handler: a function that takes an event, or a list of them.
-          feed_order: the input names in the order of a tuple's fields; also a dict of name to
-            index. `test` uses it too, unless told otherwise.
+            samples. It must not modify arrays it has yielded: they may not have been used yet.
+          event_handler: a function that takes an event, or a list of them; see `penstock.handlers`.
+          num_epochs: how many more epochs to train; a resumed run, those that remain.
+          feed_order: the input names in the order of a tuple's fields, or a dict from name to
+            index. It is also the default of `test`.
 
         Raises:
           ProgramError: an objective has no optimizer.
           FeedError: a batch does not fit the inputs the program declares.
           ReaderError: the reader yields nothing, or cannot be read again.
           NonFiniteError: a loss was nan or infinite.
-          CheckpointError: checkpoints could not be written; said when training has ended.
+          CheckpointError: checkpoints could not be written; raised when training has ended.
         """
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
@@ -216,17 +217,17 @@ class Trainer:
     def test(
         self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
     ) -> Any:
-        """Return the mean of the metrics over every example of `reader`, in test mode.
+        """Return the mean of the metrics over all examples of `reader`, in test mode.
 
-        Each example counts once, whatever the batch size and the number of devices. Waits for the
-        device once, at the end.
+        Each example counts once, on any number of devices. The device is waited for at the end.
 
         Arguments:
-          averaged: test the moving average of the parameters that the optimizer keeps.
+          feed_order: as for `train`, whose order is the default.
+          averaged: test the optimizer's moving average of the parameters.
 
         Returns:
-          The program function's structure, with Python floats for scalars; by objective, where
-          there are several.
+          The metrics in the program function's structure, with Python floats for scalars; with
+          several objectives, a dict by objective.
 
         Raises:
           FeedError: a batch does not fit the inputs the program declares.
@@ -245,9 +246,12 @@ class Trainer:
             return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
 
     def infer(self, feed: Feed) -> Any:
-        """Return what `infer_func` returns for a feed of any length, with the live parameters.
+        """Return what `infer_func` returns, as NumPy arrays, with the current parameters.
 
-        Of several processes all call it, each with examples of its own, as many as the others.
+        If there are several processes, all call it, each with as many examples of its own.
+
+        Arguments:
+          feed: a dict from input name to array `[B, ...]`, with any B.
 
         Raises:
           ProgramError: the trainer was made without `infer_func`.
@@ -256,12 +260,12 @@ class Trainer:
             return self.builder.infer(self._engine.state, feed)
 
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
-        """Write parameters and running statistics to a folder, which is made or overwritten.
+        """Write parameters and running statistics to a folder, which is created or overwritten.
 
-        With what `about` holds, without optimizer state. All processes call it for an average.
+        Optimizer state is not written. If there are several processes, all call it for an average.
 
         Arguments:
-          averaged: write the moving average of the parameters that the optimizer keeps.
+          averaged: write the optimizer's moving average of the parameters.
 
         Raises:
           ValueError: no optimizer keeps a moving average.
@@ -285,26 +289,26 @@ class Trainer:
     ) -> dict[str, list[str]]:
         """Read parameters and running statistics from a folder; optimizer state is kept.
 
-        Without options every entry must be there and fit. With one, what was loaded and what was
-        not is printed.
+        Without options, every entry must be present and fit. With an option, a report of what was
+        loaded is printed.
 
         Arguments:
-          param_path: what `save_params` wrote, a folder of checkpoints (the newest), or one.
-          partial: load what fits in name, shape and dtype, and leave the rest as it is.
-          include: names of the program to load, `"backbone"` with all that lies under it, or globs
-            such as `"*/w"`; the others stay as they are.
-          exclude: names not to load, written the same way.
-          rename: beginnings of names in the file and what they are called in the program, such as
+          param_path: a folder of `save_params`, a checkpoint, or a folder of them (the newest).
+          partial: load the entries that fit in name, shape and dtype, and keep the rest.
+          include: names of the program to load: a prefix such as `"backbone"`, for everything below
+            it, or globs such as `"*/w"`. The others keep their values.
+          exclude: names not to load, in the same form.
+          rename: a dict from prefixes in the file to prefixes in the program, such as
             `{"old/encoder": "backbone"}`, or a function from name to name.
-          skip_mismatched: leave out entries of another shape or dtype.
+          skip_mismatched: skip entries of another shape or dtype.
 
         Returns:
-          What was `loaded`, and what was not: `excluded`, `missing`, `extra` and `mismatched`.
+          Lists of names: `loaded`, `excluded`, `missing`, `extra` and `mismatched`.
 
         Raises:
           FileNotFoundError: there are no parameters at `param_path`.
-          UnknownNameError: a pattern or a name to replace matches nothing.
-          ParameterError: listing every missing, extra or mismatched entry. Nothing is loaded then.
+          UnknownNameError: a pattern or a prefix matches nothing.
+          ParameterError: entries are missing, extra or mismatched; lists all. Nothing is loaded.
         """
         selection = Selection(include=include, exclude=exclude, rename=rename)
         table = self.builder.programs.network.table
@@ -320,7 +324,7 @@ class Trainer:
         return report
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint now, and wait for it; handlers may call it too.
+        """Write a checkpoint now, and wait until it is written; handlers may call it too.
 
         Raises:
           CheckpointError: it could not be written, or the trainer has no `checkpoint` folder.
@@ -341,7 +345,7 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs, or runs next, from 0 over all calls of `train`."""
+        """The current or next epoch, counted from 0 over all calls of `train`."""
         return self._status.epoch
 
     @property
@@ -351,11 +355,11 @@ class Trainer:
 
     @property
     def update_scale(self) -> float:
-        """What every update of the parameters is multiplied by, 1 at first; may be set.
+        """The factor of every parameter update, 1 at first; can be set.
 
-        It scales the learning rate of any optimizer, and with it a decoupled weight decay.
-        Reading it waits for the device. An optimizer that keeps where its updates lead, such as
-        `optax.lookahead`, takes no other than 1.
+        It scales the learning rate of any optimizer, and a decoupled weight decay with it. Reading
+        it waits for the device. Optimizers that keep a copy of the parameters, such as
+        `optax.lookahead`, only accept 1.
         """
         return float(jax.device_get(self._engine.state.update_scale))
 
@@ -368,16 +372,13 @@ class Trainer:
 
     @property
     def loss_scale(self) -> Any:
-        """What the loss is multiplied by for its gradients; by objective, where there are several.
-
-        A dynamic one is read from the state, which waits for the device.
-        """
+        """The loss scale, by objective if there are several; reading a dynamic one waits."""
         return _arguments.read_loss_scales(self.builder, self._engine.state)
 
     def describe(self) -> dict[str, object]:
-        """Return what this run is: versions, devices, configuration, number of parameters.
+        """Return versions, devices, configuration and number of parameters of this run.
 
-        With a checkpoint folder it is also written there, as `run.json`.
+        If there is a checkpoint folder, it is also written there as `run.json`.
         """
         said = {**self._list_arguments(), "seed": int(self.seed)}
         return describe_run(self.builder, said, self._saver.directory)
@@ -385,18 +386,18 @@ class Trainer:
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
     ) -> None:
-        """Run again the step whose loss or gradient was not finite, with JAX's nan debugging.
+        """Run the step whose loss or gradient was not finite again, with JAX's NaN debugging.
 
-        Goes from the last checkpoint before that step, or from the initial values where there is
-        none, to the step itself, and there raises JAX's `FloatingPointError` at the operation that
-        made the first nan. The trainer's own state is left alone. Of several processes all call it.
+        It starts from the last checkpoint before that step, or from the initial values, and raises
+        JAX's `FloatingPointError` at the operation that produced the first NaN. The trainer's own
+        state does not change. If there are several processes, all call it.
 
         Arguments:
           reader: the reader of the run, which must yield the same batches again.
           step: the global step; by default the first whose loss or gradient is not finite.
 
         Raises:
-          FloatingPointError: naming the step; its cause shows the line of the program function.
+          FloatingPointError: names the step; its cause shows the line of the program function.
         """
         programs, bad = self.builder.programs, self._guard.bad_steps
         order = feed_order or self._feed_order
@@ -408,7 +409,7 @@ class Trainer:
             replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 
     def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
-        """Do what `save_params` does, Fluid's name; an `Inferencer` brings the network itself."""
+        """Call `save_params`; this is Fluid's name for it."""
         self.save_params(param_path)
 
     def __repr__(self) -> str:

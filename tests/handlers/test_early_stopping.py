@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import penstock as ps
+from penstock import layers
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import EarlyStopping, Evaluate
@@ -268,6 +269,17 @@ def test_unknown_metric_is_an_error_before_training():
     with pytest.raises(UnknownNameError, match=r"EarlyStopping got monitor='auc', expected one of"):
         linear_trainer().train(linear_reader(), [recorder, EarlyStopping("auc")])
     assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
+
+
+def test_metric_that_is_an_array_is_an_error_that_says_so():
+    def program():
+        prediction = layers.fc(layers.data("x", shape=[2]), size=1)
+        return {"loss": layers.mean(prediction), "prediction": prediction}
+
+    text = r"monitor='prediction', expected one of 'loss'\. .* 'prediction' is an array\. Return a"
+    trainer = ps.Trainer(program, optax.sgd(0.1), place="cpu")
+    with pytest.raises(UnknownNameError, match=text):
+        trainer.train(linear_reader(), EarlyStopping("prediction"))
 
 
 def test_unknown_metric_of_a_test_is_an_error_at_the_first_reading():

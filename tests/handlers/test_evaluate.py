@@ -251,8 +251,8 @@ def test_question_before_training_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"every_steps": 0}, "every_steps got 0, expected a positive integer or None"),
-        ({"every_epochs": 1.5}, "every_epochs got 1.5, expected a positive integer or None"),
+        ({"every_steps": 0}, "every_steps=0, expected a positive integer or None"),
+        ({"every_epochs": 1.5}, "every_epochs=1.5, expected a positive integer or None"),
         ({"mode": "best"}, "Evaluate got mode='best', expected 'min' or 'max'. It says whether"),
     ],
 )

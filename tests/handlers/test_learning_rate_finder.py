@@ -113,7 +113,7 @@ def test_training_that_ends_too_soon_suggests_nothing(tmp_path, capsys):
     _, finder = found(tmp_path, num_epochs=2)
     assert finder.suggestion is None
     assert len(finder.losses) == 5
-    assert "too few steps were made" in capsys.readouterr().out
+    assert "there were too few steps" in capsys.readouterr().out
 
 
 def test_training_without_a_step_leaves_no_plot(tmp_path):

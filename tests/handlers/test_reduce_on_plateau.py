@@ -54,7 +54,7 @@ def test_scale_is_lowered_after_epochs_without_a_better_value(values, options, e
 def test_line_is_printed_at_each_reduction_and_none_at_the_lowest(capsys):
     scales([1, 1, 1, 1], patience=1, min_scale=0.1, file=None)
     assert capsys.readouterr().out == (
-        "ReduceOnPlateau: loss has not been better than 1 for 1 epochs, updates are scaled by 0.1\n"
+        "ReduceOnPlateau: loss has not been better than 1 for 1 epoch, updates are scaled by 0.1\n"
     )
 
 

@@ -109,9 +109,9 @@ def test_page_has_every_part_and_loads_nothing(path):
     labels = [each["aria-label"] for each in page.all("svg")]
     drawn_names = [label.split(" by step")[0] for label in labels]
     assert drawn_names[:2] == ["loss", "accuracy"]
-    assert "share that is right by probability" in labels
+    assert "accuracy by confidence" in labels
     assert page.all("img")[0]["alt"] == "bright, taken for dark"
-    assert re.search(r"said dark, \d+% is bright, [\d.]+% #1 ", page.said)
+    assert re.search(r"predicted: dark, \d+% true: bright, [\d.]+% #1 ", page.said)
     row = rf"epoch 5 20 [\d.]+ [\d.]+ {evaluate.last['loss']:.4g} {evaluate.last['accuracy']:.4g} "
     assert re.search(row, page.said)
 
@@ -119,7 +119,7 @@ def test_page_has_every_part_and_loads_nothing(path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "No images were given to ask about. Report(reader=test_reader) asks about them."),
+        ({}, "No reader was given. Pass Report(reader=test_reader) to add this part."),
         (
             {"label": "lable"},
             "ValueError: the reader yielded a batch of 'image', 'label', expected",
@@ -248,7 +248,7 @@ def test_training_that_is_cut_short_has_a_page_and_keeps_its_error(path, reason)
     said = HtmlPage(path).said
     expected = {"interrupted": "interrupted: KeyboardInterrupt", "failed": "ValueError: the first"}
     assert f"{expected[reason]} epochs" in said
-    assert "and the network was not asked." in said
+    assert "so this part was not made." in said
 
 
 def test_page_is_there_while_it_trains_and_says_so(path, clock):
@@ -261,8 +261,8 @@ def test_page_is_there_while_it_trains_and_says_so(path, clock):
 
     handler = Report(path, every_steps=1, reader=[], infer=lambda batch: batch)
     drive(handler, num_steps=12, on_step=on_step)
-    assert "state running when this page was written, or killed" in pages[0]
-    assert "The network is asked when training ends." in pages[0]
+    assert "state running when this page was written; it may have been killed since" in pages[0]
+    assert "This part is made when training ends." in pages[0]
     assert len(set(pages)) == 2  # after 5 and 10 seconds
 
 
@@ -276,7 +276,7 @@ def test_page_is_there_when_the_network_is_asked(path):
     with pytest.raises(KeyboardInterrupt):
         drive(Report(path, reader=reader, infer=lambda batch: batch))
     assert "state complete" in said[0]
-    assert "The network was being asked." in HtmlPage(path).said
+    assert "This part was being made." in HtmlPage(path).said
 
 
 def test_page_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(tmp_path, clock, caplog):
@@ -286,7 +286,7 @@ def test_page_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(tmp_pa
         clock.now += 10
 
     handler = Report(tmp_path / "file" / "a.html", every_steps=1)
-    text = "Report got an error for .*a.html.*, expected that it can be written. The page of the"
+    text = "Report got the path .*a.html.*, expected a file that can be written .* The page of the"
     with pytest.raises(OSError, match=text) as caught:
         drive(handler, num_steps=5, on_step=on_step)
     assert caught.value.errno in (errno.ENOTDIR, errno.EEXIST)

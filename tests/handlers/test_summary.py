@@ -69,7 +69,7 @@ def test_operations_of_a_step_are_xlas_own_on_request():
     assert cost.flops > 100
     assert line == (
         f"a step on 64 examples takes {summary._scale_count(cost.flops)}FLOP and moves "
-        f"{summary._bytes(cost.bytes_accessed)}, on each device"
+        f"{summary._bytes(cost.bytes_accessed)} on each device"
     )
 
 

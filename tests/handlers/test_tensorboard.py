@@ -218,7 +218,7 @@ def test_tensorboard_that_is_not_installed_names_the_extra(monkeypatch):
 
 
 def test_histograms_every_no_epochs_are_refused():
-    with pytest.raises(ValueError, match="histograms_every_epochs got 0, expected a positive"):
+    with pytest.raises(ValueError, match="histograms_every_epochs=0, expected a positive"):
         TensorBoard("runs", histograms_every_epochs=0)
 
 

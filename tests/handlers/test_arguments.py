@@ -1,0 +1,144 @@
+"""What handlers refuse when they are made or when training begins, and what they say then."""
+
+import re
+
+import numpy as np
+import pytest
+
+from penstock import handlers
+from tests.handlers.driving import drive, driven_trainer
+from tests.networks import linear_reader
+
+
+def read_batches():
+    yield {"x": np.ones([2, 2], np.float32)}
+
+
+def make(name, directory, **options):
+    """Return a handler that gets its first argument where it needs one."""
+    first = {"CSVLog": "a.csv", "JSONLog": "a.jsonl", "Report": "a.html", "Plot": "a.png"}
+    if name == "Evaluate":
+        return handlers.Evaluate(linear_reader(), **options)
+    if name in ("TensorBoard", "Profile"):
+        return getattr(handlers, name)(directory / "logs", **options)
+    return getattr(handlers, name)(*([directory / first[name]] if name in first else []), **options)
+
+
+TESTED = ["Progress", "CSVLog", "JSONLog", "Plot", "TensorBoard", "Report", "EarlyStopping"]
+
+
+@pytest.mark.parametrize("name", [*TESTED, "ReduceOnPlateau"])
+@pytest.mark.parametrize(
+    "test", [linear_reader(), read_batches, 3], ids=["reader", "function", "3"]
+)
+def test_reader_in_place_of_a_test_is_refused(name, test, tmp_path):
+    text = f"{name} got test=.*, expected an Evaluate or a function that returns metrics. .* Make "
+    with pytest.raises(TypeError, match=text):
+        make(name, tmp_path, test=test)
+
+
+@pytest.mark.parametrize(
+    "name", ["Progress", "Log", "Summary", "Evaluate", "EarlyStopping", "ReduceOnPlateau"]
+)
+def test_path_in_place_of_an_open_file_is_refused(name, tmp_path):
+    text = f"{name} got file='log.txt', expected an open text file. .* Pass file=open\\(path, 'w'"
+    with pytest.raises(TypeError, match=text):
+        make(name, tmp_path, file="log.txt")
+
+
+@pytest.mark.parametrize(
+    "name", [*TESTED, "Log", "Evaluate", "ReduceOnPlateau", "LearningRateFinder"]
+)
+@pytest.mark.parametrize("names", [None, 3, [1]], ids=str)
+def test_names_that_are_no_strings_are_refused(name, names, tmp_path):
+    text = f"names got {re.escape(repr(names))}, expected a list of strings."
+    with pytest.raises(TypeError, match=text):
+        make(name, tmp_path, names=names)
+
+
+@pytest.mark.parametrize("name", ["Evaluate", "EarlyStopping", "ReduceOnPlateau"])
+def test_monitor_that_is_no_name_is_refused(name, tmp_path):
+    text = f"{name} got monitor=3, expected the name of a metric."
+    with pytest.raises(TypeError, match=text):
+        make(name, tmp_path, monitor=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("StopAt", {"seconds": "5"}, "StopAt got seconds='5', expected 0 or more"),
+        ("EarlyStopping", {"min_delta": "a"}, "EarlyStopping got min_delta='a', expected 0 or"),
+        ("ReduceOnPlateau", {"factor": "a"}, "got factor='a', expected a number between 0 and 1"),
+        ("ReduceOnPlateau", {"min_scale": "a"}, "got min_scale='a', expected 0 or more"),
+        ("LearningRateFinder", {"low": "a"}, "got low='a', .*, expected 0 < low < high"),
+        ("Progress", {"stop_at": "a"}, "stop_at got 'a', expected an integer of 0 or more"),
+        ("Summary", {"batch_size": 0}, "batch_size got 0, expected an integer of 1 or more"),
+        ("Profile", {"top": True}, "top got True, expected an integer of 1 or more"),
+        ("TensorBoard", {"histograms_every_epochs": 1.5}, "got histograms_every_epochs=1.5, exp"),
+        ("Evaluate", {"every_steps": True}, "Evaluate got every_steps=True, expected a positive"),
+    ],
+)
+def test_what_is_no_number_in_its_range_is_refused(name, options, text, tmp_path):
+    with pytest.raises(ValueError, match=text):
+        make(name, tmp_path, **options)
+
+
+def test_numpy_integer_is_an_interval(capsys):
+    drive(handlers.Log(np.int64(4)), num_steps=8)
+    assert capsys.readouterr().out.count("global_step") == 2
+
+
+@pytest.mark.parametrize(
+    ("make_handler", "text"),
+    [
+        (lambda: handlers.Evaluate(3), "reader got int, expected a function without arguments"),
+        (lambda: handlers.EarlyStopping(reader=3), "reader got int, expected a function"),
+        (lambda: handlers.Report(reader=3, infer=print), "reader got int, expected a function"),
+        (
+            lambda: handlers.Report(reader=read_batches, classes="ab"),
+            "Report got classes='ab', expected a list of names.",
+        ),
+        (
+            lambda: handlers.TensorBoard("logs", images=3),
+            "TensorBoard got images of type int, expected a function without arguments",
+        ),
+    ],
+)
+def test_what_is_of_another_kind_is_refused(make_handler, text):
+    with pytest.raises(TypeError, match=text):
+        make_handler()
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("Evaluate", "best_path"),
+        ("TensorBoard", "directory"),
+        ("Profile", "directory"),
+        ("LearningRateFinder", "path"),
+    ],
+)
+def test_folder_that_cannot_be_made_is_an_error_before_training(name, argument, tmp_path):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "logs"
+    path = folder / "rates.png" if name == "LearningRateFinder" else folder
+    first = [linear_reader()] if name == "Evaluate" else []
+    handler = getattr(handlers, name)(*first, **{argument: path})
+    text = f"{name} got {argument}='{re.escape(str(folder))}', expected a folder that can be"
+    with pytest.raises(OSError, match=text):
+        drive(handler, trainer=driven_trainer())
+
+
+def test_trace_that_training_did_not_reach_is_warned_of(tmp_path, caplog):
+    drive(handlers.Profile(tmp_path, first_step=10), num_steps=8)
+    assert "Profile traced nothing: training ended after 8 steps" in caplog.text
+
+
+def test_curves_without_a_point_are_warned_of(tmp_path, caplog):
+    drive(handlers.Plot(tmp_path / "a.png", every_steps=10), num_steps=8)
+    assert "Plot drew nothing: no step was read, at every_steps=10." in caplog.text
+
+
+def test_number_of_epochs_in_the_place_of_a_handler_is_named():
+    with pytest.raises(TypeError, match=r"event_handler got int, .* num_epochs=5\."):
+        driven_trainer().train(linear_reader(), 5)
