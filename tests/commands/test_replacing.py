@@ -158,7 +158,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     assert (status, err) == (0, "")
     status, out, err = run(capsys, "train", *FAST, *long, "--num_epochs=1")
     assert status == 0, err
-    assert re.search(r"again at step \d\d+", out)
+    assert re.search(r"at step \d\d+, resumed from", out)
     assert not os.path.exists(f"{DIR}/replaced")
 
 
