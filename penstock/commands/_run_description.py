@@ -10,6 +10,7 @@ from typing import Any
 from penstock._report.page import Page, add, add_details, add_table
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags.config_file import flatten, to_json
+from penstock.commands._flags.optimizer import choose_epsilon
 from penstock.commands._flags.train import fastnn_defaults
 
 # Flags that say where a run lies, not what it is.
@@ -32,6 +33,9 @@ def find_changed(flags: Mapping[str, object]) -> dict[str, object]:
     default = fastnn_defaults() if flags.get("fastnn_compat") else TrainFlags()
     # Through JSON, as the run's own have been: a tuple is a list there.
     usual = flatten(json.loads(json.dumps(to_json(default))))
+    # A run's folder has the number that its optimizer chose.
+    if usual["opt_epsilon"] is None:
+        usual["opt_epsilon"] = choose_epsilon(str(flags.get("optimizer", usual["optimizer"])))
     return {
         name: value
         for name, value in flags.items()

@@ -11,7 +11,10 @@ from penstock._errors import nearest
 _COMMON = (
     (r"models\.get got ", "the network got "),
     (r"models\.names\(\) and `penstock models` list them", "`penstock models` lists them"),
-    (r"^ScheduleOptions got (\w+)=([^\s,]+), expected a ", r"--\1 got \2, expected a "),
+    (
+        r"^(?:Schedule|Optimizer)Options got (\w+)=([^\s,]+), expected a ",
+        r"--\1 got \2, expected a ",
+    ),
     (r"^(freeze|place) got ", r"--\1 got "),
     (r"; optimizers\.names\(\) has them all", ""),
     (r"optimizers\.get got ", "--optimizer got "),

@@ -56,7 +56,7 @@ DEFAULTS = {
     "learning_rate": 0.01,
     "end_learning_rate": 0.0001,
     "optimizer": "rmsprop",
-    "opt_epsilon": 1.0,
+    "opt_epsilon": None,
     "log_loss_every_n_iters": 10,
     "profile_every_n_iters": 0,
     "profile_at_task": 0,
@@ -335,3 +335,18 @@ def default_in_page(flag):
     return (
         "" if flag.default in (None, {}) else f"`{flag.default}`" if flag.default != "" else "empty"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "epsilon"),
+    [
+        (["--optimizer=adam"], 1e-8),
+        (["--optimizer=adamweightdecay"], 1e-8),
+        (["--optimizer=rmsprop"], 1.0),
+        (["--optimizer=adam", "--opt_epsilon=1.0"], 1.0),
+        (["--optimizer=adam", "--fastnn_compat=True"], 1.0),
+        (["--optimizer=adam", "--fastnn_compat=True", "--opt_epsilon=1e-8"], 1e-8),
+    ],
+)
+def test_epsilon_that_is_not_given_is_the_optimizers_own(words, epsilon):
+    assert train.read_flags(words).optimizer.options.opt_epsilon == epsilon

@@ -11,7 +11,7 @@ from penstock.commands._checks import UsageError
 from penstock.commands._flags.config_file import read_config
 from penstock.commands._flags.data import DatasetFlags, PreprocessingFlags
 from penstock.commands._flags.model import ModelFlags
-from penstock.commands._flags.optimizer import OptimizerFlags
+from penstock.commands._flags.optimizer import FASTNN_EPSILON, OptimizerFlags
 from penstock.commands._flags.run import LoggingFlags, PerformanceFlags
 from penstock.commands._plugins import import_plugins
 from penstock.optimizers import ScheduleOptions
@@ -118,6 +118,7 @@ def fastnn_defaults() -> TrainFlags:
     return TrainFlags(
         dataset=DatasetFlags(dataset_name="mock", num_classes=100, num_sample_per_epoch=1_000_000),
         model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
+        optimizer=OptimizerFlags(opt_epsilon=FASTNN_EPSILON),
         logging=LoggingFlags(stop_at_step=100),
         performance=PerformanceFlags(loss_scale=1.0),
         fastnn_compat=True,

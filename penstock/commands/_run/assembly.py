@@ -235,7 +235,7 @@ def make_optimizer(flags: TrainFlags, schedule: ScheduleArguments) -> optax.Grad
     return optimizers.get(
         flags.optimizer.optimizer,
         optimizers.schedule(**schedule),
-        options=flags.optimizer,
+        options=flags.optimizer.options,
         max_gradient_norm=flags.model.max_gradient_norm,
         moving_average_decay=flags.optimizer.moving_average_decay,
     )

@@ -189,14 +189,18 @@ def _prepare(
 
 
 def resolve_flags(flags: TrainFlags, data: Data) -> TrainFlags:
-    """Return the flags with what data and network decide in the place of None."""
+    """Return the flags with what data, network and optimizer decide in the place of None."""
     dataset = dataclasses.replace(flags.dataset, num_classes=data.shape.num_classes)
     name = flags.preprocessing.preprocessing_name
     name = data.preparation.name if data.preparation is not None else name
     prepared = dataclasses.replace(
         flags.preprocessing, preprocessing_name=name, train_image_size=data.shape.image_shape[0]
     )
-    return dataclasses.replace(flags, dataset=dataset, preprocessing=prepared)
+    # As a number in the run's folder: it stays the run's own where a default changes.
+    optimizer = dataclasses.replace(
+        flags.optimizer, opt_epsilon=flags.optimizer.options.opt_epsilon
+    )
+    return dataclasses.replace(flags, dataset=dataset, preprocessing=prepared, optimizer=optimizer)
 
 
 def _mock(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> Data:
