@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
 from penstock.commands._flags.config_file import flatten, read_value, to_json
-from penstock.commands._image_folders import PARTS, has_parts
+from penstock.commands._image_folders import PARTS, has_images, has_parts
 from penstock.commands._run_folders import DISPLAY, SILENT
+from penstock.commands._run_log import suggest_run
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that change the test data: results on other data cannot be compared.
@@ -127,8 +129,12 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     folder = path if path.is_dir() else path.parent
     there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     what = "a folder without weights" if path.is_dir() else "nothing"
-    runs = [str(each.parent) for each in sorted(path.glob("*/data.json"))]
-    hint = f" Name a run in it, such as {runs[0]!r}." if runs else nearest(path.name, there)
+    if run := suggest_run(path):
+        hint = f" {run}"
+    elif path.is_dir() and has_images(path):
+        hint = f" It holds images; to train on them: penstock train {shlex.quote(str(path))}."
+    else:
+        hint = nearest(path.name, there)
     raise FileNotFoundError(
         f"{str(path)!r} got {what}, expected parameters, checkpoints or a run of penstock, or a "
         f"file of TF-Slim, Keras or torch.{hint}"
