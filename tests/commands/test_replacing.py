@@ -184,7 +184,7 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
     status, out, _ = run(capsys, "train", *FAST, "--stop_at_step=3")
     assert status == 0
     assert "is back" in out
-    assert "is over" in out
+    assert "The run is complete" in out
     assert contents(tmp_path / DIR).keys() == before.keys()
 
 

@@ -151,7 +151,7 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monke
     status, out, _ = run(capsys, *words, "--learning_rate=0.5")
     assert (status, "writes to  runs/digits_tiny-2" in out) == (0, True)
     said = (
-        "this is a new run because flags differ from runs/digits_tiny: --learning_rate was 0.01, is"
+        "this is a new run because flags differ from runs/digits_tiny: --learning_rate=0.5 (0.01 "
     )
     assert said in " ".join(out.split())
     status, out, _ = run(
@@ -296,7 +296,7 @@ def test_run_with_the_epsilon_of_before_is_not_continued_with_another(
     status, out, err = run(capsys, *words)
     assert status == 0, err
     said = " ".join(out.split())
-    assert "flags differ from runs/digits_tiny: --opt_epsilon was 1.0, is 1e-08" in said
+    assert "flags differ from runs/digits_tiny: --opt_epsilon=1e-08 (1.0 before)" in said
     status, out, err = run(capsys, *words, "--opt_epsilon=1.0")
     assert status == 0, err
     assert "at step 2, resumed from runs/digits_tiny/checkpoints" in out

@@ -47,6 +47,10 @@ class OptimizerFlags(optimizers.OptimizerOptions):
                 f"--moving_average_decay got {self.moving_average_decay!r}, expected below 1."
             )
 
+    def resolve(self) -> OptimizerFlags:
+        """Return the flags with the epsilon that suits the optimizer in the place of None."""
+        return dataclasses.replace(self, opt_epsilon=self.options.opt_epsilon)
+
     @property
     def options(self) -> optimizers.OptimizerOptions:
         """The options as the library takes them.

@@ -197,10 +197,9 @@ def resolve_flags(flags: TrainFlags, data: Data) -> TrainFlags:
         flags.preprocessing, preprocessing_name=name, train_image_size=data.shape.image_shape[0]
     )
     # As a number in the run's folder: it stays the run's own where a default changes.
-    optimizer = dataclasses.replace(
-        flags.optimizer, opt_epsilon=flags.optimizer.options.opt_epsilon
+    return dataclasses.replace(
+        flags, dataset=dataset, preprocessing=prepared, optimizer=flags.optimizer.resolve()
     )
-    return dataclasses.replace(flags, dataset=dataset, preprocessing=prepared, optimizer=optimizer)
 
 
 def _mock(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> Data:

@@ -174,7 +174,8 @@ def choose_folder(flags: TrainFlags, facts: Facts) -> tuple[RunFolder, list[str]
         # How many classes there are was counted in the data.
         others = {name: was for name, was in changed.items() if name != "num_classes"}
         if others:
-            by_flags = [_say_new(folder, "flags differ from", describe_differences(others))]
+            parts = [f"--{name}={new} ({old} before)" for name, (old, new) in others.items()]
+            by_flags = [_say_new(folder, "flags differ from", parts)]
         elif goes_on:
             changes = [] if flags.logging.overwrite else find_changes(folder, facts)
             if changes:
