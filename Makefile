@@ -17,7 +17,7 @@ PIECE_core     = $(filter-out $(PIECE_training) $(PIECE_library) $(PIECE_models)
   $(wildcard tests/test_*.py) $(patsubst %/,%,$(wildcard tests/*/)))
 # Above 97 % in half a minute on two cores; `penstock train --help` says what the flags mean.
 TRAIN_ARGS  ?= --train_image_size=12 --num_epochs=10 --stop_at_step=0 --log_loss_every_n_iters=0 \
-  --optimizer=adam --opt_epsilon=1e-8 --learning_rate=0.003 --learning_rate_decay_type=cosine
+  --optimizer=adam --learning_rate=0.003 --learning_rate_decay_type=cosine
 BENCH_ARGS  ?=
 # Python compiles what it imports; all that is installed would take 20 of 54 seconds.
 PIP_ARGS     = --no-input --disable-pip-version-check --progress-bar off --no-compile

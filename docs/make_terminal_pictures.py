@@ -20,7 +20,7 @@ NUM_COLUMNS = 80
 COMMANDS = {
     "train_help": ["train", "--help"],
     "train": [
-        *("train", "--num_epochs=2", "--optimizer=adam", "--opt_epsilon=1e-8"),
+        *("train", "--num_epochs=2", "--optimizer=adam"),
         *("--learning_rate=0.002", "--log_loss_every_n_iters=15"),
     ],
     "runs": ["runs"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -83,6 +84,8 @@ def _run_words(words: list[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         expected = ", ".join(_COMMANDS)
         hint = nearest(name, ["--help", "--version"] if kind == "option" else _COMMANDS)
+        if os.path.isdir(words[0]):
+            hint = f" To train on the images in it: penstock train {shlex.quote(words[0])}."
         text = (
             f"penstock got the {kind} {name!r}, expected one of: {expected}.{hint} "
             "`penstock --help` says what they do."

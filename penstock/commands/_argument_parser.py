@@ -28,6 +28,7 @@ _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
 _METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
 # What text stands for, by the end of the flag's name.
 _TEXTS = {"dir": "FOLDER", "name": "NAME", "names": "NAMES", "files": "FILES", "url": "URL"}
+_TEXTS |= {"config": "FILE", "drawing": "FILE"}
 _MAX_USAGE_CHARS = 20
 
 
@@ -322,11 +323,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): ", r"\1 ", message)
-        text = re.sub(r"^(\S+) expected one argument$", r"\1 got no value, expected \1=VALUE", text)
+        text = re.sub(r"^(\S+) expected one argument$", self._say_no_value, text)
         needed = re.sub(r"^the following arguments are required: ", "", text)
         if needed != text:
-            text = f"got no {needed}, expected it, as in `{self.usage}`"
+            it = "them" if "," in needed else "it"
+            text = f"got no {needed}, expected {it}, as in `{self.usage}`"
         raise UsageError(text if text.endswith((".", "?")) else f"{text}.")
+
+    def _say_no_value(self, found: re.Match[str]) -> str:
+        names = found[1].split("/")
+        action = self._option_string_actions[names[0]]
+        value = action.metavar if len(str(action.metavar)) <= _MAX_USAGE_CHARS else "NAME"
+        return f"{names[-1]} got no value, expected {names[-1]}={value}"
 
 
 def _read_pair(word: str) -> tuple[str, float | bool | str]:

@@ -70,6 +70,14 @@ def _describe_missing(word: str, path: Path) -> UsageError:
             f"got {word!r}, expected a folder of images or flags. It is the name of a data "
             f"set: --dataset_name={word}."
         )
+    # Here, as it imports JAX.
+    from penstock import models
+
+    if word in models.names():
+        return UsageError(
+            f"got {word!r}, expected a folder of images or flags. It is the name of a network: "
+            f"--model_name={word}."
+        )
     parent = path.parent
     there = [each.name for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
     return UsageError(

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock._report.page import Page, add, add_details, add_table
-from penstock.commands._flags import TrainFlags
 from penstock.commands._flags.config_file import flatten, to_json
-from penstock.commands._flags.train import fastnn_defaults
+from penstock.commands._flags.train import make_defaults
 
 # Flags that say where a run lies, not what it is.
 _PLACES = ("config", "overwrite", "checkpointDir", "output_dir")
@@ -29,9 +28,8 @@ def find_changed(flags: Mapping[str, object]) -> dict[str, object]:
     >>> find_changed({"model_name": "vgg_16", "batch_size": 32})
     {'model_name': 'vgg_16'}
     """
-    default = fastnn_defaults() if flags.get("fastnn_compat") else TrainFlags()
     # Through JSON, as the run's own have been: a tuple is a list there.
-    usual = flatten(json.loads(json.dumps(to_json(default))))
+    usual = flatten(json.loads(json.dumps(to_json(make_defaults(flags)))))
     return {
         name: value
         for name, value in flags.items()

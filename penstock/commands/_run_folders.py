@@ -138,7 +138,8 @@ def find_run_path(word: str) -> Path:
     if len(found) > 1:
         names = ", ".join(each.name for each in found)
         raise UsageError(
-            f"the run got {word!r}, of which there are {len(found)} in runs, expected one: {names}."
+            f"the run got {word!r}, expected the name of one run. {len(found)} runs are on this "
+            f"data: {names}. Name one of them."
         )
     return found[0] if found else path
 

@@ -88,6 +88,12 @@ def read_log(run: str) -> RunLog:
     return RunLog(str(Path(run)), rows)
 
 
+def suggest_run(path: Path) -> str:
+    """Return a sentence that names a run in a folder; empty where it holds none."""
+    runs = [str(each.parent) for each in sorted(path.glob("*/data.json"))]
+    return f"Name a run in it, such as {runs[0]!r}." if runs else ""
+
+
 def _find(run: str) -> Path:
     path = Path(run)
     if path.is_file():
@@ -99,6 +105,8 @@ def _find(run: str) -> Path:
     if found:
         names = ", ".join(str(each) for each in found)
         problem = f"The folder has several. Name one: {names}."
+    elif path.is_dir() and (hint := suggest_run(path)):
+        problem = hint
     elif path.is_dir():
         problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
         problem += "handlers?"

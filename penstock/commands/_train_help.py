@@ -52,7 +52,7 @@ BASIC_FLAGS = {
     ),
     "batch_size": BasicFlag("INT", "Use this many images in each step, on each device.", "32"),
     "learning_rate": BasicFlag(
-        "FLOAT", "Reach this learning rate, the highest of the run.", "0.01"
+        "FLOAT", "Reach this learning rate, the highest of the run.", "0.01; for adam 0.001"
     ),
     "train_image_size": BasicFlag(
         "INT", "Make the images this many pixels high and wide. By default, the network decides."

@@ -11,7 +11,10 @@ from penstock._errors import nearest
 _COMMON = (
     (r"models\.get got ", "the network got "),
     (r"models\.names\(\) and `penstock models` list them", "`penstock models` lists them"),
-    (r"^ScheduleOptions got (\w+)=([^\s,]+), expected a ", r"--\1 got \2, expected a "),
+    (
+        r"^(?:Schedule|Optimizer)Options got (\w+)=([^\s,]+), expected a ",
+        r"--\1 got \2, expected a ",
+    ),
     (r"^(freeze|place) got ", r"--\1 got "),
     (r"; optimizers\.names\(\) has them all", ""),
     (r"optimizers\.get got ", "--optimizer got "),
@@ -68,6 +71,17 @@ _OTHER_NAMES = {
     "out": "output_dir",
     "device": "place",
     "workers": "num_preprocessing_threads",
+    "num_workers": "num_preprocessing_threads",
+    "accelerator": "place",
+    "amp": "precision",
+    "log_every_n_steps": "log_loss_every_n_iters",
+}
+# Of flags that other tools need and `penstock train` does not.
+_NOT_NEEDED = {
+    "gpus": "A run uses all GPUs; --enable_paisoar=False uses one.",
+    "devices": "A run uses all devices; --enable_paisoar=False uses one.",
+    "resume": "Repeat the command of a run to resume it.",
+    "pretrained": "To start from weights: --task_type=finetune --model_dir=FOLDER.",
 }
 
 
@@ -89,11 +103,14 @@ def suggest_flag(name: str, flags: Sequence[str]) -> str:
     >>> suggest_flag("--lr", ["learning_rate"])
     " Did you mean '--learning_rate'?"
     """
-    said = _OTHER_NAMES.get(name.strip("-").replace("-", "_"), "")
+    plain = name.strip("-").replace("-", "_")
+    if plain in _NOT_NEEDED and "enable_paisoar" in flags:
+        return f" {_NOT_NEEDED[plain]}"
+    said = _OTHER_NAMES.get(plain, "")
     if said in flags:
         return f" Did you mean '--{said}'?"
     # Dashes are alike in all of them: with them `--dropout` would be near `--ps_count`.
-    return nearest(name.strip("-").replace("-", "_"), flags).replace("'", "'--", 1)
+    return nearest(plain, flags).replace("'", "'--", 1)
 
 
 def shorten(parts: Sequence[str]) -> list[str]:

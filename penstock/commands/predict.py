@@ -120,7 +120,7 @@ def _predict(argv: list[str]) -> None:
                 if len(files) == 1:
                     raise
                 num_damaged += 1
-                _say(f"{path}: left out, no JPEG or PNG that can be read")
+                _say(f"{path}: left out, not a whole JPEG or PNG")
             else:
                 part.append((path, picture, image))
         if not start:
@@ -133,10 +133,10 @@ def _predict(argv: list[str]) -> None:
                 write_explanation(picture, image, answer.heat)
             _show(path, answer.probabilities, facts.class_names, flags, picture)
     if num_damaged:
-        some = "file that is no image" if num_damaged == 1 else "files that are no images"
         raise ValueError(
-            f"got {num_damaged:,} {some} among {len(files):,}, expected .jpg and .png files. What "
-            "is named above is empty, cut off or of another kind. Write it again or remove it."
+            f"got {num_damaged:,} of {len(files):,} files that cannot be read, expected JPEGs and "
+            "PNGs. Those named above are empty, cut off or of another kind. Write them again or "
+            "remove them."
         )
 
 

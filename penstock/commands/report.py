@@ -19,6 +19,7 @@ from penstock._report import classes, overview
 from penstock._report.curves import Metric, Points, draw_metrics
 from penstock._report.findings import Findings, look
 from penstock._report.page import Page, add
+from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import one_line, run_command
@@ -30,7 +31,7 @@ from penstock.commands._run.record import read_record
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run_description import add_command, add_run
 from penstock.commands._run_folders import find_run_path, read_flags
-from penstock.commands._run_log import LogError, RunLog, read_log
+from penstock.commands._run_log import LogError, RunLog, read_log, suggest_run
 from penstock.readers import DatasetNotFoundError
 
 PROG = "penstock report"
@@ -95,7 +96,7 @@ def _report(argv: list[str]) -> None:
     page = make_page(folder, log, flags, given)
     page.write(output)
     for sentence in page.missing:
-        print(f"left out: {sentence}", file=sys.stderr)
+        print(wrap_words(f"left out: {sentence}", find_columns(sys.stderr), "  "), file=sys.stderr)
     print(f"{output}  ({output.stat().st_size / 1000:,.0f} kB; open it in a browser)")
 
 
@@ -117,6 +118,8 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
     if not path.exists():
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         problem = f"There is nothing with that name.{nearest(path.name, there)}"
+    elif hint := suggest_run(path):
+        problem = hint
     else:
         problem = "It has no data.json, as `penstock train` writes one, and no log that can be read"
         problem += f": {log}"
@@ -213,7 +216,7 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
             saved.flags, flags.split, saved.weights, batch_size=batch_size
         )
         about = f"{format_count(num_images, 'image')}, the {flags.split} split"
-        said = f"asking {saved.weights} about {about} ..."
+        said = f"evaluating {saved.weights} on {about} ..."
         print(said, file=sys.stderr, flush=True)
         trainer = load_network(saved, data.shape)
         found = Findings(

@@ -14,6 +14,8 @@ from penstock.commands._run_folders import FoundRun, describe_differences, find_
 
 _HEAD = ("run", "data", "network", "best", "steps", "started", "state")
 _RIGHT = (3, 4)
+# What a narrow terminal does without, one after the other.
+_LEFT_OUT = ("started", "data", "network")
 _EXAMPLES = """examples:
   penstock runs
   penstock runs experiments
@@ -79,9 +81,22 @@ def _print(folder: Path, runs: Sequence[FoundRun]) -> None:
     if columns is None or max(map(len, wide)) <= columns:
         print("\n".join(wide))
         return
-    head, *lines = align_rows([_HEAD, *rows], right=_RIGHT)
+    head, *lines = _fit(rows, columns)
     print(wrap_words(head, columns))
     for line, difference in zip(lines, differences, strict=True):
         print(wrap_words(line, columns, "  "))
         if difference:
             print(wrap_words(f"  {difference}", columns, "  "))
+
+
+def _fit(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
+    """Return aligned lines, the head first, without the columns that there is no room for."""
+    table = [_HEAD, *map(tuple, rows)]
+    left_out = list(_LEFT_OUT)
+    while True:
+        right = [table[0].index(_HEAD[number]) for number in _RIGHT]
+        lines = align_rows(table, right=right)
+        if not left_out or max(map(len, lines)) <= columns:
+            return lines
+        number = table[0].index(left_out.pop(0))
+        table = [(*row[:number], *row[number + 1 :]) for row in table]

@@ -32,8 +32,8 @@ ADVICE = (
     Advice(
         "Deeper ResNets",
         ("*resnet_v?_1??", "*resnet_v?_200"),
-        "take resnet_v2_101, if you have much data: it takes twice as long as a ResNet-50. The "
-        "resnet_v1_ ones are for TF-Slim's older weights, the keras_ ones for Keras's.",
+        "take resnet_v2_101, if you have much data: it takes twice as long as a ResNet-50. The v1 "
+        "ones are for TF-Slim's older weights, the keras_ ones for Keras's.",
     ),
     Advice(
         "MobileNet",

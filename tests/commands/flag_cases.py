@@ -110,7 +110,9 @@ def optimizer_case(flag: str, optimizer: str) -> Case:
         options = OptimizerOptions(**{name: float(text)})
         return asked.updates(optimizers.get(optimizer, 0.01, options=options))
 
+    # The library's epsilon, with which three updates show each option, and one rate for all.
     beside = (f"--optimizer={optimizer}", "--learning_rate_decay_type=fixed")
+    beside += ("--opt_epsilon=1.0", "--learning_rate=0.01")
     return Case(flag, lambda asked: asked.updates(), expected, beside)
 
 
@@ -200,6 +202,8 @@ LEARNING_RATE = [
         end_learning_rate=0.005,
     ),
 ]
+# What these take where no flag says it; TensorFlow's.
+EPSILON = OptimizerOptions(opt_epsilon=1e-8)
 OPTIMIZER = [
     *(
         Case(
@@ -208,7 +212,16 @@ OPTIMIZER = [
             lambda a, name=name: a.updates(optimizers.get(name, 0.01)),
             ("--learning_rate_decay_type=fixed",),
         )
-        for name in ("adadelta", "adagrad", "adam", "ftrl", "momentum", "sgd", "optax.lion")
+        for name in ("adadelta", "adagrad", "ftrl", "momentum", "sgd", "optax.lion")
+    ),
+    *(
+        Case(
+            f"--optimizer={name}",
+            lambda a: a.updates(),
+            lambda a, name=name: a.updates(optimizers.get(name, 0.001, options=EPSILON)),
+            ("--learning_rate_decay_type=fixed",),
+        )
+        for name in ("adam", "adamweightdecay")
     ),
     optimizer_case("--adadelta_rho=0.5", "adadelta"),
     optimizer_case("--adagrad_initial_accumulator_value=5.0", "adagrad"),

@@ -36,6 +36,11 @@ def add_class(photos):
     shutil.copytree(photos / "cat", photos / "eel")
 
 
+def add_classes(photos):
+    for name in "fghi":
+        shutil.copytree(photos / "cat", photos / name)
+
+
 def remove_image(photos):
     (photos / "cat/3.png").unlink()
 
@@ -50,14 +55,17 @@ def rename_image(photos):
         (rename_class, "the class 'cat' is gone; the class 'ant' is new"),
         (
             remove_class,
-            "the class 'cat' is gone; 27 images to train on, now 18; 3 images to test on, now 2",
+            "the class 'cat' is gone; 18 images to train on (27 before); "
+            "2 images to test on (3 before)",
         ),
         (
             add_class,
-            "the class 'eel' is new; 27 images to train on, now 36; 3 images to test on, now 4",
+            "the class 'eel' is new; 36 images to train on (27 before); "
+            "4 images to test on (3 before)",
         ),
-        (remove_image, "3 images to test on, now 2"),
-        (rename_image, "images of other names"),
+        (add_classes, "the classes 'f', 'g', 'h' and 1 more are new; "),
+        (remove_image, "2 images to test on (3 before)"),
+        (rename_image, "some images have other names"),
     ],
 )
 def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
@@ -66,16 +74,18 @@ def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
     assert status == 0, err
     status, out, err = run(capsys, *train)
     assert status == 0, err
-    assert "The run is over" in out
+    assert "The run is complete" in out
     change(photos)
 
     status, _, err = run(capsys, *train, f"--checkpointDir={RUN}")
     assert status == 1
     assert "got the folder of another run; " in err
-    assert f"; {said}; expected a new one" in err
+    assert f"; {said}" in err
     status, out, err = run(capsys, *train)
     assert status == 0, err
-    assert f"a new run: {RUN} is of other data, {said}" in " ".join(out.split())
+    assert f"this is a new run because the data changed since {RUN}: {said}" in " ".join(
+        out.split()
+    )
     assert f"penstock eval {RUN}-2" in out
 
 

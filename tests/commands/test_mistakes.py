@@ -150,7 +150,7 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
     assert re.search(r"photos/cat/\d.jpg.*leaves it out with --skip_damaged=True", err)
     status, out, err = run(capfd, "train", *TINY, *words, "--skip_damaged=True", "--stop_at_step=3")
     assert status == 0, err
-    assert "left out of 'photos': 1 file that is no image, 'cat/7.jpg'" in out
+    assert "left out of 'photos': 1 file that is not a whole JPEG or PNG, 'cat/7.jpg'" in out
     said = r"skipped 2 of \d\d records. The first: .*cat/\d.jpg.* The others: .*cat/\d.jpg\."
     assert re.search(said, caplog.text)
     assert "best test" in out

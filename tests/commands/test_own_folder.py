@@ -99,5 +99,5 @@ def test_run_is_found_by_its_name_and_by_that_of_its_data(tmp_path, monkeypatch)
         if network == "a":
             assert find_run_path("photos") == Path("runs/photos_a")
     assert find_run_path("photos_b") == Path("runs/photos_b")
-    with pytest.raises(UsageError, match="expected one: photos_a, photos_b"):
+    with pytest.raises(UsageError, match=r"2 runs are on this data: photos_a, photos_b\. Name"):
         find_run_path("photos")

@@ -63,8 +63,8 @@ def test_broken_files_are_left_out_and_named_at_the_start(photos):
     opened = open_own(photos)
     assert opened.num_samples == 22
     assert opened.notes == (
-        f"left out of {str(photos)!r}: 6 files that are no image, 'cat/cut.jpg', 'cat/gone.jpg', "
-        "'cat/page.png' and 3 more",
+        f"left out of {str(photos)!r}: 6 files that are not whole JPEGs or PNGs, 'cat/cut.jpg', "
+        "'cat/gone.jpg', 'cat/page.png' and 3 more",
     )
     tested = open_own(photos, "test")
     assert tested.num_samples == 2
@@ -104,7 +104,7 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
     assert [opened.num_train, opened.num_test] == [6, 6]
     named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
     assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
-    assert all("1 file that is no image" in note for note in named)
+    assert all("1 file that is not a whole JPEG or PNG" in note for note in named)
 
 
 def test_class_without_a_picture_that_can_be_read_is_an_error(tmp_path):
@@ -185,7 +185,7 @@ def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monke
     words = ["train", "photos", *TINY.split(), "--num_epochs=2", "--batch_size=8"]
     status, out, err = run(capsys, *words)
     assert status == 0, err
-    assert "left out of 'photos': 6 files that are no image" in " ".join(out.split())
+    assert "left out of 'photos': 6 files that are not whole JPEGs or PNGs" in " ".join(out.split())
     assert "skipped" not in err
     status, out, err = run(capsys, "eval", "runs/photos_tiny", "--json")
     assert json.loads(out)["images"] == 2, err
@@ -197,9 +197,9 @@ def check_predictions(capsys, photos):
     answers = {Path(each["image"]).name: each for each in map(json.loads, out.splitlines())}
     assert status == 1
     assert len(out.splitlines()) == 26
-    assert err.count("left out, no JPEG or PNG that can be read") == 6
+    assert err.count("left out, not a whole JPEG or PNG") == 6
     assert err.splitlines()[-1].startswith(
-        "penstock predict: got 6 files that are no images among 32, expected .jpg and .png files."
+        "penstock predict: got 6 of 32 files that cannot be read, expected JPEGs and PNGs."
     )
     upright, turned = (answers[name]["classes"] for name in ("upright.png", "turned.jpg"))
     for one, other in zip(upright, turned, strict=True):

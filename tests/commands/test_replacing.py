@@ -158,7 +158,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     assert (status, err) == (0, "")
     status, out, err = run(capsys, "train", *FAST, *long, "--num_epochs=1")
     assert status == 0, err
-    assert re.search(r"again at step \d\d+", out)
+    assert re.search(r"at step \d\d+, resumed from", out)
     assert not os.path.exists(f"{DIR}/replaced")
 
 
@@ -184,7 +184,7 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
     status, out, _ = run(capsys, "train", *FAST, "--stop_at_step=3")
     assert status == 0
     assert "is back" in out
-    assert "is over" in out
+    assert "The run is complete" in out
     assert contents(tmp_path / DIR).keys() == before.keys()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,17 @@ def test_table_fits_the_terminal(folder, capsys, monkeypatch, columns):
         table = [line for line in lines if "penstock plot" not in line]
         assert max(map(len, table)) <= columns
         assert any("0.1" in line for line in lines)
+
+
+def test_table_of_runs_with_long_names_has_a_line_for_each_run(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    write_run(folder / "photos_resnet_cifar10_8", network="resnet_cifar10_8", learning_rate=0.2)
+    assert main(["runs"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "data", "network", "best", "steps", "state"]
+    assert max(map(len, lines)) <= 80
+    assert any(re.match("photos_resnet_cifar10_8 .* 97.77% .* done$", line) for line in lines)
 
 
 def test_runs_are_compared_by_what_differs(folder, capsys):

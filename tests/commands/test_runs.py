@@ -150,11 +150,15 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monke
     assert run(capsys, *words)[0] == 0
     status, out, _ = run(capsys, *words, "--learning_rate=0.5")
     assert (status, "writes to  runs/digits_tiny-2" in out) == (0, True)
+    said = (
+        "this is a new run because flags differ from runs/digits_tiny: --learning_rate=0.5 (0.01 "
+    )
+    assert said in " ".join(out.split())
     status, out, _ = run(
         capsys, *words, "--checkpointDir=runs/digits_tiny", "--stop_at_step=3", "--momentum=0.5"
     )
     assert status == 0
-    assert "again at step 2" in out
+    assert "at step 2, resumed from runs/digits_tiny/checkpoints" in out
     assert "--stop_at_step was 2, is 3" in out
     assert "--momentum was 0.9, is 0.5" in out
     status, out, _ = run(
@@ -192,7 +196,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path):
     assert 10 <= max(steps) < 300
     again = penstock(tmp_path, *words)
     assert again.returncode == 0, again.stderr
-    assert f"again at step {max(steps)}" in again.stdout
+    assert f"at step {max(steps)}, resumed from" in again.stdout
     assert "global_step = 300" in again.stdout
 
 
@@ -279,3 +283,23 @@ def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
     status, out, err = run(capsys, "train", "--task_type=finetune", *words, *weights)
     assert status == 0, err
     assert re.search(rf"(\d+) of \1 arrays from runs/cifar10_{model}/params", out)
+
+
+@pytest.mark.slow
+def test_run_with_the_epsilon_of_before_is_not_continued_with_another(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    words = ("train", *FAST, "--optimizer=adam", "--stop_at_step=2", "--eval_every_n_epochs=0")
+    # What the default was.
+    assert run(capsys, *words, "--opt_epsilon=1.0")[0] == 0
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    said = " ".join(out.split())
+    assert "flags differ from runs/digits_tiny: --opt_epsilon=1e-08 (1.0 before)" in said
+    status, out, err = run(capsys, *words, "--opt_epsilon=1.0")
+    assert status == 0, err
+    assert "at step 2, resumed from runs/digits_tiny/checkpoints" in out
+    # Its own flags, as its folder has them, repeat it.
+    config = json.loads((tmp_path / "runs/digits_tiny-2/config.json").read_text())
+    assert config["optimizer"]["opt_epsilon"] == 1e-8

@@ -89,5 +89,5 @@ def test_last_lines_name_the_best_the_files_and_commands_that_work(run, capsys, 
 @pytest.mark.slow
 def test_same_command_again_says_that_the_run_is_over(run):
     out = train_in(run[0], 2)
-    assert "is over" in out
-    assert "epoch " not in out[out.index("is over") :]
+    assert "The run is complete" in out
+    assert "epoch " not in out[out.index("The run is complete") :]

@@ -64,6 +64,8 @@ class LoggingFlags:
         """Check the values."""
         check_at_least(0, stop_at_step=self.stop_at_step, profile_at_task=self.profile_at_task)
         check_at_least(0, eval_every_n_epochs=self.eval_every_n_epochs)
+        check_at_least(0, log_loss_every_n_iters=self.log_loss_every_n_iters)
+        check_at_least(0, profile_every_n_iters=self.profile_every_n_iters)
         check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
         check_at_least(0, save_checkpoints_secs=self.save_checkpoints_secs)
         known = {name.lower(): name for name in HOOKS}

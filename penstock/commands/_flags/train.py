@@ -11,7 +11,12 @@ from penstock.commands._checks import UsageError
 from penstock.commands._flags.config_file import read_config
 from penstock.commands._flags.data import DatasetFlags, PreprocessingFlags
 from penstock.commands._flags.model import ModelFlags
-from penstock.commands._flags.optimizer import OptimizerFlags
+from penstock.commands._flags.optimizer import (
+    ADAM_EPSILON,
+    ADAM_LEARNING_RATE,
+    OptimizerFlags,
+    is_adam,
+)
 from penstock.commands._flags.run import LoggingFlags, PerformanceFlags
 from penstock.commands._plugins import import_plugins
 from penstock.optimizers import ScheduleOptions
@@ -61,6 +66,16 @@ class UnusedFlags:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleFlags(ScheduleOptions):
+    """How the learning rate changes in a run.
+
+    Arguments:
+      learning_rate: the highest learning rate of the run. For Adam and its variants, it is 0.001
+        unless this or --fastnn_compat says otherwise.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainFlags:
     """Train a network of the model library, on handwritten digits unless flags say otherwise.
 
@@ -76,7 +91,7 @@ class TrainFlags:
     dataset: DatasetFlags = dataclasses.field(default_factory=DatasetFlags)
     preprocessing: PreprocessingFlags = dataclasses.field(default_factory=PreprocessingFlags)
     model: ModelFlags = dataclasses.field(default_factory=ModelFlags)
-    learning_rate: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)
+    learning_rate: ScheduleFlags = dataclasses.field(default_factory=ScheduleFlags)
     optimizer: OptimizerFlags = dataclasses.field(default_factory=OptimizerFlags)
     logging: LoggingFlags = dataclasses.field(default_factory=LoggingFlags)
     performance: PerformanceFlags = dataclasses.field(default_factory=PerformanceFlags)
@@ -125,6 +140,18 @@ def fastnn_defaults() -> TrainFlags:
     )
 
 
+def make_defaults(given: Mapping[str, object]) -> TrainFlags:
+    """Return the flags where none is given: some defaults follow from flags that are."""
+    if given.get("fastnn_compat"):
+        return fastnn_defaults()
+    if is_adam(str(given.get("optimizer", ""))):
+        return TrainFlags(
+            learning_rate=ScheduleFlags(learning_rate=ADAM_LEARNING_RATE),
+            optimizer=OptimizerFlags(opt_epsilon=ADAM_EPSILON),
+        )
+    return TrainFlags()
+
+
 def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name.
 
@@ -137,10 +164,9 @@ def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
         given = {**read_config(str(config), TRAIN_FLAGS), **given}
     # Before the checks of names, which plugins register.
     import_plugins(str(given.get("plugin") or ""))
-    # The defaults depend on a flag, so flags that were given are told from those that were not.
-    default = fastnn_defaults() if given.get("fastnn_compat") else TrainFlags()
+    # The defaults depend on flags, so flags that were given are told from those that were not.
     with raise_usage_errors():
-        return _replace(default, given)
+        return _replace(make_defaults(given), given)
 
 
 def _replace(default: TrainFlags, given: Mapping[str, FlagValue]) -> TrainFlags:

@@ -56,9 +56,11 @@ def announce(run: Run) -> None:
     for name, text in [*lines.items(), *(("", note) for note in notes)]:
         print(wrap_clauses(f"  {name:10} {text}", columns, " " * 13))
     if trainer.global_step >= run.plan.num_steps:
+        limit = "num_epochs" if run.plan.stop_at is None else "stop_at_step"
         over = (
-            "The run is over; these are its results. Raise what ends it to go on, or add "
-            "--overwrite to start again."
+            "The run is complete; these are its results. To train longer, add "
+            f"--checkpointDir={shlex.quote(str(run.folder.path))} and a larger --{limit}. To start "
+            "again, add --overwrite."
         )
         print(f"\n{wrap_words(over, columns)}")
     print(flush=True)

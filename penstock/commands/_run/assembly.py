@@ -21,6 +21,7 @@ from penstock.commands._run.folder import (
     check_apart,
     check_usable,
     choose_folder,
+    describe_differences,
     find_differences,
     find_weights,
     list_steps,
@@ -165,8 +166,7 @@ def _take_folder(
         if held.enter_context(hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
         check_usable(folder, flags, facts, num_steps)
-        changed = find_differences(folder, flags)
-        notes += [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
+        notes += describe_differences(find_differences(folder, flags))
         is_resumed = list_steps(folder.checkpoints) and not flags.logging.overwrite
         if folder.find_weights() is not None and not is_resumed:
             set_aside(folder)
@@ -276,7 +276,7 @@ def _load_start(
 ) -> list[str]:
     """Load the weights of a fine-tuning; return sentences about what the run starts from."""
     if trainer.global_step:
-        return [f"again at step {trainer.global_step}, from {folder.checkpoints}"]
+        return [f"at step {trainer.global_step}, resumed from {folder.checkpoints}"]
     if weights is None:
         return ["from initial values"]
     lines, _ = load_weights(

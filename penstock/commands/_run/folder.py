@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from argparse import ArgumentTypeError
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock._checkpoint import CheckpointConfig, Store
@@ -14,14 +15,17 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
 from penstock.commands._flags.config_file import flatten, read_value, to_json
-from penstock.commands._image_folders import PARTS, has_parts
+from penstock.commands._image_folders import PARTS, has_images, has_parts
 from penstock.commands._run_folders import DISPLAY, SILENT
+from penstock.commands._run_log import suggest_run
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that change the test data: results on other data cannot be compared.
 _TEST_DATA = ("dataset_name", "eval_files", "labels_offset")
 # Flags that change the data to train on. A run may go on with it, as where it has been moved.
 _TRAIN_DATA = ("dataset_dir", "train_files")
+# How many classes or flags a sentence names.
+_MOST_NAMED = 3
 
 
 class RunFolder:
@@ -125,8 +129,12 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     folder = path if path.is_dir() else path.parent
     there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     what = "a folder without weights" if path.is_dir() else "nothing"
-    runs = [str(each.parent) for each in sorted(path.glob("*/data.json"))]
-    hint = f" Name a run in it, such as {runs[0]!r}." if runs else nearest(path.name, there)
+    if run := suggest_run(path):
+        hint = f" {run}"
+    elif path.is_dir() and has_images(path):
+        hint = f" It holds images; to train on them: penstock train {shlex.quote(str(path))}."
+    else:
+        hint = nearest(path.name, there)
     raise FileNotFoundError(
         f"{str(path)!r} got {what}, expected parameters, checkpoints or a run of penstock, or a "
         f"file of TF-Slim, Keras or torch.{hint}"
@@ -145,11 +153,13 @@ def choose_folder(flags: TrainFlags, facts: Facts) -> tuple[RunFolder, list[str]
     again, unless the data have changed since.
 
     Returns:
-      The folder; for a new run a sentence about the last one of the same flags, on other data.
+      The folder; for a new run a sentence that says how it differs from the last one, of the same
+      flags if there is one.
     """
     if flags.logging.checkpointDir is not None:
         return RunFolder(Path(flags.logging.checkpointDir)), []
-    notes: list[str] = []
+    by_data: list[str] = []
+    by_flags: list[str] = []
     name = f"{flags.dataset.title}_{flags.model.model_name}"
     number = 1
     while True:
@@ -157,18 +167,34 @@ def choose_folder(flags: TrainFlags, facts: Facts) -> tuple[RunFolder, list[str]
         folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
-            return folder, notes
+            return folder, by_data or by_flags
         # The same flags find the same folder, so the same command goes on where it was stopped.
         goes_on = flags.logging.overwrite or can_resume(folder, flags)
-        changed = set(find_differences(folder, flags))
+        changed = find_differences(folder, flags)
         # How many classes there are was counted in the data.
-        if goes_on and changed <= {"num_classes"}:
+        others = {name: was for name, was in changed.items() if name != "num_classes"}
+        if others:
+            parts = [f"--{name}={new} ({old} before)" for name, (old, new) in others.items()]
+            by_flags = [_say_new(folder, "flags differ from", parts)]
+        elif goes_on:
             changes = [] if flags.logging.overwrite else find_changes(folder, facts)
             if changes:
-                notes = [f"a new run: {folder.path} is of other data, {'; '.join(changes)}"]
+                by_data = [_say_new(folder, "the data changed since", changes)]
             elif not changed:
                 return folder, []
         number += 1
+
+
+def _say_new(folder: RunFolder, why: str, parts: Sequence[str]) -> str:
+    """Return the sentence about a new run beside an earlier one."""
+    more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
+    what = "; ".join(parts[:_MOST_NAMED])
+    return f"this is a new run because {why} {folder.path}: {what}{more}"
+
+
+def describe_differences(changed: Mapping[str, tuple[FlagValue, FlagValue]]) -> list[str]:
+    """Return in words what `find_differences` found."""
+    return [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
 
 
 def can_resume(folder: RunFolder, flags: TrainFlags) -> bool:
@@ -205,13 +231,12 @@ def check_usable(folder: RunFolder, flags: TrainFlags, facts: Facts, num_steps: 
     elif others:
         why = "Its tests are of other data, and its best network would be compared with theirs"
     elif changes:
-        why = "Its data have changed, and its classes, order and tests were of those before"
+        why = "The data changed since that run, so its tests cannot be compared with new ones"
     elif steps:
         why = "CheckpointSaverHook is not among --hooks, so it cannot go on and would start again"
     else:
         why = "It has no checkpoint to go on from, and its best network would be replaced"
-    was = "".join(f"; --{n} was {old}, is {new}" for n, (old, new) in changed.items())
-    was += "".join(f"; {each}" for each in changes)
+    was = "".join(f"; {each}" for each in [*describe_differences(changed), *changes])
     raise ValueError(
         f"--checkpointDir={str(folder.path)!r} got the folder of another run{was}; expected a new "
         f"one. {why}. Name another folder, or replace that run by --overwrite=True."
@@ -248,18 +273,28 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
     if before.class_names != facts.class_names:
         gone = [name for name in before.class_names if name not in facts.class_names]
         new = [name for name in facts.class_names if name not in before.class_names]
-        changes += [f"the class {name!r} is gone" for name in gone[:1]]
-        changes += [f"the class {name!r} is new" for name in new[:1]]
+        changes += [_say_classes(names, how) for names, how in ((gone, "gone"), (new, "new"))]
+        changes = [each for each in changes if each]
         changes += ["the classes have another order"] * (not gone and not new)
     if before.num_train is not None:
         counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
         for what, (old, new_count) in zip(("train", "test"), counts, strict=True):
             if old != new_count:
-                changes.append(f"{old or 0:,} images to {what} on, now {new_count or 0:,}")
+                changes.append(f"{new_count or 0:,} images to {what} on ({old or 0:,} before)")
     is_known = bool(before.names_digests) and not changes
     if is_known and before.names_digests != facts.names_digests:
-        changes.append("images of other names")
+        changes.append("some images have other names")
     return changes
+
+
+def _say_classes(names: Sequence[str], how: str) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    named = ", ".join(map(repr, names[:_MOST_NAMED]))
+    return (
+        f"the class {named} is {how}" if len(names) == 1 else f"the classes {named}{more} are {how}"
+    )
 
 
 def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:

@@ -65,8 +65,8 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
     if folder is None and "model_name" not in given:
         if path.suffix.lower() in SUFFIXES:
             raise UsageError(
-                f"the run got the image {run!r}, expected the folder of a run before the images, "
-                "such as `penstock predict runs/digits_lenet picture.png`."
+                f"the run got the image {run!r}, expected the folder of a run. The images come "
+                "after it: penstock predict runs/digits_lenet picture.png"
             )
         there = (path / "config.json").is_file()
         missing = "data.json in their folder" if there else "config.json and data.json beside them"

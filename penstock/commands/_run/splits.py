@@ -239,9 +239,10 @@ def _check_damaged(source: readers.ImageFolder, damaged: Sequence[int]) -> tuple
     if not files:
         return ()
     more = f" and {len(files) - _MOST_NAMED:,} more" if len(files) > _MOST_NAMED else ""
-    what = "file that is no" if len(files) == 1 else "files that are no"
+    what = "file that is not a whole" if len(files) == 1 else "files that are not whole"
+    kinds = "JPEG or PNG" if len(files) == 1 else "JPEGs or PNGs"
     named = ", ".join(map(repr, files[:_MOST_NAMED]))
-    return (f"left out of {str(source.path)!r}: {len(files):,} {what} image, {named}{more}",)
+    return (f"left out of {str(source.path)!r}: {len(files):,} {what} {kinds}, {named}{more}",)
 
 
 def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None:

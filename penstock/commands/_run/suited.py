@@ -119,7 +119,7 @@ class Suited:
         other = f"any flag that you give wins, such as {self.choice.other}"
         print(wrap_words(f"  otherwise  {other}", columns, " " * 13))
         if "model_name" in self.chosen:
-            weights = "with weights of others few images do more: `penstock docs weights`"
+            weights = "with few images, start from published weights: `penstock docs weights`"
             print(wrap_clauses(f"{'':13}{weights}", columns, " " * 13))
         print(flush=True)
 
