@@ -23,10 +23,10 @@ _NOT_NEGATIVE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
-    """What an optimizer by name takes beside its learning rate; each reads its own.
+    """Hold the options of optimizers by name besides the learning rate; each uses only its own.
 
-    Names and defaults are those of FastNN's flags. Its `opt_epsilon` of 1 suits rmsprop on
-    Inception; adam behaves as in its paper from 1e-8 on.
+    Names and defaults are those of FastNN's flags. The default `opt_epsilon` of 1 suits rmsprop on
+    Inception. For adam close to its paper, use 1e-8.
 
     Arguments:
       adadelta_rho: the fraction of its running means that adadelta keeps in a step.
