@@ -56,16 +56,16 @@ def data(
     lod_level: int = 0,
     buckets: Sequence[int] = (),
 ) -> Fed:
-    """Declare an input and return what is fed under its name.
+    """Declare an input and return its value.
 
     Feeds are checked against the declaration on the host, before anything runs. A flat sample is
     reshaped to the declared shape, a scalar label to `[1]`. Declaring the same input twice gives
     the same array. Source: Fluid's `layers.data`.
 
     The elements of a sequence are called words. Sequences (`lod_level=1`) are fed in one of three
-    forms: a list of arrays or lists of any length; a `ps.Sequence`; or a padded array under
-    `name`, with the lengths under `name_length`. They are padded to the smallest bucket that
-    holds the longest sequence of the batch. A program is compiled once for each bucket.
+    forms: a list of arrays or lists of any length; a `ps.Sequence`; or a padded array under the
+    input's name, with the lengths under `{name}_length`. They are padded to the smallest bucket
+    that holds the longest sequence of the batch. A program is compiled once for each bucket.
 
     Arguments:
       name: the name in feeds and in `feed_order`.

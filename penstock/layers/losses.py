@@ -189,8 +189,8 @@ def weight_decay_loss(
     Arguments:
       coefficient: the strength of the decay.
       applies_to: takes a parameter's path, such as `"block1/conv2d_0/w"`, and returns whether the
-        parameter counts. By default only parameters named `w` count, and not biases, scales of
-        batch norm or depthwise kernels.
+        parameter counts. By default only parameters named `w` count; biases, batch norm's scales
+        and depthwise kernels do not.
 
     Returns:
       A scalar.
@@ -222,8 +222,8 @@ def mean(x: V) -> jax.Array:
 
     Examples that pad a short batch do not count. Every example has the same weight on any number of
     devices. In a sequence every word has the same weight, as in Fluid; if a program returns this
-    mean directly, the mean of an epoch or a test is over all its words too. An array without a
-    batch axis is averaged as it is. Source: Fluid's `mean`.
+    mean directly, the result of an epoch or a test is the mean over all words too. An array
+    without a batch axis is averaged as it is. Source: Fluid's `mean`.
 
     Arguments:
       x: `[B, ...]`; or `[B * n, ...]`, with the n rows of each example next to each other; or a

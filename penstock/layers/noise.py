@@ -1,4 +1,4 @@
-"""Randomness: noise, and keys for noise of one's own, the same on any number of devices."""
+"""Randomness: noise, and keys to draw your own, the same on any number of devices."""
 
 from __future__ import annotations
 

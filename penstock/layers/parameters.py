@@ -1,4 +1,4 @@
-"""Parameters: their attributes, their regularizers, and parameters of one's own."""
+"""Parameters: their attributes, their regularizers, and parameters of your own layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class L1Decay:
     def penalty(self, parameter: jax.Array) -> jax.Array:
         """Return the penalty `coefficient * sum(abs(parameter))`, a scalar.
 
-        Optimizers that compare losses, such as a line search, add it to the loss.
+        It is added to the loss for optimizers that compare losses, such as a line search.
         """
         return self.coefficient * jnp.sum(jnp.abs(parameter))
 
@@ -66,7 +66,7 @@ class L2Decay:
     def penalty(self, parameter: jax.Array) -> jax.Array:
         """Return the penalty `coefficient / 2 * sum(parameter ** 2)`, a scalar.
 
-        Optimizers that compare losses, such as a line search, add it to the loss.
+        It is added to the loss for optimizers that compare losses, such as a line search.
         """
         return self.coefficient / 2 * jnp.sum(parameter**2)
 

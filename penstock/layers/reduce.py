@@ -1,7 +1,7 @@
 """Reductions over the valid examples of the global batch, the same on any number of devices.
 
-`dim` names axes as Fluid does, axis 0 being the batch. Reductions that leave the batch alone, and
-those of arrays without one, are those of `jax.numpy`.
+`dim` names axes as in Fluid; axis 0 is the batch. Reductions over other axes, and of arrays without
+a batch axis, are those of `jax.numpy`.
 """
 
 from __future__ import annotations
