@@ -94,7 +94,7 @@ def run_on_ray(
       use_tpu: give each process TPUs; by default if the cluster has some.
       resources_per_process: the Ray resources of each process, such as `{"CPU": 8, "GPU": 8}`. By
         default one CPU, and with accelerators one GPU or the TPUs of a host.
-      hang_secs: restart the processes if there has been no progress for so many seconds.
+      hang_secs: restart the processes if there has been no progress for this many seconds.
 
     Returns:
       The return value of the function in process 0.
@@ -141,7 +141,7 @@ def launch_on_ray(
       min_processes: the minimum; the run then uses as many as the cluster has room for.
       max_restarts: the number of restarts after a loss.
       address: the address of the cluster; see `run_on_ray`.
-      hang_secs: restart the processes if there has been no progress for so many seconds.
+      hang_secs: restart the processes if there has been no progress for this many seconds.
 
     Returns:
       The exit status: 0 after success, 75 when the restarts are used up, 130 after Ctrl-C, 143
