@@ -25,14 +25,15 @@ _ONE_LEVEL = "expected its inner sequences, nested.inner: layers work on one lev
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sequence:
-    """A batch of sequences: what Fluid calls a tensor with `lod_level=1`.
+    """Hold a batch of sequences, which Fluid calls a tensor with `lod_level=1`.
 
-    A pytree. What lies behind a sequence's length is padding: any finite numbers, which no layer
-    lets count. Layers that work on rows (`fc`, `embedding`, activations, losses) take a sequence
-    for the rows of all its words, as Fluid does, and return one of the same lengths.
+    It is a pytree. The elements of a sequence are called words. Values beyond a sequence's length
+    are padding: any finite numbers, which layers ignore. Layers that work on rows (`fc`,
+    `embedding`, activations, losses) treat every word as a row, as in Fluid, and return a sequence
+    with the same lengths.
 
     Arguments:
-      values: `[B, T, ...]`, `T` being at least the largest length.
+      values: `[B, T, ...]`, where `T` is at least the largest length.
       lengths: `[B]`, int32, from 0 to `T`.
 
     >>> words = Sequence(jnp.array([[1, 2, 3], [4, 0, 0]]), jnp.array([3, 1]))
@@ -55,39 +56,43 @@ class Sequence:
 
     @property
     def mask(self) -> jax.Array:
-        """Where there are words and no padding, `[B, T]`, of booleans."""
+        """Whether each position holds a word and not padding, booleans `[B, T]`."""
         places = jax.lax.iota(jnp.int32, self.max_length)
         return places[None, :] < self.lengths[:, None]
 
     def aligned_mask(self) -> jax.Array:
-        """Return the mask with axes of size 1 behind it, to meet `values`."""
+        """Return the mask with trailing axes of size 1, to broadcast against `values`."""
         return self.mask.reshape(*self.values.shape[:2], *(1,) * (self.values.ndim - 2))
 
     def with_values(self, values: jax.Array) -> Sequence:
-        """Return other values `[B, T, ...]` of the same lengths."""
+        """Return a sequence with other values `[B, T, ...]` and the same lengths."""
         return Sequence(values, self.lengths)
 
     def masked(self, fill: float = 0) -> jax.Array:
         """Return the values with `fill` in place of padding, `[B, T, ...]`.
 
-        Chosen, not multiplied: the gradient at the padding is 0 whatever stands there.
+        Values are selected, not multiplied by 0: the gradient at the padding is 0 whatever its
+        values are.
         """
         return jnp.where(self.aligned_mask(), self.values, jnp.asarray(fill, self.values.dtype))
 
     def map(self, function: Callable[[jax.Array], jax.Array]) -> Sequence:
-        """Return what a function of rows makes of all words, those of padding too.
+        """Apply a function of rows to all words, including padding.
 
         Arguments:
-          function: takes rows `[B * T, ...]` and returns as many.
+          function: takes rows `[B * T, ...]` and returns the same number of rows.
         """
         return self.with_rows(function(self.values.reshape(-1, *self.values.shape[2:])))
 
     def with_rows(self, rows: jax.Array) -> Sequence:
-        """Return rows `[B * T, ...]`, one for each word, as a sequence of the same lengths."""
+        """Return a sequence of the same lengths whose words are the rows `[B * T, ...]`."""
         return self.with_values(rows.reshape(*self.values.shape[:2], *rows.shape[1:]))
 
     def cut(self) -> CutSequences:
-        """Return each sequence by itself, `[length, ...]`, as numpy arrays; outside programs."""
+        """Return a list of numpy arrays `[length, ...]`, one for each sequence.
+
+        It cannot be used inside a program function.
+        """
         values, lengths = np.asarray(self.values), np.asarray(self.lengths)
         return CutSequences(row[:length] for row, length in zip(values, lengths, strict=True))
 
@@ -128,15 +133,16 @@ class Sequence:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class NestedSequence:
-    """A batch of sequences of sequences, such as documents of sentences: Fluid's `lod_level=2`.
+    """Hold a batch of sequences of sequences, such as documents made of sentences.
 
-    Layers work on one level at a time: on `inner`, the sequences of all examples as rows of their
-    own, and on what `outer` makes of one row for each of them.
+    Fluid calls it a tensor with `lod_level=2`. Layers work on one level at a time. First they work
+    on `inner`, which is a batch of all the inner sequences. `outer` then turns one row for each
+    inner sequence back into a sequence for each example.
 
     Arguments:
-      values: `[B, K, T, ...]`, `K` being at least the largest number of sequences of an example.
+      values: `[B, K, T, ...]`, where `K` is at least the largest number of sequences in an example.
       lengths: `[B, K]`, int32, 0 where there is no sequence.
-      counts: the number of sequences of each example, `[B]`, int32.
+      counts: the number of sequences in each example, `[B]`, int32.
 
     >>> text = NestedSequence(jnp.ones([1, 2, 3, 1]), jnp.array([[3, 0]]), jnp.array([1]))
     >>> text.inner.values.shape, text.inner.lengths.tolist()
@@ -151,18 +157,22 @@ class NestedSequence:
 
     @property
     def inner(self) -> Sequence:
-        """The inner sequences as rows of their own, values `[B * K, T, ...]`."""
+        """All inner sequences as one batch, with values `[B * K, T, ...]`."""
         shape = (-1, *self.values.shape[2:])
         return Sequence(self.values.reshape(shape), self.lengths.reshape(-1))
 
     def with_inner(self, inner: Sequence) -> NestedSequence:
-        """Return other inner sequences, as many for each example."""
+        """Return a nested sequence with other inner sequences and the same counts."""
         shape = (*self.lengths.shape, *inner.values.shape[1:])
         lengths = inner.lengths.reshape(self.lengths.shape)
         return NestedSequence(inner.values.reshape(shape), lengths, self.counts)
 
     def outer(self, rows: jax.Array) -> Sequence:
-        """Return one row for each inner sequence, `[B * K, ...]`, as a sequence of each example."""
+        """Return one sequence for each example from a row for each inner sequence.
+
+        Arguments:
+          rows: `[B * K, ...]`.
+        """
         return Sequence(rows.reshape(*self.lengths.shape, *rows.shape[1:]), self.counts)
 
     def __iter__(self) -> Iterator[Any]:
@@ -172,7 +182,10 @@ class NestedSequence:
         raise TypeError(f"a NestedSequence got used as an array, {_ONE_LEVEL}")
 
     def cut(self) -> CutNestedSequences:
-        """Return each example's sequences by themselves, as numpy arrays; outside programs."""
+        """Return a list for each example with its sequences as numpy arrays.
+
+        It cannot be used inside a program function.
+        """
         rows, counts = self.inner.cut(), np.asarray(self.counts)
         width = self.lengths.shape[1]
         return CutNestedSequences(

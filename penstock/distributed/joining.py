@@ -40,29 +40,30 @@ def initialize(
 ) -> None:
     """Join the processes that were started together, before the first computation.
 
-    One line in a script, whatever starts it: a process that is alone does nothing. What is not
-    given is found in the environment, by the launcher nearest to this process:
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as `penstock launch` sets them;
-    torchrun; Open MPI; MPICH, where JAX_COORDINATOR_ADDRESS says where; srun of Slurm; Cloud TPU;
-    SkyPilot; dstack; an indexed Job of Kubernetes. Of several processes that a launcher starts on a
-    machine with GPUs each takes one. All processes call it, and it returns when all are there. What
-    `jax.distributed.initialize` has joined it takes over.
+    A script calls it once, whatever starts it; in a single process it does nothing. Every process
+    must call it, and it returns when all have joined. Arguments that are not given are read from
+    the environment of the innermost launcher: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID, as set by `penstock launch`; torchrun; Open MPI; MPICH, with
+    JAX_COORDINATOR_ADDRESS; srun of Slurm; Cloud TPU; SkyPilot; dstack; an indexed Job of
+    Kubernetes. If a launcher starts several processes on a machine with GPUs, each takes one GPU.
+    Processes already joined by `jax.distributed.initialize` are kept.
 
     Arguments:
-      coordinator_address: HOST:PORT where process 0 listens.
-      num_processes: how many there are.
-      process_id: which of them this is, from 0.
-      hosts: in place of both, HOST:PORT of each process, as FastNN's worker_hosts and OneFlow's
-        machines; without `process_id` this is the one that is an address of this machine.
-      heartbeat_secs: how long a process may be silent; else PENSTOCK_HEARTBEAT_SECS, or 30.
-      initialization_secs: how long others may take; else PENSTOCK_INITIALIZATION_SECS, or 1800.
-      hang_secs: how long a step may take; else PENSTOCK_HANG_SECS, or any time.
+      coordinator_address: HOST:PORT at which process 0 listens.
+      num_processes: the number of processes.
+      process_id: the number of this process, from 0.
+      hosts: instead of the first two, HOST:PORT of each process, like FastNN's worker_hosts and
+        OneFlow's machines. Without `process_id`, the entry with an address of this machine is used.
+      heartbeat_secs: how long a process may be silent; by default PENSTOCK_HEARTBEAT_SECS, or 30.
+      initialization_secs: how long to wait for the others; by default
+        PENSTOCK_INITIALIZATION_SECS, or 1800.
+      hang_secs: how long a step may take; by default PENSTOCK_HANG_SECS, or without limit.
 
     Raises:
-      ValueError: arguments or variables contradict each other, or do not say enough.
-      TimeoutError: some processes did not come; those that did are told which.
-      OSError: process 0 cannot listen at its port, or another run does.
-      RuntimeError: JAX has computed already, and no longer takes other processes in.
+      ValueError: arguments or environment variables contradict each other, or are not enough.
+      TimeoutError: some processes did not join; the error names them.
+      OSError: process 0 cannot listen at its port, or another run uses it.
+      RuntimeError: JAX has already run a computation, and other processes can no longer join.
 
     >>> initialize()  # alone: nothing happens
     """

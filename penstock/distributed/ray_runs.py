@@ -49,11 +49,11 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 
 
 class RayRunError(RuntimeError):
-    """A run on Ray failed.
+    """Report that a run on Ray failed.
 
     Attributes:
-      status: the exit status of `penstock launch` for it: 75 where all restarts are used up, that
-        of the program otherwise.
+      status: the exit status that `penstock launch` returns: 75 if all restarts are used up,
+        otherwise the program's exit status.
     """
 
     def __init__(self, text: str, status: int) -> None:
@@ -75,32 +75,33 @@ def run_on_ray(
 ) -> object:
     """Run a function in several processes of a Ray cluster that train together.
 
-    Ray Train's `JaxTrainer` places the processes and joins them; the function is called in each,
-    in a thread. Where a process is lost, all start again; a `Trainer` with a `checkpoint=` in a
-    folder that every machine sees goes on from there. An error of the program ends the run.
+    Ray Train's `JaxTrainer` starts the processes and joins them. Each calls the function in a
+    thread. If a process is lost, all are restarted. A `Trainer` whose `checkpoint=` is in a folder
+    that every machine can see then resumes from there. An error in the program ends the run.
 
     Arguments:
-      function: without arguments; `functools.partial` gives it some. It is pickled.
-      num_processes: one a machine with all its accelerators. `(least, most)` runs on what the
-        cluster has in between, and starts again from the checkpoint where that changes.
-      max_restarts: how often to start again after a loss. Machines whose end was announced, as
-        of spot instances, are not counted.
-      address: of the cluster, such as `"10.0.0.2:6379"`. By default that of `RAY_ADDRESS`, or of
-        a cluster on this machine; without one, Ray starts here and ends with the run.
-      storage_path: where Ray keeps its notes of the run, a folder that all machines see or an
-        address such as `"gs://bucket/runs"`; `~/ray_results` by default.
-      use_gpu: give each process GPUs; by default where the cluster has some.
-      use_tpu: the same with TPUs.
-      resources_per_process: Ray's resources for each, such as `{"CPU": 8, "GPU": 8}`; one CPU,
-        with an accelerator one of it, or for TPUs those of a host, by default.
-      hang_secs: end the group, and start it again, where nothing has moved for so long.
+      function: a function without arguments, which is pickled. Bind arguments with
+        `functools.partial`.
+      num_processes: the number of processes, usually one for each machine. `(least, most)` uses as
+        many as the cluster has room for, and restarts from the checkpoint when that changes.
+      max_restarts: the number of restarts after a loss. Announced losses, such as the end of a spot
+        instance, do not count.
+      address: the address of the cluster, such as `"10.0.0.2:6379"`. By default `RAY_ADDRESS`, or a
+        cluster on this machine. If there is none, Ray is started here and stops after the run.
+      storage_path: where Ray stores its records of the run: a folder that all machines can see, or
+        a URL such as `"gs://bucket/runs"`; by default `~/ray_results`.
+      use_gpu: give each process GPUs; by default if the cluster has some.
+      use_tpu: give each process TPUs; by default if the cluster has some.
+      resources_per_process: the Ray resources of each process, such as `{"CPU": 8, "GPU": 8}`. By
+        default one CPU, and with accelerators one GPU or the TPUs of a host.
+      hang_secs: restart the processes if there has been no progress for this many seconds.
 
     Returns:
-      What the function returned in process 0.
+      The return value of the function in process 0.
 
     Raises:
-      RayRunError: a process failed; its traceback is in the notes. Or the restarts are used up.
-      SystemExit: SIGTERM came, and the processes have saved.
+      RayRunError: a process failed, and its traceback is in the notes; or the restarts are used up.
+      SystemExit: SIGTERM was received, and the processes have saved.
       ModuleNotFoundError: Ray is not installed.
     """
     counts = _read_counts(num_processes)
@@ -134,19 +135,20 @@ def launch_on_ray(
     """Run a command line in several processes of a Ray cluster: `penstock launch --on ray`.
 
     Arguments:
-      words: what follows `--`: a command of penstock, a `.py` file or `-m` and a module, with its
-        arguments. Paths are the driver's, on machines that share its folders.
-      num_processes: how many; with `min_processes` the most.
-      min_processes: the least, to run on what the cluster has.
-      max_restarts: how often to start again after a loss.
-      address: of the cluster; see `run_on_ray`.
-      hang_secs: end the group, and start it again, where nothing has moved for so long.
+      words: what follows `--` on the command line: a penstock command, a `.py` file, or `-m` and a
+        module, followed by arguments. Paths are those of the driver; all machines must share them.
+      num_processes: the number of processes; with `min_processes`, the maximum.
+      min_processes: the minimum; the run then uses as many as the cluster has room for.
+      max_restarts: the number of restarts after a loss.
+      address: the address of the cluster; see `run_on_ray`.
+      hang_secs: restart the processes if there has been no progress for this many seconds.
 
     Returns:
-      The exit status: 0 when all went well, 75 when the restarts are used up, 130 after Ctrl-C,
-      143 after SIGTERM, that of the program otherwise.
+      The exit status: 0 after success, 75 when the restarts are used up, 130 after Ctrl-C, 143
+      after SIGTERM, otherwise the program's exit status.
 
     Raises:
+      ValueError: there are no words to run.
       ModuleNotFoundError: Ray is not installed.
     """
     if not words or words == ["-m"]:

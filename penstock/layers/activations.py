@@ -83,9 +83,9 @@ def selu(x: V) -> V:
 
 
 def gelu(x: V, approximate: bool = False) -> V:
-    """Return `x` times the normal distribution function of `x`.
+    """Return the Gaussian error linear unit, `x` times the normal distribution function of `x`.
 
-    Exact by default as in Fluid; `jax.nn.gelu` approximates by tanh unless told otherwise.
+    It is exact by default, as in Fluid. The default of `jax.nn.gelu` is the tanh approximation.
 
     >>> gelu(jnp.array([0.0, 100.0])).tolist()
     [0.0, 100.0]
@@ -94,7 +94,7 @@ def gelu(x: V, approximate: bool = False) -> V:
 
 
 def swish(x: V, beta: float = 1.0) -> V:
-    """Return `x * sigmoid(beta * x)`, which others call SiLU when `beta` is 1.
+    """Return `x * sigmoid(beta * x)`, which is also called SiLU when `beta` is 1.
 
     >>> swish(jnp.array([0.0, 100.0])).tolist()
     [0.0, 100.0]
@@ -121,7 +121,7 @@ def logsigmoid(x: V) -> V:
 
 
 def hard_sigmoid(x: V, slope: float = 0.2, offset: float = 0.5) -> V:
-    """Return `slope * x + offset` limited to 0 and 1; Fluid's slope (JAX: 1/6).
+    """Return `slope * x + offset` clipped to [0, 1]; the slope is Fluid's (JAX: 1/6).
 
     >>> hard_sigmoid(jnp.array([-9.0, 0.0, 9.0])).tolist()
     [0.0, 0.5, 1.0]
@@ -166,10 +166,10 @@ def softsign(x: V) -> V:
 
 
 def softmax(input: V, axis: int = -1) -> V:
-    """Return the softmax along `axis`, same shape as the input, in float32 or wider.
+    """Return the softmax along `axis`, in the input's shape, in float32 or wider.
 
-    Inside a program the logits are remembered, so that `cross_entropy` of the result is computed
-    from them and stays finite.
+    Inside a program, `cross_entropy` of a softmax over the last axis is computed from the logits,
+    and stays finite.
 
     >>> softmax(jnp.zeros([1, 2])).tolist()
     [[0.5, 0.5]]
@@ -188,7 +188,7 @@ def _softmax(input: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def log_softmax(input: V, axis: int = -1) -> V:
-    """Return the logarithm of the softmax along `axis`, same shape as the input.
+    """Return the logarithm of the softmax along `axis`, in the input's shape.
 
     >>> log_softmax(jnp.array([[0.0, -200.0]])).tolist()
     [[0.0, -200.0]]

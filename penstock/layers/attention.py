@@ -118,26 +118,26 @@ def multi_head_attention(
     bias_attr: Attr = None,
     name: str | None = None,
 ) -> Words | tuple[Words, KeyValueCache]:
-    """Mix, for each query, the values whose keys agree with it (Vaswani et al. 2017).
+    """Apply multi-head attention (Vaswani et al. 2017).
 
-    Padding never counts. A query that sees no key, and one that is padding, gets 0. Parameters:
-    `query_w` `[D, num_heads * head_dim]`, `key_w` and `value_w` of `num_kv_heads`, `out_w`
-    `[num_heads * head_dim, size]`, Xavier uniform, and `query_b` and so on, zeros. In training the
-    weights of the values are dropped with `dropout_rate`. Source: `jax.nn.dot_product_attention`.
+    Padding never counts. A query that is padding, or that sees no key, gives 0. Parameters:
+    `query_w` `[D, num_heads * head_dim]`, `key_w` and `value_w` with `num_kv_heads`, `out_w`
+    `[num_heads * head_dim, size]`, Xavier uniform; `query_b` and so on, zeros. In training,
+    attention weights are dropped with `dropout_rate`. Source: `jax.nn.dot_product_attention`.
 
     Arguments:
-      queries: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]` of valid words.
-      keys: `[B, S, D']`; the queries without. `values`: `[B, S, D'']`; the keys without.
-      head_dim: `D / num_heads` by default. `size`: the features of the result, D by default.
-      num_kv_heads: heads of keys and values, each for several of queries (Ainslie et al. 2023).
-      is_causal: query `t` sees the keys `0` to `t` alone.
-      segment_ids: `[B, T]`; words see those of their own segment. A pair for queries and keys.
-      rotary: turn queries and keys by their positions, see `rotary_embedding`.
-      cache: of words before the queries, see `init_cache`; nan where there is no room left.
-      param_attr, bias_attr: for all weights and biases; `bias_attr=False` leaves these out.
+      queries: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]` without padding.
+      keys: `[B, S, D']`, by default the queries. `values`: `[B, S, D'']`, by default the keys.
+      head_dim: by default `D / num_heads`. `size`: the number of output features, by default D.
+      num_kv_heads: the heads of keys and values (Ainslie et al. 2023), by default `num_heads`.
+      is_causal: query `t` sees only the keys `0` to `t`.
+      segment_ids: `[B, T]`; words see only their own segment. A pair is for queries and keys.
+      rotary: rotate queries and keys by their positions, see `rotary_embedding`.
+      cache: the words before, see `init_cache`; implies `is_causal`. Words that overflow give nan.
+      param_attr, bias_attr: for all weights, for all biases; `bias_attr=False` leaves these out.
 
     Returns:
-      `[B, T, size]`, a `Sequence` where `queries` is one; with a cache, that and the cache after.
+      `[B, T, size]`, a `Sequence` if `queries` is one. With a cache, also the updated cache.
 
     >>> import penstock as ps
     >>> from penstock import layers

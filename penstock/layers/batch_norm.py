@@ -38,24 +38,24 @@ def batch_norm(
 ) -> V:
     """Normalise each channel over the batch (Ioffe and Szegedy 2015).
 
-    In training: by the mean and biased variance of the valid examples of this device's share of the
-    batch, or of the global batch with `sync=True`. The running statistics then become `momentum *
-    running + (1 - momentum) * batch`, where a device's share counts by its examples. In test and
-    infer: by the running statistics.
+    Training uses the mean and the biased variance of the valid examples in this device's share of
+    the batch, or in the global batch with `sync=True`. The running statistics then become
+    `momentum * running + (1 - momentum) * batch`, where the devices' statistics are weighted by
+    their numbers of valid examples. Test and infer use the running statistics.
 
     Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Statistics, float32 in `batch_stats`:
     `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's, which counts padding.
 
     Arguments:
-      input: `[B, C]`, any `[B, ..., C]`, `[B, C, ...]` with `data_format="NCHW"`, or a sequence.
+      input: `[B, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`; or a sequence.
       act: name of an activation, applied last.
-      param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
-      use_global_stats: in training too use the running statistics, and leave them as they are.
-      sync: share the statistics over the devices, which then wait for each other in this layer.
-      unbiased_running_variance: move it towards `n / (n - 1)` times the variance of the batch's n
-        elements, as TensorFlow's fused kernel and torch do.
-      momentum_warmup: keep `(1 + step) / (10 + step)` while that is less than `momentum`, as
-        TensorFlow's moving averages do; so the first tests do not see the zeros and ones.
+      param_attr, bias_attr: for the scale and the bias; `False` leaves it out.
+      use_global_stats: use the running statistics in training too, and do not update them.
+      sync: compute the statistics over all devices, which then wait for each other in this layer.
+      unbiased_running_variance: update the running variance with the unbiased variance, `n / (n -
+        1)` times the biased one, as torch and TensorFlow's fused kernel do.
+      momentum_warmup: use at most `(1 + step) / (10 + step)` as momentum, as TensorFlow's moving
+        averages do. Early tests then depend less on the initial zeros and ones.
 
     Returns:
       The input's shape.

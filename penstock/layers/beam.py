@@ -16,11 +16,13 @@ T = TypeVar("T")
 
 
 class Sentences(NamedTuple):
-    """The sentences of a beam search, the best of each example first.
+    """Hold the sentences that a beam search found, the best of each example first.
+
+    There are K beams, and at most S words in a sentence.
 
     Attributes:
-      ids: `[B, K, S]`, int32; behind a sentence's end stands `end_id`.
-      lengths: `[B, K]`, int32, `end_id` counted. 0 where there are fewer sentences than beams.
+      ids: `[B, K, S]`, int32; after the end of a sentence, `end_id`.
+      lengths: `[B, K]`, int32, including `end_id`; 0 where there are fewer sentences than beams.
       scores: `[B, K]`, float32; -inf where there is no sentence.
 
     >>> sentences = Sentences(jnp.array([[[4, 2, 0]]]), jnp.array([[3]]), jnp.array([[-1.5]]))
@@ -43,29 +45,29 @@ def beam_search(
     level: int = 0,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Choose the best sentences one word longer: one step of a beam search.
+    """Extend the best sentences by one word, which is one step of a beam search.
 
-    Of all candidates of an example's beams the `beam_size` of the highest scores stay, best first;
-    of equal scores that of the lower beam, and then that which stands in front. A beam whose last
-    word is `end_id` has one candidate, itself, with the score it had. Where there are fewer
-    candidates than beams, the rest have a score of -inf.
+    For each example, the `beam_size` candidates with the highest scores are kept, best first. Ties
+    go to the lower beam, then to the earlier candidate. A beam whose last word is `end_id` has one
+    candidate: itself, with its old score. If there are fewer candidates than beams, the other beams
+    have a score of -inf.
 
-    Source: Fluid's `beam_search`, whose beams stand in the levels of a LoD tensor. Here they are an
-    axis, none is dropped when all have ended, and the parents are returned too. Reorder by them
-    what goes with the beams: `jnp.take_along_axis` for `[B, K]`.
+    Source: Fluid's `beam_search`. There, beams are the levels of a LoD tensor. Here they are an
+    axis, beams are kept when all have ended, and their parents are returned too. Use the parents to
+    reorder what belongs to the beams, such as `[B, K]` with `jnp.take_along_axis`.
 
     Arguments:
-      pre_ids: last words of the beams, `[B, J]`. `J` may be 1 at the first step.
-      pre_scores: their scores, `[B, J]`.
-      ids: candidates for the next word, `[B, J, C]`; None where candidate c is word c.
-      scores: of the sentences with them, `[B, J, C]`: what `pre_scores` has and the candidate's log
-        probability added.
-      level: as in Fluid; there is but level 0.
+      pre_ids: the last words of the beams, `[B, J]`. `J` may be 1 at the first step.
+      pre_scores: the scores of the beams, `[B, J]`.
+      ids: the candidates for the next word, `[B, J, C]`; None if candidate c is word c.
+      scores: the scores of the extended sentences, `[B, J, C]`: `pre_scores` plus the log
+        probability of the candidate.
+      level: as in Fluid; only level 0 exists.
       name: as in Fluid; there are no parameters.
 
     Returns:
-      Words `[B, beam_size]`, int32; scores `[B, beam_size]`; and the beams that they continue,
-      `[B, beam_size]`, int32.
+      The words `[B, beam_size]`, int32; their scores `[B, beam_size]`; and their parents, the beams
+      that they extend, `[B, beam_size]`, int32.
 
     >>> words, scores, parents = beam_search(
     ...     jnp.array([[1, 0]]),
@@ -155,20 +157,20 @@ def beam_search_decode(
     end_id: int,
     name: str | None = None,
 ) -> Sentences:
-    """Read sentences out of the steps of a beam search, back from the last one.
+    """Trace the sentences of a beam search back from its last step.
 
-    A sentence ends with its first `end_id`, which is a part of it. Source: Fluid's
-    `beam_search_decode`, which finds the parents in the levels of LoD tensors and gives each word
-    of a sentence a score; here a sentence has that of its last word.
+    A sentence includes its first `end_id` and ends there. Source: Fluid's `beam_search_decode`,
+    which reads the parents from the levels of LoD tensors and returns a score for each word. Here
+    a sentence has one score, that of its last word.
 
     Arguments:
       ids: the words that each step chose, `[S, B, K]`, as `lax.scan` stacks them.
-      scores, parents: those of the steps, `[S, B, K]`.
+      scores, parents: the scores and parents of each step, `[S, B, K]`.
       beam_size: `K`.
       name: as in Fluid; there are no parameters.
 
     Returns:
-      The sentences, best first; of equal scores that of the lower beam.
+      The sentences, best first. Ties go to the lower beam.
 
     >>> ids = jnp.array([[[3, 5]], [[4, 0]]])
     >>> scores = jnp.array([[[-1.0, -2.0]], [[-2.5, -2.25]]])
@@ -217,13 +219,14 @@ def finish_sentences(
 def tile_beams(tree: T, beam_size: int) -> T:
     """Repeat each example's row for its beams, in all arrays of a pytree.
 
-    For what the `step` of `beam_decode` reads beside its state, such as an encoder's output.
+    Use it for arrays that the `step` of `beam_decode` reads besides its state, such as the output
+    of an encoder.
 
     Arguments:
-      tree: arrays `[B, ...]`, or a `Sequence`; what has no axes stays as it is.
+      tree: a pytree of arrays `[B, ...]`, or a `Sequence`. Scalars stay as they are.
 
     Returns:
-      Arrays `[B * beam_size, ...]`; the rows of an example stand together.
+      The tree with arrays `[B * beam_size, ...]`. The rows of an example are next to each other.
 
     >>> tile_beams(jnp.array([1, 2]), 3).tolist()
     [1, 1, 1, 2, 2, 2]

@@ -86,32 +86,34 @@ def beam_decode(
     length_penalty: float = 0.0,
     stop_at_best: bool = False,
 ) -> Sentences:
-    """Search for the likeliest sentences, all steps in one loop.
+    """Find the most likely sentences with a beam search, all steps in one loop.
 
-    Each step is that of `beam_search`: the words of all beams compete, and a beam that has ended
-    keeps its place as long as its score is among the best. The loop ends when all beams of all
-    examples have ended, or at `max_length`. The same in train, test and infer, without gradients.
+    Each step is a `beam_search`: the words of all beams compete, and a beam that has ended stays as
+    long as its score is among the best. The loop ends when all beams of all examples have ended,
+    or at `max_length`. The same in train, test and infer; there are no gradients.
 
-    `step` runs in a `lax.while_loop`, traced once. Its layers share the parameters of a training
-    program under explicit names or in `layers.scope`. It must not talk to other devices: each
-    leaves the loop when its own examples are done.
+    `step` is traced once and runs in a `lax.while_loop`. To share the parameters of a training
+    program, give its layers explicit names or put them in a `layers.scope`. It must not use
+    collectives: each device leaves the loop when its own examples are done.
 
-    Sentences are compared by their log probability divided by `((5 + length) / 6)**length_penalty`
-    (Wu et al. 2016), `end_id` being counted.
+    The score of a sentence is its log probability divided by `((5 + length) / 6)**length_penalty`
+    (Wu et al. 2016). The length includes `end_id`.
 
     Arguments:
-      step: takes words `[N]`, int32, and a state of `N` rows, `N = B * beam_size`; returns logits
-        or log probabilities `[N, V]` and the new state. The beams of an example stand together, as
-        in `tile_beams`. Floats of the state keep the dtypes they begin with.
-      state: a pytree of arrays `[B, ...]`; what has no axes is common to all beams.
-      first_ids: the word that sentences are written after, `[B]` or `[B, 1]`; no part of them.
-      max_length: of a sentence, `end_id` counted.
-      length_penalty: 0 for none; larger ones prefer longer sentences.
-      stop_at_best: be done with an example when its best sentence has ended and no other can come
-        before it. Its other sentences may then be unfinished.
+      step: takes words `[N]`, int32, and a state of `N` rows, where `N = B * beam_size`. It returns
+        logits or log probabilities `[N, V]` and the new state. The beams of an example are next to
+        each other, as in `tile_beams`. Floats in the state keep their initial dtypes.
+      state: the initial state, a pytree of arrays `[B, ...]`. Scalars are shared by all beams.
+      first_ids: the start words, `[B]` or `[B, 1]`. They are not part of the sentences.
+      beam_size: the number of sentences of each example.
+      end_id: the word that ends a sentence.
+      max_length: the maximum length of a sentence, including `end_id`.
+      length_penalty: 0 for none. Larger values prefer longer sentences.
+      stop_at_best: stop an example when its best sentence has ended and no other can overtake it.
+        Its other sentences may then be unfinished.
 
     Returns:
-      The sentences, best first, `S = max_length`. Scores are what they are compared by.
+      The sentences with their scores, best first, with `S = max_length`.
 
     >>> table = jnp.log(jnp.array([[0.1, 0.5, 0.4], [0.4, 0.3, 0.3], [0.9, 0.05, 0.05]]))
     >>> def step(words, state):

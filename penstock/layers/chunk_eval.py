@@ -1,4 +1,4 @@
-"""Precision and recall of chunks, such as names in a text, that tags of words mark."""
+"""Precision and recall of tagged chunks, such as names in a text."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def chunk_eval(
     num_chunk_types: int,
     excluded_chunk_types: Sequence[int] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Count the chunks of predicted and of true tags, and those in both.
+    """Return the precision, recall and F1 score of predicted chunks, and the counts behind them.
 
-    A tag is `chunk_type * num_tags + tag` with the tags of a type in the scheme's order: B, I for
-    `"IOB"`, I, E for `"IOE"`, B, I, E, S for `"IOBES"`, one for `"plain"`;
-    `num_chunk_types * num_tags` is a word outside of all chunks. A chunk is right when type, first
-    and last word are. Where a tag does not fit the one before it, as I after another type, a chunk
-    begins. Counted over the valid examples of the global batch. The first three are 0 where they
-    have nothing to divide by, and nan when any example has a tag of no class, or labels of another
-    length. Source: Fluid's `chunk_eval`, and the script `conlleval` of CoNLL-2000.
+    A tag is `chunk_type * num_tags + tag`. The tags of the schemes are, in this order, B and I for
+    `"IOB"`; I and E for `"IOE"`; B, I, E and S for `"IOBES"`; `"plain"` has one tag. The tag
+    `num_chunk_types * num_tags` is a word outside all chunks. A chunk is correct if its type, first
+    word and last word are. A tag that cannot continue the previous chunk, such as I after another
+    type, starts a new one. Chunks are counted over the valid examples of the global batch. A ratio
+    with denominator 0 is 0. If a tag is out of range or lengths differ in any example, all three
+    are nan. Source: Fluid's `chunk_eval`, and the script `conlleval` of CoNLL-2000.
 
     Arguments:
-      input: predicted tags, `[B, T, 1]`, as `crf_decoding` gives them.
-      label: true tags, `[B, T, 1]`.
-      excluded_chunk_types: types that are not counted.
+      input: predicted tags, a sequence `[B, T, 1]`, usually from `crf_decoding`.
+      label: true tags, a sequence `[B, T, 1]`.
+      excluded_chunk_types: chunk types that are not counted.
 
     Returns:
-      Precision, recall, F1 score, and the number of predicted chunks, of true ones, and of those
-      that are right: scalars.
+      Six scalars: precision, recall, F1 score, and the numbers of predicted, true and correct
+      chunks.
 
     >>> import penstock as ps
     >>> from penstock import layers

@@ -35,21 +35,21 @@ def conv2d(
 
     Parameters: `w` `[height, width, C / groups, num_filters]` whatever the data format, normal with
     standard deviation `sqrt(2 / (height * width * C / groups))`; `b` `[num_filters]`, zeros. The
-    same in train, test and infer. Source: Fluid's `conv2d`, whose images and kernels are channels
-    first, and whose standard deviation leaves out `groups`: depthwise kernels start near 0.
+    same in train, test and infer. Source: Fluid's `conv2d`. There, images and kernels are channels
+    first, and the standard deviation ignores `groups`, which makes depthwise kernels start near 0.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      filter_size: a number or `(height, width)`; so are `stride` and `dilation`.
-      padding: a number, `(height, width)`, `((top, bottom), (left, right))`, `"SAME"` (an output of
+      filter_size: a number or `(height, width)`, like `stride` and `dilation`.
+      padding: a number, `(height, width)`, `((top, bottom), (left, right))`, `"SAME"` (`H'` is
         `ceil(H / stride)`) or `"VALID"` (none).
-      groups: split the channels into so many parts that do not see each other.
+      groups: the number of groups of channels and filters, which are independent of each other.
       bias_attr: for the bias; `False` leaves it out.
       act: name of an activation, applied last.
 
     Returns:
-      `[B, H', W', num_filters]`, channels where the input has them, with `H' = 1 + (H + top +
-      bottom - dilation * (height - 1) - 1) // stride`.
+      `[B, H', W', num_filters]` in the input's layout, with `H' = 1 + (H + top + bottom -
+      dilation * (height - 1) - 1) // stride`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -94,24 +94,24 @@ def conv2d_transpose(
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
-    """Apply the transpose of a convolution: `H` grows by about `stride`.
+    """Apply a transposed convolution, which enlarges `H` and `W` by about a factor of `stride`.
 
-    Input pixel `i` adds `w[k]` times itself to output pixel `i * stride - padding + k * dilation`.
-    Parameters: `w` `[height, width, C / groups, num_filters]` whatever the data format, Xavier
-    uniform; `b` `[num_filters]`, zeros. The same in train, test and infer. Source: Fluid's
+    Input pixel `i` is multiplied by `w[k]` and added to output pixel `i * stride - padding + k *
+    dilation`. Parameters: `w` `[height, width, C / groups, num_filters]` whatever the data format,
+    Xavier uniform; `b` `[num_filters]`, zeros. The same in train, test and infer. Source: Fluid's
     `conv2d_transpose`, whose images and kernels are channels first.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      output_size: a number or `(H', W')`: up to `stride - 1` more than without it. Alone, it
-        determines `filter_size`.
-      filter_size: a number or `(height, width)`; so are `padding`, `stride` and `dilation`.
+      output_size: a number or `(H', W')`, up to `stride - 1` more than the default. If
+        `filter_size` is not given, it follows from `output_size`.
+      filter_size: a number or `(height, width)`, like `padding`, `stride` and `dilation`.
       bias_attr: for the bias; `False` leaves it out.
       act: name of an activation, applied last.
 
     Returns:
-      `[B, H', W', num_filters]`, channels where the input has them, with `H' = (H - 1) * stride -
-      2 * padding + dilation * (height - 1) + 1` unless `output_size` says otherwise.
+      `[B, H', W', num_filters]` in the input's layout. By default `H' = (H - 1) * stride - 2 *
+      padding + dilation * (height - 1) + 1`.
 
     >>> import penstock as ps
     >>> from penstock import layers

@@ -23,18 +23,18 @@ def linear_chain_crf(
 ) -> jax.Array:
     """Return the negative log likelihood of paths of tags, per example (Lafferty et al. 2001).
 
-    A path scores the sum of its emissions, of its transitions, and of the weights of its first and
-    last tag. Its likelihood is the exponential of its score over that of all paths. An empty
-    sequence costs 0; a tag that is no class, or a label of another length, gives nan. Parameter:
-    `w` `[C + 2, C]`, Xavier uniform: row 0 has the weights of starting with a tag, row 1 those of
-    ending with it, row `2 + i` those of going on from tag `i`. Computed in float32 or wider, the
-    same in train, test and infer. Source: Fluid's `linear_chain_crf`, which returns the negative
-    log likelihood too.
+    The score of a path is the sum of its emissions, its transitions, and the weights of its first
+    and last tag. Its likelihood is the softmax of the scores over all paths. An empty sequence
+    costs 0. A tag outside the classes, or a label of another length, gives nan. Parameter: `w`
+    `[C + 2, C]`, Xavier uniform: row 0 has the weights of starting with a tag, row 1 those of
+    ending with it, row `2 + i` those of a transition from tag `i`. It is computed in float32 or
+    wider. The same in train, test and infer. Source: Fluid's `linear_chain_crf`, which returns the
+    negative log likelihood too.
 
     Arguments:
-      input: emissions, `[B, T, C]`.
-      label: tags, `[B, T, 1]`.
-      param_attr: give it a name, by which `crf_decoding` shares the parameter.
+      input: emissions, a sequence `[B, T, C]`.
+      label: tags, a sequence `[B, T, 1]`.
+      param_attr: for `w`. Give it a name to share the parameter with `crf_decoding`.
 
     Returns:
       `[B, 1]`.
@@ -68,19 +68,21 @@ def linear_chain_crf(
 def crf_decoding(
     input: sequences.Sequence, param_attr: Attr, label: sequences.Sequence | None = None
 ) -> sequences.Sequence:
-    """Return the most likely path of tags, by the search of Viterbi (1967).
+    """Return the most likely path of tags, found by Viterbi's algorithm (1967).
 
-    Of equally likely tags the lower one is taken. Nothing has a gradient. Parameter: that of a
-    `linear_chain_crf`, which is named by `param_attr`; where the program has it already, its
-    learning rate and other attributes stay as they are. Source: Fluid's `crf_decoding`.
+    Ties go to the lower tag. There are no gradients. It uses the parameter of the
+    `linear_chain_crf` that `param_attr` names. If the program has that parameter already, its
+    learning rate and other attributes do not change. The same in train, test and infer. Source:
+    Fluid's `crf_decoding`.
 
     Arguments:
-      input: emissions, `[B, T, C]`.
-      param_attr: with the name given to `linear_chain_crf`, in the same scope.
-      label: tags `[B, T, 1]` that the path is compared with.
+      input: emissions, a sequence `[B, T, C]`.
+      param_attr: the name given to `linear_chain_crf`, in the same scope.
+      label: tags to compare the path with, a sequence `[B, T, 1]`.
 
     Returns:
-      Tags `[B, T, 1]`, int32; with `label` 1 where the tag is the label, and 0 elsewhere.
+      A sequence `[B, T, 1]`, int32: the tags; or, with `label`, 1 where the tag equals the label
+      and 0 elsewhere.
 
     >>> import penstock as ps
     >>> from penstock import layers

@@ -24,19 +24,20 @@ def warpctc(
     blank: int = 0,
     norm_by_times: bool = False,
 ) -> jax.Array:
-    """Return the negative log likelihood of labels without an alignment (Graves et al. 2006).
+    """Return the connectionist temporal classification loss, per example (Graves et al. 2006).
 
-    The probabilities are the softmax of the input. They are summed over all ways to write the
-    labels over the steps: each label once or several times, with blanks between them, and at least
-    one between two equal labels. Labels that do not fit into their steps cost 0 and have no
-    gradient. A label that is no class, or the blank, gives nan. Computed in float32 or wider, the
-    same in train, test and infer. Source: Fluid's `warpctc`; computed by optax.
+    It is the negative log likelihood of the labels, summed over all alignments with the steps. In
+    an alignment each label takes one or more steps. Blanks may lie between labels, and at least one
+    lies between two equal labels. Labels that do not fit into their steps cost 0 and have no
+    gradient. A label outside the classes, or equal to the blank, gives nan. It is computed in
+    float32 or wider. The same in train, test and infer. Source: Fluid's `warpctc`, computed with
+    optax's `ctc_loss`.
 
     Arguments:
-      input: logits, `[B, T, C]` with the blank among the C classes.
-      label: classes `[B, L, 1]`, of any length of their own.
+      input: logits, a sequence `[B, T, C]`, with the blank among the C classes.
+      label: classes, a sequence `[B, L, 1]`; its lengths may differ from those of the input.
       blank: the class that stands for no label.
-      norm_by_times: divide the gradient, and not the loss, by the number of steps.
+      norm_by_times: divide the gradient by the number of steps. The loss is not divided.
 
     Returns:
       `[B, 1]`.
@@ -73,18 +74,17 @@ def warpctc(
 
 
 def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Sequence:
-    """Return the labels that the most likely class of each step spells.
+    """Decode labels from the most likely class of each step.
 
-    Runs of one class are merged into one, and then blanks are left out. Of equally likely classes
-    the lower one is taken. Where nothing is left the length is 0 (Fluid gives a -1). Source:
-    Fluid's `ctc_greedy_decoder`.
+    Repeated classes are merged, and then blanks are removed. Ties go to the lower class. If nothing
+    is left, the length is 0; Fluid returns a label -1. Source: Fluid's `ctc_greedy_decoder`.
 
     Arguments:
-      input: probabilities or logits, `[B, T, C]` with the blank among the C classes.
+      input: probabilities or logits, a sequence `[B, T, C]`, with the blank among the C classes.
       blank: the class that stands for no label.
 
     Returns:
-      Labels `[B, T, 1]`, int32, with lengths of their own.
+      Labels, a sequence `[B, T, 1]`, int32, with its own lengths.
 
     >>> steps = jax.nn.one_hot(jnp.array([[1, 1, 0, 1, 2]]), 3)
     >>> ctc_greedy_decoder(sequences.Sequence(steps, jnp.array([5])), blank=0).cut()[0].tolist()
@@ -106,17 +106,17 @@ def edit_distance(
     normalized: bool = True,
     ignored_tokens: Sequence[int] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the distance between two strings of ids, per example (Levenshtein 1966).
+    """Return the edit distance between two sequences of ids, per example (Levenshtein 1966).
 
-    It is the least number of ids to insert, delete and replace in order to get from one to the
-    other. Normalised, an empty label is at the distance 0 from an empty string and infinitely far
-    from others (Fluid refuses it). Source: Fluid's `edit_distance`.
+    It is the smallest number of insertions, deletions and replacements that turn one sequence into
+    the other. If it is normalised and the label is empty, the distance is 0 for an empty input and
+    infinite for any other; Fluid raises an error. Source: Fluid's `edit_distance`.
 
     Arguments:
-      input: ids that were predicted, `[B, T, 1]`.
-      label: true ids, `[B, L, 1]`.
-      normalized: divide by the length of the label.
-      ignored_tokens: ids that are left out of both first.
+      input: predicted ids, a sequence `[B, T, 1]`.
+      label: true ids, a sequence `[B, L, 1]`.
+      normalized: whether to divide by the length of the label.
+      ignored_tokens: ids that are first removed from both sequences.
 
     Returns:
       The distances, `[B, 1]`, float32, and the number of valid examples of the global batch, an

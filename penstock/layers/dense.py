@@ -27,21 +27,21 @@ def fc(
 ) -> V:
     """Apply a fully connected layer.
 
-    Axes from `num_flatten_dims` on are flattened into features. Several inputs get a weight each,
-    are summed, and share one bias. Parameters: `w` `[features, size]` (`w_0`, `w_1`, ... for
-    several inputs), Xavier uniform; `b` `[size]`, zeros. The same in train, test and infer.
-    Source: Fluid's `fc`.
+    Axes from `num_flatten_dims` on are flattened into features. If there are several inputs, each
+    has its own weight; their products are summed, and one bias is added. Parameters: `w`
+    `[features, size]` (`w_0`, `w_1`, ... for several inputs), Xavier uniform; `b` `[size]`, zeros.
+    The same in train, test and infer. Source: Fluid's `fc`.
 
     Arguments:
-      input: `[B, ...]`, or a list of such arrays; of sequences every word is a row.
-      size: number of output features.
+      input: `[B, ...]`, or a list of such arrays. In a sequence, every word is a row.
+      size: the number of output features.
       num_flatten_dims: how many leading axes stay as they are.
-      param_attr: for the weights; a list gives one per input.
+      param_attr: for the weights; a list has one for each input.
       bias_attr: for the bias; `False` leaves it out.
       act: name of an activation, applied last.
 
     Returns:
-      `[B, ..., size]` with `num_flatten_dims` leading axes; a sequence of one.
+      `[B, ..., size]` with `num_flatten_dims` leading axes; a sequence if the input is one.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -99,19 +99,19 @@ def embedding(
     param_attr: Attr = None,
     name: str | None = None,
 ) -> V:
-    """Look up rows of a table.
+    """Look up the embedding vector of each id in a table.
 
-    Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table give rows of nan, so
-    that they are noticed. The same in train, test and infer. Source: Fluid's `embedding`.
+    Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table give vectors of nan,
+    which makes the mistake visible. The same in train, test and infer. Source: Fluid's
+    `embedding`.
 
     Arguments:
-      input: integer ids, `[B, ...]`, or a sequence; a last axis of size 1 is dropped, as Fluid
-        does.
+      input: integer ids, `[B, ...]`, or a sequence. A last axis of size 1 is dropped, as in Fluid.
       size: `[vocabulary, width]`.
-      padding_idx: the id whose row reads as zeros; negative counts from the end.
+      padding_idx: the id whose vector is zeros; a negative one counts from the end of the table.
 
     Returns:
-      `[B, ..., width]`.
+      `[B, ..., width]`, or a sequence if the input is one.
 
     >>> import penstock as ps
     >>> from penstock import layers

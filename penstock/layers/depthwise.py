@@ -30,24 +30,23 @@ def depthwise_conv2d(
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
-    """Convolve each channel with filters of its own.
+    """Convolve each channel with its own filters.
 
     Parameters: `depthwise` `[height, width, C, depth_multiplier]`, normal with standard deviation
     `sqrt(2 / (height * width))`; `b` `[C * depth_multiplier]`, zeros. The same in train, test and
-    infer. Source: TensorFlow's `depthwise_conv2d`, for the order of the channels too: those made
-    of channel 0 come first.
+    infer. Source: TensorFlow's `depthwise_conv2d`. Output channels are in the same order: those of
+    input channel 0 come first.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      filter_size: a number or `(height, width)`; so are `stride` and `dilation`.
-      padding: as `conv2d` takes it.
-      depth_multiplier: how many filters each channel gets.
+      filter_size: a number or `(height, width)`, like `stride` and `dilation`.
+      padding: as for `conv2d`.
+      depth_multiplier: how many filters each channel has.
       bias_attr: for the bias; `False` leaves it out.
       act: name of an activation, applied last.
 
     Returns:
-      `[B, H', W', C * depth_multiplier]`, channels where the input has them; `H'` as `conv2d` has
-      it.
+      `[B, H', W', C * depth_multiplier]` in the input's layout, with `H'` as for `conv2d`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -88,22 +87,22 @@ def separable_conv2d(
 ) -> jax.Array:
     """Convolve each channel by itself, then mix the channels with a 1x1 convolution.
 
-    Nothing comes between the two. Parameters: `depthwise` `[height, width, C, depth_multiplier]`
-    and `w` `[1, 1, C * depth_multiplier, num_filters]`, normal with standard deviation `sqrt(2 /
-    fan_in)`; `b` `[num_filters]`, zeros. The same in train, test and infer. Source: TensorFlow's
-    `separable_conv2d` (Chollet 2017, without his activations).
+    There is no activation between the two. Parameters: `depthwise`
+    `[height, width, C, depth_multiplier]` and `w` `[1, 1, C * depth_multiplier, num_filters]`,
+    normal with standard deviation `sqrt(2 / fan_in)`; `b` `[num_filters]`, zeros. The same in
+    train, test and infer. Source: TensorFlow's `separable_conv2d`; Chollet 2017.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      filter_size: of the first part, a number or `(height, width)`; so are `stride` and `dilation`.
-      padding: as `conv2d` takes it.
-      depth_multiplier: how many filters each channel gets in the first part.
+      filter_size: a number or `(height, width)`, like `stride` and `dilation`.
+      padding: as for `conv2d`.
+      depth_multiplier: how many filters each channel has in the first convolution.
       param_attr: for `w`; `depthwise_attr`: for `depthwise`.
       bias_attr: for the bias; `False` leaves it out.
       act: name of an activation, applied last.
 
     Returns:
-      `[B, H', W', num_filters]`, channels where the input has them; `H'` as `conv2d` has it.
+      `[B, H', W', num_filters]` in the input's layout, with `H'` as for `conv2d`.
 
     >>> import penstock as ps
     >>> from penstock import layers

@@ -21,15 +21,15 @@ def dropout(
 ) -> V:
     """Set elements to zero at random (Srivastava et al. 2014).
 
-    In training each element is dropped with `dropout_prob`. `"upscale_in_train"` divides what is
-    left by `1 - dropout_prob`, and test and infer return the input as it is.
-    `"downgrade_in_infer"` leaves it as it is, and test and infer multiply by `1 - dropout_prob`.
+    In training, each element is dropped with probability `dropout_prob`. With `"upscale_in_train"`
+    the kept elements are divided by `1 - dropout_prob` in training, and test and infer return the
+    input unchanged. With `"downgrade_in_infer"` they are unchanged in training, and test and infer
+    multiply the input by `1 - dropout_prob`.
 
-    The mask depends on the seed, the step, the layer's name and the position in the global batch,
-    so it is the same on any number of devices and after a resume. Inside `lax.scan` every iteration
-    uses the same mask, which is what recurrent dropout asks for (Gal and Ghahramani 2016). Two
-    calls with one explicit name share their mask. Source: Fluid's `dropout`, whose default is
-    `"downgrade_in_infer"`.
+    The mask depends on the seed, the step, the layer's name and the position in the global batch.
+    It is therefore the same on any number of devices and after a resume. All iterations of a
+    `lax.scan` use the same mask (Gal and Ghahramani 2016). Two calls with the same explicit name
+    share their mask. Source: Fluid's `dropout`, whose default is `"downgrade_in_infer"`.
 
     Arguments:
       x: `[B, ...]`, or a sequence.
@@ -78,13 +78,13 @@ def dropout(
 def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = None) -> jax.Array:
     """Set whole examples of a branch to zero at random (Larsson et al. 2017).
 
-    In training each example's part of `x` is dropped with `drop_prob`, and what is left is divided
-    by `1 - drop_prob`; test and infer return the input as it is. Draws are those of `dropout`:
+    In training, each example is dropped with probability `drop_prob`, and the kept ones are divided
+    by `1 - drop_prob`. Test and infer return the input unchanged. As in `dropout`, the draws are
     the same on any number of devices and after a resume. Source: TF-Slim's NASNet.
 
     Arguments:
-      x: `[B, ...]`, the result of a branch that is added to others.
-      drop_prob: from 0 to less than 1; an array where it changes as training goes on, see
+      x: `[B, ...]`, the output of a branch that is added to others.
+      drop_prob: from 0 to less than 1. It can be an array that changes during training; see
         `layers.global_step`.
 
     Returns:

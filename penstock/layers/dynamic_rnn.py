@@ -1,4 +1,4 @@
-"""A recurrent layer of one's own: a function of one step, run over the words of sequences."""
+"""A custom recurrent layer: a function of one step, run over the words of sequences."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def dynamic_rnn(
     input: Any,
     is_reverse: bool = False,
 ) -> tuple[Memories, Any]:
-    """Run a function of one step over the words of sequences, as `lax.scan` runs one over an array.
+    """Scan a step function over the words of sequences, as `lax.scan` does over an array.
 
-    The function is traced once, and its layers share their parameters over all words. A memory
-    holds from the last word of its example on. What else the function uses, arrays or sequences
-    from outside, is the same at every word. The function sees padding too: the first word of the
-    example again, zeros where there is none. The same in train, test and infer.
+    The function is traced once, and its layers share their parameters over all words. After the
+    last word of an example, its memories keep their values. Arrays and sequences from outside the
+    function are the same at every word. The function also runs on padding, where it sees the first
+    word of the example, or zeros if the example is empty. The same in train, test and infer.
 
     Arguments:
-      step: takes the memories and one word of each example, arrays `[B, ...]` nested as `memories`
-        and `input` are; returns the new memories and any outputs `[B, ...]`.
-      memories: before the first word: arrays `[B, ...]`, nested in any way. Floats narrower than
-        float32 are widened, for sums may be kept in them.
-      input: a sequence, or several of equal lengths nested in any way.
+      step: takes the memories and one word of each example, arrays `[B, ...]` in the structures of
+        `memories` and `input`. It returns the new memories and a pytree of outputs `[B, ...]`.
+      memories: a pytree of arrays `[B, ...]`, the values before the first word. Floats narrower
+        than float32 are widened, because sums may be accumulated in them.
+      input: a sequence, or a pytree of sequences of equal lengths.
       is_reverse: whether each sequence is read from its last word to its first.
 
     Returns:

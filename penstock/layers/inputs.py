@@ -56,29 +56,32 @@ def data(
     lod_level: int = 0,
     buckets: Sequence[int] = (),
 ) -> Fed:
-    """Declare an input and return what is fed under its name.
+    """Declare an input and return its value.
 
     Feeds are checked against the declaration on the host, before anything runs. A flat sample is
     reshaped to the declared shape, a scalar label to `[1]`. Declaring the same input twice gives
     the same array. Source: Fluid's `layers.data`.
 
-    Sequences (`lod_level=1`) are fed as a list of arrays or lists of any length, as a
-    `ps.Sequence` of padded values with their lengths, or as a padded array `name` beside an array
-    of lengths `name_length`. They are padded to the least bucket that holds the longest of the
-    batch: a program is compiled once for each bucket.
+    The elements of a sequence are called words. Sequences (`lod_level=1`) are fed in one of three
+    forms: a list of arrays or lists of any length; a `ps.Sequence`; or a padded array under the
+    input's name, with the lengths under `{name}_length`. They are padded to the smallest bucket
+    that holds the longest sequence of the batch. A program is compiled once for each bucket.
 
     Arguments:
       name: the name in feeds and in `feed_order`.
-      shape: the shape of one example, without the batch axis; of one word of a sequence.
-      dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on. Bytes (`uint8`)
-        fed to a floating input go to the device as they are and are cast there.
-      lod_level: 1 for sequences, 2 for sequences of sequences, fed as lists of lists of arrays.
-      buckets: the lengths that sequences are padded to, powers of two from 16 by default. See
-        `penstock.readers.learn_buckets`.
+      shape: the shape of one example, without the batch axis. For sequences, the shape of one
+        word.
+      dtype: a numpy dtype or its name. `int64` becomes `int32` unless JAX's x64 mode is on.
+        `uint8` data fed to a floating input is copied to the device as bytes and cast there.
+      lod_level: 0 for arrays, 1 for sequences, 2 for sequences of sequences. The last are fed as
+        lists of lists of arrays, or as a `ps.NestedSequence`.
+      buckets: the lengths that sequences are padded to; by default powers of two, starting at 16.
+        See `penstock.readers.learn_buckets`.
 
     Returns:
-      `[B, *shape]`, where `B` is this device's share of the batch; or a `ps.Sequence` of values
-      `[B, T, *shape]`, or a `ps.NestedSequence` of values `[B, K, T, *shape]`.
+      An array `[B, *shape]`, where `B` is this device's share of the batch; with `lod_level=1` a
+      `ps.Sequence` with values `[B, T, *shape]`; with `lod_level=2` a `ps.NestedSequence` with
+      values `[B, K, T, *shape]`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -129,8 +132,8 @@ def _check_sequence(name: str, lod_level: int, buckets: Sequence[int]) -> None:
 def is_training() -> bool:
     """Return whether the program being built is the train program.
 
-    Parameters made only when training must not shift the names of others: make them last, or give
-    them names, or put them in a `scope`; the builder checks it.
+    Parameters that exist only in training must not change the automatic names of others. Create
+    them last, name them, or put them in a `scope`. The builder checks this.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -147,7 +150,7 @@ def is_training() -> bool:
 def global_step() -> jax.Array:
     """Return the number of training steps done so far, an int32 scalar; 0 in test and infer.
 
-    For what changes as training goes on, such as a drop path that grows.
+    Use it for values that change during training, such as a drop path rate that grows.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -163,10 +166,11 @@ def global_step() -> jax.Array:
 def example_weights() -> jax.Array:
     """Return the weight of each example of this device's batch, shape `[B]`.
 
-    1 for an example, 0 for the padding that brings a short last batch to the full batch size.
-    `layers.mean`, `layers.accuracy` and `layers.reduce_sum` use it already. A reduction of one's
-    own multiplies by it and sums over the devices too: `jax.lax.psum(jnp.sum(x * w), "data")`. A
-    device may hold nothing but padding, so divide only by sums over all of them.
+    It is 1 for a valid example, and 0 for the padding that fills a short last batch up to the full
+    batch size. `layers.mean`, `layers.accuracy` and `layers.reduce_sum` apply it already. Your own
+    reductions must multiply by it and sum over the devices:
+    `jax.lax.psum(jnp.sum(x * w), "data")`. One device may hold only padding, so divide only by
+    sums over all devices.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -182,8 +186,9 @@ def example_weights() -> jax.Array:
 def sown(collection: str = "intermediates") -> dict[str, Any]:
     """Return what flax modules have sown so far in this run, nested by module, in tuples.
 
-    For auxiliary losses and for values to look at. What is sown and not asked for is an error, for
-    it would be lost. Nothing stays for the next step.
+    Use it for auxiliary losses and for intermediate values that you want to see. If a module sows
+    into a collection that the program function never reads with `sown`, that is an error: the
+    values would be lost. Sown values do not carry over to the next step.
 
     >>> import penstock as ps
     >>> from flax import linen as nn
@@ -208,11 +213,11 @@ def sown(collection: str = "intermediates") -> dict[str, Any]:
 
 
 def scope(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Wrap a function so that what it creates lives under `name`.
+    """Wrap a function to put the parameters and layers that it creates under `name`.
 
-    Calling the wrapped function twice in one program shares its parameters, as does wrapping
-    another function with the same name in the same scope. Scopes nest. An `Objective` updates the
-    scopes it names.
+    If the wrapped function is called twice in one program, both calls share its parameters. So do
+    two functions that are wrapped with the same name in the same scope. Scopes can be nested. The
+    `updates` of an `Objective` can name scopes.
 
     >>> import penstock as ps
     >>> from penstock import layers

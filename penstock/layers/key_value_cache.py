@@ -15,15 +15,16 @@ from penstock._program.frame import find_frame
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyValueCache:
-    """Keys and values of the words that one attention has met, for decoding word by word.
+    """Store the keys and values of an attention layer's past words, for decoding word by word.
 
-    A pytree whose leaves all have the batch first: it can be the carry of a `lax.scan` or
-    `lax.while_loop`, and a beam search reorders it with `jax.tree.map(lambda x: x[rows], cache)`.
+    It is a pytree, and the batch is the first axis of every leaf. It can be the carry of a
+    `lax.scan` or `lax.while_loop`, and a beam search can reorder it with
+    `jax.tree.map(lambda x: x[rows], cache)`.
 
     Arguments:
       keys: `[B, max_length, num_kv_heads, head_dim]`.
       values: of the same shape.
-      position: how many words of each example are there, `[B]`, int32.
+      position: the number of words that each example has so far, `[B]`, int32.
 
     >>> cache = init_cache(2, max_length=8, num_kv_heads=1, head_dim=4)
     >>> cache = cache.append(jnp.ones([2, 3, 1, 4]), jnp.ones([2, 3, 1, 4]), jnp.array([3, 1]))
@@ -37,21 +38,21 @@ class KeyValueCache:
 
     @property
     def max_length(self) -> int:
-        """How many words there is room for."""
+        """The number of words that the cache has room for."""
         return self.keys.shape[1]
 
     def places(self, count: int) -> jax.Array:
-        """Return the positions of `count` words that come next, `[B, count]`."""
+        """Return the positions of the next `count` words, `[B, count]`."""
         return self.position[:, None] + jax.lax.iota(jnp.int32, count)[None]
 
     def append(
         self, keys: jax.Array, values: jax.Array, lengths: jax.Array | None = None
     ) -> KeyValueCache:
-        """Return the cache with more words; those for which there is no room are left out.
+        """Return the cache with more words; words that it has no room for are dropped.
 
         Arguments:
           keys, values: `[B, T, num_kv_heads, head_dim]`.
-          lengths: how many of the words of each example are valid, `[B]`; all without.
+          lengths: the number of valid words of each example, `[B]`; by default all are valid.
         """
         batch, count = keys.shape[:2]
         places = self.places(count)
@@ -80,11 +81,11 @@ def init_cache(
     """Return an empty cache for the `cache` of `layers.multi_head_attention`.
 
     Arguments:
-      batch_size: the number of examples, `x.shape[0]` inside a program.
-      max_length: how many words it has room for.
-      num_kv_heads: the attention's `num_kv_heads`, or its `num_heads` where it has none.
-      head_dim: the attention's `head_dim`.
-      dtype: the program's precision by default; float32 outside one.
+      batch_size: the number of examples; inside a program, `x.shape[0]`.
+      max_length: the number of words that the cache has room for.
+      num_kv_heads: the attention layer's `num_kv_heads`, or its `num_heads` if that is not set.
+      head_dim: the attention layer's `head_dim`.
+      dtype: by default the program's precision; outside a program, float32.
 
     >>> init_cache(2, max_length=16, num_kv_heads=4, head_dim=8).keys.shape
     (2, 16, 4, 8)

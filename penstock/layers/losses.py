@@ -28,18 +28,20 @@ def cross_entropy(
 ) -> V:
     """Return the cross entropy between probabilities and labels, per example.
 
-    When the probabilities come from a `softmax` of the same program (`act="softmax"` too), the
-    logits underneath are used: the loss and its gradient stay finite. Other probabilities are
-    raised to the smallest normal number before the logarithm. A label that is no class gives nan,
-    so that it is noticed. Source: Fluid's `cross_entropy`.
+    If the probabilities come from a `softmax` of the same program, or from `act="softmax"`, the
+    loss is computed from the logits, so that the loss and its gradient stay finite. Other
+    probabilities are raised to at least the smallest normal float before the logarithm. A label
+    outside the classes gives nan, which makes the mistake visible. Source: Fluid's
+    `cross_entropy`.
 
     Arguments:
-      input: probabilities `[B, ..., C]`; a sequence of them where every word has a label.
-      label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label` probabilities `[B, ..., C]`.
-      ignore_index: a label of this value has loss 0, and still counts in a mean.
+      input: probabilities `[B, ..., C]`, or a sequence of them if every word has a label.
+      label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label`, probabilities `[B, ..., C]`.
+      soft_label: whether the labels are probabilities.
+      ignore_index: labels with this value have loss 0. They still count in a mean.
 
     Returns:
-      `[B, ..., 1]`, or a sequence of them.
+      `[B, ..., 1]`, or a sequence if the input is one.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -73,15 +75,16 @@ def softmax_with_cross_entropy(
 ) -> V:
     """Return the cross entropy between the softmax of logits and labels, per example.
 
-    A label that is no class gives nan. Source: Fluid's `softmax_with_cross_entropy`.
+    A label outside the classes gives nan. Source: Fluid's `softmax_with_cross_entropy`.
 
     Arguments:
       logits: `[B, ..., C]`, or a sequence.
-      label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label` probabilities `[B, ..., C]`.
-      ignore_index: a label of this value has loss 0, and still counts in a mean.
+      label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label`, probabilities `[B, ..., C]`.
+      soft_label: whether the labels are probabilities.
+      ignore_index: labels with this value have loss 0. They still count in a mean.
 
     Returns:
-      `[B, ..., 1]`.
+      `[B, ..., 1]`, or a sequence if the logits are one.
 
     >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
     [[200.0]]
@@ -102,7 +105,7 @@ def softmax_with_cross_entropy(
 def sigmoid_cross_entropy_with_logits(x: V, label: V) -> V:
     """Return `-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x))`, element by element.
 
-    Finite for every finite logit. Source: Fluid's layer of that name.
+    It is finite for every finite logit. Source: Fluid's layer of the same name.
 
     Arguments:
       x: logits `[B, ...]`.
@@ -144,9 +147,10 @@ def square_error_cost(input: V, label: V) -> V:
 
 
 def huber_loss(input: V, label: V, delta: float) -> V:
-    """Return half the squared difference up to `delta`, and a straight line beyond.
+    """Return the Huber loss, element by element.
 
-    `delta * (difference - delta / 2)` beyond. Source: Fluid's `huber_loss`.
+    With `d = abs(input - label)` it is `d ** 2 / 2` up to `delta`, and `delta * (d - delta / 2)`
+    beyond. Source: Fluid's `huber_loss`.
 
     Arguments:
       input: predictions `[B, ...]`.
@@ -178,14 +182,15 @@ def weight_decay_loss(
 ) -> jax.Array:
     """Return `coefficient / 2` times the sum of squares of the weights used so far.
 
-    To be added to a loss, after the network has been called. A parameter counts once, however often
-    it is used, in float32 whatever the precision of the program. Only parameters of penstock's
-    layers count, and only those in the current scope. Source: TF-Slim's `l2_regularizer`.
+    Call it after the network, and add it to the loss. A parameter counts once, however often it is
+    used, and is summed in float32 whatever the program's precision. Only parameters of penstock's
+    layers in the current scope count. Source: TF-Slim's `l2_regularizer`.
 
     Arguments:
-      applies_to: takes a parameter's path, such as `"block1/conv2d_0/w"`, and says whether it
-        counts; without it those called `w` do, which leaves out biases, batch norm's scales and
-        depthwise kernels.
+      coefficient: the strength of the decay.
+      applies_to: takes a parameter's path, such as `"block1/conv2d_0/w"`, and returns whether the
+        parameter counts. By default only parameters named `w` count; biases, batch norm's scales
+        and depthwise kernels do not.
 
     Returns:
       A scalar.
@@ -215,13 +220,14 @@ def weight_decay_loss(
 def mean(x: V) -> jax.Array:
     """Return the mean over the valid examples of the global batch, a scalar.
 
-    Examples that pad a short batch do not count, and every example counts alike on however many
-    devices. Of a sequence every word counts alike, as in Fluid; what a program returns of this, as
-    it is, is a mean over the words of an epoch or of a test as well. An array without a batch axis
-    is averaged as it is. Source: Fluid's `mean`.
+    Examples that pad a short batch do not count. Every example has the same weight on any number of
+    devices. In a sequence every word has the same weight, as in Fluid; if a program returns this
+    mean directly, the result of an epoch or a test is the mean over all words too. An array
+    without a batch axis is averaged as it is. Source: Fluid's `mean`.
 
     Arguments:
-      x: `[B, ...]`, or `[B * n, ...]` where rows of one example follow each other; or a sequence.
+      x: `[B, ...]`; or `[B * n, ...]`, with the n rows of each example next to each other; or a
+        sequence.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -234,16 +240,16 @@ def mean(x: V) -> jax.Array:
 
 
 def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
-    """Return the share of valid examples whose label is among the `k` highest scores, a scalar.
+    """Return the fraction of examples whose label is among the `k` highest scores, a scalar.
 
-    Of sequences it is the share of the words.
-
-    Of equal scores the lower class number is higher. A label that is no class counts as wrong.
-    Source: Fluid's `accuracy`.
+    Padding does not count. For sequences it is the fraction of words. Between equal scores, the
+    lower class number ranks higher. A label outside the classes counts as wrong. Source: Fluid's
+    `accuracy`.
 
     Arguments:
-      input: scores or probabilities, `[B, ..., C]`.
-      label: `[B, ..., 1]` or `[B, ...]`, integers.
+      input: scores or probabilities, `[B, ..., C]`, or a sequence of them.
+      label: integers, `[B, ..., 1]` or `[B, ...]`, or a sequence of them.
+      k: how many of the highest scores count, from 1 to C.
 
     >>> import penstock as ps
     >>> from penstock import layers

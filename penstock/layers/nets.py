@@ -44,14 +44,14 @@ def simple_img_conv_pool(
 ) -> jax.Array:
     """Apply `conv2d`, then `pool2d`. Source: Fluid's `simple_img_conv_pool`.
 
-    The parameters are those of one `conv2d` of that name; see there and at `pool2d` for the
-    arguments. `act` comes before the pooling.
+    The parameters are those of a `conv2d` called `name`. For the arguments see `conv2d` and
+    `pool2d`. `act` is applied before the pooling.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
 
     Returns:
-      `[B, H', W', num_filters]`, channels where the input has them.
+      `[B, H', W', num_filters]`, in the input's layout.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -96,20 +96,20 @@ def img_conv_group(
     name: str | None = None,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
-    """Apply several `conv2d`, each with batch norm and dropout if wanted, then one `pool2d`.
+    """Apply several `conv2d`, each with optional batch norm and dropout, then one `pool2d`.
 
-    `conv_act` comes after the batch norm if there is one. Dropout follows a batch norm only.
-    Source: Fluid's `img_conv_group`, the block of VGG.
+    `conv_act` is applied after the batch norm if there is one. Dropout is applied only after a
+    batch norm. Source: Fluid's `img_conv_group`, the block of VGG.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      conv_num_filter: the number of filters of each convolution. Of `conv_padding`,
-        `conv_filter_size`, `param_attr`, `conv_with_batchnorm` and `conv_batchnorm_drop_rate` a
-        list gives one for each, another value all.
+      conv_num_filter: the number of filters of each convolution. `conv_padding`,
+        `conv_filter_size`, `param_attr`, `conv_with_batchnorm` and `conv_batchnorm_drop_rate` can
+        also be lists, with a value for each convolution.
       name: the layers are called `{name}_conv2d_0`, `{name}_batch_norm_0` and so on.
 
     Returns:
-      `[B, H', W', conv_num_filter[-1]]`, channels where the input has them.
+      `[B, H', W', conv_num_filter[-1]]`, in the input's layout.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -153,8 +153,8 @@ def sequence_conv_pool(
 ) -> jax.Array:
     """Apply `sequence_conv`, then `sequence_pool`. Source: Fluid's `sequence_conv_pool`.
 
-    The parameters are those of one `sequence_conv` of that name; see there for the arguments. `act`
-    comes before the pooling.
+    The parameters are those of a `sequence_conv` called `name`. For the arguments see
+    `sequence_conv` and `sequence_pool`. `act` is applied before the pooling.
 
     Arguments:
       input: values `[B, T, D]`.
@@ -205,22 +205,22 @@ def scaled_dot_product_attention(
     dropout_rate: float = 0.0,
     name: str | None = None,
 ) -> Words:
-    """Return the values that each query's softmax over the keys asks for (Vaswani et al. 2017).
+    """Apply scaled dot-product attention (Vaswani et al. 2017).
 
-    With several heads, and only then, queries, keys and values go through an `fc` of their own
-    width each. In training the attention weights are dropped with `dropout_rate`. Padding of
-    sequences never counts; what is padding, or has no key, gets 0. Source: Fluid's
-    `scaled_dot_product_attention`, which drops in test and infer too.
+    With several heads, and only then, queries, keys and values each go through an `fc` that keeps
+    their width. In training, the attention weights are dropped with `dropout_rate`. Padding of
+    sequences never counts. A query that is padding, or that has no key, gives 0. Source: Fluid's
+    `scaled_dot_product_attention`, which applies dropout in test and infer too.
 
     Arguments:
-      queries: `[B, Q, C]`, an array or a `Sequence` of such values, as `keys` and `values`.
-      keys: `[B, K, C]`; a sequence where the values are one, of the same lengths.
+      queries: an array `[B, Q, C]`, or a `Sequence` with such values. So are `keys` and `values`.
+      keys: `[B, K, C]`. Keys and values are both arrays, or both sequences of the same lengths.
       values: `[B, K, V]`.
-      num_heads: a divisor of C and V; each head sees `C / num_heads` features.
+      num_heads: the number of heads, a divisor of C and V; a head has `C / num_heads` features.
       name: the layers are called `{name}_query`, `{name}_key`, `{name}_value` and `{name}_dropout`.
 
     Returns:
-      `[B, Q, V]`, a sequence where `queries` is one.
+      `[B, Q, V]`, a sequence if `queries` is one.
 
     >>> import penstock as ps
     >>> from penstock import layers

@@ -12,27 +12,28 @@ R = TypeVar("R")
 
 
 def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R]:
-    """Return a flax.nnx module, or a method of one, with its weights in the program's tree.
+    """Use a flax.nnx module, or one of its methods, as a layer.
 
-    Every `nnx.Param` becomes a parameter and every `nnx.BatchStat` a running statistic, which start
-    from the module's own values, whatever the seed. The module itself stays as it is: the program
-    calls a copy. Modules that share a variable share it here too, whatever they are called.
+    Every `nnx.Param` becomes a parameter and every `nnx.BatchStat` a running statistic of the
+    program. Their initial values are those of the module, whatever the seed. The module itself
+    does not change: the program calls a copy. Modules that share a variable share it here too,
+    whatever their names.
 
-    In the train program the copy is set to train as by `module.train()`, in test and infer to
-    evaluate as by `module.eval()`. `nnx.Dropout` draws as `layers.dropout` does, by the examples'
-    places in the global batch. `nnx.BatchNorm` normalises by the valid examples of the global
-    batch, as `layers.batch_norm(sync=True)` does; where its statistics are frozen, by those.
+    The train program calls `train()` on the copy, the test and infer programs call `eval()`.
+    `nnx.Dropout` draws by an example's position in the global batch, as `layers.dropout` does.
+    `nnx.BatchNorm` normalises over the valid examples of the global batch, as
+    `layers.batch_norm(sync=True)` does, or by its running statistics where they are frozen.
 
     Arguments:
       module: an `nnx.Module`, or a bound method such as `model.encode`.
-      name: of the scope that the weights' paths begin with, `nnx_module_0` and so on without.
+      name: the scope at the start of the weights' paths; by default `nnx_module_0` and so on.
 
     Returns:
       A function with the module's arguments and results.
 
     Raises:
-      ProgramError: it is no such module. When it is called: it keeps more from call to call than
-        parameters and running statistics.
+      ProgramError: `module` is not an nnx module or a method of one. Or, when the function is
+        called: the module changes variables other than its running statistics.
 
     >>> from flax import nnx
     >>> import penstock as ps

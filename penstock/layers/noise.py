@@ -1,4 +1,4 @@
-"""Randomness: noise, and keys for noise of one's own, the same on any number of devices."""
+"""Randomness: noise, and keys to draw your own, the same on any number of devices."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 def random_key(name: str | None = None) -> jax.Array:
-    """Return a `jax.random` key for noise that all examples have in common.
+    """Return a `jax.random` key for noise that all examples share.
 
-    It differs between steps and between calls with other names, and depends on the seed and on the
-    step's number, so a resumed run draws the same. In test and infer it is the same at every call.
-    It is the same on every device too: noise with a batch axis, of the shape of an input for one,
-    would then be the same for the first example of each device. So that is drawn with
-    `gaussian_random_batch_size_like` or with the keys of `example_keys`, and several devices refuse
-    to draw it with this key.
+    The key depends on the seed, the step and the name. A resumed run draws the same numbers. In
+    test and infer the key is the same at every call.
+
+    The key is also the same on every device. Do not use it for noise with a batch axis, such as
+    noise in the shape of an input: every device would draw the same rows. On several devices that
+    raises an error. Use `gaussian_random_batch_size_like` or the keys of `example_keys` instead.
 
     Returns:
-      A key, no axes.
+      A key, without axes.
 
     >>> import jax
     >>> import penstock as ps
@@ -46,11 +46,11 @@ def random_key(name: str | None = None) -> jax.Array:
 
 
 def example_keys(name: str | None = None) -> jax.Array:
-    """Return a `jax.random` key for each example, for noise of one's own with `jax.vmap`.
+    """Return a `jax.random` key for each example, to draw your own noise with `jax.vmap`.
 
-    An example's key depends on the seed, the step's number, the name, and the example's place in
-    the global batch: noise is the same on any number of devices, in parts of a batch too. In test
-    and infer it is the same for every batch.
+    An example's key depends on the seed, the step, the name and the example's position in the
+    global batch. The noise is therefore the same on any number of devices, and with any number of
+    micro-batches. In test and infer the keys are the same for every batch.
 
     Returns:
       Keys, `[B]`.
@@ -78,17 +78,21 @@ def gaussian_random(
     dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
-    """Return normally distributed noise that all examples have in common.
+    """Return normally distributed noise that all examples share.
 
-    It differs from step to step in training, and is the same at every call in test and infer.
+    In training it differs from step to step. In test and infer it is the same at every call.
     Source: Fluid's `gaussian_random`.
 
     Arguments:
-      shape: without a batch axis; see `gaussian_random_batch_size_like` for one with it.
-      seed: another than 0 draws from it, in place of the program's seed, the same at every step.
+      shape: the shape, without a batch axis. `gaussian_random_batch_size_like` draws noise with
+        one.
+      mean: the mean of the distribution.
+      std: its standard deviation.
+      seed: 0 draws from the program's seed. Any other number is used as the seed itself, and the
+        noise is then the same at every step.
 
     Returns:
-      `shape`, the same on every device.
+      Noise of shape `shape`, the same on every device.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -110,16 +114,18 @@ def uniform_random(
     seed: int = 0,
     name: str | None = None,
 ) -> jax.Array:
-    """Return noise, uniform from `min` to less than `max`, that all examples have in common.
+    """Return noise, uniform in `[min, max)`, that all examples share.
 
-    As `gaussian_random`. Source: Fluid's `uniform_random`.
+    It is drawn like `gaussian_random`. Source: Fluid's `uniform_random`.
 
     Arguments:
-      shape: without a batch axis; see `uniform_random_batch_size_like` for one with it.
-      seed: as there.
+      shape: the shape, without a batch axis. `uniform_random_batch_size_like` draws noise with one.
+      min: the lower bound.
+      max: the upper bound, which is not reached.
+      seed: as for `gaussian_random`.
 
     Returns:
-      `shape`, the same on every device.
+      Noise of shape `shape`, the same on every device.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -144,20 +150,22 @@ def gaussian_random_batch_size_like(
     dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
-    """Return normally distributed noise of its own for each example of `input`.
+    """Return independent, normally distributed noise for each example of `input`.
 
-    An example's noise depends on the seed, the step, the layer's name and the example's place in
-    the global batch, so it is the same on any number of devices and after a resume. It differs from
-    step to step in training; in test and infer every batch gets the same. Source: Fluid's
-    `gaussian_random_batch_size_like`.
+    An example's noise depends on the seed, the step, the layer's name and the example's position in
+    the global batch. It is therefore the same on any number of devices and after a resume. In
+    training it differs from step to step. In test and infer every batch gets the same noise.
+    Source: Fluid's `gaussian_random_batch_size_like`.
 
     Arguments:
-      input: `[B, ...]`, the batch axis at `input_dim_idx`.
-      shape: of the noise; what stands at `output_dim_idx`, -1 as a rule, becomes B.
+      input: an array whose batch axis is at `input_dim_idx`.
+      shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes B.
+      input_dim_idx: the batch axis of `input`.
+      output_dim_idx: the batch axis of the noise.
       seed: as for `gaussian_random`.
 
     Returns:
-      `shape` with B in its place.
+      `shape`, with B at `output_dim_idx`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -185,17 +193,20 @@ def uniform_random_batch_size_like(
     seed: int = 0,
     name: str | None = None,
 ) -> jax.Array:
-    """Return noise of its own for each example of `input`, uniform from `min` to less than `max`.
+    """Return independent noise for each example of `input`, uniform in `[min, max)`.
 
-    As `gaussian_random_batch_size_like`. Source: Fluid's `uniform_random_batch_size_like`.
+    It is drawn like `gaussian_random_batch_size_like`. Source: Fluid's
+    `uniform_random_batch_size_like`.
 
     Arguments:
-      input: `[B, ...]`, the batch axis at `input_dim_idx`.
-      shape: of the noise; what stands at `output_dim_idx`, -1 as a rule, becomes B.
+      input: an array whose batch axis is at `input_dim_idx`.
+      shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes B.
+      input_dim_idx: the batch axis of `input`.
+      output_dim_idx: the batch axis of the noise.
       seed: as for `gaussian_random`.
 
     Returns:
-      `shape` with B in its place.
+      `shape`, with B at `output_dim_idx`.
 
     >>> import penstock as ps
     >>> from penstock import layers

@@ -38,13 +38,14 @@ def layer_norm(
 ) -> V:
     """Normalise over the axes from `begin_norm_axis` on (Ba et al. 2016).
 
-    Parameters: `scale` `[product of those axes]`, ones; `bias` of the same shape, zeros. Source:
-    Fluid's `layer_norm`.
+    Parameters: `scale` `[product of the sizes of those axes]`, ones; `bias` of the same shape,
+    zeros. The same in train, test and infer. Source: Fluid's `layer_norm`.
 
     Arguments:
-      input: `[B, ...]`, or a sequence, of which each word is normalised by itself.
-      scale: whether there is a scale; `shift`: whether there is a bias.
-      begin_norm_axis: 1 is everything of one example; -1 the last axis alone, as in transformers.
+      input: `[B, ...]`, or a sequence. Each word of a sequence is normalised by itself.
+      scale: whether there is a scale.
+      shift: whether there is a bias.
+      begin_norm_axis: 1 normalises each whole example; -1 only the last axis, as in transformers.
       act: name of an activation, applied last.
 
     Returns:
@@ -85,7 +86,8 @@ def rms_norm(
 ) -> Words:
     """Divide by the root of the mean square over the last axis (Zhang and Sennrich 2019).
 
-    Parameter: `scale` `[D]`, ones. Nothing is subtracted, and there is no bias.
+    Parameter: `scale` `[D]`, ones. The mean is not subtracted, and there is no bias. The same in
+    train, test and infer.
 
     Arguments:
       input: `[B, ..., D]`, or a `Sequence` of such values.
@@ -93,7 +95,7 @@ def rms_norm(
       act: name of an activation, applied last.
 
     Returns:
-      As the input.
+      The input's shape; a `Sequence` if the input is one.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -150,13 +152,14 @@ def group_norm(
 ) -> jax.Array:
     """Normalise each group of channels over one example (Wu and He 2018).
 
-    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Source: Fluid's `group_norm`, whose images
-    are channels first.
+    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. The same in train, test and infer. Source:
+    Fluid's `group_norm`, whose images are channels first.
 
     Arguments:
       input: `[B, H, W, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
-      groups: a divisor of the number of channels; 1 is layer norm, C instance norm.
-      param_attr: for the scale; `False` leaves it out, as does `bias_attr` for the bias.
+      groups: the number of groups, a divisor of C. 1 is layer norm, C is instance norm.
+      param_attr: for the scale; `False` leaves it out.
+      bias_attr: for the bias; `False` leaves it out.
       act: name of an activation, applied last.
 
     Returns:
@@ -193,7 +196,7 @@ def group_norm(
 def l2_normalize(x: V, axis: int, epsilon: float = 1e-12) -> V:
     """Return `x / sqrt(sum(x ** 2) + epsilon)` with the sum along `axis`.
 
-    Zeros stay zeros, with a finite gradient. Source: Fluid's `l2_normalize`.
+    Zeros stay zeros, and their gradient is finite. Source: Fluid's `l2_normalize`.
 
     >>> import jax.numpy as jnp
     >>> l2_normalize(jnp.array([[0.0, 5.0]]), axis=1).tolist()
@@ -216,11 +219,11 @@ def lrn(
     beta: float = 0.75,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
-    """Divide by the squares of neighbouring channels (Krizhevsky et al. 2012).
+    """Apply local response normalisation across channels (Krizhevsky et al. 2012).
 
-    `x / (k + alpha * sum) ** beta` with the sum of squares over the `n` channels around each.
-    Source: Fluid's `lrn`, whose images are channels first. TensorFlow's `depth_radius` of r is
-    `n=2 * r + 1`.
+    It computes `x / (k + alpha * sum) ** beta`, where `sum` is the sum of squares over the `n`
+    channels around each one. The same in train, test and infer. Source: Fluid's `lrn`, whose
+    images are channels first. TensorFlow's `depth_radius=r` is `n=2 * r + 1`.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.

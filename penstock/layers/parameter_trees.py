@@ -21,16 +21,17 @@ T = TypeVar("T")
 def create_parameters(tree: T, name: str | None = None) -> T:
     """Create a parameter for each floating array of a tree, such as the weights of another library.
 
-    The values in the tree are the initial ones, whatever the seed. An Equinox module is a tree, and
-    so are the parameters that Haiku's or flax's `init` returns; see `penstock docs other_modules`.
-    The same explicit name in the same scope is the same parameters.
+    The values in the tree are the initial values, whatever the seed. An Equinox module is such a
+    tree, and so are the parameters that `init` returns in Haiku or flax; see
+    `penstock docs other_modules`. Two calls with the same explicit name in the same scope share
+    their parameters.
 
     Arguments:
-      tree: any pytree; what is no floating array stays as it is.
-      name: of the scope that the parameters' paths begin with, `parameters_0` and so on without.
+      tree: any pytree. Leaves that are not floating arrays stay as they are.
+      name: the scope at the start of the parameters' paths; by default `parameters_0` and so on.
 
     Returns:
-      The tree with the program's parameters in the place of its arrays.
+      The tree, with its floating arrays replaced by the program's parameters.
 
     >>> import numpy as np
     >>> import penstock as ps

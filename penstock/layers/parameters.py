@@ -1,4 +1,4 @@
-"""Parameters: their attributes, their regularizers, and parameters of one's own."""
+"""Parameters: their attributes, their regularizers, and parameters of your own layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from penstock._program.requests import Initializer, ParameterSpec
 class L1Decay:
     """Add `coefficient * sign(parameter)` to a parameter's gradient.
 
-    The loss that a program reports does not include it. Source: Fluid's `L1Decay`.
+    This is the gradient of the penalty `coefficient * sum(abs(parameter))`. The loss that a
+    program reports does not include the penalty. Source: Fluid's `L1Decay`.
 
     >>> float(L1Decay(0.5)(jnp.float32(-3.0)))
     -0.5
@@ -34,11 +35,14 @@ class L1Decay:
     coefficient: float
 
     def __call__(self, parameter: jax.Array) -> jax.Array:
-        """Return what is added to the gradient, of the parameter's shape."""
+        """Return the term to add to the gradient, in the shape of `parameter`."""
         return self.coefficient * jnp.sign(parameter)
 
     def penalty(self, parameter: jax.Array) -> jax.Array:
-        """Return what it stands for in the loss, a scalar: an optimizer may compare losses."""
+        """Return the penalty `coefficient * sum(abs(parameter))`, a scalar.
+
+        It is added to the loss for optimizers that compare losses, such as a line search.
+        """
         return self.coefficient * jnp.sum(jnp.abs(parameter))
 
 
@@ -46,8 +50,8 @@ class L1Decay:
 class L2Decay:
     """Add `coefficient * parameter` to a parameter's gradient.
 
-    This is the gradient of `coefficient / 2 * sum(parameter ** 2)`; the loss that a program
-    reports does not include it. Source: Fluid's `L2Decay`.
+    This is the gradient of the penalty `coefficient / 2 * sum(parameter ** 2)`. The loss that a
+    program reports does not include the penalty. Source: Fluid's `L2Decay`.
 
     >>> float(L2Decay(0.5)(jnp.float32(-3.0)))
     -1.5
@@ -56,28 +60,32 @@ class L2Decay:
     coefficient: float
 
     def __call__(self, parameter: jax.Array) -> jax.Array:
-        """Return what is added to the gradient, of the parameter's shape."""
+        """Return the term to add to the gradient, in the shape of `parameter`."""
         return self.coefficient * parameter
 
     def penalty(self, parameter: jax.Array) -> jax.Array:
-        """Return what it stands for in the loss, a scalar: an optimizer may compare losses."""
+        """Return the penalty `coefficient / 2 * sum(parameter ** 2)`, a scalar.
+
+        It is added to the loss for optimizers that compare losses, such as a line search.
+        """
         return self.coefficient / 2 * jnp.sum(parameter**2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParamAttr:
-    """How one parameter is named, initialised and trained. Source: Fluid's `ParamAttr`.
+    """Describe how one parameter is named, initialised and trained. Source: Fluid's `ParamAttr`.
 
-    Layers take it as `param_attr` and `bias_attr`. In its place they also take an initialiser, a
-    string (the name) and, where the parameter can be left out, `False`.
+    Layers take it as `param_attr` and `bias_attr`. These arguments also accept an initialiser, a
+    string (the name) and, where the parameter is optional, `False` to leave it out.
 
     Arguments:
-      name: stands for the parameter itself, directly in the current scope and not below the
-        layer's name: two layers that give the same name share the parameter.
+      name: the parameter's name in the current scope. The layer's own name is then not part of
+        the path: two layers that give the same name share the parameter.
       initializer: `(key, shape, dtype) -> array`, as in `jax.nn.initializers`.
-      learning_rate: multiplies the optimizer's update of this parameter.
-      regularizer: maps the parameter to what is added to its gradient, e.g. `L2Decay(1e-4)`.
-      trainable: `False` leaves the parameter as it is, and out of the optimizer's state.
+      learning_rate: a factor for the optimizer's updates of this parameter.
+      regularizer: maps the parameter to the term that is added to its gradient, e.g.
+        `L2Decay(1e-4)`.
+      trainable: `False` freezes the parameter, and leaves it out of the optimizer's state.
 
     >>> attr = ParamAttr(initializer=initializers.zeros, learning_rate=0.1, trainable=True)
     >>> attr.learning_rate
@@ -129,15 +137,17 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Initializer | None = None,
 ) -> jax.Array:
-    """Create a trainable parameter of one's own.
+    """Create a parameter for your own layer.
 
-    Its path is the scope's path and its name (`parameter_0` and so on without one). Source: Fluid's
-    `create_parameter`.
+    Its path is the path of the current scope followed by its name, by default `parameter_0`,
+    `parameter_1` and so on. Source: Fluid's `create_parameter`.
 
     Arguments:
-      shape: the shape, without a batch axis.
-      is_bias: initialise with zeros when nothing else is said.
-      default_initializer: used when `attr` names none; Xavier uniform for 2 or more axes without.
+      shape: the shape; there is no batch axis.
+      name: the name; by default the name in `attr`, if it has one.
+      is_bias: initialise with zeros by default.
+      default_initializer: used if `attr` has no initialiser. By default Xavier uniform for two or
+        more axes, and zeros for fewer.
 
     Returns:
       The parameter, of `shape`.

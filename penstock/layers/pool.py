@@ -28,22 +28,22 @@ def pool2d(
 ) -> jax.Array:
     """Reduce windows of an image to their maximum or average.
 
-    Padding never wins a maximum. The same in train, test and infer. Source: Fluid's `pool2d`; one
-    difference: with `ceil_mode` a last window that lies in the padding alone is left out.
+    Padding is never the maximum. The same in train, test and infer. Source: Fluid's `pool2d`, with
+    one difference: with `ceil_mode`, a last window that covers only padding is left out.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      pool_size: a number or `(height, width)`; so is `pool_stride`.
+      pool_size: a number or `(height, width)`, like `pool_stride`.
       pool_padding: a number, `(height, width)`, `((top, bottom), (left, right))`, `"SAME"` or
-        `"VALID"`; smaller than the window.
-      global_pooling: one window over the whole image; size, stride and padding are ignored.
-      ceil_mode: also keep a last window that reaches over the border.
-      exclusive: averages count the pixels inside the image alone; with `False` padding counts as
+        `"VALID"`. It must be smaller than the window.
+      global_pooling: use one window over the whole image; size, stride and padding are ignored.
+      ceil_mode: keep a last window that extends beyond the border.
+      exclusive: average only over the pixels inside the image; with `False`, padding counts as
         zeros.
 
     Returns:
-      `[B, H', W', C]` with `H' = (H + top + bottom - height) // stride + 1`; `[B, 1, 1, C]` when
-      global; channels where the input has them.
+      `[B, H', W', C]` in the input's layout, with `H' = (H + top + bottom - height) // stride + 1`;
+      with `ceil_mode` the division is rounded up. `[B, 1, 1, C]` with `global_pooling`.
 
     >>> import jax.numpy as jnp
     >>> image = jnp.arange(16.0).reshape(1, 4, 4, 1)

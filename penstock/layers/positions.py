@@ -1,4 +1,4 @@
-"""Where a word stands: sinusoidal, learned and rotary encodings of positions."""
+"""Position encodings: sinusoidal, learned and rotary."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _EMBEDDING = normal(0.02)
 
 
 def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.Array:
-    """Return a table of sines and cosines of positions (Vaswani et al. 2017).
+    """Return the table of sinusoidal position encodings (Vaswani et al. 2017).
 
-    Row `p` has `sin(p / base ** (2 i / width))` at `2 i` and the cosine of the same at `2 i + 1`.
+    Row `p` has `sin(p / base ** (2 i / width))` in column `2 i`, and the cosine of the same angle
+    in column `2 i + 1`.
 
     Returns:
       `[length, width]`, float32.
@@ -40,12 +41,13 @@ def add_positions(x: Words, positions: jax.Array | None = None, base: float = 10
     """Add `sinusoidal_positions` to a sequence of vectors.
 
     Arguments:
-      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`.
-      positions: of the words, `[B, T]` or `[T]`, integers; counted from 0 without. Word by word
-        decoding gives `cache.places(1)`, packed sequences `segment_positions(segment_ids)`.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`.
+      positions: the positions of the words, integers `[B, T]` or `[T]`; by default 0, 1, 2, ...
+        Pass `cache.places(1)` when decoding word by word, and `segment_positions(segment_ids)` for
+        packed sequences.
 
     Returns:
-      As `x`.
+      The sum, of the same type and shape as `x`.
 
     >>> add_positions(jnp.zeros([1, 2, 4])).round(2)[0, 0].tolist()
     [0.0, 1.0, 0.0, 1.0]
@@ -62,18 +64,18 @@ def position_embedding(
     param_attr: Attr = None,
     name: str | None = None,
 ) -> Words:
-    """Add a learned vector of the position to each word of a sequence (Gehring et al. 2017).
+    """Add a learned position embedding to each word of a sequence (Gehring et al. 2017).
 
-    Parameter: `w` `[max_length, D]`, normally distributed with a deviation of 0.02. A word at a
-    position outside the table becomes nan, so that it is noticed; padding may lie there.
+    Parameter: `w` `[max_length, D]`, normal with standard deviation 0.02. A word at a position
+    outside the table becomes nan, which makes the mistake visible. Padding may lie outside.
 
     Arguments:
-      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`.
-      max_length: how many positions have a vector.
-      positions: of the words, as in `add_positions`.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`.
+      max_length: the number of positions in the table.
+      positions: the positions of the words, as for `add_positions`.
 
     Returns:
-      As `x`.
+      The sum, of the same type and shape as `x`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -101,15 +103,15 @@ def position_embedding(
 def rotary_embedding(
     x: jax.Array, positions: jax.Array | None = None, base: float = 10000.0
 ) -> jax.Array:
-    """Turn queries or keys by angles that grow with their positions (Su et al. 2021).
+    """Rotate queries or keys by angles that grow with their positions (Su et al. 2021).
 
-    Products of turned queries and keys depend on their contents and on the distance between them
-    alone. Element `i` is paired with `i + H / 2`, and turned by `position / base ** (2 i / H)`. The
-    paper pairs neighbours, which is the same up to the order of a head's elements.
+    Dot products of rotated queries and keys depend only on their contents and on the distance
+    between them. Elements `i` and `i + H / 2` form a pair, which is rotated by `position / base **
+    (2 i / H)`. The paper pairs neighbours, which differs only in the order of a head's elements.
 
     Arguments:
-      x: `[B, T, N, H]`, `H` even.
-      positions: `[B, T]` or `[T]`, integers; counted from 0 without.
+      x: `[B, T, N, H]` for N heads, with `H` even.
+      positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ...
 
     Returns:
       The input's shape and dtype.
@@ -134,7 +136,7 @@ def rotary_embedding(
 
 
 def segment_positions(segment_ids: Sequence | jax.Array) -> jax.Array:
-    """Return the positions of words, counted from 0 in each segment of packed sequences.
+    """Return the positions of the words in packed sequences, from 0 in each segment.
 
     Arguments:
       segment_ids: `[B, T]` or `[B, T, 1]`, integers that change from segment to segment.

@@ -36,29 +36,29 @@ def dynamic_lstm(
 ) -> tuple[sequences.Sequence, sequences.Sequence]:
     """Apply an LSTM to sequences of projected words.
 
-    With the gates `a = x + h w + b` in the order candidate, input, forget, output, and the
-    peepholes `p`:
+    With the gates `a = x + h w + b`, in the order candidate, input, forget, output, and the
+    peepholes `p`, a step computes
 
         i = sigmoid(a_i + p_i c),  f = sigmoid(a_f + p_f c),  c' = f c + i tanh(a_c),
         o = sigmoid(a_o + p_o c'),  h' = o tanh(c')
 
-    Parameters: `w` `[hidden, 4 * hidden]`, Xavier uniform; `b` `[1, 7 * hidden]`, zeros: the biases
-    of the gates in their order, then the peepholes of input, forget and output gate;
-    `[1, 4 * hidden]` without peepholes. The same in train, test and infer. Source: Fluid's
+    Parameters: `w` `[hidden, 4 * hidden]`, Xavier uniform; `b` `[1, 7 * hidden]`, zeros. `b` holds
+    the biases of the gates in their order, then the peepholes of the input, forget and output gate;
+    without peepholes it is `[1, 4 * hidden]`. The same in train, test and infer. Source: Fluid's
     `dynamic_lstm`; Gers et al. 2002.
 
     Arguments:
-      input: values `[B, T, 4 * hidden]`, as `layers.fc` of that size makes them.
+      input: a sequence with values `[B, T, 4 * hidden]`, usually from `layers.fc` of that size.
       size: `4 * hidden`.
-      h_0: the hidden state before the first word, `[B, hidden]`, zeros by default; with `c_0`.
-      c_0: the cell state before the first word, `[B, hidden]`.
+      h_0: the initial hidden state `[B, hidden]`, by default zeros; only together with `c_0`.
+      c_0: the initial cell state `[B, hidden]`.
       bias_attr: for the biases and the peepholes.
       is_reverse: whether each sequence is read from its last word to its first.
-      cell_activation: of `c'` in `h'`; `candidate_activation`: of `a_c`.
+      cell_activation: applied to `c'` in `h'`; `candidate_activation`: applied to `a_c`.
 
     Returns:
-      The hidden states and the cell states after each word, two sequences of values
-      `[B, T, hidden]`. Cell states are float32 in a program of any precision.
+      The hidden states and the cell states after each word, two sequences with values
+      `[B, T, hidden]`. Cell states are float32 whatever the program's precision.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -102,21 +102,21 @@ def dynamic_lstmp(
 ) -> tuple[sequences.Sequence, sequences.Sequence]:
     """Apply an LSTM whose hidden state is projected to fewer features (Sak et al. 2014).
 
-    As `dynamic_lstm`, but `r' = tanh(h' w_proj)` takes the place of the hidden state in the gates
-    and in what is returned. Parameters: `w` `[proj_size, 4 * hidden]` and `w_proj`
-    `[hidden, proj_size]`, Xavier uniform; `b` as there. A name in `param_attr` is that of `w`;
-    with `_proj` behind it, that of `w_proj`. The same in train, test and infer. Source: Fluid's
-    `dynamic_lstmp`.
+    It is `dynamic_lstm` with `r' = tanh(h' w_proj)` in place of the hidden state, both in the gates
+    and in the output. Parameters: `w` `[proj_size, 4 * hidden]` and `w_proj`
+    `[hidden, proj_size]`, Xavier uniform; `b` as in `dynamic_lstm`. A name in `param_attr` names
+    `w`; `w_proj` then has that name followed by `_proj`. The same in train, test and infer.
+    Source: Fluid's `dynamic_lstmp`.
 
     Arguments:
-      input: values `[B, T, 4 * hidden]`.
+      input: a sequence with values `[B, T, 4 * hidden]`.
       size: `4 * hidden`.
       proj_size: the number of features after the projection.
-      h_0: the projected state before the first word, `[B, proj_size]`; with `c_0`, `[B, hidden]`.
-      cell_clip: the largest magnitude of a cell state; `proj_clip`: of a projected state.
+      h_0: the initial projected state `[B, proj_size]`; only together with `c_0`, `[B, hidden]`.
+      cell_clip: the limit for the magnitude of cell states; `proj_clip`: of projected states.
 
     Returns:
-      The projected states `[B, T, proj_size]` and the cell states `[B, T, hidden]`.
+      Two sequences: the projected states `[B, T, proj_size]` and the cell states `[B, T, hidden]`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -157,26 +157,26 @@ def dynamic_gru(
 ) -> sequences.Sequence:
     """Apply a GRU to sequences of projected words.
 
-    With the input `x` in the order update, reset, candidate, and the columns of `w` too:
+    With the input `x` and the columns of `w` in the order update, reset, candidate, a step computes
 
         u = sigmoid(x_u + h w_u + b_u),  r = sigmoid(x_r + h w_r + b_r),
         m = tanh(x_m + (r h) w_m + b_m),  h' = (1 - u) h + u m
 
     Parameters: `w` `[hidden, 3 * hidden]`, Xavier uniform; `b` `[1, 3 * hidden]`, zeros. Fluid's
-    files hold `w` as two matrices one behind the other, `[hidden, 2 * hidden]` and
+    files store `w` as two matrices one after the other, `[hidden, 2 * hidden]` and
     `[hidden, hidden]`. The same in train, test and infer. Source: Fluid's `dynamic_gru`; Chung et
     al. 2014.
 
     Arguments:
-      input: values `[B, T, 3 * hidden]`, as `layers.fc` of that size makes them.
+      input: a sequence with values `[B, T, 3 * hidden]`, usually from `layers.fc` of that size.
       size: `hidden`.
       bias_attr: for the biases; `False` leaves them out.
       is_reverse: whether each sequence is read from its last word to its first.
-      h_0: the state before the first word, `[B, hidden]`, zeros by default.
-      origin_mode: whether `h' = u h + (1 - u) m`, as in Cho et al. 2014.
+      h_0: the initial state `[B, hidden]`, by default zeros.
+      origin_mode: use `h' = u h + (1 - u) m`, as in Cho et al. 2014.
 
     Returns:
-      The states after each word, values `[B, T, hidden]`.
+      The states after each word, a sequence with values `[B, T, hidden]`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -209,17 +209,18 @@ def bidirectional_lstm(
 ) -> sequences.Sequence:
     """Project words and read them with two LSTMs, one in each direction (Graves et al. 2005).
 
-    Parameters below `forward` and below `backward`: `w_x` `[features, 4 * size]`, Xavier uniform,
-    for the words; `w` and `b` as in `dynamic_lstm`. A name in an attribute gets the direction
-    behind it. The same in train, test and infer.
+    Parameters, both under `forward` and under `backward`: `w_x` `[features, 4 * size]`, Xavier
+    uniform, for the words; `w` and `b` as in `dynamic_lstm`. The direction is appended to a name in
+    `param_attr` or `bias_attr`. The same in train, test and infer.
 
     Arguments:
-      input: values `[B, T, features]`.
+      input: a sequence with values `[B, T, features]`.
       size: the number of features of each direction.
       bias_attr: for the biases and the peepholes.
 
     Returns:
-      The hidden states of both directions at each word, values `[B, T, 2 * size]`, forward first.
+      The hidden states of both directions at each word, a sequence with values `[B, T, 2 * size]`;
+      the forward features come first.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -251,17 +252,18 @@ def bidirectional_gru(
 ) -> sequences.Sequence:
     """Project words and read them with two GRUs, one in each direction.
 
-    Parameters below `forward` and below `backward`: `w_x` `[features, 3 * size]`, Xavier uniform,
-    for the words; `w` and `b` as in `dynamic_gru`. A name in an attribute gets the direction
-    behind it. The same in train, test and infer.
+    Parameters, both under `forward` and under `backward`: `w_x` `[features, 3 * size]`, Xavier
+    uniform, for the words; `w` and `b` as in `dynamic_gru`. The direction is appended to a name in
+    `param_attr` or `bias_attr`. The same in train, test and infer.
 
     Arguments:
-      input: values `[B, T, features]`.
+      input: a sequence with values `[B, T, features]`.
       size: the number of features of each direction.
       bias_attr: for the biases; `False` leaves them out.
 
     Returns:
-      The states of both directions at each word, values `[B, T, 2 * size]`, forward first.
+      The states of both directions at each word, a sequence with values `[B, T, 2 * size]`; the
+      forward features come first.
 
     >>> import penstock as ps
     >>> from penstock import layers

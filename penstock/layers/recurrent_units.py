@@ -26,19 +26,19 @@ def lstm_unit(
     """Apply one step of an LSTM without peepholes (Zaremba et al. 2014).
 
     Parameters: `w` `[features + hidden, 4 * hidden]`, Xavier uniform, for the input and the state
-    joined; `b` `[4 * hidden]`, zeros. Gates are in the order input, forget, output, candidate: not
-    that of `dynamic_lstm`. The same in train, test and infer. Source: Fluid's `lstm_unit`.
+    joined; `b` `[4 * hidden]`, zeros. The gates are in the order input, forget, output, candidate,
+    unlike in `dynamic_lstm`. The same in train, test and infer. Source: Fluid's `lstm_unit`.
 
     Arguments:
       x_t: the input, `[B, features]`.
       hidden_t_prev: the hidden state, `[B, hidden]`.
       cell_t_prev: the cell state, `[B, hidden]`.
-      forget_bias: added to the forget gate.
+      forget_bias: added to the forget gate before its sigmoid.
       bias_attr: for the bias; `False` leaves it out.
 
     Returns:
-      The new hidden state and the new cell state, `[B, hidden]` each; the cell state is float32 in
-      a program of any precision.
+      The new hidden state and the new cell state, `[B, hidden]` each; the cell state is float32
+      whatever the program's precision.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -95,8 +95,8 @@ def gru_unit(
       hidden: the state, `[B, hidden]`.
       size: `3 * hidden`.
       bias_attr: for the bias; `False` leaves it out.
-      activation: of the candidate.
-      origin_mode: whether the update gate keeps the old state and does not renew it.
+      activation: the activation of the candidate.
+      origin_mode: as in `dynamic_gru`: the update gate weights the old state, not the candidate.
 
     Returns:
       The new state `[B, hidden]`, the state after the reset gate `[B, hidden]`, and the gates and

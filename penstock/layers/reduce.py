@@ -1,7 +1,7 @@
 """Reductions over the valid examples of the global batch, the same on any number of devices.
 
-`dim` names axes as Fluid does, axis 0 being the batch. Reductions that leave the batch alone, and
-those of arrays without one, are those of `jax.numpy`.
+`dim` names axes as in Fluid; axis 0 is the batch. Reductions over other axes, and of arrays without
+a batch axis, are those of `jax.numpy`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Axes = int | abc.Sequence[int] | None
 
 
 def reduce_sum(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the sum over axes, along the batch over its valid examples.
+    """Return the sum over axes; padding examples do not count.
 
-    Padding of a short batch is left out, and all devices are summed over. The same in train, test
-    and infer. Source: Fluid's `reduce_sum`.
+    Over the batch axis, the examples of all devices are summed, without those that pad a short
+    batch. The same in train, test and infer. Source: Fluid's `reduce_sum`.
 
     Arguments:
-      input: `[B, ...]`, the rows of one example next to each other where there are several; or a
-        sequence, whose words are summed over where no axes are given.
-      dim: the axes to reduce, all by default; 0 is the batch.
-      keep_dim: keep reduced axes with size 1.
+      input: `[B, ...]`; or `[B * n, ...]`, with the n rows of each example next to each other; or,
+        without `dim`, a sequence, whose words are summed.
+      dim: the axis or axes to reduce, by default all; 0 is the batch.
+      keep_dim: whether reduced axes are kept, with size 1.
 
     Returns:
       A scalar, or the shape of `input` without the reduced axes.
@@ -52,9 +52,9 @@ def reduce_sum(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = F
 
 
 def reduce_mean(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the mean over axes, along the batch over its valid examples.
+    """Return the mean over axes; padding examples do not count.
 
-    `layers.mean` is this over all axes. Source: Fluid's `reduce_mean`.
+    Over all axes it is `layers.mean`. Source: Fluid's `reduce_mean`.
 
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
@@ -74,10 +74,10 @@ def reduce_mean(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = 
 
 
 def reduce_max(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the maximum over axes, along the batch over its valid examples.
+    """Return the maximum over axes; padding examples do not count.
 
-    Its gradient goes to the maxima in equal parts, as that of `jnp.max` does. Not with
-    `gradient_accumulation_steps`. Source: Fluid's `reduce_max`.
+    Equal maxima share the gradient equally, as with `jnp.max`. Over the batch axis it cannot be
+    used with `gradient_accumulation_steps`. Source: Fluid's `reduce_max`.
 
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
@@ -92,10 +92,10 @@ def reduce_max(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
 
 
 def reduce_min(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the minimum over axes, along the batch over its valid examples.
+    """Return the minimum over axes; padding examples do not count.
 
-    Its gradient goes to the minima in equal parts, as that of `jnp.min` does. Not with
-    `gradient_accumulation_steps`. Source: Fluid's `reduce_min`.
+    Equal minima share the gradient equally, as with `jnp.min`. Over the batch axis it cannot be
+    used with `gradient_accumulation_steps`. Source: Fluid's `reduce_min`.
 
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
@@ -110,10 +110,12 @@ def reduce_min(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
 
 
 def reduce_any(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return whether any entry is true along axes, along the batch of its valid examples.
+    """Return whether any entry is true over axes; padding examples do not count.
+
+    Over the batch axis it cannot be used with `gradient_accumulation_steps`.
 
     Arguments:
-      input: `[B, ...]`; numbers are true where they are not 0.
+      input: `[B, ...]`; numbers other than 0 are true.
       dim, keep_dim: as in `reduce_sum`.
 
     >>> import penstock as ps
@@ -127,10 +129,12 @@ def reduce_any(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
 
 
 def reduce_all(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return whether every entry is true along axes, along the batch of its valid examples.
+    """Return whether all entries are true over axes; padding examples do not count.
+
+    Over the batch axis it cannot be used with `gradient_accumulation_steps`.
 
     Arguments:
-      input: `[B, ...]`; numbers are true where they are not 0.
+      input: `[B, ...]`; numbers other than 0 are true.
       dim, keep_dim: as in `reduce_sum`.
 
     >>> import penstock as ps
@@ -144,9 +148,10 @@ def reduce_all(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
 
 
 def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the product over axes, along the batch over its valid examples.
+    """Return the product over axes; padding examples do not count.
 
-    Not with `gradient_accumulation_steps`. Source: Fluid's `reduce_prod`.
+    Over the batch axis it cannot be used with `gradient_accumulation_steps`. Source: Fluid's
+    `reduce_prod`.
 
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
@@ -167,9 +172,9 @@ def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
 
 
 def reduce_var(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the variance over axes, along the batch over its valid examples.
+    """Return the variance over axes; padding examples do not count.
 
-    The mean of squared distances from the mean, as `jnp.var`. Not with
+    It is the biased variance, like `jnp.var`. Over the batch axis it cannot be used with
     `gradient_accumulation_steps`.
 
     Arguments:
@@ -185,9 +190,10 @@ def reduce_var(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
 
 
 def reduce_std(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the standard deviation over axes, along the batch over its valid examples.
+    """Return the standard deviation over axes; padding examples do not count.
 
-    The square root of `reduce_var`, as `jnp.std`. Not with `gradient_accumulation_steps`.
+    It is the square root of `reduce_var`, like `jnp.std`. Over the batch axis it cannot be used
+    with `gradient_accumulation_steps`.
 
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
@@ -202,10 +208,11 @@ def reduce_std(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
 
 
 def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the median over axes, along the batch over its valid examples.
+    """Return the median over axes; padding examples do not count.
 
-    The mean of the two in the middle where the count is even, as `jnp.median`. Along the batch the
-    whole array is gathered on every device. Not with `gradient_accumulation_steps`.
+    If the count is even, it is the mean of the two middle values, like `jnp.median`. Over the batch
+    axis the whole array is gathered on every device, and it cannot be used with
+    `gradient_accumulation_steps`.
 
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.

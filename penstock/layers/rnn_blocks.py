@@ -199,11 +199,11 @@ class _Steps:
 class DynamicRNN:
     """Run the step that a `with` block describes over the words of sequences.
 
-    The block runs once in Python; its layers share their parameters over all words. A memory holds
-    from the last word of its example on. Values from outside the block are the same at every word.
-    The block sees padding too: the first word of the example again, zeros where there is none. The
-    same in train, test and infer. Source: Fluid's `DynamicRNN`; see `dynamic_rnn` for a function
-    in place of the block.
+    The block runs once in Python, and its layers share their parameters over all words. After the
+    last word of an example, its memories keep their values. Values from outside the block are the
+    same at every word. The block also runs on padding, where it sees the first word of the
+    example, or zeros if the example is empty. The same in train, test and infer. Source: Fluid's
+    `DynamicRNN`. `dynamic_rnn` takes a function instead of a block.
 
     >>> import jax.numpy as jnp
     >>> import penstock as ps
@@ -222,11 +222,11 @@ class DynamicRNN:
         self._steps = _Steps("DynamicRNN", "block")
 
     def block(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of the block that describes one step."""
+        """Return the context manager for the block that describes one step."""
         return self._steps.record()
 
     def step_input(self, x: sequences.Sequence) -> jax.Array:
-        """Return one word of each example of a sequence, `[B, ...]`."""
+        """Return the current word of each example of a sequence, `[B, ...]`."""
         self._steps.require_open("step_input")
         if not isinstance(x, sequences.Sequence):
             self._steps.refuse(
@@ -237,7 +237,7 @@ class DynamicRNN:
         return self._steps.add_input(x)
 
     def static_input(self, x: Any) -> Any:
-        """Return `x`, which is the same at every word: an array `[B, ...]` or a sequence."""
+        """Return `x`, an array `[B, ...]` or a sequence that is the same at every word."""
         self._steps.require_open("static_input")
         return x
 
@@ -249,26 +249,27 @@ class DynamicRNN:
         need_reorder: bool = False,
         dtype: DTypeLike = "float32",
     ) -> jax.Array:
-        """Return a memory, `[B, ...]`: what `update_memory` gave it at the word before.
+        """Return a memory `[B, ...]` with its value after the previous word.
 
         Arguments:
-          init: the memory before the first word, `[B, ...]`; or
-          shape: its shape without the batch axis, filled with `value` of `dtype`.
-          need_reorder: nothing; Fluid sorts examples by length, and nothing is sorted here.
+          init: the value before the first word, `[B, ...]`.
+          shape: instead of `init`, the shape without the batch axis. The memory is then filled with
+            `value` of `dtype`.
+          need_reorder: has no effect. Fluid sorts examples by length; here they are not sorted.
         """
         del need_reorder
         return self._steps.add_memory(init, shape, value, dtype)
 
     def update_memory(self, ex_mem: jax.Array, new_mem: jax.Array) -> None:
-        """Give a memory its value at the next word, of the same shape."""
+        """Set the value of a memory at the next word, in the same shape."""
         self._steps.update_memory(ex_mem, new_mem)
 
     def output(self, *outputs: jax.Array) -> None:
-        """Name what each step gives, `[B, ...]`."""
+        """Declare one or more outputs of each step, `[B, ...]`."""
         self._steps.add_outputs(outputs)
 
     def __call__(self) -> Any:
-        """Return the outputs of all steps: a sequence, or a list of several."""
+        """Return the outputs of all steps, a sequence or a list of sequences."""
         results = self._steps.find_results()
         return results[0] if len(results) == 1 else results
 
@@ -276,7 +277,8 @@ class DynamicRNN:
 class StaticRNN:
     """Run the step that a `with` block describes over the first axis of arrays `[T, B, ...]`.
 
-    As `DynamicRNN`, with as many steps for every example. Source: Fluid's `StaticRNN`.
+    It is like `DynamicRNN`, but every example has the same number of steps. Source: Fluid's
+    `StaticRNN`.
 
     >>> import jax.numpy as jnp
     >>> rnn = StaticRNN()
@@ -293,11 +295,11 @@ class StaticRNN:
         self._steps = _Steps("StaticRNN", "step")
 
     def step(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of the block that describes one step."""
+        """Return the context manager for the block that describes one step."""
         return self._steps.record()
 
     def step_input(self, x: jax.Array) -> jax.Array:
-        """Return one step of an array `[T, B, ...]`, `[B, ...]`."""
+        """Return the current step `[B, ...]` of an array `[T, B, ...]`."""
         block = self._steps.require_open("step_input")
         is_sequence = isinstance(x, sequences.Sequence)
         shape: Any = () if is_sequence else jnp.shape(x)
@@ -319,30 +321,31 @@ class StaticRNN:
         batch_ref: jax.Array | None = None,
         init_value: float = 0.0,
     ) -> jax.Array:
-        """Return a memory, `[B, ...]`: what `update_memory` gave it at the step before.
+        """Return a memory `[B, ...]` with its value after the previous step.
 
         Arguments:
-          init: the memory before the first step, `[B, ...]`; or
-          shape: its shape filled with `init_value`; -1 first is the batch.
-          batch_ref: nothing; the batch is that of the inputs.
+          init: the value before the first step, `[B, ...]`.
+          shape: instead of `init`, the shape. The memory is then filled with `init_value`. A
+            leading -1 stands for the batch.
+          batch_ref: has no effect. The batch size is that of the inputs.
         """
         del batch_ref
         rest = shape[1:] if shape and shape[0] == -1 else shape
         return self._steps.add_memory(init, rest, init_value, "float32")
 
     def update_memory(self, mem: jax.Array, var: jax.Array) -> None:
-        """Give a memory its value at the next step, of the same shape."""
+        """Set the value of a memory at the next step, in the same shape."""
         self._steps.update_memory(mem, var)
 
     def step_output(self, o: jax.Array) -> None:
-        """Name what each step gives, `[B, ...]`."""
+        """Declare one or more outputs of each step, `[B, ...]`."""
         self._steps.add_outputs([o])
 
     def output(self, *outputs: jax.Array) -> None:
-        """Name several of what each step gives, `[B, ...]`."""
+        """Declare several outputs of each step, `[B, ...]`."""
         self._steps.add_outputs(outputs)
 
     def __call__(self) -> Any:
-        """Return the outputs of all steps, `[T, B, ...]`: an array, or a list of several."""
+        """Return the outputs of all steps, an array `[T, B, ...]` or a list of arrays."""
         results = [jnp.swapaxes(each.values, 0, 1) for each in self._steps.find_results()]
         return results[0] if len(results) == 1 else results

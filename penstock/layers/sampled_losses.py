@@ -1,4 +1,4 @@
-"""Losses over many classes that compute the scores of a few: sampled ones, or those of a tree."""
+"""Losses over many classes that score only a few: sampled classes, or nodes of a tree."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ def nce(
     custom_dist: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Rows:
-    """Return the noise contrastive loss, per example (Gutmann and Hyvarinen 2010).
+    """Return the noise-contrastive estimation loss, per example (Gutmann and Hyvarinen 2010).
 
-    With `o = sigmoid(x @ w[c] + b[c])` of a class and `q` its probability as noise times
-    `num_neg_samples`, it is the sum of `-log(o / (o + q))` over the labels and of
-    `-log(q / (o + q))` over the noise, divided by `num_neg_samples + 1`. Noise may hold a label. It
-    depends on the seed, the step, the layer's name and the example's place in the global batch, so
-    it is the same on any number of devices; in test and infer it is the same at every call. A label
-    that is no class gives nan. Parameters: `w` `[num_total_classes, D]`, Xavier uniform; `b`
-    `[num_total_classes, 1]`, zeros. Source: Fluid's `nce`; its `"log_uniform"` never draws the last
-    class, this one does.
+    For a class c let `o = sigmoid(x @ w[c] + b[c])`, and q its noise probability times
+    `num_neg_samples`. The loss is the sum of `-log(o / (o + q))` over the labels and of
+    `-log(q / (o + q))` over the noise classes, divided by `num_neg_samples + 1`. The noise may
+    contain a label. It depends on the seed, the step, the layer's name and the example's position
+    in the global batch, and is the same on any number of devices; in test and infer it is the same
+    at every call. A label outside the classes gives nan. Parameters: `w` `[num_total_classes, D]`,
+    Xavier uniform; `b` `[num_total_classes, 1]`, zeros. Source: Fluid's `nce`, whose
+    `"log_uniform"` never draws the last class.
 
     Arguments:
       input: `[B, D]`, or a sequence `[B, T, D]`.
       label: classes `[B, num_true]`, or a sequence `[B, T, num_true]`.
-      sample_weight: multiplies the losses, `[B, 1]`.
+      sample_weight: factors for the losses, `[B, 1]`.
       bias_attr: `False` leaves the bias out.
-      num_neg_samples: how many classes of noise each example has.
-      sampler: `"log_uniform"`, for classes sorted by frequency, draws class c in proportion to
-        `log((c + 2) / (c + 1))`.
-      custom_dist: the probability of each class.
-      seed: another than 0 draws from it, in place of the program's seed, the same at every step.
+      num_neg_samples: the number of noise classes for each example.
+      sampler: `"uniform"`; `"log_uniform"`, for classes sorted by frequency, with probabilities
+        proportional to `log((c + 2) / (c + 1))`; or `"custom_dist"`.
+      custom_dist: the probability of each class, for `"custom_dist"`.
+      seed: if not 0, used instead of the program's seed, with the same noise at every step.
 
     Returns:
       `[B, 1]`, or a sequence `[B, T, 1]`.
@@ -106,19 +106,19 @@ def hsigmoid(
     bias_attr: Attr = None,
     name: str | None = None,
 ) -> Rows:
-    """Return the cross entropy of a tree of two-way choices, per example (Morin and Bengio 2005).
+    """Return the hierarchical softmax loss, per example (Morin and Bengio 2005).
 
     The classes are the leaves of a complete binary tree: class c is node `c + num_classes` of a
     heap whose root is node 1, and node n has the children `2 * n` and `2 * n + 1`. At each inner
-    node on the way to the label the sigmoid of its score is the probability of the second child. A
-    label that is no class gives nan. Parameters: `w` `[num_classes - 1, D]`, Xavier uniform; `b`
-    `[num_classes - 1, 1]`, zeros. The same in train, test and infer. Source: Fluid's `hsigmoid`,
-    which adds log 2 for each level that a short way lacks, and cuts scores at 40.
+    node on the path to the label, the sigmoid of the node's score is the probability of the second
+    child. A label outside the classes gives nan. Parameters: `w` `[num_classes - 1, D]`, Xavier
+    uniform; `b` `[num_classes - 1, 1]`, zeros. The same in train, test and infer. Source: Fluid's
+    `hsigmoid`, which adds log 2 for each level missing from a short path and clips scores at 40.
 
     Arguments:
       input: `[B, D]`, or a sequence `[B, T, D]`.
       label: classes `[B, 1]`, or a sequence `[B, T, 1]`.
-      num_classes: at least 2.
+      num_classes: the number of classes, at least 2.
       bias_attr: `False` leaves the bias out.
 
     Returns:

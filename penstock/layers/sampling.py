@@ -1,4 +1,4 @@
-"""Sentences one at a time: of the likeliest word each, or of words that are drawn."""
+"""One sentence for each example, of the most likely words or of sampled words."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ def greedy_decode(
     end_id: int,
     max_length: int,
 ) -> sequences.Sequence:
-    """Write a sentence for each example, of the likeliest word at each step.
+    """Generate a sentence for each example, with the most likely word at each step.
 
-    Of equally likely words the first. All steps are in one loop, which ends when all sentences
-    have, or at `max_length`. It is `beam_decode` with a beam of one; see there for `step`.
+    Ties go to the lower id. All steps run in one loop, which ends when all sentences have ended, or
+    at `max_length`. It is `beam_decode` with one beam; the same rules apply to `step`.
 
     Arguments:
-      step: takes words `[B]`, int32, and a state of `B` rows; returns logits or log probabilities
-        `[B, V]` and the new state.
-      state: a pytree of arrays `[B, ...]`; what has no axes is common to all examples.
-      first_ids: the word that sentences are written after, `[B]` or `[B, 1]`; no part of them.
-      max_length: of a sentence, `end_id` counted.
+      step: takes words `[B]`, int32, and a state of `B` rows. It returns logits or log
+        probabilities `[B, V]` and the new state.
+      state: the initial state, a pytree of arrays `[B, ...]`. Scalars are shared by all examples.
+      first_ids: the start words, `[B]` or `[B, 1]`. They are not part of the sentences.
+      end_id: the word that ends a sentence.
+      max_length: the maximum length of a sentence, including `end_id`.
 
     Returns:
-      Words `[B, max_length]`, int32, and lengths, `end_id` counted.
+      A sequence with words `[B, max_length]`, int32. Its lengths include `end_id`.
 
     >>> import jax.numpy as jnp
     >>> table = jnp.array([[0.0, 2.0, 1.0], [0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
@@ -77,25 +78,26 @@ def sample_decode(
     seed: int | jax.Array = 0,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Write a sentence for each example, of words drawn by the probabilities of `step`.
+    """Generate a sentence for each example, with words sampled from the probabilities of `step`.
 
-    Draws depend on the seed, the layer's name, the number of the word and the example's place in
-    the global batch: they are the same on any number of devices. In test and infer every batch gets
-    the same draws; feed seeds to have others at each call.
+    The draws depend on the seed, the layer's name, the word's position and the example's position
+    in the global batch. They are therefore the same on any number of devices. In test and infer
+    every batch has the same draws; to vary them, feed a seed for each example.
 
-    `top_k` and `top_p` leave words out before one is drawn (Fan et al. 2018, Holtzman et al. 2020),
-    `top_k` first. All is in one loop, as in `greedy_decode`.
+    `top_k` and `top_p` exclude words before one is drawn (Fan et al. 2018, Holtzman et al. 2020);
+    `top_k` is applied first. All steps run in one loop, as in `greedy_decode`.
 
     Arguments:
       step, state, first_ids, end_id, max_length: as in `greedy_decode`.
-      temperature: what logits are divided by; less than 1 prefers likely words.
-      top_k: draw from so many of the likeliest words; of equally likely ones the first.
-      top_p: draw from the fewest likeliest words that together are at least as likely.
-      seed: another than 0 draws from it, in place of the program's seed. Or integers of the
-        examples, `[B]` or `[B, 1]`, that the program's is mixed with.
+      temperature: the number that logits are divided by. Less than 1 favours likely words.
+      top_k: draw only from the `top_k` most likely words. Ties go to the lower id.
+      top_p: draw only from the smallest set of most likely words whose probabilities sum to at
+        least `top_p`.
+      seed: 0 draws from the program's seed. Any other number is used as the seed itself. Integers
+        `[B]` or `[B, 1]`, one for each example, are mixed into the program's seed.
 
     Returns:
-      Words `[B, max_length]`, int32, and lengths, `end_id` counted.
+      A sequence with words `[B, max_length]`, int32. Its lengths include `end_id`.
 
     >>> import penstock as ps
     >>> from penstock import layers

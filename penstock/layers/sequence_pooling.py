@@ -21,15 +21,15 @@ _KINDS: tuple[PoolType, ...] = ("sum", "average", "sqrt", "max", "last", "first"
 
 
 def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
-    """Return one word for each sequence: a sum, a mean, the largest, or one of its words.
+    """Reduce each sequence to one word: a sum, a mean, a maximum, or its first or last word.
 
-    Source: Fluid's `sequence_pool`. An empty sequence gives 0.
+    An empty sequence gives 0. Source: Fluid's `sequence_pool`.
 
     Arguments:
-      input: values `[B, T, ...]`.
-      pool_type: `"sum"`; `"average"`, the sum over the length; `"sqrt"`, the sum over the length's
-        square root; `"max"`, feature by feature, of equal ones the first has the gradient;
-        `"last"` and `"first"`, the words at the ends.
+      input: a sequence with values `[B, T, ...]`.
+      pool_type: `"sum"`; `"average"`, the sum divided by the length; `"sqrt"`, the sum divided by
+        the square root of the length; `"max"`, the maximum of each feature, where the gradient
+        goes to the first of equal maxima; `"first"` or `"last"`, the first or last word.
 
     Returns:
       `[B, ...]`.
@@ -80,13 +80,13 @@ def sequence_last_step(input: sequences.Sequence) -> jax.Array:
 
 
 def sequence_softmax(input: sequences.Sequence, name: str | None = None) -> sequences.Sequence:
-    """Return the softmax over the words of each sequence: weights that sum to 1.
+    """Return the softmax over the words of each sequence, weights that sum to 1.
 
     Source: Fluid's `sequence_softmax`.
 
     Arguments:
-      input: one number a word, `[B, T, 1]` or `[B, T]`.
-      name: changes nothing, as there are no parameters.
+      input: a sequence with one number for each word, `[B, T, 1]` or `[B, T]`.
+      name: has no effect, as there are no parameters.
 
     Returns:
       A sequence of the same shape and lengths, zeros in the padding.

@@ -1,8 +1,8 @@
-"""Spreading, joining, reshaping and turning sequences, and what leads to padded arrays and back.
+"""Expanding, joining, reshaping and reversing sequences, and conversion from and to arrays.
 
-Every layer is the same in train, test and infer. Where words move, there are zeros behind them.
-What a feed does wrong cannot be told before a program runs: examples to which it happens become nan
-where values are floating.
+Every layer is the same in train, test and infer. Where words move, zeros are left behind them.
+Wrong lengths in a feed cannot be detected before a program runs: such examples become nan if the
+values are floats.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ def sequence_expand(
     ref_level: int = -1,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Repeat what there is of each example once for each word of `y`.
+    """Repeat the value of each example once for each word of `y`.
 
-    Source: Fluid's `sequence_expand`, which also repeats sequences of several words.
+    Source: Fluid's `sequence_expand`, which can also repeat sequences of several words.
 
     Arguments:
-      x: `[B, ...]`, or a sequence of one word an example. One of several words gives nan, an empty
-        one an empty sequence.
-      ref_level: 0 or -1, the one level that `y` has.
-      name: changes nothing, as there are no parameters.
+      x: `[B, ...]`, or a sequence with one word for each example. An example with several words
+        gives nan; an empty one gives an empty sequence.
+      y: the sequence whose lengths are used.
+      ref_level: 0 or -1; `y` has only one level.
+      name: has no effect, as there are no parameters.
 
     Returns:
-      A sequence `[B, T, ...]` of the lengths of `y`.
+      A sequence `[B, T, ...]` with the lengths of `y`.
 
     >>> words = sequences.Sequence(jnp.zeros([2, 3, 5]), jnp.array([2, 1]))
     >>> sequence_expand(jnp.array([[1.0], [4.0]]), words).values[..., 0].tolist()
@@ -76,16 +77,16 @@ def sequence_expand(
 def sequence_concat(
     input: Sequence[sequences.Sequence], name: str | None = None
 ) -> sequences.Sequence:
-    """Join sequences along time: behind the words of one come those of the next.
+    """Concatenate the sequences of each example along time.
 
     Source: Fluid's `sequence_concat`.
 
     Arguments:
-      input: sequences `[B, T_i, ...]` that agree but for time.
-      name: changes nothing, as there are no parameters.
+      input: sequences `[B, T_i, ...]` that agree in all axes except time.
+      name: has no effect, as there are no parameters.
 
     Returns:
-      A sequence `[B, sum of T_i, ...]` whose lengths are the sums of theirs.
+      A sequence `[B, sum of T_i, ...]`, whose lengths are the sums of the input lengths.
 
     >>> first = sequences.Sequence(jnp.array([[1, 2], [3, 0]]), jnp.array([2, 1]))
     >>> second = sequences.Sequence(jnp.array([[7, 0], [8, 9]]), jnp.array([1, 2]))
@@ -114,16 +115,16 @@ def sequence_concat(
 
 
 def sequence_reshape(input: sequences.Sequence, new_dim: int) -> sequences.Sequence:
-    """Cut the features of each sequence, end to end, into words of another width.
+    """Regroup the features of each sequence into words of another width.
 
     Source: Fluid's `sequence_reshape`.
 
     Arguments:
-      input: values `[B, T, D]`.
-      new_dim: divides `length * D` of every example; one where it does not gives nan.
+      input: a sequence with values `[B, T, D]`.
+      new_dim: the new width. It must divide `length * D`; examples where it does not give nan.
 
     Returns:
-      A sequence `[B, T * D / new_dim, new_dim]`, time rounded up, with lengths in proportion.
+      A sequence `[B, ceil(T * D / new_dim), new_dim]`, with lengths `length * D / new_dim`.
 
     >>> words = sequences.Sequence(jnp.array([[[1, 2], [3, 4]]]), jnp.array([1]))
     >>> sequence_reshape(words, 1).cut()[0].tolist()
@@ -145,7 +146,7 @@ def sequence_reshape(input: sequences.Sequence, new_dim: int) -> sequences.Seque
 
 
 def sequence_reverse(x: sequences.Sequence, name: str | None = None) -> sequences.Sequence:
-    """Turn each sequence around, its last word first; the padding stays behind.
+    """Reverse the words of each sequence; the padding stays at the end.
 
     Source: Fluid's `sequence_reverse`.
 
@@ -164,17 +165,17 @@ def sequence_mask(
     dtype: DTypeLike = "int64",
     name: str | None = None,
 ) -> jax.Array:
-    """Return 1 where there are words and 0 behind them. Source: Fluid's `sequence_mask`.
+    """Return a mask with 1 for words and 0 for padding. Source: Fluid's `sequence_mask`.
 
     Arguments:
       x: lengths, integers `[...]`, or a sequence.
-      maxlen: the size of the new axis; that of time by default for a sequence. Lengths need it, as
-        programs have static shapes.
-      dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on.
-      name: changes nothing, as there are no parameters.
+      maxlen: the size of the new axis. For a sequence, the default is its T. For lengths it is
+        required, because programs have static shapes.
+      dtype: a numpy dtype or its name. `int64` becomes `int32` unless JAX's x64 mode is on.
+      name: has no effect, as there are no parameters.
 
     Returns:
-      `[..., maxlen]`; of lengths `[B, 1]`, too, `[B, 1, maxlen]`.
+      `[..., maxlen]`. For lengths `[B, 1]` that is `[B, 1, maxlen]`.
 
     >>> sequence_mask(jnp.array([2, 0]), maxlen=3).tolist()
     [[1, 1, 0], [0, 0, 0]]
@@ -199,15 +200,15 @@ def sequence_pad(
     maxlen: int | None = None,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the words as one array with a value in the padding, and the lengths.
+    """Return the words as one array, with `pad_value` as padding, and the lengths.
 
     Source: Fluid's `sequence_pad`, which pads to the longest sequence of the batch.
 
     Arguments:
-      x: values `[B, T, ...]`.
-      pad_value: a number, or a word of values.
-      maxlen: the size of time, that of the sequence by default. A longer example gives nan.
-      name: changes nothing, as there are no parameters.
+      x: a sequence with values `[B, T, ...]`.
+      pad_value: a number, or an array in the shape of a word.
+      maxlen: the size of the time axis, by default T. A longer example gives nan.
+      name: has no effect, as there are no parameters.
 
     Returns:
       Values `[B, maxlen, ...]` and lengths `[B]`, int32.
@@ -234,14 +235,14 @@ def sequence_pad(
 
 
 def sequence_unpad(x: jax.Array, length: jax.Array, name: str | None = None) -> sequences.Sequence:
-    """Return a sequence from an array and the lengths of its examples.
+    """Return a sequence made of a padded array and the lengths of its examples.
 
     Source: Fluid's `sequence_unpad`.
 
     Arguments:
       x: `[B, T, ...]`.
-      length: integers `[B]` or `[B, 1]`, from 0 to T; an example of another length gives nan.
-      name: changes nothing, as there are no parameters.
+      length: integers `[B]` or `[B, 1]`, from 0 to T. An example with any other length gives nan.
+      name: has no effect, as there are no parameters.
 
     >>> words = sequence_unpad(jnp.array([[1, 2], [3, 9]]), jnp.array([2, 1]))
     >>> [each.tolist() for each in words.cut()]
@@ -260,16 +261,16 @@ def lod_reset(
 ) -> sequences.Sequence:
     """Return the words of `x` with the lengths of `y`.
 
-    Source: Fluid's `lod_reset`, where all words of a batch lie end to end and can be dealt out to
-    examples in any way. Here examples keep their words.
+    Source: Fluid's `lod_reset`. There, all words of a batch lie end to end and can be regrouped
+    into other examples. Here each example keeps its words.
 
     Arguments:
-      x: `[B, T, ...]`, or a sequence. One of other lengths than `y` gives nan.
-      y: a sequence, or integers `[B]` or `[B, 1]`, which are lengths and no offsets.
-      target_lod: None, as offsets would fix the number of examples of a batch.
+      x: `[B, T, ...]`, or a sequence. An example whose length differs from that in `y` gives nan.
+      y: required; a sequence, or integers `[B]` or `[B, 1]`, which are lengths and not offsets.
+      target_lod: must be None, because offsets would fix the number of examples in a batch.
 
     Returns:
-      A sequence `[B, T, ...]`.
+      A sequence `[B, T, ...]` with the lengths of `y`.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2], [3, 9]]), jnp.array([2, 1]))
     >>> [each.tolist() for each in lod_reset(10 * words.values, words).cut()]
@@ -295,16 +296,17 @@ def sequence_slice(
     length: jax.Array,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Return a part of each sequence. Source: Fluid's `sequence_slice`.
+    """Return a slice of each sequence. Source: Fluid's `sequence_slice`.
 
     Arguments:
-      input: values `[B, T, ...]`.
-      offset: the first word of the part in each example, integers `[B]` or `[B, 1]`.
-      length: the number of its words, likewise. A part beyond the example's ends gives nan.
-      name: changes nothing, as there are no parameters.
+      input: a sequence with values `[B, T, ...]`.
+      offset: the first word of each example's slice, integers `[B]` or `[B, 1]`.
+      length: the number of words in each example's slice, integers `[B]` or `[B, 1]`. A slice that
+        extends beyond its example gives nan.
+      name: has no effect, as there are no parameters.
 
     Returns:
-      A sequence `[B, T, ...]` of the lengths `length`.
+      A sequence `[B, T, ...]` with the lengths `length`.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]))
     >>> part = sequence_slice(words, offset=jnp.array([1, 0]), length=jnp.array([2, 1]))
@@ -324,18 +326,18 @@ def sequence_slice(
 def sequence_enumerate(
     input: sequences.Sequence, win_size: int, pad_value: int = 0, name: str | None = None
 ) -> sequences.Sequence:
-    """Return at each word its id and those of the words behind it.
+    """Return, for each word, the window of ids that starts at it.
 
     Source: Fluid's `sequence_enumerate`.
 
     Arguments:
-      input: ids `[B, T, 1]` or `[B, T]`.
-      win_size: how many ids are at each word.
-      pad_value: the id in the place of those behind the last word.
-      name: changes nothing, as there are no parameters.
+      input: a sequence of ids, `[B, T, 1]` or `[B, T]`.
+      win_size: the number of ids in a window.
+      pad_value: the id that stands for words after the last one.
+      name: has no effect, as there are no parameters.
 
     Returns:
-      A sequence `[B, T, win_size]`.
+      A sequence `[B, T, win_size]` with the same lengths.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2, 3, 0]]), jnp.array([3]))
     >>> sequence_enumerate(words, win_size=2, pad_value=9).cut()[0].tolist()

@@ -1,4 +1,4 @@
-"""What is computed in a window of words: convolutions over time; and windows of images in a row."""
+"""Windows of words: convolutions over time, and images as sequences of windows."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def sequence_conv(
 ) -> sequences.Sequence:
     """Apply a convolution over time.
 
-    Word t is made of the words `t + padding_start` to `t + padding_start + filter_size - 1`, those
-    outside of the sequence being zeros. Parameters: `w` `[filter_size * D, num_filters]`, the
-    features of the first word first, Xavier uniform; `b` `[num_filters]`, zeros. The same in train,
-    test and infer. Source: Fluid's `sequence_conv`.
+    Output word t depends on the input words `t + padding_start` to `t + padding_start + filter_size
+    - 1`, with zeros outside the sequence. Parameters: `w` `[filter_size * D, num_filters]`, Xavier
+    uniform, with the features of the first word first; `b` `[num_filters]`, zeros. The same in
+    train, test and infer. Source: Fluid's `sequence_conv`.
 
     Arguments:
-      input: values `[B, T, D]`.
-      filter_stride: 1, as in Fluid.
-      padding: `True` or `None`: there are zeros outside, as in Fluid.
+      input: a sequence with values `[B, T, D]`.
+      filter_stride: must be 1, as in Fluid.
+      padding: must be `True` or `None`: zeros outside the sequence, as in Fluid.
       act: name of an activation, applied last.
-      padding_start: `-(filter_size // 2)` by default; `1 - filter_size` sees no later word.
+      padding_start: by default `-(filter_size // 2)`. `1 - filter_size` makes it causal.
 
     Returns:
-      A sequence `[B, T, num_filters]` of the same lengths.
+      A sequence `[B, T, num_filters]` with the same lengths.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -85,19 +85,19 @@ def row_conv(
     act: Activation | None = None,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Add up each word and the words behind it, feature by feature (Amodei et al. 2016).
+    """Apply a lookahead convolution, feature by feature (Amodei et al. 2016).
 
-    Word t is `sum(w[j] * input[t + j])` for j from 0 to `future_context_size`, as far as there are
-    words. Parameter: `w` `[future_context_size + 1, D]`, Xavier uniform. The same in train, test
-    and infer. Source: Fluid's `row_conv`.
+    Output word t is `sum(w[j] * input[t + j])` for j from 0 to `future_context_size`, with zeros
+    after the last word. Parameter: `w` `[future_context_size + 1, D]`, Xavier uniform. The same in
+    train, test and infer. Source: Fluid's `row_conv`.
 
     Arguments:
-      input: values `[B, T, D]`.
-      future_context_size: how many later words each word sees.
+      input: a sequence with values `[B, T, D]`.
+      future_context_size: the number of later words that each word sees.
       act: name of an activation, applied last.
 
     Returns:
-      A sequence `[B, T, D]` of the same lengths.
+      A sequence `[B, T, D]` with the same lengths.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -136,19 +136,19 @@ def im2sequence(
 ) -> sequences.Sequence:
     """Return the windows of an image as the words of a sequence, row by row from the left.
 
-    Pixels beyond the border are zeros. Source: Fluid's `im2sequence`, whose images are channels
-    first.
+    Padding is zeros. The same in train, test and infer. Source: Fluid's `im2sequence`, whose images
+    are channels first.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      filter_size: height and width of a window, or a number for both; so is `stride`.
+      filter_size: a number or `(height, width)`, like `stride`.
       padding: as for `pool2d`.
-      name: changes nothing, as there are no parameters.
+      name: has no effect, as there are no parameters.
 
     Returns:
-      A sequence `[B, rows * columns, h * w * C]`, all of it words. The features of a window are
-      ordered by row, column and channel; with `data_format="NCHW"` by channel, row and column, as
-      in Fluid.
+      A sequence `[B, rows * columns, height * width * C]` without padding. The features of a window
+      are ordered by row, column and channel; with `data_format="NCHW"` by channel, row and column,
+      as in Fluid.
 
     >>> image = jnp.arange(6.0).reshape(1, 2, 3, 1)
     >>> im2sequence(image, filter_size=2).values.tolist()

@@ -25,9 +25,9 @@ def concat(input: Sequence[V], axis: int) -> V:
     Source: Fluid's `concat`, whose default axis is 0.
 
     Arguments:
-      input: arrays that agree in every other axis; of sequences words are joined, axis 1 being
-        the first of a word. See `sequence_concat` to put words behind words.
-      axis: negative counts from the end.
+      input: arrays that agree in every other axis. Sequences are joined word by word, where axis 1
+        is the first axis of a word; `sequence_concat` joins them along time.
+      axis: the axis to join; a negative one counts from the end.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -74,16 +74,16 @@ def pad2d(
     pad_value: float = 0.0,
     data_format: DataFormat = "NHWC",
 ) -> jax.Array:
-    """Put a border around images. Source: Fluid's `pad2d`, whose images are channels first.
+    """Pad images at their borders. Source: Fluid's `pad2d`, whose images are channels first.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       paddings: `[top, bottom, left, right]` in pixels.
-      mode: `"constant"` fills with `pad_value`, `"reflect"` mirrors at the outermost pixel,
-        `"edge"` repeats it.
+      mode: `"constant"` fills with `pad_value`, `"reflect"` mirrors the image at its outermost
+        pixels, `"edge"` repeats those pixels.
 
     Returns:
-      `[B, top + H + bottom, left + W + right, C]`, channels where the input has them.
+      `[B, top + H + bottom, left + W + right, C]`, in the input's layout.
 
     >>> pad2d(jnp.ones([1, 2, 2, 1]), [0, 1, 2, 0]).shape
     (1, 3, 4, 1)
@@ -106,7 +106,9 @@ def pad2d(
 
 
 def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
-    """Return `x` with two axes: those before `axis`, and the others. Source: Fluid's `flatten`.
+    """Reshape `x` to two axes, one for those before `axis` and one for the rest.
+
+    Source: Fluid's `flatten`.
 
     >>> import jax.numpy as jnp
     >>> flatten(jnp.zeros([2, 3, 4])).shape, flatten(jnp.zeros([2, 3, 4]), axis=2).shape
@@ -124,7 +126,7 @@ def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
 def one_hot(input: V, depth: int) -> V:
     """Return one-hot vectors, float32. Source: Fluid's `one_hot`.
 
-    A class outside the range gives a row of nan, so that it is noticed.
+    A class outside the range gives a row of nan, which makes the mistake visible.
 
     Arguments:
       input: integer classes `[B, ..., 1]` or `[B, ...]`.
@@ -150,9 +152,10 @@ def _one_hot(classes: jax.Array, depth: int) -> jax.Array:
 
 
 def topk(input: V, k: int = 1) -> tuple[V, V]:
-    """Return the `k` largest values along the last axis, and where they are.
+    """Return the `k` largest values along the last axis and their indices.
 
-    Largest first; of equal values the one in front. Source: Fluid's `topk`.
+    The largest comes first. Of equal values, the one with the lower index comes first. Source:
+    Fluid's `topk`.
 
     Returns:
       Values `[..., k]` and indices `[..., k]`, int32.
@@ -176,7 +179,7 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
 
 
 def cos_sim(X: V, Y: V) -> V:
-    """Return the cosine of the angle between rows.
+    """Return the cosine similarity of the rows of `X` and `Y`.
 
     A row of zeros has cosine 0 and a finite gradient. Source: Fluid's `cos_sim`.
 

@@ -1,4 +1,4 @@
-"""Squeeze and excite: channels weighed by what all of them show."""
+"""Squeeze and excite: channel weights computed from the mean of all channels."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ def squeeze_excite(
     bias_attr: Attr = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Multiply each channel by a gate that sees the mean of all (Hu et al. 2018).
+    """Multiply each channel by a gate computed from the means of all channels (Hu et al. 2018).
 
     Parameters: `squeeze/w` `[C, num_squeezed]` and `expand/w` `[num_squeezed, C]`, Xavier uniform,
     with biases `squeeze/b` and `expand/b`, zeros. The same in train, test and infer.
 
     Arguments:
       input: `[B, H, W, C]`.
-      num_squeezed: the number of features between; a quarter of C is usual.
-      act: name of the activation between.
+      num_squeezed: the number of features between the two layers; a quarter of C is usual.
+      act: name of the activation between the two layers.
       gate_act: name of the gate's activation, or a function.
+      param_attr: for both weights.
+      bias_attr: for both biases; `False` leaves them out.
 
     Returns:
       The input's shape.

@@ -1,4 +1,4 @@
-"""Transformers (Vaswani et al. 2017): blocks of attention and of two products a word."""
+"""Transformers (Vaswani et al. 2017): blocks of attention and a feed-forward network."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ def transformer_encoder_layer(
     bias_attr: Attr = None,
     name: str | None = None,
 ) -> Words:
-    """Apply one block of `transformer_encoder`, without the norm that ends that.
+    """Apply one block of `transformer_encoder`, without the encoder's final norm.
 
-    Parameters: `self_attention` as of `multi_head_attention`; `ffn/in_w` `[D, ffn_size]`,
-    `ffn/out_w` and their biases; the norms' under `self_attention_norm` and `ffn_norm`.
+    Parameters: those of `multi_head_attention` under `self_attention`; `ffn/in_w` `[D, ffn_size]`,
+    `ffn/out_w` `[ffn_size, D]` and their biases; those of the norms under `self_attention_norm` and
+    `ffn_norm`.
 
     Arguments:
-      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`.
-      num_heads: as all others, see `transformer_encoder`.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`.
+      num_heads: the number of attention heads. For the other arguments see `transformer_encoder`.
 
     Returns:
-      As `x`.
+      An output of the same type and shape as `x`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -86,23 +87,25 @@ def transformer_encoder(
     bias_attr: Attr = None,
     name: str | None = None,
 ) -> Words:
-    """Apply blocks of self attention and two products a word (Vaswani et al. 2017).
+    """Apply a stack of self-attention and feed-forward blocks (Vaswani et al. 2017).
 
-    Padding never counts. Each part of a block is added to what it was given. In training its result
-    is dropped with `dropout_rate` before. Parameters: `layer_0` and so on, each as of
-    `transformer_encoder_layer`, and the last norm's under `norm`.
+    Padding never counts. Self-attention and the feed-forward network each have a residual
+    connection. In training, `dropout_rate` applies to the outputs of both, before the residual sum.
+    Parameters: those of each `transformer_encoder_layer` under `layer_0`, `layer_1` and so on;
+    those of the final norm, if there is one, under `norm`.
 
     Arguments:
-      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`, positions added.
-      ffn_size: the features between the two products; `act` is applied to them.
-      norm: `"layer"` (epsilon 1e-5) or `"rms"` (1e-6).
-      is_pre_norm: normalise what each part is given, and the end (Xiong et al. 2020); `False`
-        normalises after each addition, as the first transformer did.
-      num_kv_heads: as `rotary`, `is_causal` and `segment_ids`, see `multi_head_attention`.
-      param_attr, bias_attr: for the weights and the biases of all products.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`, with positions added.
+      ffn_size: the hidden features of the feed-forward network.
+      norm: `"layer"` (epsilon 1e-5) or `"rms"` (epsilon 1e-6).
+      is_pre_norm: normalise the inputs of attention and feed-forward, and the final output (Xiong
+        et al. 2020). `False` normalises after each residual sum, as the original transformer does.
+      act: name of the activation of the hidden features.
+      num_kv_heads, rotary, is_causal, segment_ids: see `multi_head_attention`.
+      param_attr, bias_attr: for all weights and all biases, except those of the norms.
 
     Returns:
-      As `x`.
+      An output of the same type and shape as `x`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -183,19 +186,20 @@ def transformer_decoder(
     bias_attr: Attr = None,
     name: str | None = None,
 ) -> Words | tuple[Words, tuple[KeyValueCache, ...]]:
-    """Apply blocks of causal self attention, attention to a memory, and two products a word.
+    """Apply a stack of causal self-attention, cross-attention and feed-forward blocks.
 
-    A `transformer_encoder` whose words see those before them alone. With a memory each block
-    attends to it between the two, under `cross_attention`.
+    It is a `transformer_encoder` whose words see only themselves and earlier words. With a memory,
+    each block attends to it between self-attention and the feed-forward network, with parameters
+    under `cross_attention`.
 
     Arguments:
-      x: a `Sequence` of values `[B, T, D]`, or an array `[B, T, D]`, positions added.
-      memory: what an encoder made of the source, `[B, S, D']`; its padding never counts.
-      segment_ids: of packed words; with a memory a pair, for the words and for it.
-      caches: one for each layer, see `init_cache`. `x` has the words that come next.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`, with positions added.
+      memory: the output of an encoder, `[B, S, D']`; its padding never counts.
+      segment_ids: the segments of packed words; with a memory, a pair for the words and the memory.
+      caches: one for each layer, see `init_cache`. `x` then has only the next words.
 
     Returns:
-      As `x`; with caches, that and a tuple of the caches after.
+      An output of the same type and shape as `x`. With caches, also a tuple of the updated caches.
 
     >>> import penstock as ps
     >>> from penstock import layers

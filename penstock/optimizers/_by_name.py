@@ -83,25 +83,27 @@ def get(
     """Return the optimizer called `name`, as an optax transformation.
 
     `adadelta`, `adagrad`, `adam`, `adamweightdecay`, `ftrl`, `momentum`, `rmsprop` and `sgd` follow
-    TensorFlow 1 (`adamweightdecay`: BERT) and read FastNN's options. Every other name is an
-    optimizer of optax, such as `lamb` or `muon`, which takes `options.optax_options`; `optax.adam`
-    and `optax.contrib.muon` say so, and reach optax's where the short name is ours.
+    TensorFlow 1 (`adamweightdecay`: BERT) and use FastNN's options. The other names, such as
+    `lamb` or `muon`, are optimizers of optax with the arguments in `options.optax_options`. The
+    prefixes `optax.` and `optax.contrib.` always select optax: `optax.adam` is not TensorFlow's
+    `adam`.
 
     Arguments:
-      learning_rate: a number, or a schedule such as `optimizers.schedule(...)`; the rate of the
-        last update is in the state, see `optimizers.learning_rate`.
-      options: each optimizer reads its own.
-      max_gradient_norm: gradients are scaled down together so that the root of the sum of all
-        their squares is at most this; None leaves them.
-      moving_average_decay: keep an average of the parameters, see
+      name: one of `optimizers.names()`, or such a name with a prefix.
+      learning_rate: a number, or a schedule such as `optimizers.schedule(...)`. The state holds the
+        rate of the last update; see `optimizers.learning_rate`.
+      options: the options of all optimizers. Each uses only its own.
+      max_gradient_norm: clip the gradients so that their global norm is at most this; None does not
+        clip.
+      moving_average_decay: keep a moving average of the parameters with this decay, see
         `optimizers.with_moving_average`; None keeps none.
 
     Raises:
       UnknownNameError: there is no such optimizer, or it has no such option.
-      ValueError: a number is outside its range, or an option of optax was given to one of
-        TensorFlow's.
+      ValueError: a number is outside its range, or `optax_options` was given to an optimizer of
+        TensorFlow.
 
-    Source: FastNN's `--optimizer` and what its flags mean to `tf.train`.
+    Source: FastNN's `--optimizer`, with the meaning that its flags have in `tf.train`.
 
     >>> import jax.numpy as jnp
     >>> optimizer = get("rmsprop", 0.01, max_gradient_norm=5.0)

@@ -55,17 +55,18 @@ def with_learning_rate(
 
 
 def learning_rate(opt_state: optax.OptState | None) -> jax.Array | None:
-    """Return the learning rate of the last update; before the first, that of the first.
+    """Return the learning rate of the last update, or of the first before there is one.
 
-    It is an array of the optimizer's state, so a step that returns it is not held up. What
-    `State.update_scale` and a parameter's own `learning_rate` multiply comes on top.
+    It is an array in the optimizer's state, and returning it does not wait for the device. The
+    factors
+    `State.update_scale` and `ParamAttr.learning_rate` are not included.
 
     Arguments:
       opt_state: one objective's optimizer state, such as `state.opt_state["train"]`.
 
     Returns:
-      A float32 scalar; None where the state holds none, or several. Optimizers of
-      `optimizers.get` hold one, and so do those made by `optax.inject_hyperparams`.
+      A float32 scalar, or None if the state holds no learning rate or several. Optimizers from
+      `optimizers.get` and `optax.inject_hyperparams` hold one.
 
     >>> from penstock import optimizers
     >>> optimizer = optimizers.get("sgd", optax.linear_schedule(0.5, 0.0, transition_steps=2))

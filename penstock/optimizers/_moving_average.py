@@ -11,14 +11,15 @@ import optax
 
 
 class MovingAverageState(NamedTuple):
-    """The state of `with_moving_average`.
+    """Hold the state of an optimizer made by `with_moving_average`.
 
     Attributes:
-      num_updates: updates so far; int32, no axes.
-      weight: what share the parameters get when they are next averaged in; float32, no axes. 1
-        before the first update, so that parameters loaded after the start replace the initial ones.
-      average: of the parameters before the last update, in their structure; float32.
-      inner: the state of the optimizer.
+      num_updates: the number of updates so far; an int32 scalar.
+      weight: the weight of the parameters in the next average; a float32 scalar. It is 1 before the
+        first update. Parameters that are loaded then replace the initial ones in the average.
+      average: the average up to the parameters before the last update; float32, in the structure
+        of the parameters.
+      inner: the state of the wrapped optimizer.
     """
 
     num_updates: jax.Array
@@ -28,12 +29,12 @@ class MovingAverageState(NamedTuple):
 
 
 class SlowParamsState(NamedTuple):
-    """The state that a program keeps for `optax.lookahead`, which has fast and slow parameters.
+    """Hold a program's state for `optax.lookahead`, which has fast and slow parameters.
 
-    The fast ones are trained and are the program's parameters.
+    The program's parameters are the fast ones, which are trained.
 
     Attributes:
-      slow: the parameters to evaluate, in the structure of those that are trained.
+      slow: the slow parameters, which are evaluated, in the structure of the trained ones.
       inner: the state of the optimizer.
     """
 
@@ -44,25 +45,25 @@ class SlowParamsState(NamedTuple):
 def with_moving_average(
     optimizer: optax.GradientTransformation, decay: float, *, is_ramped: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer, its state holding an exponential moving average of the parameters.
+    """Wrap an optimizer to keep an exponential moving average of the parameters in its state.
 
-    `average = decay * average + (1 - decay) * parameters` after each update, beginning at the
-    parameters before the first. Training does not see it; `averaged_params` reads it. It takes the
-    memory of the parameters once more.
+    After each update `average = decay * average + (1 - decay) * parameters`. The average starts at
+    the initial parameters. It does not affect training; read it with `averaged_params`. It takes as
+    much memory as the parameters in float32.
 
-    The state is one update behind: an optimizer is handed the parameters before its update, and
-    what becomes of it is scaled outside (`State.update_scale`). `averaged_params` adds the rest.
+    The state is one update behind: an optimizer sees the parameters before its update, and its
+    update may be scaled afterwards (`State.update_scale`). `averaged_params` adds the last update.
 
     Arguments:
-      decay: the share of the average that an update keeps, from 0 to below 1; 0.9999 averages over
-        about ten thousand updates.
-      is_ramped: whether the decay is at most `(1 + n) / (10 + n)` after n updates, so that a
-        short run is not averaged with its beginning.
+      decay: the share of the average that an update keeps, from 0 to less than 1. 0.9999 averages
+        over about ten thousand updates.
+      is_ramped: limit the decay to `(1 + n) / (10 + n)` after n updates, which keeps the initial
+        parameters out of the average of a short run.
 
-    Source: TensorFlow's `ExponentialMovingAverage`, with `num_updates` as TF-Slim passes it.
+    Source: TensorFlow's `ExponentialMovingAverage`, with `num_updates` as in TF-Slim.
 
     Raises:
-      ValueError: the decay is not in its range.
+      ValueError: the decay is outside its range.
 
     >>> optimizer = with_moving_average(optax.sgd(1.0), 0.75, is_ramped=False)
     >>> params = {"w": jnp.float32(4.0)}
@@ -104,17 +105,16 @@ def with_moving_average(
 
 
 def averaged_params(opt_state: optax.OptState, params: optax.Params) -> Any:
-    """Return the parameters with the averages that an optimizer keeps in place of those it trains.
+    """Return the parameters, the trained ones replaced by averages from the optimizer state.
 
-    They are the moving averages of `with_moving_average`, else the averages that
-    `optax.contrib.schedule_free` is to be evaluated at, or the slow parameters of
-    `optax.lookahead`. Parameters that the optimizer does not train stay what they are, running
-    statistics are none of its business. May be called in a compiled function. What it returns
-    outside of one can share memory with `params`, which a training step donates.
+    These are the moving averages of `with_moving_average`. Without one, they are the averages at
+    which `optax.contrib.schedule_free` is evaluated, or the slow parameters of `optax.lookahead`.
+    Parameters that the optimizer does not train stay as they are. The function can be compiled.
+    When it is not, its result can share memory with `params`, which a training step donates.
 
     Arguments:
-      opt_state: the optimizer state of one objective, or of all of them: `state.opt_state`.
-      params: the parameters after the last update: `state.variables["params"]`.
+      opt_state: the optimizer state of one objective, or of all objectives, `state.opt_state`.
+      params: the parameters after the last update, `state.variables["params"]`.
 
     Raises:
       ValueError: the state holds no average.

@@ -23,10 +23,10 @@ _NOT_NEGATIVE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
-    """What an optimizer by name takes beside its learning rate; each reads its own.
+    """Hold the options of optimizers by name besides the learning rate; each uses only its own.
 
-    Names and defaults are those of FastNN's flags. Its `opt_epsilon` of 1 suits rmsprop on
-    Inception; adam behaves as in its paper from 1e-8 on.
+    Names and defaults are those of FastNN's flags. The default `opt_epsilon` of 1 suits rmsprop on
+    Inception. For adam close to its paper, use 1e-8.
 
     Arguments:
       adadelta_rho: the fraction of its running means that adadelta keeps in a step.
@@ -43,9 +43,10 @@ class OptimizerOptions:
       rmsprop_momentum: the fraction of the last update that rmsprop adds to the next.
       rmsprop_decay: the fraction of its running mean of squares that rmsprop keeps in a step.
       weight_decay_rate: the decoupled weight decay of adamweightdecay.
-      exclude_from_weight_decay: regular expressions; adamweightdecay leaves a parameter alone in
-        whose path, such as `encoder/fc_0/b`, one of them is found. The shift of a norm,
-        `norm/bias`, is `norm/beta` there, as in TensorFlow: batch norm's decays, as in BERT's rule.
+      exclude_from_weight_decay: regular expressions. adamweightdecay does not decay a parameter if
+        one of them is found in its path, such as `encoder/fc_0/b`. The bias of a norm layer,
+        `norm/bias`, is matched as `norm/beta`, its name in TensorFlow. By default the biases of
+        batch norm therefore decay, as in BERT's rule.
       optax_options: the arguments of an optimizer of optax, by optax's names.
 
     Raises:

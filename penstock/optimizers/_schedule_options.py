@@ -20,9 +20,9 @@ WARMUP_SCHEMES = ("t2t", "linear")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """How the learning rate changes in a run; `optimizers.schedule` makes the schedule.
+    """Describe how the learning rate changes in a run; `optimizers.schedule` makes the schedule.
 
-    Names and defaults are those of FastNN's flags; `num_epochs_per_decay` is TF-Slim's, `linear`,
+    Names and defaults are those of FastNN's flags. `num_epochs_per_decay` is TF-Slim's. `linear`,
     `cosine` and `one_cycle` are new.
 
     Arguments:

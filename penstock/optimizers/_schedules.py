@@ -34,17 +34,19 @@ def schedule(
     """Return the learning rate as a function of the number of updates done, for any optimizer.
 
     Arguments:
-      num_steps: how many steps the run has; beyond them the rate stays where it is, or goes on
-        decaying exponentially.
-      steps_per_epoch: examples in an epoch over those in a global batch; needed by exponential
-        with an empty `decay_scheme`.
-      fastnn_compat: with an empty `decay_scheme` never decay exponentially or polynomially, as
-        FastNN does.
+      options: the options of the schedule.
+      num_steps: the number of steps of the run. After them, an exponential schedule goes on
+        decaying, and the others stay at their last rate.
+      steps_per_epoch: the examples in an epoch divided by those in a global batch. Exponential with
+        an empty `decay_scheme` requires it.
+      fastnn_compat: as in FastNN, never decay exponential and polynomial schedules with an empty
+        `decay_scheme`.
 
     Returns:
       A traceable function, from an int32 scalar to a float32 scalar.
 
-    Source: FastNN (warmup of tensor2tensor, schemes of Luong's nmt); TF-Slim for the empty scheme.
+    Source: FastNN, with the warmup of tensor2tensor and the schemes of Luong's nmt; TF-Slim for the
+    empty scheme.
 
     Raises:
       ValueError: the schedule does not fit into the run, or `steps_per_epoch` is missing.
@@ -79,7 +81,7 @@ def describe_schedule(
     steps_per_epoch: float | None = None,
     fastnn_compat: bool = False,
 ) -> str:
-    """Return a schedule in one line, for the first lines of a run; arguments as of `schedule`.
+    """Describe a schedule in one line of text; the arguments are those of `schedule`.
 
     >>> describe_schedule(ScheduleOptions(warmup_steps=50), num_steps=1000, steps_per_epoch=45)
     '0.01 after 50 steps of t2t warmup; x 0.94 every 90 steps from step 50 on'

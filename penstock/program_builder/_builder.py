@@ -35,27 +35,28 @@ R = TypeVar("R")
 class ProgramBuilder(Generic[R]):
     """Derive the train, test and infer programs from program functions.
 
-    Program functions are traced once, without data, when the builder is made: whatever is wrong
-    with them is said then. Programs compile at their first use, once for each batch size.
+    Program functions are traced once, without data, when the builder is made. Errors in them are
+    reported then. Programs are compiled at their first use, once for each batch size.
 
     Arguments:
-      program_func: returns the loss, or the loss first and metrics after it, in a tuple, list or
-        dict (there the loss is under `"loss"`, or first); or a dict of `Objective`s. The loss is a
-        scalar or a vector over examples, whose mean is then minimised.
-      optimizer: an optax transformation or a zero-argument function that returns one. Without one
-        there is no train program.
-      infer_func: returns what `infer` gives.
-      place: where programs run, see `penstock.Trainer`.
-      skips_non_finite: leave out the updates whose loss or gradient is not finite.
-      precision: what layers compute products in, a name or a `Precision`; parameters, statistics
-        and losses stay float32.
-      gradient_accumulation_steps: the micro-batches that a batch is cut into; each counts by its
-        examples, and one after the other they take the memory of one.
-      freeze: parameters that stay as they are, `"backbone"` with all that lies under it, or globs
-        such as `"*/w"`. Batch norm whose running statistics match normalises by them.
+      program_func: a function that returns the loss, or a tuple, list or dict of the loss and
+        metrics. The loss comes first; in a dict it can also have the key `"loss"`. It is a scalar,
+        or a vector over examples, whose mean is minimised. Or a dict of `Objective`s by name.
+      optimizer: an optax transformation, or a function without arguments that returns one. Without
+        one there is no train program.
+      infer_func: returns the outputs of `infer`.
+      place: the devices that programs run on, see `penstock.Trainer`.
+      skips_non_finite: skip updates whose loss or gradient is not finite.
+      precision: the precision of products in layers, a name or a `Precision`. Parameters,
+        statistics and losses stay float32.
+      gradient_accumulation_steps: the number of micro-batches that a batch is split into. Each is
+        weighted by its number of examples. They run one after the other, in the memory of one.
+      freeze: the parameters not to train: names such as `"backbone"`, which includes everything
+        below it, or globs such as `"*/w"`. Batch norm layers whose running statistics match
+        normalise by those statistics.
 
     Raises:
-      ProgramError: the functions do not make programs, or disagree about the parameter tree.
+      ProgramError: no program can be made of the functions, or their parameters do not agree.
 
     >>> import optax
     >>> from penstock import layers
@@ -100,36 +101,37 @@ class ProgramBuilder(Generic[R]):
         self.programs = Programs(Network(self.objectives, infer_func, self.mesh, options))
 
     def init(self, seed: int = 0) -> State:
-        """Return the initial state; needs no data.
+        """Return the initial state, which needs no data.
 
-        Every parameter's initial value depends on the seed and on its name alone.
+        Every parameter's initial value depends only on the seed and on its name.
         """
         return self.programs.states.init(seed)
 
     def reset_metrics(self, state: State) -> State:
-        """Return the state with empty metric sums; `mean_metrics` counts from here."""
+        """Return the state with its metric sums set to zero, to begin a new mean."""
         return self.programs.reset_metrics(state)
 
     def mean_metrics(self, state: State) -> Any:
         """Return the example-weighted means of the metrics since the last reset.
 
-        Waits for the device. In the structure the program function returned; with several
-        objectives a dict of them by name. Objectives without an update since then are left out.
+        They have the structure that the program function returned. With several objectives the
+        result is a dict of such structures by name, without the objectives that have had no update
+        since the reset. Waits for the device.
 
         Raises:
-          ValueError: there is no example since the last reset.
+          ValueError: there has been no example since the last reset.
         """
         return self.programs.states.mean_metrics(state)
 
     def train(self, state: State, batch: Feed, objective: str | None = None) -> tuple[State, R]:
-        """Update the state by one batch; returns as soon as the step is enqueued.
+        """Update the state with one batch; returns as soon as the step is enqueued.
 
-        The state that goes in is donated: what a step changes of it is gone afterwards. A batch
-        shorter than the longest so far is padded to its length; the padding has no influence.
+        The old state is donated and must not be used again. A batch that is shorter than the
+        longest so far is padded to that length; the padding does not affect the result.
 
         Arguments:
-          batch: input name to array with a leading batch axis.
-          objective: which one to train, where there are several.
+          batch: a dict from input names to arrays with a leading batch axis.
+          objective: the name of the objective to train, if there are several.
 
         Returns:
           The new state, and the metrics as arrays on the device in the program's structure.
@@ -154,14 +156,14 @@ class ProgramBuilder(Generic[R]):
         return _arrange(values, programs.network.test[name].program.structure, placed)
 
     def infer(self, state: State | Variables, feed: Feed) -> Any:
-        """Return what `infer_func` returns for a feed of any length, as numpy arrays.
+        """Return the outputs of `infer_func` for a feed of any length, as numpy arrays.
 
-        The feed is padded to the next power of two (and to a multiple of the device count): one
-        compile for each. Waits for the device.
+        The feed is padded to the next power of two, and to a multiple of the number of devices. The
+        program is compiled once for each padded length. Waits for the device.
 
         Arguments:
           state: the state, or its `variables`.
-          feed: input name to array with a leading batch axis; only the inputs of `infer_func`.
+          feed: a dict from the input names of `infer_func` to arrays with a leading batch axis.
 
         Raises:
           ProgramError: the builder has no `infer_func`.
@@ -171,16 +173,16 @@ class ProgramBuilder(Generic[R]):
         return self.programs.infer(variables, feed)
 
     def adopt(self, variables: Mapping[str, Nested[ArrayLike]], state: State) -> State:
-        """Return the state with other variables, copied into buffers that may be donated.
+        """Return the state with other variables, copied into buffers that can be donated.
 
-        Where an optimizer's state holds parameters, it holds the new ones then.
+        Copies of the parameters in an optimizer's state are replaced too.
         """
         return self.programs.states.adopt(variables, state)
 
     def averaged(self, state: State) -> State:
-        """Return the state with the moving averages of its parameters in their place.
+        """Return the state with its parameters replaced by their moving averages.
 
-        Its other arrays are those of the state that goes in, which a launch takes.
+        It shares its other arrays with the old state, so `train` on either one donates them.
 
         Raises:
           ValueError: no optimizer keeps a moving average.
@@ -189,20 +191,20 @@ class ProgramBuilder(Generic[R]):
 
     @property
     def feed_specs(self) -> dict[str, FeedSpec]:
-        """The inputs of all programs by name, in the order they are declared."""
+        """The inputs of all programs by name, in the order of their declaration."""
         return self.programs.network.feed_specs
 
     @property
     def num_compiles(self) -> dict[str, int]:
-        """How often each program was compiled, by the program's name."""
+        """How many times each program was compiled, by the program's name."""
         return self.programs.num_compiles
 
     def parameter_table(self) -> list[_inspect.ParameterRow]:
-        """Return name, shape, dtype and role of every parameter and running statistic."""
+        """Return the name, shape, dtype and role of every parameter and running statistic."""
         return self.programs.network.parameter_rows()
 
     def summary(self) -> _inspect.ParameterSummary:
-        """Return the parameter table as text, with totals; a notebook shows it as a table."""
+        """Return the parameter table as text with totals, which a notebook shows as a table."""
         return _inspect.summary(self.parameter_table())
 
     def __repr__(self) -> str:
@@ -225,15 +227,16 @@ class ProgramBuilder(Generic[R]):
 
         Arguments:
           mode: `"train"`, `"test"` or `"infer"`.
-          batch_size: the global batch size, a multiple of the number of devices, in training
-            times the number of micro-batches; by default the first from 64 on. Sequences are as
-            long as the last of the buckets they were declared with, 16 without any.
-          as_on_accelerators: show convolutions and poolings as accelerators are given them, on CPU
-            too, where layers compute some another way.
+          batch_size: the global batch size, a multiple of the number of devices; in training, a
+            multiple of that times the number of micro-batches. The default is the smallest that is
+            at least 64. Sequences are as long as their last declared bucket, by default 16.
+          objective: the name of the objective, if there are several.
+          as_on_accelerators: on CPU, show convolutions and pooling as accelerators run them. Layers
+            compute some of them in another way on CPU.
 
         Raises:
           UnknownNameError: there is no such mode or objective, or no infer function.
-          ValueError: a batch of this size has no equal parts.
+          ValueError: a batch of this size cannot be split into equal parts.
         """
         num_parts = self.programs.count_parts(mode)
         if batch_size is None:

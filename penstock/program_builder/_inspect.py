@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParameterRow:
-    """One entry of the parameter table."""
+    """Describe one entry of the parameter table."""
 
     name: str
     collection: str
@@ -28,12 +28,12 @@ class ParameterRow:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
-        """The row as text: name, shape, dtype, number of elements, and what is special about it."""
+        """The row as text: name, shape, dtype, number of elements, and `frozen` or `statistic`."""
         is_param = self.collection == "params"
         kind = "" if is_param and self.is_trainable else "frozen" if is_param else "statistic"
         return self.name, str(list(self.shape)), self.dtype, f"{self.size:,}", kind
@@ -43,7 +43,7 @@ _HEAD = ("name", "shape", "dtype", "elements", "")
 
 
 class ParameterSummary(str):
-    """The parameter table as text; a notebook shows it as a table, a Python prompt as it is."""
+    """The parameter table as text, which a notebook shows as an HTML table."""
 
     rows: Sequence[ParameterRow] = ()
 
@@ -89,7 +89,7 @@ def _write_table(rows: Sequence[ParameterRow]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """What JAX and XLA say of one program at one batch size; each part is made when read.
+    """Show how JAX and XLA see one program at one batch size; each part is computed when read.
 
     Arguments:
       traced: the stage that `jax.jit(...).trace(...)` returns.
@@ -109,7 +109,7 @@ class Inspection:
 
     @property
     def lowered_text(self) -> str:
-        """The program as handed to XLA (StableHLO)."""
+        """The program that JAX passes to XLA, as StableHLO."""
         return self.traced.lower().as_text()
 
     @property
@@ -119,20 +119,20 @@ class Inspection:
 
     @property
     def flops(self) -> float:
-        """Floating point operations of one launch on one device, by XLA's cost analysis."""
+        """Floating-point operations of one launch on one device, from XLA's cost analysis."""
         # XLA leaves out what it does not count: nan, and no 0 that could be believed.
         return float(self._cost().get("flops", float("nan")))
 
     @property
     def bytes_accessed(self) -> float:
-        """Bytes read and written by one launch on one device, by XLA's cost analysis."""
+        """Bytes read and written by one launch on one device, from XLA's cost analysis."""
         return float(self._cost().get("bytes accessed", float("nan")))
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes on one device by purpose, by XLA's memory analysis.
+        """Bytes of memory on one device by purpose, from XLA's memory analysis.
 
-        `aliased` is the part of the arguments whose memory the outputs take over (donation).
+        `aliased` is the part of the arguments whose memory is reused for outputs (donation).
         """
         analysis = self._compiled.memory_analysis()
         return {

@@ -24,17 +24,18 @@ Optimizer = optax.GradientTransformation | Callable[[], optax.GradientTransforma
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """One loss, the optimizer that minimises it, and the part of the parameters it updates.
+    """Pair a loss with the optimizer that minimises it and the parameters that it updates.
 
     Arguments:
-      program_func: returns the loss first (under the key `"loss"`, or first, in a dict).
-      optimizer: an optax transformation, or a zero-argument function that returns one.
-      updates: names of scopes, layers or parameters such as `"generator"` or `"generator/fc_0"`;
-        parameters, optimizer state and running statistics elsewhere are left bit for bit as they
-        are. `None` updates everything trainable.
+      program_func: returns the loss, alone or as the first item of a tuple or list. In a dict, the
+        loss has the key `"loss"` or comes first.
+      optimizer: an optax transformation, or a function without arguments that returns one.
+      updates: names of scopes, layers or parameters, such as `"generator"` or `"generator/fc_0"`.
+        All other parameters, their optimizer state and running statistics stay bit for bit the
+        same. `None` updates everything trainable.
 
     Raises:
-      TypeError: an argument is of another kind.
+      TypeError: an argument has the wrong type.
 
     >>> import optax
     >>> from penstock import layers
@@ -59,11 +60,11 @@ class Objective:
 
     @property
     def transformation(self) -> optax.GradientTransformationExtraArgs:
-        """The optimizer as optax runs it; only for objectives that have one."""
+        """The optimizer as an optax transformation; only for objectives that have one."""
         return cast(optax.GradientTransformationExtraArgs, self.optimizer)
 
     def covers(self, path: Sequence[str]) -> bool:
-        """Return whether `updates` names the entry at `path` or something above it."""
+        """Return whether `updates` names the entry at `path` or a scope or layer above it."""
         if self.updates is None:
             return True
         wanted = [parse(name) for name in self.updates]
@@ -129,25 +130,24 @@ def read_objectives(
 
 
 class State(NamedTuple):
-    """Everything a training run carries from step to step; a frozen pytree on the devices.
+    """Hold everything that a training run carries from step to step, as arrays on the devices.
 
-    A named tuple, because JAX takes one apart and puts it together in every launch: a frozen
-    dataclass costs 3 us more there.
+    `builder.train` donates the state: use the state that it returns, and not the old one.
 
-    `builder.train` donates it: use the state that it returns and forget the one that went in.
-
-    A step leaves the last fields as they are: they go into a launch, are not donated, and do not
-    come out again. Each array that comes out costs 2 us, a tenth of the smallest step.
+    It is a named tuple because JAX flattens it in every step: a frozen dataclass takes 3 us longer.
+    A step does not change the last fields, `update_scale` and `key`, nor `num_skipped` where no
+    update can be skipped. They are not donated and not returned by the compiled step. Each returned
+    array takes 2 us, a tenth of the smallest step.
 
     Attributes:
-      step: updates made so far, by all objectives together; int32, no axes.
+      step: the number of updates so far, by all objectives together; an int32 scalar.
       variables: `{"params": ..., "batch_stats": ...}`, nested dicts by scope, layer and leaf.
       opt_state: the optimizer state of each objective, by name.
-      metrics: each objective's sums for the mean of its metrics since the last reset, by name.
-      loss_scale: the dynamic loss scale of each objective, by name; none in other precisions.
-      num_skipped: updates that were skipped because a loss or gradient was not finite; int32.
-      update_scale: what every update of the parameters is multiplied by; float32, no axes.
-      key: the root random key, uint32; the key of a step is folded from it and `step`.
+      metrics: the sums of each objective's metrics since the last reset, by name.
+      loss_scale: the dynamic loss scale of each objective, by name; empty without one.
+      num_skipped: the number of updates skipped because a loss or gradient was not finite; int32.
+      update_scale: a factor for every update of the parameters; a float32 scalar.
+      key: the root random key, uint32. The key of a step is derived from it and `step`.
     """
 
     step: jax.Array
