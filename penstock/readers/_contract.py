@@ -46,7 +46,7 @@ State: TypeAlias = "dict[str, Json]"
 class ReaderIterator(Protocol[Item_co]):
     """One pass over a reader, with a position that can be saved and restored.
 
-    Grain's iterators satisfy it but for `close`.
+    Grain's iterators have all of it except `close`.
 
     >>> import numpy as np
     >>> from penstock import readers
@@ -63,11 +63,11 @@ class ReaderIterator(Protocol[Item_co]):
         ...
 
     def get_state(self) -> State:
-        """Return the position after the last item returned, as a JSON-able dict."""
+        """Return the position after the last item returned, as a JSON-serialisable dict."""
         ...
 
     def set_state(self, state: State) -> None:
-        """Continue with the item after the position in `state`."""
+        """Move to the position in `state`, and continue with the item after it."""
         ...
 
     def close(self) -> None:
@@ -77,7 +77,10 @@ class ReaderIterator(Protocol[Item_co]):
 
 @runtime_checkable
 class Reader(Protocol[Item_co]):
-    """What can be read more than once, called or iterated. `__len__`, items a pass, is optional."""
+    """An iterable or callable that starts a new epoch each time it is read.
+
+    It may also have `__len__`, the number of items per pass.
+    """
 
     def __call__(self) -> Iterator[Item_co]:
         """Start the next epoch."""

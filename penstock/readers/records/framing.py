@@ -24,8 +24,8 @@ class Framing:
 
     Args:
       name: the format's name in errors.
-      has_crc: a checksum follows the length and the payload.
-      max_payload_bytes: a longer record is taken for damage.
+      has_crc: whether a checksum follows the length and the payload.
+      max_payload_bytes: a longer record counts as damage.
     """
 
     name: str
