@@ -1,20 +1,20 @@
 """The reader contract: what a reader is, and the two bases our readers are built on.
 
-A *reader* yields samples or batches, more than once. Two spellings are the same thing:
+A *reader* yields samples or batches, more than once. Two forms are equivalent:
 
 - Fluid's: a zero-argument callable that returns a fresh iterator, `for item in reader():`
 - Python's: an iterable, `for item in reader:`
 
 Our readers are both. One pass is one *epoch*: the first `iter(reader)` is epoch 0, the next is
-epoch 1, and so on; what a reader shuffles, it shuffles by `(seed, epoch)`, so that an order
-never depends on the machine, the number of workers or what ran before.
+epoch 1, and so on. A reader shuffles by `(seed, epoch)`: the order never depends on the machine,
+the number of workers or what ran before.
 
 Our iterators also carry their position, with Grain's two methods: `get_state()` returns a
 JSON-able dict, `set_state(state)` continues with the next item. A state also holds the epoch,
 and restoring it moves the reader along: after the pass is over, the next `iter(reader)` is the
 epoch after the restored one. A state may be restored in another process, and, where the reader
 has a global batch size and divides by record, on another number of shards. `close()` ends a pass
-early: it joins threads and closes files, and may be called twice. An iterator that is dropped
+early: it joins threads and closes files, and may be called twice. A garbage-collected iterator
 tells its threads to end and does not wait for them.
 
 Worker processes take about a second each to start, so they belong to the reader: they wait for
@@ -198,8 +198,8 @@ class IteratorBase(ABC, Generic[Item_co]):
 class ReaderBase(ABC, Generic[Item_co]):
     """The base of our readers: callable and iterable, counting epochs.
 
-    `next_epoch` is the epoch the next `iter(reader)` starts; it may be set. `is_common` says that
-    every process reads the same samples in the same order, for `batch` to divide them.
+    `next_epoch` is the epoch that the next `iter(reader)` starts; it may be set. `is_common` means
+    that every process reads the same samples in the same order, so `batch` divides them.
     """
 
     is_common: bool = False
