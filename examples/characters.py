@@ -1,8 +1,7 @@
 """Write like the documentation: a model of its characters, an LSTM and a small transformer.
 
-The data are the Markdown files of this project; each paragraph is a sequence, of any length. The
-loss on held-out paragraphs is compared with that of counting single characters and pairs. Then the
-model writes.
+The data are the Markdown files of this project; each paragraph is a sequence, of any length. On
+held-out ones it is compared with counts of characters and of pairs; then the model writes.
 
 Run it with `python examples/characters.py --network both`: under two minutes on two cores.
 """
