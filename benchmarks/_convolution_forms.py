@@ -1,6 +1,6 @@
-"""Ways to compute one convolution, or the gradient of one, out of products and slices.
+"""Ways to compute a convolution, or its gradient, from matrix products and slices.
 
-`benchmarks.convolutions` sets them against XLA's convolution. What penstock does of them is in
+`benchmarks.convolutions` compares them with XLA's convolution. Those that penstock uses are in
 `penstock/layers/_convolution.py`.
 """
 

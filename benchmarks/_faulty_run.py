@@ -1,8 +1,8 @@
-"""A run in which one of several processes does wrong: `_faulty_run.py FAULT FOLDER [EPOCHS SECS]`.
+"""A run in which one of several processes fails: `_faulty_run.py FAULT FOLDER [EPOCHS SECS]`.
 
-Started by a launcher, for `failures`, `killed_groups` and the tests. The wrong happens at global
-step 7, on process 1 unless its name says otherwise; its moment is written to FOLDER/fault. SECS is
-how long a step is made to take.
+A launcher starts it, for `failures`, `killed_groups` and the tests. The fault happens at global
+step 7, on process 1 unless its name says otherwise. Its time is written to FOLDER/fault. SECS is
+the duration of a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The networks of the library that are measured, and how the same ones are made elsewhere."""
+"""The networks of the library that are measured, and their counterparts in other libraries."""
 
 from __future__ import annotations
 

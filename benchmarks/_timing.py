@@ -1,4 +1,4 @@
-"""Timing contenders against each other on a shared machine: alternately, in one process."""
+"""Timing of contenders on a shared machine: they alternate, in one process."""
 
 from __future__ import annotations
 

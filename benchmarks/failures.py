@@ -3,7 +3,7 @@
     python -m benchmarks failures [--launchers launch mpirun srun] [--faults "SIGKILL" ...]
 
 Makes the table of docs/pods.md with real processes on this machine. `mpirun` needs Open MPI, `srun`
-a Slurm that is up; `scripts/install_launchers.sh` brings both, and
+a running Slurm; `scripts/install_launchers.sh` installs both, and
 
     python -m tests.distributed.slurm_cluster python -m benchmarks failures --launchers srun
 

@@ -3,12 +3,12 @@
     python -m benchmarks first_hours --environments /tmp/first_hours
     python -m benchmarks first_hours --keras_python ~/keras/bin/python
 
-Timed is what a person waits for, each command once and in a new process, and counted what a person
-types; "others" is how much of the machine's processor time went to other processes meanwhile. The
-other libraries' programs are in `_first_hours/`, written as their pages teach it; none downloads
-data or weights. `--environments` makes an environment of each in a folder, times its installation,
-and adds a clone of this checkout with `make train`. Without it only penstock of this interpreter is
-measured, and those whose interpreter is named.
+It times what a person waits for, each command once and in a new process, and counts what a person
+types. "others" is the share of the machine's processor time that other processes used meanwhile.
+The other libraries' programs are in `_first_hours/`, written as their documentation teaches; none
+downloads data or weights. `--environments` makes an environment for each in a folder, times its
+installation, and adds a clone of this checkout with `make train`. Without it, only this
+interpreter's penstock is measured, and the libraries whose interpreter is named.
 """
 
 from __future__ import annotations

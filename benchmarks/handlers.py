@@ -1,4 +1,4 @@
-"""What stock handlers cost: the conv net with four of them at an interval of 50 steps, and alone.
+"""What the library's handlers cost: the conv net with four of them every 50 steps, and without.
 
 python -m benchmarks handlers
 """

@@ -2,10 +2,10 @@
 
     python -m benchmarks kill_and_resume --kills 100
 
-Some kills fall anywhere from the start of the process on, some anywhere in training, and some into
-a save: the process is stopped, and killed if a temporary folder is there. After each, every
-complete checkpoint must be readable. At the end every array of the state (parameters, running
-statistics, moments of Adam, metrics) must have the bits of a run that nobody killed.
+Some kills come at any time from the start of the process, some at any time in training, and some
+during a save: the process is stopped, and killed if a temporary folder exists. After each kill,
+every complete checkpoint must be readable. At the end every array of the state (parameters, running
+statistics, Adam's moments, metrics) must have the same bits as in an uninterrupted run.
 """
 
 from __future__ import annotations

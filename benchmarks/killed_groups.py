@@ -2,10 +2,9 @@
 
     python -m benchmarks killed_groups --kills 20 --processes 3 [--launcher launch|mpirun|srun]
 
-`penstock launch --max_restarts` starts the group again by itself; mpirun and srun end, and are
-started again here, as a queue of a cluster does. A moment after all processes are in training, one
-of them, by chance, is killed. The parameters at the end must have the bits of a run that nobody
-killed.
+`penstock launch --max_restarts` restarts the group by itself; mpirun and srun end, and are started
+again here, as a cluster's queue does. Shortly after all processes are training, one of them, chosen
+at random, is killed. At the end the parameters must have the same bits as in an uninterrupted run.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks readers_memory
 
-60,000 images of 28x28 bytes and their labels, shuffled. The yardstick is numpy alone: one
-permutation an epoch, one fancy index a batch and array. Grain and torch read the same 60,000; they
-work sample by sample, so fewer rounds of them are run. Beside the wall clock stands the processor's
-time. Then the resident memory of the process, sampled along one long epoch: it must be flat.
+60,000 images of 28x28 bytes and their labels, shuffled. The baseline is numpy alone: one
+permutation per epoch, one fancy index per batch and array. Grain and torch read the same 60,000
+sample by sample, so they run fewer rounds. The table has wall-clock and processor time. Then the
+resident memory of the process is sampled over one long epoch: it must stay flat.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m benchmarks recurrent --layer lstm --rounds 31
 
 256 units at batch 64 over 100 words of 256 features, plain SGD, float32; the loss is the mean
-square of all hidden states. penstock's is `dynamic_lstm` behind the `fc` that projects its words,
-all sequences of full length, their lengths fed all the same. They take turns; ratios are by round.
-torch is run in an interpreter of its own that has it.
+square of all hidden states. penstock's is `dynamic_lstm` after the `fc` that projects its words.
+All sequences have full length, but their lengths are fed. The contenders alternate; ratios are per
+round. torch runs in its own interpreter.
 """
 
 from __future__ import annotations
