@@ -80,7 +80,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What a window may cost: of files, of moves between them, and of calls; None is anything."""
+    """The limits of a window: files, moves between them, and calls; None is no limit."""
 
     files: int | None = None
     moves: int | None = None

@@ -46,7 +46,7 @@ def run(mistake: mistakes.Mistake, folder: Path) -> tuple[float, int, list[str]]
 
 
 def measure(chosen: Sequence[mistakes.Mistake], folder: Path) -> list[float]:
-    """Return the seconds of each answer; say on stderr which is not the table's, or is late."""
+    """Return the seconds of each answer; print to stderr which one is late or not the table's."""
     # First of all: the plugin with which the runs are written registers a network here.
     answers = [mistakes.fill_in(each.answer, folder) for each in chosen]
     mistakes.write_files(folder)

@@ -36,8 +36,8 @@ class Folder:
     """Pictures of some classes.
 
     Arguments:
-      shapes: which are drawn; none for the two photographs.
-      num_images: of a class, to train on.
+      shapes: the shapes to draw; none for crops of the two photographs.
+      num_images: training images per class.
     """
 
     name: str
@@ -110,7 +110,7 @@ def write(folder: Folder, path: Path, *, num_images: int | None = None) -> None:
     """Write the pictures of a folder.
 
     Arguments:
-      num_images: of a class, to train on; the folder's own without it.
+      num_images: training images per class; the folder's own number by default.
     """
     import cv2
 

@@ -80,9 +80,9 @@ def _by_torch(columns: dict[str, np.ndarray], batch_size: int) -> Any:
 def cpu_seconds(
     contenders: dict[str, Callable[[], None]],
 ) -> tuple[dict[str, Callable[[], None]], dict[str, list[float]]]:
-    """Return contenders that note the processor's seconds of each call, and where they do.
+    """Return contenders that record the processor seconds of each call, and those records.
 
-    On a machine that does other things too they say more than the wall clock.
+    On a machine with other load they say more than the wall clock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
 
@@ -112,7 +112,7 @@ def _row(
 
 
 def resident_bytes() -> int:
-    """Return the memory this process has in RAM now; its peak would hide what comes and goes."""
+    """Return this process's resident memory now; the peak would hide what comes and goes."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
@@ -120,7 +120,7 @@ def resident_bytes() -> int:
 def memory_over(batches: Iterable[Any], *, every: int) -> str:
     """Read batches to the end; return the range and slope of the resident memory meanwhile.
 
-    It is sampled every so many batches, after a first tenth in which buffers fill.
+    It is sampled every `every` batches, after a first tenth in which buffers fill.
     """
     if not Path("/proc/self/status").exists():
         return "not measured: it needs Linux's /proc"

@@ -124,7 +124,7 @@ def measure(kind: str, *, rounds: int, torch_python: str) -> list[str]:
 def alternate_clocks(
     contenders: dict[str, Callable[[], float]], *, rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds that each says it took in each round, two rounds before left out."""
+    """Return the seconds that each contender reports for each round, after two warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for number in range(rounds + 2):
@@ -137,7 +137,7 @@ def alternate_clocks(
 
 
 def compare(seconds: dict[str, list[float]], ours: str, others: Sequence[str]) -> list[str]:
-    """Return the medians in milliseconds and the ratios to the others, `-` for who is not there."""
+    """Return medians in milliseconds and ratios to the others, `-` for contenders not measured."""
     cells = [
         f"{statistics.median(seconds[name]) * 1e3:.4g}" if name in seconds else "-"
         for name in (ours, *others)
