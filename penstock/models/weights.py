@@ -296,11 +296,12 @@ def find_shapes(model: Model, num_classes: int, image_size: int | None) -> Shape
 def find_preprocessing(model: Model, path: Path) -> Preprocessing:
     """Return the preprocessing that the weights in a file were trained with.
 
-    The file's format and content say it, or timm's `config.json` beside it; arrays are not read.
+    It follows from the file's format and content, or from timm's `config.json` beside it; arrays
+    are not read.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ParameterError: it is no weight file.
+      ParameterError: it is not a weight file.
     """
     source = find_format(path)
     registered = find_registered_preprocessing(model.name, source)
