@@ -77,7 +77,7 @@ class ReaderIterator(Protocol[Item_co]):
 
 @runtime_checkable
 class Reader(Protocol[Item_co]):
-    """An iterable or callable that starts a new epoch each time it is read.
+    """An object that starts a new epoch each time it is iterated over or called.
 
     It may also have `__len__`, the number of items per pass.
     """
