@@ -1,6 +1,6 @@
-"""Ways to compute one convolution, or the gradient of one, out of products and slices.
+"""Ways to compute a convolution, or its gradient, from matrix products and slices.
 
-`benchmarks.convolutions` sets them against XLA's convolution. What penstock does of them is in
+`benchmarks.convolutions` compares them with XLA's convolution. Those that penstock uses are in
 `penstock/layers/_convolution.py`.
 """
 
@@ -23,10 +23,10 @@ Form = Callable[[jax.Array, jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """A `lax.conv_general_dilated` over two axes, as a traced program has it.
+    """A `lax.conv_general_dilated` over two axes, as it stands in a traced program.
 
-    The gradients of one are such ones too: a kernel's has a window as large as the image, and a
-    result as small as the kernel.
+    Its gradients are such convolutions too: that of the kernel has a window as large as the image,
+    and a result as small as the kernel.
     """
 
     lhs: tuple[int, ...]
@@ -77,7 +77,7 @@ class Convolution:
 
 
 def forms(conv: Convolution) -> dict[str, Form]:
-    """Return the ways, by name, in which a convolution can be computed without being one."""
+    """Return the ways, by name, to compute a convolution without XLA's convolution."""
     found: dict[str, Callable[..., jax.Array]] = {}
     pixels, results = math.prod(conv.kernel), math.prod(conv.output)
     if conv.is_grouped:

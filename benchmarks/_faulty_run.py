@@ -1,8 +1,8 @@
-"""A run in which one of several processes does wrong: `_faulty_run.py FAULT FOLDER [EPOCHS SECS]`.
+"""A run in which one of several processes fails: `_faulty_run.py FAULT FOLDER [EPOCHS SECS]`.
 
-Started by a launcher, for `failures`, `killed_groups` and the tests. The wrong happens at global
-step 7, on process 1 unless its name says otherwise; its moment is written to FOLDER/fault. SECS is
-how long a step is made to take.
+A launcher starts it, for `failures`, `killed_groups` and the tests. The fault happens at global
+step 7, on process 1 unless its name says otherwise. Its time is written to FOLDER/fault. SECS is
+the duration of a step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def program() -> Any:
 
 
 def other_program() -> Any:
-    """Return the loss of another one with the same parameters."""
+    """Return the loss of another network with the same parameters."""
     hidden = layers.fc(layers.data("x", shape=[5]), size=8, act="relu")
     error = layers.square_error_cost(layers.fc(hidden, size=1), layers.data("y", shape=[1]))
     return layers.mean(error)
@@ -49,7 +49,7 @@ def failing_program() -> Any:
 
 
 def make_reader() -> Any:
-    """Return a reader of this process's part."""
+    """Return a reader of this process's part of the data."""
     x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 5)).astype(np.float32)
     data = {"x": x, "y": x.sum(axis=1, keepdims=True)}
     part = readers.Shard(jax.process_index(), jax.process_count())
@@ -93,7 +93,7 @@ class Run:
             path.write_text(repr(time.time()))
 
     def on_event(self, event: object) -> None:
-        """Do wrong at the step."""
+        """Cause the fault at its step."""
         if isinstance(event, ps.EndEpoch):
             self.epoch_sizes.append(event.num_examples)
         if isinstance(event, ps.EndStep):

@@ -51,7 +51,7 @@ def config(folder: Path) -> ps.CheckpointConfig:
 
 
 def main(folder: Path, num_epochs: int, *, is_plain: bool) -> None:
-    """Train, or go on with it."""
+    """Train, or resume training."""
     checkpoint = None if is_plain else config(folder)
     trainer = ps.Trainer(program, optax.adam(0.01), place=jax.devices()[0], checkpoint=checkpoint)
 

@@ -1,4 +1,4 @@
-"""The networks of the library that are measured, and how the same ones are made elsewhere."""
+"""The networks of the library that are measured, and their counterparts in other libraries."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Network:
 
     Arguments:
       size: height and width of its images.
-      keras: its name in keras.applications, for those that it has.
-      keras_options: what to pass there.
-      repeats: batches a round, where a step is too short to be timed alone.
+      keras: its name in keras.applications, if it has one.
+      keras_options: the options to pass there.
+      repeats: batches per round, for steps too short to be timed alone.
     """
 
     name: str
@@ -63,7 +63,7 @@ def make_programs(network: Network) -> tuple[Callable[[], Any], Callable[[], Any
 
 
 def make_builder(network: Network) -> ps.ProgramBuilder:
-    """Return what trains by plain SGD and infers on the first device."""
+    """Return a builder that trains by plain SGD and infers, on the first device."""
     train_program, infer_program = make_programs(network)
     return ps.ProgramBuilder(
         train_program, optax.sgd(1e-3), infer_func=infer_program, place=jax.devices()[:1]
@@ -71,7 +71,7 @@ def make_builder(network: Network) -> ps.ProgramBuilder:
 
 
 def make_keras(network: Network) -> Any:
-    """Return Keras's, with the same optimizer and loss."""
+    """Return Keras's network, with the same optimizer and loss."""
     import keras
 
     if network.name == CONV_NET:
@@ -87,7 +87,7 @@ def make_keras(network: Network) -> Any:
 
 
 class TorchProcess:
-    """A script of torch's in an interpreter that has it, which computes when it is told to."""
+    """A torch script in its own interpreter, which runs a step for each request."""
 
     def __init__(self, python: str, script: str, *arguments: object) -> None:
         path = str(Path(__file__).with_name(script))

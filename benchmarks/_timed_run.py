@@ -1,7 +1,7 @@
 """One of the processes that `processes` times: `_timed_run.py GLOBAL_BATCH NUM_STEPS`.
 
-Process 0 prints as JSON: seconds of a step (the median of epochs), of an exchange between the
-processes, and of what agreement adds to a step.
+Process 0 prints JSON: the seconds of a step (the median over epochs), of an exchange between the
+processes, and the seconds that their agreement adds to a step.
 """
 
 from __future__ import annotations

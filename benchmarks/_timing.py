@@ -1,4 +1,4 @@
-"""Timing contenders against each other on a shared machine: alternately, in one process."""
+"""Timing of contenders on a shared machine: they alternate, in one process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Return the seconds per unit of each contender in each round.
 
-    Every round runs each contender once, so that what else the machine does meets all of them; one
-    round runs before, to compile and warm up. The order turns from round to round.
+    Every round runs each contender once, so other load on the machine affects all of them. One
+    extra round comes first, to compile and warm up. The order rotates from round to round.
 
     Arguments:
-      units: what one call does, e.g. its number of steps.
+      units: units of work per call, e.g. its number of steps.
     """
     names = list(contenders)
     for name in names:

@@ -61,7 +61,7 @@ def _make(name: str) -> Any:
 
 
 def main(name: str, size: int, batch_size: int) -> None:
-    """Answer each line `train` or `infer` by the seconds it took."""
+    """Answer each line, `train` or `infer`, with the seconds it took."""
     # The faster of torch's two orders for convolutions on a CPU.
     network = _make(name).to(memory_format=torch.channels_last)
     channels = 1 if name == "conv_net" else 3

@@ -19,7 +19,7 @@ from torch import nn
 
 
 def main(kind: str, batch_size: int, num_steps: int, size: int) -> None:
-    """Answer each line by the seconds that a step took.
+    """Answer each line with the seconds that a step took.
 
     Arguments:
       kind: `LSTM` or `GRU`.

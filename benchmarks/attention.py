@@ -3,9 +3,10 @@
     python -m benchmarks attention
     python -m benchmarks attention --batch_size 16 --num_words 256 --rounds 41
 
-The bare one is plain JAX on `jax.nn.dot_product_attention`: the same products, layer norms, ReLU,
-residual sums and padding mask, the same update by plain SGD in one jitted step whose state is
-donated. Forward and a training step, float32, in turns. Both know the lengths of the sequences.
+The bare network is plain JAX on `jax.nn.dot_product_attention`: the same products, layer norms,
+ReLU, residual connections and padding mask, and the same plain SGD update in one jitted step with
+donated state. The forward pass and a training step are timed, alternately, in float32. Both get the
+lengths of the sequences.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Words a second of an LSTM on sequences of unequal length, by how they are padded and batched.
+"""Words per second of an LSTM on sequences of varying length, by way of padding and batching.
 
     python -m benchmarks bucketing
 
-Lengths are a gamma distribution's of mean 40, the longest 400: an embedding of 64, an LSTM of 128,
-the maximum over the words, two classes, Adam, batch 32. A round is one epoch of the same samples.
-Words are those of the samples, padding is not counted. Compiles are before the first round.
+Lengths follow a gamma distribution of mean 40, the longest is 400. The network is an embedding of
+64, an LSTM of 128, the maximum over the words, and two classes; Adam, batch 32. A round is one
+epoch of the same samples. Padding does not count as words. Compilation happens before the first
+round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count the calls into penstock's own files: how much room the centre takes.
+"""Count the calls into penstock's own files: how much code lies on the main path.
 
     python -m benchmarks calls [--list] [--network small|digits]
 
@@ -9,14 +9,14 @@ Three windows of one small training run on one device are counted with `sys.setp
   first `EndStep`; tracing and compiling the train program is in it;
 - a steady step: from one `EndStep` to the next, later in the same epoch.
 
-A *call* is one frame entered whose code lies in a file of the package: functions, lambdas,
-comprehensions (up to Python 3.11, later ones run them in their function's frame), and each
-resumption of a generator. A *move* is a call whose file is not that of the call before it; to come
-back to a caller is none, unless that then calls something.
+A *call* is an entered frame whose code lies in a file of the package: functions, lambdas,
+comprehensions (up to Python 3.11; later versions run them in their function's frame), and each
+resumption of a generator. A *move* is a call into another file than the previous call. Returning to
+a caller is not a move, unless the caller then calls something.
 
-What `penstock` loads or looks up once in a process is there before the first window: bodies of
-modules and classes, and which options the compiler has, are no part of making a trainer. Nor is
-what the garbage collector ends, readers of before for one: it rests while calls are counted.
+Everything that `penstock` loads or looks up once per process is done before the first window:
+bodies of modules and classes, and the options of the compiler. The garbage collector is off while
+calls are counted, so that it does not finalize earlier readers.
 
 The limits are for the small network: 13 inputs, a hidden layer with relu, one output. `digits` is
 the README's. These are counts, not times: they repeat exactly, on any machine.
@@ -80,7 +80,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What a window may cost: of files, of moves between them, and of calls; None is anything."""
+    """The limits of a window: files, moves between them, and calls; None is no limit."""
 
     files: int | None = None
     moves: int | None = None

@@ -1,9 +1,9 @@
-"""What an asynchronous save of a 100 MB state costs the training that goes on meanwhile.
+"""What an asynchronous save of a 100 MB state costs the training that runs meanwhile.
 
 python -m benchmarks checkpoints
 
-Beside it stands what no save can do without: to copy the bytes in memory once, and to write them to
-a new file. On CPU the steps use every core, so what a save takes of one they lose.
+It is compared with the minimum that any save must do: copy the bytes in memory once, and write them
+to a new file. On CPU the steps use every core, so they lose the time that a save takes on one.
 """
 
 from __future__ import annotations

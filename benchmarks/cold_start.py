@@ -1,6 +1,6 @@
 """From a cold process to the end of the first step: import, build, compile and run.
 
-Each contender runs in a process of its own, alternately; the conv net of the trainer benchmark.
+Each contender runs in its own process, alternately, with the conv net of the trainer benchmark.
 
     python -m benchmarks cold_start
 """

@@ -4,19 +4,20 @@
     python -m benchmarks convolutions --network resnet50 --batch_size 1 16 64
     python -m benchmarks convolutions --torch_python ~/torch/bin/python
 
-For each the forward pass (y), the gradient of the kernel (dW) and of the image (dX), milliseconds:
+For each, the milliseconds of the forward pass (y), and of the gradients of the kernel (dW) and of
+the image (dX):
 
 - default: XLA's convolution as JAX compiles it,
-- own: without the library that XLA leaves convolutions to by default,
+- own: without the library to which XLA delegates convolutions by default,
 - taps, im2col, phases: sums of products, see `_convolution_forms`,
-- first, padded: with the channels first, or the zeros put around the image before,
-- torch: oneDNN's, in a process of its own.
+- first, padded: with the channels first, or with the image padded beforehand,
+- torch: oneDNN's, in its own process.
 
-`penstock` is what penstock's CPU programs do, `penstock.layers._convolution`. The decoder is made
-of transposed convolutions, ResNeXt-50 has groups: XLA takes seconds for gradients of their kernels,
-and what takes half a second is run once. Minimum of a few runs, in turns.
-The last table adds up what the networks have, each convolution as often as it occurs, and tells
-what the fastest of all forms would take.
+`penstock` is what penstock's CPU programs run, `penstock.layers._convolution`. The decoder consists
+of transposed convolutions, and ResNeXt-50 has groups: XLA takes seconds for the gradients of their
+kernels. What takes half a second is run once; otherwise the minimum of a few alternating runs
+counts. The last table sums over each network, with every convolution as often as it occurs, and
+shows what the fastest of all forms would take.
 """
 
 from __future__ import annotations

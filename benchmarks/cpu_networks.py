@@ -3,11 +3,11 @@
     python -m benchmarks cpu_networks
     python -m benchmarks cpu_networks --network resnet50 --torch_python ~/torch/bin/python
 
-Set against the same network with XLA's plain convolutions and Keras's on JAX, alternately in one
-process, and torchvision's in a process of its own, which has its turn in every round and waits
-otherwise. `--torch_python` names an interpreter that has torch and torchvision; without it they are
-left out. Float32, the same images for all. Training is plain SGD, batch 16; a prediction is of one
-image. Dropout, weight decay and auxiliary heads are off everywhere.
+They are compared with the same network on XLA's plain convolutions and with Keras on JAX,
+alternately in one process, and with torchvision in its own process, which waits for its turn in
+every round. `--torch_python` names an interpreter that has torch and torchvision; without it they
+are left out. All use float32 and the same images. Training is plain SGD, batch 16; a prediction is
+of one image. Dropout, weight decay and auxiliary heads are off everywhere.
 """
 
 from __future__ import annotations

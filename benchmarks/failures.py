@@ -3,7 +3,7 @@
     python -m benchmarks failures [--launchers launch mpirun srun] [--faults "SIGKILL" ...]
 
 Makes the table of docs/pods.md with real processes on this machine. `mpirun` needs Open MPI, `srun`
-a Slurm that is up; `scripts/install_launchers.sh` brings both, and
+a running Slurm; `scripts/install_launchers.sh` installs both, and
 
     python -m tests.distributed.slurm_cluster python -m benchmarks failures --launchers srun
 
@@ -92,7 +92,7 @@ def run(
 
 
 def find_line(output: str) -> str:
-    """Return the line that names what happened: of another process first, else the error itself."""
+    """Return the line that names the fault: from another process if any, else the error itself."""
     lines = [line.strip() for line in output.splitlines()]
     lines = [re.sub(r"^\[\d+\] ?", "", line) for line in lines]
     named = [line for line in lines if re.search(r"process \d+ [a-z]", line)]
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def prepare(fault: str, folder: Path) -> None:
-    """Write the parameters that process 0 alone can read."""
+    """Write the parameters that only process 0 can read."""
     if fault != "param_path on one machine alone":
         return
     import optax

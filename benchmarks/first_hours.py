@@ -3,12 +3,12 @@
     python -m benchmarks first_hours --environments /tmp/first_hours
     python -m benchmarks first_hours --keras_python ~/keras/bin/python
 
-Timed is what a person waits for, each command once and in a new process, and counted what a person
-types; "others" is how much of the machine's processor time went to other processes meanwhile. The
-other libraries' programs are in `_first_hours/`, written as their pages teach it; none downloads
-data or weights. `--environments` makes an environment of each in a folder, times its installation,
-and adds a clone of this checkout with `make train`. Without it only penstock of this interpreter is
-measured, and those whose interpreter is named.
+It times what a person waits for, each command once and in a new process, and counts what a person
+types. "others" is the share of the machine's processor time that other processes used meanwhile.
+The other libraries' programs are in `_first_hours/`, written as their documentation teaches; none
+downloads data or weights. `--environments` makes an environment for each in a folder, times its
+installation, and adds a clone of this checkout with `make train`. Without it, only this
+interpreter's penstock is measured, and the libraries whose interpreter is named.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ OTHERS = (
 def write_photos(folder: Path, *, num_photos: int = NUM_PHOTOS, num_new: int = NUM_NEW) -> None:
     """Write pictures of two classes into `folder/photos`, and others of both into `folder/new`.
 
-    They are cut from the two photographs of scikit-learn: at any place, of any size from 80 to 400
-    pixels, with other colours. Pictures of both folders may show the same place.
+    They are crops of scikit-learn's two photographs: at any position, of any size from 80 to 400
+    pixels, with changed colours. Pictures of both folders may show the same place.
     """
     import cv2
     import numpy as np
@@ -148,7 +148,7 @@ def write_photos(folder: Path, *, num_photos: int = NUM_PHOTOS, num_new: int = N
 
 
 def find_result(printed: str) -> str:
-    """Return what a person reads off: new pictures named rightly, else the last accuracy."""
+    """Return the result that a person reads: new pictures classified, else the last accuracy."""
     answers = re.findall(r"^(?:new/)?(flower|temple)_\d+\.jpg\s+(\w+)", printed, re.MULTILINE)
     if answers:
         return f"{sum(right == said for right, said in answers)} of {len(answers)} new ones right"

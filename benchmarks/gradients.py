@@ -3,9 +3,9 @@
     python -m benchmarks gradients
     python -m benchmarks gradients --network lenet --rounds 3
 
-One trainer trains in turns without the handler and with it: over 100 steps measured every 100, and
-over 10 steps measured at each. Ratios are by round. Networks are those of the library, by SGD with
-momentum.
+One trainer alternates between training without the handler and with it: 100 steps with a
+measurement every 100, and 10 steps with a measurement at each. Ratios are per round. The networks
+are the library's, trained by SGD with momentum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stock handlers cost: the conv net with four of them at an interval of 50 steps, and alone.
+"""What the library's handlers cost: the conv net with four of them every 50 steps, and without.
 
 python -m benchmarks handlers
 """
@@ -19,7 +19,7 @@ NUM_BATCHES = 100
 
 
 def main(rounds: int = 12) -> None:
-    """Print the time per step without and with handlers, tests left out of neither."""
+    """Print the time per step without and with handlers; both include tests."""
     workload = next(each for each in _workloads.WORKLOADS if "conv" in each.name)
     batches = (workload.batches() * 3)[:NUM_BATCHES]
     test_batches = batches[:1]

@@ -2,10 +2,10 @@
 
     python -m benchmarks kill_and_resume --kills 100
 
-Some kills fall anywhere from the start of the process on, some anywhere in training, and some into
-a save: the process is stopped, and killed if a temporary folder is there. After each, every
-complete checkpoint must be readable. At the end every array of the state (parameters, running
-statistics, moments of Adam, metrics) must have the bits of a run that nobody killed.
+Some kills come at any time from the start of the process, some at any time in training, and some
+during a save: the process is stopped, and killed if a temporary folder exists. After each kill,
+every complete checkpoint must be readable. At the end every array of the state (parameters, running
+statistics, Adam's moments, metrics) must have the same bits as in an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ POLL_SECS = 0.002
 
 @dataclasses.dataclass
 class Result:
-    """What came of the kills.
+    """The results of the kills.
 
     Attributes:
-      kills: by the moment they fell into: `starting`, `training` or `saving`.
-      resumes: processes that went on from the newest checkpoint.
-      num_read: checkpoints that were read after the kills.
+      kills: number of kills by phase: `starting`, `training` or `saving`.
+      resumes: number of processes that resumed from the newest checkpoint.
+      num_read: number of checkpoints that were read after the kills.
       unreadable: what was wrong with the others.
-      num_steps: steps of the run in the end.
-      has_equal_bits: whether its state is that of a run that nobody killed.
+      num_steps: steps of the finished run.
+      has_equal_bits: whether its state equals that of an uninterrupted run.
     """
 
     kills: dict[str, int] = dataclasses.field(
@@ -55,10 +55,10 @@ class Result:
 
 
 def run(folder: Path, *, num_kills: int, seed: int = 0) -> Result:
-    """Train in `folder` through so many kills to the end.
+    """Train in `folder` to the end, with a number of kills on the way.
 
     Raises:
-      RuntimeError: a process failed, or did not go on from the newest checkpoint.
+      RuntimeError: a process failed, or did not resume from the newest checkpoint.
     """
     result, chosen, newest = Result(), random.Random(seed), 0
     for number in range(num_kills):

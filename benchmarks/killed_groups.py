@@ -2,10 +2,9 @@
 
     python -m benchmarks killed_groups --kills 20 --processes 3 [--launcher launch|mpirun|srun]
 
-`penstock launch --max_restarts` starts the group again by itself; mpirun and srun end, and are
-started again here, as a queue of a cluster does. A moment after all processes are in training, one
-of them, by chance, is killed. The parameters at the end must have the bits of a run that nobody
-killed.
+`penstock launch --max_restarts` restarts the group by itself; mpirun and srun end, and are started
+again here, as a cluster's queue does. Shortly after all processes are training, one of them, chosen
+at random, is killed. At the end the parameters must have the same bits as in an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ def run(
 
 
 def count_epochs(num_kills: int) -> int:
-    """Return how many epochs are so long that every kill falls into training."""
+    """Return how many epochs it takes for every kill to come during training."""
     return 16 * (num_kills + 1)
 
 
 def start(
     launcher: Sequence[str], folder: Path, num_epochs: int, step_secs: float = STEP_SECS
 ) -> subprocess.Popen[str]:
-    """Start the processes of a run; what they write comes together."""
+    """Start the processes of a run, with stdout and stderr in one stream."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_root())}
     return subprocess.Popen(
         [*launcher, str(failures.SCRIPT), "none", str(folder), str(num_epochs), str(step_secs)],
@@ -107,7 +106,7 @@ def _wait_for_pids(
 
 
 def choose_launcher(name: str, num_processes: int, num_kills: int) -> list[str]:
-    """Return the words before the script."""
+    """Return the launcher's part of the command, before the script."""
     words = [each if each != "2" else str(num_processes) for each in failures.LAUNCHERS[name]]
     if name == "launch":
         words[-1:] = ["--max_restarts", str(num_kills), "--"]
@@ -115,7 +114,7 @@ def choose_launcher(name: str, num_processes: int, num_kills: int) -> list[str]:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Print what came of the kills."""
+    """Print the results of the kills."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks killed_groups")
     parser.add_argument("--launcher", default="launch", choices=failures.LAUNCHERS)
     parser.add_argument("--kills", type=int, default=20)

@@ -3,9 +3,9 @@
     python -m benchmarks mistakes
     python -m benchmarks mistakes --containing "penstock train"
 
-Each command runs in a process of its own, one after the other, in the folder that the tests make.
-One that takes longer than the limit runs once more, and the shorter time counts: others may have
-used the machine. Its exit status and its line are compared with the table's.
+The commands run one after the other, each in its own process, in the folder that the tests make.
+A command that takes longer than the limit runs once more, and the shorter time counts, as other
+programs may have used the machine. Its exit status and its line are compared with the table's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(mistake: mistakes.Mistake, folder: Path) -> tuple[float, int, list[str]]
 
 
 def measure(chosen: Sequence[mistakes.Mistake], folder: Path) -> list[float]:
-    """Return the seconds of each answer; say on stderr which is not the table's, or is late."""
+    """Return the seconds of each answer; print to stderr which one is late or not the table's."""
     # First of all: the plugin with which the runs are written registers a network here.
     answers = [mistakes.fill_in(each.answer, folder) for each in chosen]
     mistakes.write_files(folder)

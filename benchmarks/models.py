@@ -3,13 +3,13 @@
     python -m benchmarks models
     python -m benchmarks models --batch_size 16 --model mobilenet_v1_025
 
-Both run on JAX, in float32, on the same images, alternately in one process. Keras gets `predict`'s
-and `fit`'s own compiled steps over as many batches as penstock's `infer` and `train`. Networks that
-keras.applications lacks are measured alone. `resnet_v1_50` is set against Keras's ResNet50, which
-strides elsewhere and computes 1.11 times as much; `resnet_v2_50` and the others are the same
-networks. The time to the first step has everything from building the network on, imports aside.
-All of them take ten minutes on two idle cores, most of them in compilers; rows are printed as they
-are measured.
+Both run on JAX, in float32, on the same images, alternately in one process. Keras runs the compiled
+steps of its own `predict` and `fit` over as many batches as penstock's `infer` and `train`.
+Networks that keras.applications does not have are measured alone. `resnet_v1_50` is compared with
+Keras's ResNet50, which has its strides elsewhere and computes 1.11 times as much; `resnet_v2_50`
+and the others are the same networks. The time to the first step includes everything from building
+the network, but no imports. All networks together take ten minutes on two idle cores, most of it
+compilation; rows are printed as they are measured.
 """
 
 from __future__ import annotations

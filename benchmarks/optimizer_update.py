@@ -4,9 +4,8 @@
     python -m benchmarks optimizer_update --network mobilenet_v2 --rounds 5
 
 Parameters and gradients have the shapes of a network of the library; the state is donated, as in a
-training step. `floor` reads and writes as many bytes in one addition of as many floats: SGD reads
-two arrays and writes one, momentum and Adam move their moments besides. They take turns; the ratio
-is by round.
+training step. `floor` is one addition that reads and writes as many bytes: SGD reads two arrays and
+writes one; momentum and Adam also move their moments. They alternate; the ratio is per round.
 """
 
 from __future__ import annotations

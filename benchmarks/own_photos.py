@@ -1,12 +1,12 @@
-"""What `penstock train FOLDER` reaches on pictures of one's own, and in how many seconds.
+"""The accuracy of `penstock train FOLDER` on your own pictures, and how many seconds it takes.
 
     python -m benchmarks own_photos
     python -m benchmarks own_photos --flags="--model_name=cifarnet --train_image_size=32"
 
-The pictures are made: crops of scikit-learn's two photographs, as in `first_hours`, and drawn
-shapes of any colour, size and place over parts of those photographs and over patches of colour.
-Each folder has a `train` and a `test`; told is the accuracy of the test after the last step, from
-random weights, one run each. Seconds are of the whole command.
+The pictures are generated: crops of scikit-learn's two photographs, as in `first_hours`, and shapes
+of any colour, size and position drawn over parts of those photographs and over patches of colour.
+Each folder has a `train` and a `test`. The table shows the test accuracy after the last step, from
+random weights, one run each. Seconds are those of the whole command.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Folder:
     """Pictures of some classes.
 
     Arguments:
-      shapes: which are drawn; none for the two photographs.
-      num_images: of a class, to train on.
+      shapes: the shapes to draw; none for crops of the two photographs.
+      num_images: training images per class.
     """
 
     name: str
@@ -110,7 +110,7 @@ def write(folder: Folder, path: Path, *, num_images: int | None = None) -> None:
     """Write the pictures of a folder.
 
     Arguments:
-      num_images: of a class, to train on; the folder's own without it.
+      num_images: training images per class; the folder's own number by default.
     """
     import cv2
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks processes [--processes 1 2 4 8 16] [--batch 256] [--rounds 3] [--steps 200]
 
-A perceptron 784-256-10 under `penstock launch`, the same global batch on every number of processes,
-in alternating rounds; medians over them. On one machine all processes share its cores, so the step
-of one process is the floor: what is above it are the all-reduces, through Gloo, and the switches.
-More than two processes make fewer steps, which take longer: 60 in place of 200 from 8 on.
+A perceptron 784-256-10 under `penstock launch`, with the same global batch on every number of
+processes, in alternating rounds; medians over them. On one machine all processes share its cores,
+so the step of one process is the floor. The time above it is spent in all-reduces, through Gloo,
+and in context switches. More than two processes run fewer steps, as these take longer: 60 instead
+of 200 from 8 on.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks readers_memory
 
-60,000 images of 28x28 bytes and their labels, shuffled. The yardstick is numpy alone: one
-permutation an epoch, one fancy index a batch and array. Grain and torch read the same 60,000; they
-work sample by sample, so fewer rounds of them are run. Beside the wall clock stands the processor's
-time. Then the resident memory of the process, sampled along one long epoch: it must be flat.
+60,000 images of 28x28 bytes and their labels, shuffled. The baseline is numpy alone: one
+permutation per epoch, one fancy index per batch and array. Grain and torch read the same 60,000
+sample by sample, so they run fewer rounds. The table has wall-clock and processor time. Then the
+resident memory of the process is sampled over one long epoch: it must stay flat.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def _by_torch(columns: dict[str, np.ndarray], batch_size: int) -> Any:
 def cpu_seconds(
     contenders: dict[str, Callable[[], None]],
 ) -> tuple[dict[str, Callable[[], None]], dict[str, list[float]]]:
-    """Return contenders that note the processor's seconds of each call, and where they do.
+    """Return contenders that record the processor seconds of each call, and those records.
 
-    On a machine that does other things too they say more than the wall clock.
+    On a machine with other load they say more than the wall clock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
 
@@ -112,7 +112,7 @@ def _row(
 
 
 def resident_bytes() -> int:
-    """Return the memory this process has in RAM now; its peak would hide what comes and goes."""
+    """Return this process's resident memory now; the peak would hide what comes and goes."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
@@ -120,7 +120,7 @@ def resident_bytes() -> int:
 def memory_over(batches: Iterable[Any], *, every: int) -> str:
     """Read batches to the end; return the range and slope of the resident memory meanwhile.
 
-    It is sampled every so many batches, after a first tenth in which buffers fill.
+    It is sampled every `every` batches, after a first tenth in which buffers fill.
     """
     if not Path("/proc/self/status").exists():
         return "not measured: it needs Linux's /proc"

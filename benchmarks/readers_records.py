@@ -1,12 +1,12 @@
-"""Record files: JPEGs a second from TFRecord against opencv alone, index and CRC speed in GB/s.
+"""Record files: JPEGs per second from TFRecord against opencv alone, index and CRC in GB/s.
 
     python -m benchmarks readers_records
 
-1,000 JPEGs of 500x375, decoded to RGB and resized to 224x224. The yardstick is a bare loop over
+1,000 JPEGs of 500x375 are decoded to RGB and resized to 224x224. The baseline is a bare loop over
 the encoded bytes in memory, on as many threads as the reader has: no file, no checksum, no
-parsing, no batch. The index is timed against reading the file's bytes, the checksum and the reading
-of verified records against copying them. Then the resident memory of the process, sampled along one
-long epoch: it must be flat.
+parsing, no batch. Indexing is compared with reading the file's bytes; the checksum, and reading
+verified records, with copying them. Then the resident memory of the process is sampled over one
+long epoch: it must stay flat.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m benchmarks recurrent --layer lstm --rounds 31
 
 256 units at batch 64 over 100 words of 256 features, plain SGD, float32; the loss is the mean
-square of all hidden states. penstock's is `dynamic_lstm` behind the `fc` that projects its words,
-all sequences of full length, their lengths fed all the same. They take turns; ratios are by round.
-torch is run in an interpreter of its own that has it.
+square of all hidden states. penstock's is `dynamic_lstm` after the `fc` that projects its words.
+All sequences have full length, but their lengths are fed. The contenders alternate; ratios are per
+round. torch runs in its own interpreter.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def measure(kind: str, *, rounds: int, torch_python: str) -> list[str]:
 def alternate_clocks(
     contenders: dict[str, Callable[[], float]], *, rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds that each says it took in each round, two rounds before left out."""
+    """Return the seconds that each contender reports for each round, after two warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for number in range(rounds + 2):
@@ -137,7 +137,7 @@ def alternate_clocks(
 
 
 def compare(seconds: dict[str, list[float]], ours: str, others: Sequence[str]) -> list[str]:
-    """Return the medians in milliseconds and the ratios to the others, `-` for who is not there."""
+    """Return medians in milliseconds and ratios to the others, `-` for contenders not measured."""
     cells = [
         f"{statistics.median(seconds[name]) * 1e3:.4g}" if name in seconds else "-"
         for name in (ours, *others)

@@ -1,10 +1,10 @@
-"""Where a step of a network goes on the CPU: its ten most expensive kinds of operations.
+"""Where a network's step spends its time on the CPU: the ten most expensive kinds of operations.
 
     python -m benchmarks top_operations --network resnet50
     python -m benchmarks top_operations --network vgg_16 --mode infer --batch_size 1
 
-Milliseconds of processor time a step by JAX's profiler, summed over threads, by what XLA runs and
-the JAX operation that it comes from; what several of ours were fused into counts for the last.
+The table has milliseconds of processor time per step from JAX's profiler, summed over threads, by
+XLA operation and the JAX operation that it comes from. A fusion of several counts for the last one.
 """
 
 from __future__ import annotations

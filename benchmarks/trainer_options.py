@@ -1,9 +1,9 @@
-"""What options of a Trainer cost a step of the conv net, against the Trainer without them.
+"""What options of a Trainer cost per step of the conv net, compared with none.
 
     python -m benchmarks trainer_options
 
-Micro-batches should cost little beside the memory they spare: the temporary memory of a step stands
-beside the time. Half precision pays on accelerators alone: CPUs have no units for it.
+Micro-batches should cost little for the memory that they save: the table has the temporary memory
+of a step beside its time. Half precision pays off only on accelerators: CPUs have no units for it.
 """
 
 from __future__ import annotations

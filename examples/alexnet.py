@@ -1,11 +1,11 @@
 """OneFlow's AlexNet tutorial: written for one device, run on many, with the tutorial's own flags.
 
-On several machines the same command runs on each: `-g 8 -m -n 192.168.1.15,192.168.1.16`. Where no
-folder of OFRecord parts is given, one is made of scikit-learn's digits, enlarged.
+On several machines, run the same command on each: `-g 8 -m -n 192.168.1.15,192.168.1.16`. Without a
+folder of OFRecord parts, the example makes one from scikit-learn's digits, enlarged.
 
-Two defects are mended: the tutorial draws weights from 0 to 1, none of them negative, so that
-activations explode; and it subtracts the means of RGB from BGR images. Here what is saved also gets
-a folder of its own each time, and the last iteration is saved too.
+Two defects are fixed: the tutorial draws weights from 0 to 1, so activations explode; and it
+subtracts RGB means from BGR images. Here each save also goes to its own folder, and the last
+iteration is saved too.
 
 Run it with `python examples/alexnet.py`; ten iterations of its 62 million parameters take a minute.
 """

@@ -1,7 +1,7 @@
 """Write like the documentation: a model of its characters, an LSTM and a small transformer.
 
-The data are the Markdown files of this project: each paragraph is a sequence, of any length. What
-was held out is compared with counts of single characters and of pairs; then the model writes.
+The data are the Markdown files of this project; each paragraph is a sequence, of any length. On
+held-out ones it is compared with counts of characters and of pairs; then the model writes.
 
 Run it with `python examples/characters.py --network both`: under two minutes on two cores.
 """
@@ -23,7 +23,7 @@ NUM_CHARACTERS, END = 128, 0  # those of ASCII; 0 begins and ends a paragraph
 
 
 def read_samples(folder):
-    """Return the paragraphs of a folder's Markdown as samples, for training and held out."""
+    """Return the paragraphs of a folder's Markdown files: training samples and held-out ones."""
     paths = [*sorted(folder.glob("*.md")), *sorted(folder.glob("docs/*.md"))]
     texts = "\n\n".join(path.read_text(encoding="utf-8") for path in paths).split("\n\n")
     pieces = [text[i : i + MAX_LENGTH] for text in texts for i in range(0, len(text), MAX_LENGTH)]
@@ -34,7 +34,7 @@ def read_samples(folder):
 
 @layers.scope("lstm")
 def lstm(characters, state):
-    """Return logits of the next characters, and the state after them; None begins a text."""
+    """Return logits of the next characters and the new state; the state None begins a text."""
     hidden_state, cell_state = state or (None, None)
     gates = layers.fc(layers.embedding(characters, [NUM_CHARACTERS, SIZE]), 4 * SIZE)
     hidden, cell = layers.dynamic_lstm(gates, 4 * SIZE, hidden_state, cell_state)
@@ -43,7 +43,7 @@ def lstm(characters, state):
 
 @layers.scope("transformer")
 def transformer(characters, state):
-    """Return the same; the state is the keys and values of the characters before."""
+    """Return the same; the state is the keys and values of the previous characters."""
     x = layers.embedding(characters, [NUM_CHARACTERS, SIZE])
     options = {"num_layers": 2, "num_heads": HEADS, "ffn_size": 2 * SIZE, "rotary": True}
     if state is None:
@@ -63,7 +63,7 @@ NETWORKS: dict[str, tuple[Callable, Callable, float]] = {
 
 
 def train(network, init_state, learning_rate, samples, held_out, num_epochs):
-    """Train a network, print what it writes, and return its held-out bits a character."""
+    """Train a network, print what it writes, and return its held-out bits per character."""
     buckets = readers.learn_buckets(samples + held_out, field="before", max_buckets=4)
 
     def train_program():
@@ -93,7 +93,7 @@ def train(network, init_state, learning_rate, samples, held_out, num_epochs):
 
 
 def count_bits(samples, held_out):
-    """Return held-out bits a character by counts in the samples, with one added to each count."""
+    """Return held-out bits per character from counts in the samples, with one added to each."""
     pairs = np.ones([NUM_CHARACTERS, NUM_CHARACTERS])
     for each in samples:
         np.add.at(pairs, (each["before"], each["after"]), 1)

@@ -1,8 +1,8 @@
-"""Train with a loop of one's own: a ProgramBuilder, and no Trainer.
+"""Train with your own loop: a ProgramBuilder, and no Trainer.
 
-The loop halves the learning rate by hand when the test loss has not improved, and keeps the best
-parameters: a state is a value, and a step takes one and returns the next. The data are
-scikit-learn's digits.
+The loop halves the learning rate when the test loss has not improved, and keeps the best
+parameters. A state is a value: a step takes one and returns the next. The data are scikit-learn's
+digits.
 
 Run it with `python examples/custom_loop.py`.
 """
@@ -64,7 +64,7 @@ def main(num_epochs=20):
 
 
 def with_rate(state, rate):
-    """Return the state with another learning rate, placed as the old one: nothing recompiles."""
+    """Return the state with another learning rate, on the same devices: nothing recompiles."""
     old = optax.tree_utils.tree_get(state.opt_state, "learning_rate")
     new = jax.device_put(np.float32(rate), old.sharding)
     opt_state = optax.tree_utils.tree_set(state.opt_state, learning_rate=new)

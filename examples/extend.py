@@ -1,6 +1,6 @@
-"""A data set, a network and a preprocessing of one's own, for `penstock train`.
+"""Your own data set, network and preprocessing, for `penstock train`.
 
-Stripes of two directions stand for data that no one has yet. Try how they look with
+Stripes of two directions stand in for your own data. Print some of them with
 `python examples/extend.py`, and train with
 
     penstock train --plugin=examples/extend.py --dataset_name=stripes --model_name=two_layers

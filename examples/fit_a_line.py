@@ -1,4 +1,4 @@
-"""Fit a line: predict how a disease goes on from ten features of a patient.
+"""Fit a line: predict the progression of a disease from ten features of a patient.
 
 The data are scikit-learn's 442 diabetes patients; the target is a number from 25 to 346. A line
 cannot explain more than about half of its variance.

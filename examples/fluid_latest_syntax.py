@@ -1,8 +1,8 @@
 """The script that settled Fluid's high-level syntax, with nothing changed but imports and data.
 
-It is the "Latest Syntax" of PaddlePaddle's issue 10248. Real digits stand in for MNIST: those of
-scikit-learn, 1797 of 8 x 8 pixels, enlarged to 28 x 28. The script tests at each step, so a hundred
-digits do for that.
+It is the "Latest Syntax" of PaddlePaddle's issue 10248. scikit-learn's digits stand in for MNIST:
+1797 real ones of 8 x 8 pixels, enlarged to 28 x 28. The script tests at each step, so it tests on a
+hundred digits only.
 
 Run it with `python examples/fluid_latest_syntax.py`.
 """

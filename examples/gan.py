@@ -1,8 +1,8 @@
 """Draw handwritten digits with a conditional GAN: two objectives over one parameter tree.
 
-The discriminator tells real digits from drawn ones, the generator learns to deceive it; both are
-told which digit it is. Each objective updates its own scope and leaves the other as it is. Samples
-go into a PNG, a column for each digit; the top row is real, from scikit-learn's digits.
+The discriminator learns to tell real digits from generated ones, and the generator to deceive it.
+Both get the label. Each objective updates only the parameters of its own scope. Samples go into a
+PNG, one column per digit; the top row has real ones, from scikit-learn's digits.
 
 Run it with `python examples/gan.py`; it takes about half a minute.
 """
@@ -65,7 +65,7 @@ def sample_program():
 
 
 def write_grid(path, trainer, num_rows=8):
-    """Write a row of real digits and `num_rows` rows of samples, columns 0 to 9."""
+    """Write an image of a row of real digits and `num_rows` rows of samples, columns 0 to 9."""
     labels = np.tile(np.arange(10, dtype=np.int32), num_rows)
     noise = np.random.default_rng(1).normal(size=(len(labels), NOISE_SIZE)).astype("float32")
     samples = trainer.infer({"noise": noise, "label": labels})

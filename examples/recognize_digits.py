@@ -1,7 +1,7 @@
 """Recognise handwritten digits with a perceptron or a convolutional network.
 
 The data are scikit-learn's digits: 1797 images of 8 x 8 pixels. After training, an Inferencer loads
-the parameters from the disk and reads the digits that were held out.
+the parameters from disk and recognises held-out digits.
 
 Run it with `python examples/recognize_digits.py --net conv` (or `--net mlp`).
 """

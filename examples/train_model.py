@@ -1,8 +1,8 @@
 """Train a network of the model library on handwritten digits, enlarged to the size it needs.
 
-The data are scikit-learn's digits, 1438 to train on and 359 held out; 8 x 8 pixels are enlarged
-to `--image_size` by bilinear interpolation, a border included. Batch norm's decay is lowered: the
-published 0.9997 is made for runs of a hundred thousand steps.
+The data are scikit-learn's digits, 1438 to train on and 359 held out. Their 8 x 8 pixels are
+enlarged to `--image_size` by bilinear interpolation, including a border. Batch norm's decay is
+lowered: the published 0.9997 is meant for runs of a hundred thousand steps.
 
 Run it with `python examples/train_model.py --model lenet`; docs/training_models.md has settings for
 larger ones.
@@ -24,7 +24,7 @@ from penstock.handlers import Progress
 
 
 def enlarged(split, image_size, num_channels):
-    """Return all digits of a split as images of -1..1, `[N, S, S, C]`, and their labels."""
+    """Return all digits of a split as images in -1..1, `[N, S, S, C]`, and their labels."""
     batch = next(iter(readers.dataset("digits", split, batch_size=2000)))
     inner = image_size * 3 // 4
     border = (image_size - inner) // 2
@@ -36,7 +36,7 @@ def enlarged(split, image_size, num_channels):
 
 
 def compilations():
-    """Return a list that the seconds of each compilation from now on are added to."""
+    """Return a list that gets the seconds of each compilation from now on."""
     seconds = []
 
     def note(event, duration_secs, **_):

@@ -14,10 +14,10 @@ before it. It differs from `penstock` where Fluid has other defaults:
 - what `infer` returns for a sequence is the words of all examples end to end, with
   `recursive_sequence_lengths()`.
 
-Some things have another form. Sequences are `ps.Sequence`s, which have one level of lengths. While
-loops over arrays of variables are `penstock.layers.beam_decode` where they search for a sentence,
-and a `DynamicRNN` elsewhere. Data come from `penstock.readers`, which has `batch`, `shuffle` and
-the other decorators.
+Some things have another form. Sequences are `ps.Sequence`s, or `ps.NestedSequence`s with two levels
+of lengths. In place of while loops over arrays of variables, `penstock.layers.beam_decode` searches
+for a sentence, and a `DynamicRNN` does the rest. Data comes from `penstock.readers`, which has
+`batch`, `shuffle` and the other decorators.
 """
 
 from penstock.fluid import contrib as contrib

@@ -18,10 +18,10 @@ from jax.typing import ArrayLike
 def exponential_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> optax.Schedule:
-    """Return `learning_rate * decay_rate ** (step / decay_steps)`.
+    """Return a schedule: `learning_rate * decay_rate ** (step / decay_steps)`.
 
     Arguments:
-      staircase: whether only whole `decay_steps` count.
+      staircase: round `step / decay_steps` down to an integer.
 
     >>> round(float(exponential_decay(0.5, 10, 0.5, staircase=True)(25)), 4)
     0.125
@@ -36,7 +36,9 @@ def exponential_decay(
 def natural_exp_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> optax.Schedule:
-    """Return `learning_rate * exp(-decay_rate * step / decay_steps)`; see `exponential_decay`.
+    """Return a schedule: `learning_rate * exp(-decay_rate * step / decay_steps)`.
+
+    `staircase` is that of `exponential_decay`.
 
     >>> round(float(natural_exp_decay(1.0, 10, 0.5)(20)), 4)
     0.3679
@@ -51,7 +53,9 @@ def natural_exp_decay(
 def inverse_time_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> optax.Schedule:
-    """Return `learning_rate / (1 + decay_rate * step / decay_steps)`; see `exponential_decay`.
+    """Return a schedule: `learning_rate / (1 + decay_rate * step / decay_steps)`.
+
+    `staircase` is that of `exponential_decay`.
 
     >>> round(float(inverse_time_decay(1.0, 10, 0.5)(20)), 4)
     0.5
@@ -70,10 +74,11 @@ def polynomial_decay(
     power: float = 1.0,
     cycle: bool = False,
 ) -> optax.Schedule:
-    """Return a rate that falls to `end_learning_rate` as `(1 - step / decay_steps) ** power`.
+    """Return a schedule that falls to `end_learning_rate` as `(1 - step / decay_steps) ** power`.
 
     Arguments:
-      cycle: whether it begins again after `decay_steps`, over twice, three times as many steps.
+      cycle: multiply `decay_steps` by `ceil(step / decay_steps)`: the rate rises again after every
+        `decay_steps`, and falls over a period that is one `decay_steps` longer.
 
     >>> round(float(polynomial_decay(1.0, 10, end_learning_rate=0.5)(5)), 4)
     0.75
@@ -88,10 +93,11 @@ def polynomial_decay(
 
 
 def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> optax.Schedule:
-    """Return `values[0]` before step `boundaries[0]`, then `values[1]`, and so on.
+    """Return a schedule: `values[0]` before step `boundaries[0]`, then `values[1]`, and so on.
 
     Raises:
-      ValueError: there is not one value more than boundaries, or they do not rise.
+      ValueError: there is not exactly one more value than boundaries, or the boundaries do not
+        rise.
 
     >>> [round(float(piecewise_decay([2], [1.0, 0.1])(step)), 4) for step in (1, 2)]
     [1.0, 0.1]
@@ -112,9 +118,13 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> optax
 
 
 def noam_decay(d_model: int, warmup_steps: int) -> optax.Schedule:
-    """Return a rate that rises for `warmup_steps`, then falls as the root of steps.
+    """Return a schedule that rises for `warmup_steps`, then falls as `step ** -0.5`.
 
     Source: Fluid's `noam_decay`; Vaswani et al. 2017.
+
+    Arguments:
+      d_model: the model's width; the rate is scaled by `d_model ** -0.5`.
+      warmup_steps: number of steps of linear warm-up.
 
     >>> round(float(noam_decay(4, warmup_steps=4)(3)), 4)
     0.25

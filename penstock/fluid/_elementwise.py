@@ -31,14 +31,14 @@ Operand = jax.Array | sequences.Sequence | float
 def elementwise_add(
     x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> V:
-    """Return `x + y`; the axes of `y` are those of `x` from `axis` on, or its last.
+    """Return `x + y`; `y` is broadcast against the axes of `x` that start at `axis`.
 
     Arguments:
       x: `[B, ...]`, or a sequence.
-      y: an array whose axes are consecutive axes of `x`, or a number; or a sequence.
-      axis: the axis of `x` that belongs to the first of `y`; -1 pairs the last ones.
+      y: an array whose axes match consecutive axes of `x`; a number; or a sequence.
+      axis: the axis of `x` that matches the first axis of `y`; -1 aligns the last axes.
       act: name of an activation, applied last.
-      name: changes nothing.
+      name: has no effect.
 
     Returns:
       The shape of `x`.
@@ -77,7 +77,7 @@ def elementwise_mul(
 def elementwise_div(
     x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
 ) -> V:
-    """Return `x / y`, of integers the whole part of it; see `elementwise_add`.
+    """Return `x / y`, rounded towards zero for integers; see `elementwise_add`.
 
     >>> elementwise_div(jnp.array([[1.0, 6.0]]), jnp.array([2.0, 3.0])).tolist()
     [[0.5, 2.0]]
@@ -130,9 +130,9 @@ def scale(
 
     Arguments:
       x: `[B, ...]`, or a sequence.
-      bias_after_scale: whether the bias itself is left unscaled.
+      bias_after_scale: whether `bias` is added after scaling.
       act: name of an activation, applied last.
-      name: changes nothing.
+      name: has no effect.
 
     Returns:
       The shape and dtype of `x`.
@@ -163,11 +163,11 @@ def sums(input: V | Sequence[V], out: None = None) -> V:
     """Return the sum of arrays of one shape, or of sequences of equal lengths.
 
     Arguments:
-      input: a list of arrays or sequences, or one.
-      out: Fluid's variable to write to; nothing can be written to here, only returned.
+      input: a list of arrays or sequences, or a single one.
+      out: Fluid's output variable; not supported, leave it out.
 
     Raises:
-      ProgramError: their shapes differ, or there are none.
+      ProgramError: the shapes differ, the list is empty, or `out` is given.
 
     >>> sums([jnp.ones([2]), jnp.ones([2]), jnp.ones([2])]).tolist()
     [3.0, 3.0]
@@ -202,16 +202,16 @@ def reshape(
     """Return `x` in another shape.
 
     Arguments:
-      x: `[B, ...]`, or a sequence, whose words keep their number.
-      shape: the sizes, the batch axis first: 0 keeps the size of `x` at that place, and one -1 is
-        what the others leave. Begin with 0 or -1.
-      actual_shape: Fluid's sizes that are known only when a program runs; programs have static
-        shapes here.
+      x: `[B, ...]`, or a sequence, whose number of words must stay the same.
+      shape: the new sizes, the batch axis first. 0 keeps the size of `x` at that position, and a
+        single -1 is inferred from the others. Begin with 0 or -1.
+      actual_shape: Fluid's dynamic shape; not supported, as programs have static shapes.
       act: name of an activation, applied last.
-      inplace: changes nothing, nor does `name`.
+      inplace: has no effect.
+      name: has no effect.
 
     Raises:
-      ProgramError: the sizes do not fit those of `x`.
+      ProgramError: the sizes do not fit those of `x`, or `actual_shape` is given.
 
     >>> reshape(jnp.zeros([5, 4, 6]), shape=[0, -1, 3]).shape
     (5, 8, 3)

@@ -84,7 +84,7 @@ def conv2d_transpose(
     act: Activation | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Apply the transpose of a convolution to channels-first images.
+    """Apply a two-dimensional transposed convolution to channels-first images.
 
     See `penstock.layers.conv2d_transpose`.
 
@@ -131,11 +131,11 @@ def pool2d(
     name: str | None = None,
     exclusive: bool = True,
 ) -> jax.Array:
-    """Reduce windows of channels-first images; see `penstock.layers.pool2d`.
+    """Pool windows of channels-first images; see `penstock.layers.pool2d`.
 
     Arguments:
       input: `[B, C, H, W]`.
-      name: changes nothing, as pooling has no parameters.
+      name: has no effect, as pooling has no parameters.
 
     Returns:
       `[B, C, H', W']`.
@@ -173,8 +173,8 @@ def batch_norm(
 
     Arguments:
       input: `[B, C]`, `[B, C, H, W]`, any `[B, C, ...]`.
-      is_test: use the running statistics in training too, as does `use_global_stats`. The test and
-        infer programs do so anyway.
+      is_test: use the running statistics in training too, like `use_global_stats`. The test and
+        infer programs always do.
 
     Returns:
       The input's shape.
@@ -249,11 +249,11 @@ def lrn(
     name: str | None = None,
     data_format: Literal["NCHW", "NHWC"] = "NCHW",
 ) -> jax.Array:
-    """Divide by the squares of neighbouring channels; see `penstock.layers.lrn`.
+    """Apply local response normalization across channels; see `penstock.layers.lrn`.
 
     Arguments:
       input: `[B, C, H, W]`.
-      name: changes nothing, as there are no parameters.
+      name: has no effect, as there are no parameters.
 
     Returns:
       The input's shape.
@@ -273,12 +273,12 @@ def pad2d(
     data_format: Literal["NCHW", "NHWC"] = "NCHW",
     name: str | None = None,
 ) -> jax.Array:
-    """Put a border around channels-first images; see `penstock.layers.pad2d`.
+    """Pad channels-first images; see `penstock.layers.pad2d`.
 
     Arguments:
       input: `[B, C, H, W]`.
       paddings: `[top, bottom, left, right]` in pixels.
-      name: changes nothing, as there are no parameters.
+      name: has no effect, as there are no parameters.
 
     Returns:
       `[B, C, top + H + bottom, left + W + right]`.
@@ -307,7 +307,7 @@ def dropout(
 
     Arguments:
       x: `[B, ...]`.
-      is_test: do in training what the test program does.
+      is_test: in training, do what the test program does.
 
     Returns:
       The input's shape and dtype.
@@ -341,8 +341,8 @@ def embedding(
     Arguments:
       input: integer ids, `[B, ...]`; a last axis of size 1 is dropped.
       size: `[vocabulary, width]`.
-      is_distributed: changes nothing: there is no parameter server.
-      dtype: float32, as every parameter.
+      is_distributed: has no effect: there is no parameter server.
+      dtype: float32, as for every parameter.
 
     Returns:
       `[B, ..., width]`.

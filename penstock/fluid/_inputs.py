@@ -60,19 +60,21 @@ def data(
 
     Arguments:
       name: the name in feeds and in `feed_order`.
-      shape: the shape of one example, of one word of a sequence. A first size of -1 or None is the
-        batch axis itself.
-      append_batch_size: `False` says that the shape begins with the batch axis.
-      dtype: as numpy names it; `int64` becomes `int32` unless JAX's x64 mode is on.
-      lod_level: 1 for sequences, 2 for sequences of sequences, on whose last level layers work.
-      stop_gradient: changes nothing, as parameters alone have gradients.
+      shape: the shape of one example, or of one word of a sequence. A first size of -1 or None is
+        the batch axis.
+      append_batch_size: `False` if the shape includes the batch axis, as -1 or None.
+      dtype: a numpy dtype name; `int64` becomes `int32` unless JAX's x64 mode is on.
+      lod_level: 1 for sequences, 2 for sequences of sequences; layers work on the last level.
+      stop_gradient: has no effect, as only parameters have gradients.
 
     Returns:
       `[B, *shape]`, where `B` is this device's share of the batch; a `ps.Sequence` of values
       `[B, T, *shape]`; or a `ps.NestedSequence` of values `[B, K, T, *shape]`.
 
     Raises:
-      ProgramError: `lod_level` is not 0, 1 or 2.
+      ProgramError: `lod_level` is not 0, 1 or 2; or `append_batch_size` is `False` and the shape
+        has no batch axis.
+      TypeError: `append_batch_size` is not a bool.
 
     >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():

@@ -20,22 +20,23 @@ def create_lod_tensor(
 ) -> sequences.Sequence | sequences.NestedSequence:
     """Return sequences of the given lengths, or sequences of sequences, to feed.
 
-    An input with `lod_level=1` takes the first, a dense one too where all lengths are 1; one with
-    `lod_level=2` the others.
+    Feed sequences to an input with `lod_level=1`, or to a dense input if all lengths are 1. Feed
+    sequences of sequences to an input with `lod_level=2`.
 
     Arguments:
-      data: a list of sequences, of two levels a list of lists of them; the words of all sequences
-        end to end, `[sum of lengths, ...]`; or what this returns, which is cut anew.
-      recursive_seq_lens: the length of each sequence, in a list. Of two levels, first a list of how
-        many sequences each example has.
-      place: changes nothing.
+      data: a list of sequences, or for two levels a list of lists of sequences; or an array of the
+        words of all sequences, concatenated, `[sum of lengths, ...]`; or an earlier result of this
+        function, which is split again by the new lengths.
+      recursive_seq_lens: one list per level. The last one holds the length of each sequence; for
+        two levels, the first holds the number of sequences of each example.
+      place: has no effect.
 
     Returns:
-      Values `[B, T, ...]` in numpy arrays, `[B, T, 1]` from lists of numbers; of two levels values
-      `[B, K, T, ...]`.
+      A `ps.Sequence` with numpy values `[B, T, ...]`, `[B, T, 1]` from lists of numbers; for two
+      levels a `ps.NestedSequence` with values `[B, K, T, ...]`.
 
     Raises:
-      ValueError: the lengths are not those of the data, or of more than two levels.
+      ValueError: the lengths do not match the data, or there are more than two levels.
 
     >>> words = create_lod_tensor([[3, 4, 5], [6]], [[3, 1]])
     >>> words.values.tolist(), words.lengths.tolist()
@@ -95,13 +96,16 @@ def create_random_int_lodtensor(
     Arguments:
       recursive_seq_lens: as for `create_lod_tensor`.
       base_shape: the shape of one word.
-      place: changes nothing.
+      place: has no effect.
+      low: the smallest id.
+      high: the largest id.
 
     Returns:
-      Values `[B, T, *base_shape]`, int64, in numpy arrays; of two levels `[B, K, T, *base_shape]`.
+      A `ps.Sequence` with numpy values `[B, T, *base_shape]`, int64; for two levels a
+      `ps.NestedSequence` with values `[B, K, T, *base_shape]`.
 
     Raises:
-      ValueError: the lengths are none, or of more than two levels.
+      ValueError: there are no lengths, or more than two levels.
 
     >>> ids = create_random_int_lodtensor([[3, 1]], base_shape=[1], place=None, low=0, high=9)
     >>> ids.values.shape, ids.lengths.tolist()

@@ -19,7 +19,7 @@ def CPUPlace() -> jax.Device:  # pyright: ignore[reportInvalidTypeForm]
 
 
 def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTypeForm]
-    """Return the GPU of that number, for `place=`.
+    """Return the GPU with index `device_id`, for `place=`.
 
     Raises:
       ValueError: this process has no such GPU.

@@ -16,7 +16,7 @@ def sequence_softmax(
 ) -> sequences.Sequence:
     """Return the softmax over the words of each sequence; see `penstock.layers.sequence_softmax`.
 
-    `use_cudnn` changes nothing.
+    `use_cudnn` has no effect.
 
     >>> import jax.numpy as jnp
     >>> scores = sequences.Sequence(jnp.array([[1.0, 1.0, 9.0]]), jnp.array([2]))
@@ -40,10 +40,15 @@ def im2sequence(
     Arguments:
       input: `[B, C, H, W]`.
       padding: a number, `[vertical, horizontal]` or `[top, left, bottom, right]`.
-      input_image_size: None, as all images of a batch are of one size; `out_stride` belongs to it.
+      input_image_size: must be None, as all images of a batch have one size.
+      out_stride: must be 1, as it belongs to `input_image_size`.
 
     Returns:
-      A sequence `[B, rows * columns, C * h * w]`, features by channel, row and column.
+      A sequence `[B, rows * columns, C * h * w]`; the features are in the order of channel, row
+      and column.
+
+    Raises:
+      ProgramError: `input_image_size` or `out_stride` is given.
 
     >>> import jax.numpy as jnp
     >>> im2sequence(jnp.ones([1, 1, 2, 3]), filter_size=2, padding=[0, 1, 0, 0]).values.shape

@@ -24,14 +24,14 @@ class Inferencer(inferencer.Inferencer):
       infer_func: a function without arguments that calls `fluid.layers.*` and returns the
         prediction, or several values.
       param_path: the folder that `trainer.save_params` wrote.
-      place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Inferencer` takes. Without
-        one, the first device of the default backend.
+      place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Inferencer` takes. By
+        default, the first device of the default backend.
       parallel: use every device of that kind.
       ignore_extra: accept a file with more parameters than the function uses.
 
     Raises:
       FileNotFoundError: there are no parameters at `param_path`.
-      ParameterError: listing every missing, extra or mismatched entry.
+      ParameterError: the parameters do not fit; lists every missing, extra or mismatched entry.
 
     >>> import tempfile, penstock.fluid as fluid
     >>> def infer_program():
@@ -60,16 +60,16 @@ class Inferencer(inferencer.Inferencer):
     def infer(  # pyright: ignore[reportIncompatibleMethodOverride]: the name is Fluid's
         self, inputs: Feed, return_numpy: bool = True
     ) -> Any:
-        """Return what the infer function returns as a list of arrays, even of one value.
+        """Run the infer function, and return its outputs as a list of arrays.
 
         Arguments:
           inputs: input name to array with a leading batch axis of any length, or to sequences.
-          return_numpy: `False` gives `jax.Array`s. A sequence is a numpy array in any case, of the
-            words of all examples, `[sum of lengths, ...]`: its `recursive_sequence_lengths()` says
-            how many each has.
+          return_numpy: `False` returns `jax.Array`s. A sequence is always a numpy array of the
+            words of all examples, `[sum of lengths, ...]`; its `recursive_sequence_lengths()`
+            returns the length of each.
 
         Raises:
-          FeedError: a name, shape or dtype does not fit what the function declares.
+          FeedError: a name, shape or dtype does not match what the function declares.
         """
         values = as_fetched(super().infer(inputs))
         return values if return_numpy else jax.tree.map(_to_device, values)

@@ -31,7 +31,7 @@ def Constant(value: float = 0.0) -> Initializer:
 
 
 def Uniform(low: float = -1.0, high: float = 1.0) -> Initializer:
-    """Return an initializer that draws from `low` to `high`.
+    """Return an initializer that draws uniformly from `low` to `high`.
 
     >>> bool(Uniform(2.0, 3.0)(jax.random.key(0), (9,), "float32").min() >= 2)
     True
@@ -44,7 +44,7 @@ def Uniform(low: float = -1.0, high: float = 1.0) -> Initializer:
 
 
 def Normal(loc: float = 0.0, scale: float = 1.0) -> Initializer:
-    """Return an initializer that draws with mean `loc` and standard deviation `scale`.
+    """Return a normal initializer with mean `loc` and standard deviation `scale`.
 
     >>> Normal(5.0, 0.0)(jax.random.key(0), (2,), "float32").tolist()
     [5.0, 5.0]
@@ -57,7 +57,7 @@ def Normal(loc: float = 0.0, scale: float = 1.0) -> Initializer:
 
 
 def Xavier(uniform: bool = True) -> Initializer:
-    """Return Glorot and Bengio's initializer: variance `2 / (inputs + outputs)`.
+    """Return Glorot and Bengio's initializer: variance `2 / (fan_in + fan_out)`.
 
     >>> Xavier()(jax.random.key(0), (3, 4), "float32").shape
     (3, 4)
@@ -67,7 +67,7 @@ def Xavier(uniform: bool = True) -> Initializer:
 
 
 def MSRA(uniform: bool = True) -> Initializer:
-    """Return He et al.'s initializer: variance `2 / inputs`.
+    """Return He et al.'s initializer: variance `2 / fan_in`.
 
     >>> MSRA(uniform=False)(jax.random.key(0), (3, 4), "float32").shape
     (3, 4)

@@ -43,7 +43,7 @@ def simple_img_conv_pool(
 ) -> jax.Array:
     """Apply `conv2d`, then `pool2d`, to channels-first images.
 
-    See `penstock.layers.simple_img_conv_pool`; `use_cudnn` changes nothing.
+    See `penstock.layers.simple_img_conv_pool`; `use_cudnn` has no effect.
 
     Arguments:
       input: `[B, C, H, W]`.
@@ -93,15 +93,15 @@ def img_conv_group(
     pool_type: Literal["max", "avg"] = "max",
     use_cudnn: bool = True,
 ) -> jax.Array:
-    """Apply several convolutions with batch norm and dropout if wanted, then `pool2d`.
+    """Apply several convolutions, optionally with batch norm and dropout, then `pool2d`.
 
-    See `penstock.layers.img_conv_group`; here images are channels first, dropout scales in test and
-    infer, and `use_cudnn` changes nothing.
+    See `penstock.layers.img_conv_group`. Here images are channels first, dropout scales in test and
+    infer, and `use_cudnn` has no effect.
 
     Arguments:
       input: `[B, C, H, W]`.
-      conv_num_filter: the filters of each convolution. Other arguments of convolutions are a value
-        for all of them or a list with one for each.
+      conv_num_filter: the number of filters of each convolution. The other arguments of
+        convolutions are one value for all of them, or a list with one value for each.
 
     Returns:
       `[B, conv_num_filter[-1], H', W']`.

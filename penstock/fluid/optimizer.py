@@ -35,7 +35,7 @@ def Momentum(
     use_nesterov: bool = False,
     regularization: Regularizer | None = None,
 ) -> optax.GradientTransformation:
-    """Return descent along `v = momentum * v + g`; with Nesterov along `g + momentum * v`.
+    """Return SGD with momentum: steps along `v = momentum * v + g`; Nesterov's `g + momentum * v`.
 
     >>> _step_once(Momentum(0.1, 0.9, use_nesterov=True), parameter=1.0, gradient=2.0)
     0.62
@@ -49,7 +49,7 @@ def Adagrad(
     regularization: Regularizer | None = None,
     initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
-    """Return Adagrad (Duchi et al. 2011): steps divided by the root of all squares so far.
+    """Return Adagrad (Duchi et al. 2011): divide by the root of the sum of squared gradients.
 
     >>> _step_once(Adagrad(0.1), parameter=1.0, gradient=2.0)
     0.9
@@ -87,7 +87,7 @@ def Adamax(
     epsilon: float = 1e-8,
     regularization: Regularizer | None = None,
 ) -> optax.GradientTransformation:
-    """Return Adamax (Kingma and Ba 2015): Adam with the largest gradient in place of the root.
+    """Return Adamax (Kingma and Ba 2015): Adam with the infinity norm of past gradients.
 
     >>> _step_once(Adamax(0.1), parameter=1.0, gradient=2.0)
     0.9
@@ -103,9 +103,9 @@ def RMSProp(
     centered: bool = False,
     regularization: Regularizer | None = None,
 ) -> optax.GradientTransformation:
-    """Return RMSProp (Hinton): steps divided by the root of a running mean of squares.
+    """Return RMSProp (Hinton): divide by the root of the running mean of squared gradients.
 
-    `epsilon` is added under the root; momentum is of the steps, not of the gradients.
+    `epsilon` is added under the root. Momentum accumulates the scaled steps, not the gradients.
 
     >>> _step_once(RMSProp(0.1, rho=0.75), parameter=1.0, gradient=2.0)
     0.8
@@ -127,7 +127,7 @@ def Adadelta(
     rho: float = 0.95,
     regularization: Regularizer | None = None,
 ) -> optax.GradientTransformation:
-    """Return Adadelta (Zeiler 2012): steps scaled by the running sizes of steps over gradients.
+    """Return Adadelta (Zeiler 2012): scale by the running RMS of steps over that of gradients.
 
     >>> _step_once(Adadelta(1.0, epsilon=1.0, rho=0.0), parameter=1.0, gradient=0.0)
     1.0

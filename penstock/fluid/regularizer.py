@@ -6,7 +6,7 @@ from penstock import layers
 
 
 def L1Decay(regularization_coeff: float = 0.0) -> layers.L1Decay:
-    """Return what adds `regularization_coeff * sign(parameter)` to a gradient.
+    """Return L1 decay, which adds `regularization_coeff * sign(parameter)` to the gradient.
 
     >>> L1Decay(0.5)
     L1Decay(coefficient=0.5)
@@ -15,7 +15,7 @@ def L1Decay(regularization_coeff: float = 0.0) -> layers.L1Decay:
 
 
 def L2Decay(regularization_coeff: float = 0.0) -> layers.L2Decay:
-    """Return what adds `regularization_coeff * parameter` to a gradient.
+    """Return L2 decay, which adds `regularization_coeff * parameter` to the gradient.
 
     >>> L2Decay(0.5)
     L2Decay(coefficient=0.5)

@@ -41,16 +41,16 @@ ProgramFunc = Callable[[], Any] | Mapping[str, Objective]
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When a `Trainer` writes checkpoints, in Fluid's words; see `penstock.CheckpointConfig`.
+    """When a `Trainer` writes checkpoints, in Fluid's terms; see `penstock.CheckpointConfig`.
 
-    It differs from Fluid's: checkpoints are kept when training ends, and a second run of the same
-    script goes on from them, so that it has nothing to do where the first was complete; one is
-    always written at the end; without a folder they go to `checkpoints`, not into the current
-    directory.
+    It differs from Fluid's class. Checkpoints are kept when training ends, and a second run of the
+    same script resumes from them; if the first run was complete, the second has nothing to do. A
+    checkpoint is always written at the end. The two intervals are independent. The default folder
+    is `checkpoints`, not the current directory.
 
     Arguments:
-      checkpoint_dir: the folder.
-      max_num_checkpoints: how many of the newest are kept.
+      checkpoint_dir: the folder, `checkpoints` by default.
+      max_num_checkpoints: how many checkpoints are kept, the newest ones.
       epoch_interval: write at the end of every `epoch_interval`-th epoch.
       step_interval: write after every `step_interval`-th step.
 
@@ -77,7 +77,7 @@ step_interval=10)
                 )
 
     def as_config(self) -> Config:
-        """Return the same as a `penstock.CheckpointConfig`."""
+        """Return the equivalent `penstock.CheckpointConfig`."""
         # Both intervals hold. Fluid saved every `step_interval` steps of every `epoch_interval`-th
         # epoch.
         return Config(
@@ -91,29 +91,30 @@ step_interval=10)
 class Trainer(trainer.Trainer):
     """Train a network written as a program function; `penstock.Trainer` with Fluid's arguments.
 
-    They have the names of the last release with this interface (August 2018), or those of the
-    draft before it: `program_func` for `train_func`, `optimizer` for `optimizer_func`. Give one
-    name of each. `event.metrics`, `test` and `infer` are lists of arrays, even of one value; where
-    a program function returns a dict they are dicts.
+    The argument names are those of the last release with this interface (August 2018). The names
+    of the draft before it work too: `program_func` for `train_func`, `optimizer` for
+    `optimizer_func`. Pass only one of each pair. `event.metrics` and the results of `test` and
+    `infer` are lists of arrays, even for a single value. If a program function returns a dict,
+    they are dicts.
 
     Arguments:
       train_func: a function without arguments that calls `fluid.layers.*` and returns the loss, or
-        a list with the loss first and metrics after it.
-      optimizer_func: a function without arguments that returns an optimizer; also an optimizer.
-      param_path: a folder of parameters to start from. Where there is none yet, training starts
-        from initial values and says so.
-      place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Trainer` takes. Without
-        one, the first device of the default backend.
-      parallel: use every device of that kind. The reader's batch is split over them.
+        a list of the loss followed by metrics.
+      optimizer_func: a function without arguments that returns an optimizer; or an optimizer.
+      param_path: a folder of parameters to start from. If it does not exist yet, training starts
+        from initial values, and a log line says so.
+      place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Trainer` takes. By
+        default, the first device of the default backend.
+      parallel: use every device of that kind. Each batch of the reader is split over them.
       checkpoint_config: a `fluid.CheckpointConfig`.
-      program_func: the draft's name of `train_func`.
-      optimizer: the draft's name of `optimizer_func`.
-      checkpoint: instead of `checkpoint_config`, as in `penstock.Trainer`, like all arguments
-        after it.
+      program_func: the draft's name for `train_func`.
+      optimizer: the draft's name for `optimizer_func`.
+      infer_func: what `infer` runs. This and the arguments below are those of `penstock.Trainer`.
+      checkpoint: a folder or a `penstock.CheckpointConfig`, instead of `checkpoint_config`.
 
     Raises:
-      TypeError: an argument is missing, given under two names, or of the wrong kind.
-      ProgramError: no programs can be derived; said before any data is read.
+      TypeError: an argument is missing, given under two names, or of the wrong type.
+      ProgramError: no programs can be derived from the functions; raised before data is read.
 
     >>> import numpy as np, penstock.fluid as fluid
     >>> def train_program():
@@ -188,14 +189,14 @@ class Trainer(trainer.Trainer):
         """Train for `num_epochs` passes over `reader`; see `penstock.Trainer.train`.
 
         Arguments:
-          num_epochs: how many passes.
-          event_handler: a function that takes an event, or a list of them; `event.metrics` is a
-            list of arrays, empty where `fetch_metrics` was set to `False`.
-          reader: yields batches: what `penstock.readers.batch` returns, or any other reader.
+          num_epochs: number of passes.
+          event_handler: a function that takes an event, or a list of such functions.
+            `event.metrics` is a list of arrays, empty if `fetch_metrics` was set to `False`.
+          reader: a reader of batches, from `penstock.readers.batch` or any other.
           feed_order: the input names in the order of a sample's fields, or a dict of name to index.
 
         Raises:
-          TypeError: an argument is missing or in another's place.
+          TypeError: an argument is missing or in the wrong position.
         """
         if isinstance(num_epochs, bool) or not isinstance(num_epochs, int | np.integer):
             raise TypeError(
@@ -216,18 +217,19 @@ class Trainer(trainer.Trainer):
     ) -> Any:
         """Return the means of the loss and the metrics over `reader`, a list of arrays.
 
-        Every example counts once; Fluid averaged the means of batches. With several objectives a
-        dict of such lists.
+        Every example counts once; Fluid averaged the means of batches. With several objectives the
+        result is a dict of such lists.
 
         Arguments:
-          reader: yields batches.
-          feed_order: the input names in the order of a sample's fields; those of `train` without.
+          reader: a reader of batches.
+          feed_order: the input names in the order of a sample's fields; by default those of
+            `train`.
           averaged: test the moving average of the parameters that the optimizer keeps.
         """
         return self._convert(super().test(reader, feed_order, averaged=averaged))
 
     def infer(self, feed: Feed) -> Any:
-        """Return what `infer_func` returns for a feed, with the live parameters: a list of arrays.
+        """Run `infer_func` on a feed with the current parameters, and return a list of arrays.
 
         Raises:
           ProgramError: the trainer was made without `infer_func`.
@@ -242,10 +244,11 @@ class Trainer(trainer.Trainer):
     ) -> None:
         """Write the parameters, as `save_params` does.
 
-        The network is not part of it: an `Inferencer` gets it from its `infer_func`, which has
-        inputs and outputs of its own. The other arguments are checked and change nothing.
+        The network is not saved: an `Inferencer` gets it from its `infer_func`, which declares its
+        own inputs and outputs. The other arguments are checked, but have no effect.
 
         Arguments:
+          param_path: the folder to write to.
           feeded_var_names: names of inputs.
           target_var_indexes: positions of values that `train_func` returns.
 

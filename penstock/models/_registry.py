@@ -46,23 +46,26 @@ FAMILIES = (
 
 
 def decays_kernels(path: str) -> bool:
-    """Return whether weight decay applies to a parameter: to kernels, but not to depthwise ones."""
+    """Return whether weight decay applies to a parameter: a kernel, but not a depthwise one."""
     return path.endswith("/w")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """One network of the library; `models.get(name)` gives it.
+    """A network of the library, as `models.get(name)` returns it.
+
+    Call it in a program function, `model(images, num_classes)`, for its logits and end points.
 
     Arguments:
-      function: `(images, num_classes) -> (logits, end_points)`, called in a program function; with
-        a parameter `settings` it gets the `Settings` too.
-      default_image_size: height and width in pixels that it was designed for.
-      preprocessing: the name of the one that its published weights were trained with.
-      num_classes: of the published weights.
-      num_channels: of its images.
+      name: its name in the library.
+      function: `(images, num_classes) -> (logits, end_points)`, called in a program function. If
+        it has a parameter `settings`, it also gets the `Settings`.
+      default_image_size: the height and width in pixels that it was designed for.
+      preprocessing: the name of the preprocessing that its published weights were trained with.
+      num_classes: the number of classes of the published weights.
+      num_channels: the number of channels of its images.
       settings: how it is regularised and normalised.
-      decays: takes a parameter's path, gives whether weight decay applies to it.
+      decays: takes a parameter's path and returns whether weight decay applies to it.
       source: where the network comes from.
     """
 
@@ -98,7 +101,7 @@ class Model:
         return self.function(images, num_classes)
 
     def with_settings(self, settings: Settings) -> Model:
-        """Return the model with the settings that are not None in `settings` changed."""
+        """Return a copy of the model with the settings changed that are not None in `settings`."""
         return dataclasses.replace(self, settings=settings.over(self.settings))
 
 
@@ -141,7 +144,7 @@ def register(
     decays: Callable[[str], bool] = decays_kernels,
     source: str = "",
 ) -> Callable[[N], N]:
-    """Add a network to the library under `name`; a decorator of its function.
+    """Add a network to the library under `name`: decorate its function.
 
     The other arguments are the fields of `models.Model`. Source: FastNN's `models_map`.
 
@@ -197,10 +200,10 @@ def get(name: str, settings: Settings | None = None) -> Model:
     """Return the network called `name`.
 
     Arguments:
-      settings: what to change in it, see `models.Settings`.
+      settings: settings to change, see `models.Settings`.
 
     Raises:
-      UnknownNameError: there is none.
+      UnknownNameError: there is no such network.
 
     >>> get("lenet").default_image_size
     28
@@ -223,7 +226,7 @@ def find_family(name: str) -> str:
 
 
 def names(pattern: str = "*") -> list[str]:
-    """Return the names of the networks that match a glob, sorted.
+    """Return the names of the networks that match a glob pattern, sorted.
 
     >>> names("le*")
     ['lenet']

@@ -9,22 +9,25 @@ import dataclasses
 class Settings:
     """How a network is regularised and normalised; None stands for the network's own value.
 
-    A network's own values are those of the published code, see `models.get(name).settings`, but
-    that a step keeps at most `(1 + step) / (10 + step)` of batch norm's running statistics. With
-    TF-Slim's decay of 0.9997 the first statistics take ten thousand steps to fade, and a short run
-    would look broken at test time.
+    A network's own values, `models.get(name).settings`, are those of the published code, with one
+    exception: batch norm's decay is warmed up, to at most `(1 + step) / (10 + step)`. With
+    TF-Slim's decay of 0.9997 the initial statistics take ten thousand steps to fade, and a short
+    run would look broken at test time.
 
     Arguments:
-      batch_norm_decay: the share of the running statistics that a step keeps, at most.
+      batch_norm_decay: the decay of batch norm's running statistics, from 0 to 1.
       batch_norm_warmup: False applies `batch_norm_decay` from the first step on, as the published
         code does.
       batch_norm_epsilon: added to the variance.
-      unbiased_running_variance: move the running variance towards `n / (n - 1)` times the batch's,
-        as TensorFlow's fused kernel and torch do.
-      dropout: the share of the features before the last layer that is dropped.
-      drop_path: the share of paths that the last cell drops at the end of training (NASNet).
-      drop_path_steps: after how many steps `drop_path` is reached.
-      weight_decay: its coefficient in the loss of `models.classifier`.
+      unbiased_running_variance: update the running variance with the unbiased variance of the
+        batch, `n / (n - 1)` times the biased one, as TensorFlow's fused kernel and torch do.
+      dropout: the dropout rate before the last layer.
+      drop_path: the drop path rate of the last cell at the end of training (NASNet).
+      drop_path_steps: the number of steps over which the drop path rate rises to `drop_path`.
+      weight_decay: the coefficient of weight decay in the loss of `models.classifier`.
+
+    Raises:
+      ValueError: a value is out of range.
 
     >>> Settings(batch_norm_decay=0.9).over(Settings(batch_norm_decay=0.99, dropout=0.5)).dropout
     0.5
@@ -53,7 +56,7 @@ class Settings:
                 )
 
     def over(self, defaults: Settings) -> Settings:
-        """Return these settings, with `defaults` in place of None."""
+        """Return these settings, with the values of `defaults` in place of None."""
         mine = dataclasses.asdict(self)
         return dataclasses.replace(
             defaults, **{name: value for name, value in mine.items() if value is not None}

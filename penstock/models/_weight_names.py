@@ -58,19 +58,21 @@ _USER_MAPS: dict[tuple[str, str], list[_UserMap]] = {}
 def register_weight_map(
     model_name: str, source: Source, *, preprocessing: Preprocessing | None = None
 ) -> Callable[[N], N]:
-    """Register what a network's parameters are called in files of a source; a decorator.
+    """Register the names of a network's parameters in weight files: decorate a function.
 
-    The function returns a dict from our name, such as `"conv1/conv/w"`, to the file's. It has every
-    parameter and statistic of the network, but those that the files lack. Arrays are laid out by
-    their shapes: kernels, dense and depthwise weights of TensorFlow, Keras and torch become ours.
-    Where a network and source have several maps, the library's among them, a file is read with the
-    one that it has most names of.
+    The function returns a dict from penstock's names, such as `"conv1/conv/w"`, to the file's. It
+    has every parameter and statistic of the network, except those missing from the files. Arrays
+    are transposed to penstock's layout: kernels, dense and depthwise weights of TensorFlow, Keras
+    and torch. If several maps are registered for a network and source, or the library has one, the
+    map with the most names in the file is used.
 
     Arguments:
-      model_name: of the network, which may be registered later.
-      source: whose names they are: of TensorFlow checkpoints (`"tf_slim"`), of Keras files
-        (`<layer>/<variable>`), or of torch's state dicts and `.safetensors`.
-      preprocessing: of the images that those weights were trained with; without it the network's.
+      model_name: the network's name; it may be registered later.
+      source: the format that the names belong to: `"tf_slim"` for TensorFlow checkpoints,
+        `"keras"` for Keras files (`<layer>/<variable>`), `"torch"` for state dicts and
+        `.safetensors`.
+      preprocessing: the preprocessing that the weights were trained with; the network's by
+        default.
 
     Raises:
       ValueError: there is no such source.

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 
 class Advice(NamedTuple):
-    """Which of a family's networks to take.
+    """Advice on which of a family's networks to choose.
 
     Arguments:
-      family: what a person calls it.
-      patterns: of its networks' names.
-      text: which one to take, and what the others are for.
+      family: the family's common name.
+      patterns: glob patterns of its networks' names.
+      text: which one to choose, and what the others are for.
     """
 
     family: str

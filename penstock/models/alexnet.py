@@ -15,7 +15,7 @@ from penstock.models._style import Style, avg_pool, max_pool, truncated_normal, 
 
 
 def alexnet_v2(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
-    """Build AlexNet of "One weird trick", without LRN: images of 67 pixels at least."""
+    """Build AlexNet of "One weird trick", without LRN, for images of at least 67 pixels."""
     style = Style(settings=settings, is_normalized=False, biases=jax.nn.initializers.constant(0.1))
     points: EndPoints = {}
     net = _apply_convs(images, style, max_pool, points)

@@ -21,11 +21,11 @@ class Classifier(NamedTuple):
     """The program functions of one network, which share their parameters.
 
     Arguments:
-      infer_program: returns the probabilities of the classes, `[B, num_classes]`.
-      train_program: returns a dict of `loss`, `accuracy` and, from 6 classes on, `top_5`.
+      infer_program: returns the class probabilities, `[B, num_classes]`.
+      train_program: returns a dict of `loss`, `accuracy` and, for more than 5 classes, `top_5`.
       model: the network, with its settings.
-      explain_program: an infer program that also says where the network looks: a dict of
-        `probabilities` and of `heat` `[B, h, w]`, see `models.grad_cam`.
+      explain_program: an infer program that also returns a heat map: a dict of `probabilities`
+        `[B, num_classes]` and `heat` `[B, h, w]`, see `models.grad_cam`.
     """
 
     infer_program: Callable[[], jax.Array]
@@ -46,21 +46,21 @@ def classifier(
 ) -> Classifier:
     """Make the infer and train program functions of a network.
 
-    They declare the inputs `image` `[H, W, C]` float32 (bytes are cast on the device) and `label`
+    They declare the inputs `image` `[H, W, C]` float32 (uint8 is cast on the device) and `label`
     `[1]` int32. The loss is the mean softmax cross entropy, plus `auxiliary_weight` times that of
     the auxiliary head, if any, plus weight decay: `coefficient / 2` times the sum of squares of the
     weights that the published code decays. Source: FastNN.
 
     Arguments:
-      model: the name of a network, or what `models.get` gave.
+      model: the name of a network, or a `models.Model`.
       image_size: height and width in pixels, the network's own by default.
       label_smoothing: the share of the label's probability that is spread over all classes.
-      settings: what to change in the network, see `models.Settings`.
-      preprocess: what the programs do to the images first, `[B, H, W, C]` to the same, e.g.
-        `preprocessing.get(name).device`.
+      settings: settings to change in the network, see `models.Settings`.
+      preprocess: applied to the images `[B, H, W, C]` first, e.g. `preprocessing.get(name).device`.
 
     Raises:
       UnknownNameError: there is no such network.
+      ValueError: `label_smoothing` is not from 0 to less than 1.
 
     >>> import optax
     >>> import penstock as ps

@@ -15,12 +15,12 @@ _Function = Callable[..., list[jax.Array]]
 
 
 class Explanation(NamedTuple):
-    """The answers to a batch of images, and where they come from.
+    """The predictions for a batch of images, and heat maps of where they come from.
 
     Arguments:
       logits: `[B, num_classes]`.
-      heat: `[B, h, w]` in 0..1, in the height and width of the last feature map: 1 where the image
-        speaks loudest for the likeliest class, 0 where it says nothing for it.
+      heat: `[B, h, w]` in 0..1, with the height and width of the last feature map: 1 where the
+        evidence for the most likely class is strongest, 0 where there is none.
     """
 
     logits: jax.Array
@@ -36,16 +36,18 @@ class _FeatureMap(NamedTuple):
 
 
 def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
-    """Apply a network, and find where it looks for its answer, by Grad-CAM.
+    """Apply a network, and compute Grad-CAM heat maps of where its predictions come from.
 
-    Called in an infer program. The channels of the last feature map are weighed by the mean
-    gradient of the likeliest class's logit, and summed up; what speaks against the class counts as
-    nothing. The last feature map is the last of the network's end points `[B, h, w, C]` that the
-    logits depend on and that has more than one place. Source: Selvaraju et al., "Grad-CAM: Visual
-    Explanations from Deep Networks via Gradient-based Localization", 2017.
+    Call it in an infer program. The channels of the last feature map are weighted by the mean
+    gradient of the most likely class's logit, and summed; negative values become 0. The last
+    feature map is the last end point `[B, h, w, C]` that the logits depend on and that is larger
+    than 1 x 1. Source: Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via
+    Gradient-based Localization", 2017.
 
     Arguments:
+      model: a network, from `models.get`.
       images: `[B, H, W, C]` float, preprocessed.
+      num_classes: the number of classes.
 
     Raises:
       ValueError: the network has no such end point.

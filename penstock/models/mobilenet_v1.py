@@ -37,8 +37,8 @@ def mobilenet_v1(
     """Build MobileNet v1: a convolution, thirteen depthwise separable ones, logits.
 
     Arguments:
-      depth_multiplier: of the channels of every layer; no layer has less than 8.
-      output_stride: 8 or 16 lets the last layers dilate instead of striding.
+      depth_multiplier: scales the channels of every layer; no layer has fewer than 8.
+      output_stride: 8 or 16 makes the last layers dilate instead of striding.
     """
     style = make_style(settings, "relu6")
     points: EndPoints = {}

@@ -41,8 +41,8 @@ def mobilenet_v2(
     """Build MobileNet v2: a convolution, seventeen inverted residual bottlenecks, a 1x1, logits.
 
     Arguments:
-      depth_multiplier: of the channels of every layer; the last 1x1 keeps its width below 1.
-      output_stride: 8 or 16 lets the last layers dilate instead of striding.
+      depth_multiplier: scales the channels of every layer; below 1 the last 1x1 keeps its width.
+      output_stride: 8 or 16 makes the last layers dilate instead of striding.
     """
     style = make_style(settings, "relu6")
     points: EndPoints = {}

@@ -102,7 +102,7 @@ def mobilenet_v3(
     """Build MobileNet v3: a convolution, inverted residual bottlenecks, two 1x1, logits.
 
     Arguments:
-      gate_slope: of the gates of squeeze-and-excite, `relu6(x + 3)` times it.
+      gate_slope: the slope of squeeze-and-excite's gates, which are `gate_slope * relu6(x + 3)`.
     """
     style = make_style(settings, variant.act)
     points: EndPoints = {}

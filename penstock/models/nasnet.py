@@ -58,8 +58,8 @@ def nasnet(
     """Build NASNet-A: three stacks of normal cells, with a reduction cell before two of them.
 
     Arguments:
-      num_cells: normal cells in all.
-      num_filters: of the first stack; each reduction doubles them.
+      num_cells: total number of normal cells.
+      num_filters: filters of the first stack; each reduction doubles them.
       is_for_imagenet: begin with a stride of 8 instead of 1.
       reduction_skips_a_cell: the second input of the first normal cell after a reduction is the
         reduction's second input, instead of its first.

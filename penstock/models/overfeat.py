@@ -13,7 +13,7 @@ from penstock.models._style import Style, max_pool, truncated_normal
 
 
 def overfeat(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
-    """Build OverFeat: five convolutions, three dense layers; images of 71 pixels at least."""
+    """Build OverFeat: five convolutions, three dense layers; for images of at least 71 pixels."""
     style = Style(settings=settings, is_normalized=False)
     points: EndPoints = {}
     net = points["conv1"] = style.conv(images, 64, 11, stride=4, padding="VALID", name="conv1")

@@ -44,8 +44,8 @@ def pnasnet(
     """Build PNASNet-5: three stacks of one kind of cell, the last two begin with a stride of 2.
 
     Arguments:
-      num_cells: of the stacks.
-      num_filters: of the first stack; each reduction doubles them.
+      num_cells: number of cells in the stacks.
+      num_filters: filters of the first stack; each reduction doubles them.
     """
     cells = Cells(settings, num_cells + 2)
     outputs = cells.imagenet_stem(images, CELL, num_filters, num_stem_filters)

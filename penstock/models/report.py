@@ -36,12 +36,12 @@ class Report:
     """The size of one network.
 
     Arguments:
-      num_classes: the width of its last layer when it was counted.
-      num_params: trained numbers, with those of auxiliary heads.
-      num_statistics: numbers of batch norm's running statistics.
-      num_tensors: trained arrays.
-      num_macs: multiplications of convolutions and dense layers, each with an addition, for one
-        image in infer mode: without auxiliary heads.
+      num_classes: the width of the last layer that the counts are for.
+      num_params: number of trainable parameters, including auxiliary heads.
+      num_statistics: number of values in batch norm's running statistics.
+      num_tensors: number of trainable arrays.
+      num_macs: multiply-adds of convolutions and dense layers for one image in infer mode,
+        without auxiliary heads.
     """
 
     num_classes: int
@@ -83,13 +83,13 @@ class Product(NamedTuple):
 
 
 def get_counted_classes(model: Model) -> int:
-    """Return at how many classes a network is counted: 1000 for those of ImageNet."""
+    """Return the number of classes that a network is counted with: 1000 for those of ImageNet."""
     # Papers count without the background class that TF-Slim's weights have as the 1001st.
     return 1000 if model.num_classes == 1001 else model.num_classes
 
 
 def get_report(model: Model) -> Report:
-    """Return the size of a network; the library's own were counted before."""
+    """Return the size of a network; those of the library are precomputed."""
     facts = FACTS.get(model.name)
     return describe(model)[0] if facts is None else Report(**dict(zip(_FIELDS, facts, strict=True)))
 

@@ -20,7 +20,7 @@ def resnet_cifar10(
     """Build three stages of two-layer units, of 16, 32 and 64 channels.
 
     Arguments:
-      depth: the number of layers with weights, shortcuts aside: 6 times a number, plus 2.
+      depth: the number of layers with weights, without shortcuts: a multiple of 6, plus 2.
 
     Raises:
       ValueError: there is no network of this depth.

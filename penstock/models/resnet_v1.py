@@ -21,7 +21,7 @@ def resnet_v1(
     """Build ResNet v1: each unit adds its bottleneck to its input, and then applies ReLU.
 
     Arguments:
-      num_units: in each of the four blocks.
+      num_units: number of units in each of the four blocks.
     """
     style = Style(settings=settings, weights=variance_scaling(), has_scale=True)
     points: EndPoints = {}

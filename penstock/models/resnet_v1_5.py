@@ -31,9 +31,9 @@ def resnet_v1_5(
     """Build ResNet v1.5: the unit that halves the image is a block's first.
 
     Arguments:
-      num_units: in each of the four blocks.
-      num_groups: of each 3x3 convolution; 32 in ResNeXt-50.
-      group_width: channels of a group in the first block; 4 in ResNeXt-50.
+      num_units: number of units in each of the four blocks.
+      num_groups: groups of each 3x3 convolution; 32 in ResNeXt-50.
+      group_width: channels per group in the first block; 4 in ResNeXt-50.
     """
     he = initializers.variance_scaling(2.0, "fan_out", "normal")
     style = Style(settings=settings, weights=he, has_scale=True)

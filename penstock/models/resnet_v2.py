@@ -27,9 +27,9 @@ def resnet_v2(
     """Build ResNet v2: batch norm and ReLU come first in a unit, and once more at the end.
 
     Arguments:
-      num_units: in each of the four blocks.
-      is_pool_padded: put a frame of zeros around what the first pooling sees, as Keras does, in
-        place of TF-Slim's `"SAME"`, whose windows lie a pixel further right and down.
+      num_units: number of units in each of the four blocks.
+      is_pool_padded: pad the input of the first pooling with zeros on each side, as Keras does,
+        instead of TF-Slim's `"SAME"`, whose windows lie a pixel further right and down.
     """
     style = Style(settings=settings, weights=variance_scaling(), has_scale=True)
     plain = replace(style, act=None, is_normalized=False)

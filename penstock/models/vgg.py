@@ -28,7 +28,7 @@ _DROPOUT_SHARES = ((0.6, 0.0), (0.8, 0.0), (0.8, 0.8, 0.0), (0.8, 0.8, 0.0), (0.
 def vgg(
     images: jax.Array, num_classes: int | None, *, settings: Settings, depths: Sequence[int]
 ) -> Outputs:
-    """Build VGG without batch norm: images of 32 pixels at least.
+    """Build VGG without batch norm, for images of at least 32 pixels.
 
     Arguments:
       depths: how many convolutions each of the five stages has.

@@ -50,20 +50,20 @@ _NO_WEIGHTS = re.compile(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForeignWeights(Mapping[str, np.ndarray]):
-    """A mapping of our names to the parameters and statistics that a file holds.
+    """The parameters and statistics of a file, a mapping from penstock's names to arrays.
 
-    `trainer.parameters.update(weights)` puts them into a program of the network.
+    `trainer.parameters.update(weights)` loads them into a program of the network.
 
     Arguments:
-      model_name: of the network.
-      source: whose names the file has.
-      num_classes: the width of its last layer.
-      preprocessing: of the images that they were trained with, by the source, which may be another
-        than the network's: `preprocessing.device` in a program, `preprocessing.for_evaluation` in a
-        reader.
+      model_name: the network's name.
+      source: who published such files: TF-Slim, keras.applications, or torchvision or timm.
+      num_classes: the width of the last layer.
+      preprocessing: the preprocessing that these weights were trained with. It may differ from
+        the network's default. Use `preprocessing.device` in a program and
+        `preprocessing.for_evaluation` in a reader.
       entries: name to array.
-      left_initial: names that the network has and the file lacks: auxiliary heads.
-      ignored: what the file has beside weights, such as an optimizer's state.
+      left_initial: names of parameters that the file does not have: those of auxiliary heads.
+      ignored: entries of the file that are not weights, such as an optimizer's state.
       notes: what was chosen, one sentence for each choice.
     """
 
@@ -77,11 +77,11 @@ class ForeignWeights(Mapping[str, np.ndarray]):
     notes: tuple[str, ...]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an entry by our name."""
+        """Return the array of a name."""
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over our names."""
+        """Iterate over the names."""
         return iter(self.entries)
 
     def __len__(self) -> int:
@@ -109,26 +109,26 @@ def load_weights(
 ) -> ForeignWeights:
     """Read weights that TF-Slim, keras.applications, torchvision or timm published.
 
-    Every parameter is looked up by an explicit name and its shape is checked; the number of classes
-    is that of the file. An entry of the file that the network lacks is an error, but for an
-    optimizer's state; auxiliary heads that the file lacks keep their initial values. `notes` says
-    what was chosen.
+    Every parameter is looked up by an explicit name, and its shape is checked. The number of
+    classes is read from the file. An entry that the network does not have is an error, except for
+    an optimizer's state. Auxiliary heads that the file does not have keep their initial values.
+    `notes` says what was chosen.
 
     Arguments:
-      model: the name of a network, or what `models.get` gave.
+      model: the name of a network, or a `models.Model`.
       path: a TF-Slim checkpoint (needs the `tensorflow` extra), a Keras `.h5`, `.keras` or
-        `.weights.h5` file (needs h5py), or a state dict as `.safetensors`, `.pth` or `.pt`, whose
-        code is not run.
-      image_size: height and width in pixels, where parameters depend on it; the network's own by
-        default.
-      moving_averages: take the moving averages of parameters where a TF-Slim checkpoint has them,
-        as TF-Slim's evaluation does.
+        `.weights.h5` file (needs h5py), or a state dict as `.safetensors`, `.pth` or `.pt`. Code
+        in a `.pth` or `.pt` file is not run.
+      image_size: height and width in pixels, for networks whose parameters depend on it; the
+        network's own by default.
+      moving_averages: use the moving averages of parameters if a TF-Slim checkpoint has them, as
+        TF-Slim's evaluation does.
 
     Raises:
       UnknownNameError: there is no such network.
       FileNotFoundError: there is no such file.
       ParameterError: the file is damaged or of another network; lists every entry that is missing,
-        left over or of another shape.
+        left over or of the wrong shape.
 
     >>> import tempfile, numpy as np
     >>> from safetensors.numpy import save_file
@@ -296,11 +296,12 @@ def find_shapes(model: Model, num_classes: int, image_size: int | None) -> Shape
 def find_preprocessing(model: Model, path: Path) -> Preprocessing:
     """Return the preprocessing that the weights in a file were trained with.
 
-    The file's format and content say it, or timm's `config.json` beside it; arrays are not read.
+    It follows from the file's format and content, or from timm's `config.json` beside it; arrays
+    are not read.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ParameterError: it is no weight file.
+      ParameterError: it is not a weight file.
     """
     source = find_format(path)
     registered = find_registered_preprocessing(model.name, source)

@@ -20,18 +20,18 @@ HostDtype = Literal["uint8", "float32"]
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing(abc.ABC):
-    """How decoded images become a network's input; `preprocessing.get(name)` gives one.
+    """How decoded images become a network's input; `preprocessing.get(name)` returns one.
 
-    Readers run `host`: it crops and resizes each image with random numbers of its own. Program
-    functions run `device`: it flips, changes colours and normalises whole batches, in training with
-    a random key for each row. Between the two values are in 0..255.
+    Readers run `host`, which crops and resizes each image, in training with its own random numbers.
+    Program functions run `device`, which flips, changes colours and normalises whole batches, in
+    training with a random key for each row. Between the two, values are in 0..255.
 
-    One of your own is a subclass, a frozen dataclass where it has options, with `crop` and
-    `finish`, and `draw` where `finish` is random; see `preprocessing.register`.
+    To write your own, subclass it and implement `crop` and `finish`, and `draw` if `finish` is
+    random. Make it a frozen dataclass if it has options. See `preprocessing.register`.
 
     Arguments:
-      dtype: of the images that the host yields: `"float32"`, or `"uint8"`, rounded: a quarter of
-        the bytes. `None` loses nothing: `"uint8"` where images are only cropped, else `"float32"`.
+      dtype: the dtype of the images that `host` returns. `"uint8"` rounds, and is a quarter of the
+        bytes of `"float32"`. `None` keeps the dtype that `crop` returns.
     """
 
     # The split is where the accelerator becomes cheaper: crops and resizes need each image in its
@@ -59,7 +59,9 @@ class Preprocessing(abc.ABC):
 
         Arguments:
           image: `[H, W, C]` uint8.
-          random: of this image and epoch; `None` in evaluation.
+          height: height of the result in pixels.
+          width: width of the result in pixels.
+          random: the generator of this image and epoch; `None` in evaluation.
 
         Returns:
           `[height, width, C]`, uint8 or float32 in 0..255.
@@ -79,7 +81,7 @@ class Preprocessing(abc.ABC):
         return None
 
     def check_size(self, height: int, width: int) -> None:
-        """Raise for a size that images cannot be brought to.
+        """Check that images can be cropped and resized to a size.
 
         Raises:
           PreprocessingError: a size below 1.
@@ -104,14 +106,18 @@ class Preprocessing(abc.ABC):
         """Crop and resize one decoded image.
 
         Arguments:
-          image: `[H, W, C]` uint8, RGB or, where the preprocessing takes it, gray.
-          random: draws the crop in training; evaluation needs none.
+          image: `[H, W, C]` uint8, RGB, or grayscale if the preprocessing accepts it.
+          height: height of the result in pixels.
+          width: width of the result in pixels.
+          is_training: crop at random.
+          random: the generator for the crop; needed in training only.
 
         Returns:
           `[height, width, C]` uint8 or float32, in 0..255.
 
         Raises:
-          PreprocessingError: another kind of image, one that is too small, or no `random`.
+          PreprocessingError: the image has another shape or dtype, or is too small; or `random` is
+            missing in training.
 
         >>> from penstock import preprocessing
         >>> photo = np.zeros((375, 500, 3), np.uint8)
@@ -138,10 +144,11 @@ class Preprocessing(abc.ABC):
         return _as_dtype(taken, self.dtype)
 
     def device(self, images: jax.Array) -> jax.Array:
-        """Flip, colour and normalise a batch; called in a program function.
+        """Flip, change colours and normalise a batch; call it in a program function.
 
-        In the train program each row draws from the seed, the step and its place in the global
-        batch: the same on any number of devices and after a resume. Test and infer only normalise.
+        In the train program, the random numbers of a row depend only on the seed, the step and its
+        position in the global batch: they are the same on any number of devices and after resuming.
+        The test and infer programs only normalise.
 
         Arguments:
           images: `[B, H, W, C]` of any dtype, in 0..255.
@@ -150,8 +157,8 @@ class Preprocessing(abc.ABC):
           `[B, H, W, C]` float32.
 
         Raises:
-          LayerContextError: not in a program function.
-          ProgramError: no batch of images.
+          LayerContextError: it was called outside a program function.
+          ProgramError: `images` is not a batch of images.
 
         >>> import penstock as ps
         >>> from penstock import layers, preprocessing
@@ -183,11 +190,12 @@ class Preprocessing(abc.ABC):
         """Return the host part as the `augment=` of a reader.
 
         Arguments:
-          height: of the images in pixels; `width` is the same without it.
-          entry: where a sample holds its image: a name, or the index in a tuple.
+          height: height of the images in pixels.
+          width: width of the images in pixels, `height` by default.
+          entry: the sample's entry that holds the image: a key, or an index for tuples.
 
         Raises:
-          PreprocessingError: a size that images cannot be brought to.
+          PreprocessingError: images cannot be cropped or resized to that size.
 
         >>> from penstock import preprocessing
         >>> augment = preprocessing.get("vgg").for_training(224)
@@ -200,13 +208,12 @@ class Preprocessing(abc.ABC):
     def for_evaluation(
         self, height: int, width: int | None = None, *, entry: str | int = "image"
     ) -> SamplePreprocessing:
-        """Return the host part as the `decode=` (or `augment=`) of a reader; draws nothing.
+        """Return the host part as the `decode=` (or `augment=`) of a reader; nothing is random.
 
-        Arguments:
-          height: as in `for_training`, and the others.
+        The arguments are those of `for_training`.
 
         Raises:
-          PreprocessingError: a size that images cannot be brought to.
+          PreprocessingError: images cannot be cropped or resized to that size.
 
         >>> from penstock import preprocessing
         >>> decode = preprocessing.get("lenet").for_evaluation(28, entry=0)
@@ -219,14 +226,16 @@ class Preprocessing(abc.ABC):
     def check_options(
         self, are_right: Mapping[str, bool], expected: str, why: str, remedy: str
     ) -> None:
-        """Raise an error that lists the options that are wrong.
+        """Check options, and raise one error that lists all invalid ones.
 
         Arguments:
-          are_right: name of a field -> whether its value can be used.
-          expected: as the other arguments, a part of the message; see `error`.
+          are_right: maps the name of each field to whether its value is valid.
+          expected: what was expected, for the message.
+          why: the reason, for the message.
+          remedy: what to do, for the message.
 
         Raises:
-          PreprocessingError: one is wrong.
+          PreprocessingError: an option is invalid.
         """
         wrong = [name for name, is_right in are_right.items() if not is_right]
         if wrong:
@@ -234,7 +243,7 @@ class Preprocessing(abc.ABC):
             raise self.error(got, expected, why, remedy)
 
     def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
-        """Return the error that names this preprocessing."""
+        """Return an error whose message names this preprocessing."""
         return PreprocessingError(message(self._owner, got, expected, why, remedy))
 
     @property

@@ -58,10 +58,10 @@ def register(name: str) -> Callable[[Make], Make]:
 def get(name: str) -> Preprocessing:
     """Return the preprocessing called `name`, with its default options.
 
-    A network knows the name of its own: `preprocessing.get(models.get("vgg_16").preprocessing)`.
+    For a network's preprocessing: `preprocessing.get(models.get("vgg_16").preprocessing)`.
 
     Raises:
-      UnknownNameError: there is none.
+      UnknownNameError: there is no such preprocessing.
 
     >>> get("inception")
     Inception(dtype=None, fast_mode=True, ...)
@@ -85,12 +85,12 @@ def names() -> list[str]:
 
 
 def describe(preprocessing: Preprocessing) -> Description:
-    """Return a preprocessing as JSON, from which `restore` makes it again.
+    """Return a JSON description of a preprocessing, for `restore`.
 
-    Parameter folders hold it, to say which images their weights were trained with.
+    It is saved in parameter folders, with the weights that were trained with it.
 
     Raises:
-      PreprocessingError: no registered name gives its class.
+      PreprocessingError: its class is not registered.
 
     >>> from penstock import preprocessing
     >>> describe(preprocessing.Vgg(resize_side_min=341))
@@ -115,11 +115,11 @@ def describe(preprocessing: Preprocessing) -> Description:
 
 
 def restore(description: Mapping[str, object]) -> Preprocessing:
-    """Return the preprocessing of a description that `describe` made.
+    """Return the preprocessing that `describe` described.
 
     Raises:
-      UnknownNameError: no preprocessing of that name is registered here.
-      PreprocessingError: it has no such options, or it is no description.
+      UnknownNameError: no preprocessing of that name is registered.
+      PreprocessingError: it has no such options, or `description` is not a description.
 
     >>> restore({"name": "vgg", "options": {"resize_side_min": 341}}).resize_side_min
     341

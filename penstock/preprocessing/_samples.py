@@ -31,16 +31,17 @@ class Host(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePreprocessing:
-    """A function of a sample for a reader's `augment=` or, in evaluation, `decode=`.
+    """The host part of a preprocessing as a reader's `augment=` or, in evaluation, `decode=`.
 
-    Made by `Preprocessing.for_training` and `for_evaluation`. It can be pickled, so that worker
+    Returned by `Preprocessing.for_training` and `for_evaluation`. It can be pickled, so worker
     processes can run it.
 
     Arguments:
-      preprocessing: whose host part it is.
-      height: of the images that it returns, in pixels, as `width`.
+      preprocessing: the preprocessing.
+      height: height of the images that it returns, in pixels.
+      width: width of the images that it returns, in pixels.
       is_training: crop at random.
-      entry: where a sample holds its image.
+      entry: the sample's entry that holds the image: a key, or an index for tuples.
     """
 
     preprocessing: Host

@@ -36,12 +36,14 @@ def resize_antialiased(
 ) -> np.ndarray:
     """Resize an image as Pillow's `Image.resize` and torchvision's `Resize` do.
 
-    An output pixel is a mean of all input pixels that it covers, so that shrinking leaves no
-    aliases. `resize` is TensorFlow 1's way, which takes two pixels along each axis.
+    Each output pixel is a weighted mean of all input pixels that it covers, which avoids aliasing
+    when shrinking. `resize` is TensorFlow 1's way, without antialiasing.
 
     Arguments:
       image: `[H, W, C]` uint8.
-      height: of the resized image, as `width`.
+      height: height of the resized image.
+      width: width of the resized image.
+      method: `"bilinear"` or `"bicubic"`.
       window: compute only this part of the resized image.
 
     Returns:

@@ -35,14 +35,14 @@ class CifarnetDraws(NamedTuple):
 @register("cifarnet")
 @dataclass(frozen=True, kw_only=True)
 class Cifarnet(Preprocessing):
-    """Cifarnet's preprocessing: for small images, which it never resizes.
+    """Cifarnet's preprocessing, for small images; it never resizes.
 
-    Training: zeros around the image, a random crop, a random flip, brightness by up to 63, contrast
-    by 0.2 to 1.8. Evaluation: the centre, or zeros around it. Both: each image to mean 0 and
-    deviation 1. Source: TF-Slim's `cifarnet_preprocessing`.
+    Training: zero padding, a random crop, a random flip, brightness by up to 63 of 255, contrast by
+    0.2 to 1.8. Evaluation: a centre crop, or zero padding. Both: each image is standardised to mean
+    0 and standard deviation 1. Source: TF-Slim's `cifarnet_preprocessing`.
 
     Arguments:
-      padding: zeros on each side, in pixels.
+      padding: zeros on each side before the random crop, in pixels.
 
     >>> Cifarnet().host(np.ones((32, 32, 3), np.uint8), 24, 24, is_training=False).dtype.name
     'uint8'
@@ -89,7 +89,7 @@ class Cifarnet(Preprocessing):
         )
 
     def finish(self, image: jax.Array, draws: CifarnetDraws | None) -> jax.Array:
-        """Return the image with mean 0 and deviation 1."""
+        """Return the image with mean 0 and standard deviation 1."""
         if draws is not None:
             image = colour.flip(image, draws.is_flipped)
             image = colour.adjust_brightness(image, draws.brightness)

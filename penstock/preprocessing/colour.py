@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def flip(image: jax.Array, is_flipped: jax.Array) -> jax.Array:
-    """Mirror left and right where `is_flipped`.
+    """Flip an image horizontally if `is_flipped`.
 
     Arguments:
       image: `[H, W, C]`.
@@ -44,14 +44,14 @@ def adjust_contrast(image: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 def adjust_saturation(image: jax.Array, factor: jax.Array) -> jax.Array:
-    """Scale the saturation, clipped to 0..1, with hue and value as they are.
+    """Scale the saturation, clipped to 0..1, and keep hue and value.
 
-    Values may lie outside 0..1, as they do after `adjust_brightness`. Source:
+    The image's values may lie outside 0..1, as after `adjust_brightness`. Source:
     `tf.image.adjust_saturation`.
 
     Arguments:
       image: `[H, W, 3]`, RGB.
-      factor: at least 0; 0 makes gray.
+      factor: at least 0; 0 gives a grayscale image.
 
     >>> adjust_saturation(jnp.array([[[0.5, 0.25, 0.5]]]), jnp.array(1.5)).tolist()
     [[[0.5, 0.125, 0.5]]]
@@ -66,7 +66,7 @@ def adjust_saturation(image: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 def adjust_hue(image: jax.Array, delta: jax.Array) -> jax.Array:
-    """Turn the hue by `delta` of the circle. Source: `tf.image.adjust_hue`.
+    """Rotate the hue by `delta`, a fraction of the circle. Source: `tf.image.adjust_hue`.
 
     Arguments:
       image: `[H, W, 3]`, RGB.
@@ -93,7 +93,7 @@ def adjust_hue(image: jax.Array, delta: jax.Array) -> jax.Array:
 
 
 def standardize(image: jax.Array) -> jax.Array:
-    """Subtract the mean of all values and divide by their deviation, at least `1 / sqrt(size)`.
+    """Subtract an image's mean, and divide by its standard deviation, at least `1 / sqrt(size)`.
 
     A constant image becomes 0. Source: `tf.image.per_image_standardization`.
 

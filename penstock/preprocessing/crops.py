@@ -10,7 +10,7 @@ _f32 = np.float32
 
 
 class Box(NamedTuple):
-    """A part of an image, in pixels."""
+    """A rectangle in an image, in pixels."""
 
     top: int
     left: int
@@ -38,17 +38,19 @@ def sample_box(
 ) -> Box:
     """Draw a crop as TensorFlow's `sample_distorted_bounding_box` does around the whole image.
 
-    An attempt draws the aspect ratio, then the height, then the position; it succeeds when the
-    crop's area is in range. As the object is the whole image, `min_object_covered` is a second
-    bound on the area: with the defaults no crop is below a tenth of the image. After `max_attempts`
-    the whole image is taken.
+    An attempt draws the aspect ratio, then the height, then the position. It succeeds if the
+    crop's area is in range. Since the object is the whole image, `min_object_covered` is a second
+    lower bound on the area: with the defaults a crop covers at least a tenth of the image. After
+    `max_attempts` failures the whole image is taken.
 
     Arguments:
-      random: gives `random()` and `integers(n)`.
-      height: of the image in pixels, as `width`.
-      aspect_ratio_range: of width / height.
-      area_range: as a share of the image's area.
-      min_object_covered: the share of the image that a crop holds at least.
+      random: a numpy generator.
+      height: height of the image in pixels.
+      width: width of the image in pixels.
+      aspect_ratio_range: range of the crop's width / height.
+      area_range: range of the crop's area, as a fraction of the image's.
+      min_object_covered: the smallest fraction of the image that a crop covers.
+      max_attempts: number of attempts.
 
     >>> sample_box(np.random.default_rng(0), 375, 500)
     Box(top=37, left=72, height=237, width=265)
@@ -114,7 +116,7 @@ def central_box(height: int, width: int, fraction: float) -> Box:
 
 
 def crop_or_pad(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Cut out an image's centre, or put zeros around it, along each axis by itself.
+    """Crop an image's centre, or pad it with zeros, along each axis independently.
 
     Arguments:
       image: `[H, W, C]`.
@@ -137,7 +139,7 @@ def crop_or_pad(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def pad(image: np.ndarray, size: int) -> np.ndarray:
-    """Put `size` rows and columns of zeros around `image` `[H, W, C]`.
+    """Pad `image` `[H, W, C]` with `size` rows and columns of zeros on each side.
 
     >>> pad(np.ones((2, 2, 1), np.uint8), 4).shape
     (10, 10, 1)

@@ -45,22 +45,21 @@ class InceptionDraws(NamedTuple):
 @register("inception")
 @dataclass(frozen=True, kw_only=True)
 class Inception(Preprocessing):
-    """Inception's preprocessing, of mobilenet, nasnet, alexnet_v2 and overfeat too.
+    """Inception's preprocessing, also used for mobilenet, nasnet, alexnet_v2 and overfeat.
 
-    Training: a random crop (see `crops.sample_box`), resized without keeping its proportions; a
-    random flip; brightness by up to 32/255, then saturation by 0.5 to 1.5; clipped; -1 to 1.
-    Evaluation: the centre, 0.875 of each side, resized; -1 to 1. Source: TF-Slim's
-    `inception_preprocessing`.
+    Training: a random crop (see `preprocessing.sample_box`), resized without keeping its aspect
+    ratio; a random flip; brightness by up to 32/255, then saturation by 0.5 to 1.5; clipped.
+    Evaluation: a centre crop of 0.875 of each side, resized. Both: scaled to -1..1. Source:
+    TF-Slim's `inception_preprocessing`.
 
     Arguments:
-      fast_mode: as TF-Slim's and FastNN's trainers have it. Without it each image draws one of the
-        four methods of resizing, and one of four orders of brightness, saturation, hue and
-        contrast.
-      aspect_ratio_range: of a crop's width / height.
-      area_range: of a crop's area, as a share of the image's.
+      fast_mode: the default of TF-Slim's and FastNN's trainers. False draws, for each image, one of
+        four resizing methods and one of four orders of brightness, saturation, hue and contrast.
+      aspect_ratio_range: range of the crop's width / height.
+      area_range: range of the crop's area, as a fraction of the image's.
       min_object_covered: a second lower bound on that area.
-      max_attempts: to find such a crop; then the whole image is taken.
-      central_fraction: of each side, in evaluation.
+      max_attempts: number of attempts to draw such a crop; then the whole image is taken.
+      central_fraction: the fraction of each side that evaluation keeps.
 
     >>> Inception(fast_mode=False, dtype="uint8").for_training(299).height
     299

@@ -17,7 +17,7 @@ from penstock.preprocessing.crops import crop_or_pad
 class Lenet(Preprocessing):
     """Lenet's preprocessing, the same in training and evaluation.
 
-    The centre of an image, or zeros around it; then `(x - 128) / 128`. Source: TF-Slim's
+    A centre crop, or zero padding; then `(x - 128) / 128`. Source: TF-Slim's
     `lenet_preprocessing`.
 
     >>> Lenet().host(np.ones((8, 8, 1), np.uint8), 28, 28, is_training=False).sum()

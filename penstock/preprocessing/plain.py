@@ -14,7 +14,7 @@ from penstock.preprocessing._registry import register
 @register("none")
 @dataclass(frozen=True, kw_only=True)
 class Plain(Preprocessing):
-    """No preprocessing, for networks that were published without: images as floats in 0..255.
+    """No preprocessing, for networks published without one: images as floats in 0..255.
 
     >>> Plain().host(np.ones((8, 8, 1), np.uint8), 8, 8, is_training=False).shape
     (8, 8, 1)

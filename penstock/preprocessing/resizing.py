@@ -49,15 +49,18 @@ def resize(
 
     Arguments:
       image: `[H, W, C]` of any numeric dtype.
-      height: of the resized image, as `width`.
+      height: height of the resized image.
+      width: width of the resized image.
+      method: `"bilinear"`, `"nearest"`, `"bicubic"` or `"area"`.
       window: compute only this part of the resized image.
 
     Returns:
-      `[height, width, C]` float32, or the window's size; not rounded. Bicubic weights are negative
-      in places, so its values may leave the range of the image's.
+      `[height, width, C]` float32, or the window's size; not rounded. Bicubic values may leave the
+      range of the image, since some bicubic weights are negative.
 
     Raises:
       PreprocessingError: an empty image, or sizes below 1.
+      UnknownNameError: no such method.
 
     Source: TensorFlow's legacy resize kernels (`half_pixel_centers=False`).
 

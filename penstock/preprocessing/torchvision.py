@@ -21,25 +21,25 @@ _MAX_ATTEMPTS = 10
 @register("torchvision")
 @dataclass(frozen=True, kw_only=True)
 class Torchvision(Preprocessing):
-    """torchvision's preprocessing, of resnet50, resnext50 and most weights of torch.
+    """torchvision's preprocessing, used for resnet50, resnext50 and most torch weights.
 
-    Training: a random part of 0.08 to 1 of the area and an aspect ratio of 3/4 to 4/3, resized; a
-    random flip. Evaluation: the image is resized so that the centre that is cut out is
-    `crop_fraction` of its shorter side: 224 pixels of 256. Both: scaled to 0..1, the mean of each
-    colour subtracted, and divided by its deviation. Resizing is Pillow's (`resize_antialiased`),
-    which rounds to bytes after each pass, so that the host yields bytes.
+    Training: a random crop of 0.08 to 1 of the area, with an aspect ratio of 3/4 to 4/3, resized; a
+    random flip. Evaluation: the image is resized, and a centre crop of `crop_fraction` of its
+    shorter side is taken: 224 pixels of 256. Both: scaled to 0..1, then normalised with the mean
+    and standard deviation of each channel. Resizing is Pillow's (`resize_antialiased`), which
+    rounds after each pass: the host part returns uint8.
 
     Source: torchvision's `ImageClassification` preset and reference training; timm's `crop_pct` is
     `crop_fraction`.
 
     Arguments:
-      means: of red, green and blue, in 0..1.
-      deviations: the same.
-      crop_fraction: of the shorter side, in evaluation; torchvision's second weights have 0.965,
-        which is 232 for 224 pixels.
-      interpolation: `"bilinear"`, or `"bicubic"` as most of timm's.
-      area_range: of a crop's area, as a share of the image's.
-      aspect_ratio_range: of a crop's width / height.
+      means: the means of red, green and blue, in 0..1.
+      deviations: the standard deviations of red, green and blue, in 0..1.
+      crop_fraction: the fraction of the shorter side that evaluation keeps. torchvision's second
+        weights use 0.965: 224 pixels of 232.
+      interpolation: `"bilinear"`, or `"bicubic"` as for most of timm's weights.
+      area_range: range of the crop's area, as a fraction of the image's.
+      aspect_ratio_range: range of the crop's width / height.
 
     >>> Torchvision().for_evaluation(224).height
     224
@@ -74,7 +74,7 @@ class Torchvision(Preprocessing):
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
     ) -> np.ndarray:
-        """Return a part of the image, resized: `[height, width, 3]` uint8."""
+        """Return a crop, resized: `[height, width, 3]` uint8."""
         if random is not None:
             box = self._draw_box(random, image.shape[0], image.shape[1])
             part = np.ascontiguousarray(box.of(image))
@@ -95,7 +95,7 @@ class Torchvision(Preprocessing):
         return jax.random.bernoulli(key)
 
     def finish(self, image: jax.Array, draws: jax.Array | None) -> jax.Array:
-        """Return the image around 0, some -2.1 to 2.7."""
+        """Return the normalised image, about -2.1 to 2.7."""
         image = image if draws is None else colour.flip(image, draws)
         # In 0..255 on both sides of the division: one rounding less than from 0..1.
         means, deviations = (

@@ -18,17 +18,17 @@ from penstock.preprocessing.resizing import resize
 @register("vgg")
 @dataclass(frozen=True, kw_only=True)
 class Vgg(Preprocessing):
-    """VGG's preprocessing, of resnet_v1 and resnet_v2 too.
+    """VGG's preprocessing, also used for resnet_v1 and resnet_v2.
 
-    Training: the shorter side is resized to a random 256 to 512 pixels with the proportions kept,
-    a random part of that taken, and flipped at random. Evaluation: the shorter side is resized to
-    256, the centre taken. Both: the mean of each colour subtracted, nothing scaled. Source:
-    TF-Slim's `vgg_preprocessing`.
+    Training: the shorter side is resized to a random 256 to 512 pixels, keeping the aspect ratio;
+    then a random crop and a random flip. Evaluation: the shorter side is resized to 256, then a
+    centre crop. Both: the mean of each channel is subtracted; nothing is scaled. Source: TF-Slim's
+    `vgg_preprocessing`.
 
     Arguments:
-      resize_side_min: the shorter side in pixels, at least; in evaluation always.
-      resize_side_max: the same, at most.
-      means: of red, green and blue, in 0..255.
+      resize_side_min: the smallest shorter side in training, in pixels; evaluation always uses it.
+      resize_side_max: the largest shorter side in training, in pixels.
+      means: the means of red, green and blue, in 0..255.
 
     >>> Vgg(resize_side_min=320).for_evaluation(299).height
     299
@@ -50,10 +50,10 @@ class Vgg(Preprocessing):
         )
 
     def check_size(self, height: int, width: int) -> None:
-        """Raise where the shorter side of a crop is above that of the smallest resized image.
+        """Check that a crop of this size fits the smallest resized image.
 
         Raises:
-          PreprocessingError: it is, or a size is below 1.
+          PreprocessingError: its shorter side is above `resize_side_min`, or a size is below 1.
         """
         super().check_size(height, width)
         if min(height, width) > self.resize_side_min:
@@ -67,7 +67,7 @@ class Vgg(Preprocessing):
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
     ) -> np.ndarray:
-        """Return a part of the resized image: `[height, width, 3]` float32."""
+        """Return a crop of the resized image: `[height, width, 3]` float32."""
         side = self.resize_side_min
         if random is not None:
             side += int(random.integers(self.resize_side_max - side + 1))
@@ -90,7 +90,7 @@ class Vgg(Preprocessing):
         return jax.random.bernoulli(key)
 
     def finish(self, image: jax.Array, draws: jax.Array | None) -> jax.Array:
-        """Return the image around 0, some -124 to 151."""
+        """Return the image minus the means, about -124 to 151."""
         image = image if draws is None else colour.flip(image, draws)
         return image - jnp.asarray(self.means, jnp.float32).reshape(1, 1, 3)
 

@@ -1,11 +1,12 @@
-"""Readers: what yields samples or batches, more than once.
+"""Readers: they yield samples or batches, and can be read more than once.
 
-In memory `arrays`, by index `indexed`, by name `dataset`, record files `tfrecord` and `ofrecord`,
-folders of images `image_folder`, `tfds`, Fluid's decorators `batch shuffle map_readers
-xmap_readers buffered chain compose firstn cache`, for sequences `batch_by_length learn_buckets
-pack`, and `of` for the readers of others. Several processes that have been joined each read their
-part, or the one that a `Shard` says; `convert` makes record files. The contract is in
-`penstock.readers._contract`, the user's page: `penstock docs readers`.
+- data: `arrays` in memory, `indexed` for random access, `image_folder`, `dataset` and `tfds` by
+  name, `tfrecord` and `ofrecord` for record files, and `of` for the loaders of other libraries;
+- Fluid's decorators: `batch shuffle map_readers xmap_readers buffered chain compose firstn cache`;
+- sequences: `batch_by_length learn_buckets pack`.
+
+Each of several joined processes reads its own part, or that of a `Shard`. `convert` writes record
+files. `penstock docs readers` is the guide; `penstock.readers._contract` defines what a reader is.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """The reader contract: what a reader is, and the two bases our readers are built on.
 
-A *reader* yields samples or batches, more than once. Two spellings are the same thing:
+A *reader* yields samples or batches, more than once. Two forms are equivalent:
 
 - Fluid's: a zero-argument callable that returns a fresh iterator, `for item in reader():`
 - Python's: an iterable, `for item in reader:`
 
 Our readers are both. One pass is one *epoch*: the first `iter(reader)` is epoch 0, the next is
-epoch 1, and so on; what a reader shuffles, it shuffles by `(seed, epoch)`, so that an order
-never depends on the machine, the number of workers or what ran before.
+epoch 1, and so on. A reader shuffles by `(seed, epoch)`: the order never depends on the machine,
+the number of workers or what ran before.
 
 Our iterators also carry their position, with Grain's two methods: `get_state()` returns a
 JSON-able dict, `set_state(state)` continues with the next item. A state also holds the epoch,
 and restoring it moves the reader along: after the pass is over, the next `iter(reader)` is the
 epoch after the restored one. A state may be restored in another process, and, where the reader
 has a global batch size and divides by record, on another number of shards. `close()` ends a pass
-early: it joins threads and closes files, and may be called twice. An iterator that is dropped
+early: it joins threads and closes files, and may be called twice. A garbage-collected iterator
 tells its threads to end and does not wait for them.
 
 Worker processes take about a second each to start, so they belong to the reader: they wait for
@@ -46,7 +46,7 @@ State: TypeAlias = "dict[str, Json]"
 class ReaderIterator(Protocol[Item_co]):
     """One pass over a reader, with a position that can be saved and restored.
 
-    Grain's iterators satisfy it but for `close`.
+    Grain's iterators have all of it except `close`.
 
     >>> import numpy as np
     >>> from penstock import readers
@@ -63,11 +63,11 @@ class ReaderIterator(Protocol[Item_co]):
         ...
 
     def get_state(self) -> State:
-        """Return the position after the last item returned, as a JSON-able dict."""
+        """Return the position after the last item returned, as a JSON-serialisable dict."""
         ...
 
     def set_state(self, state: State) -> None:
-        """Continue with the item after the position in `state`."""
+        """Move to the position in `state`, and continue with the item after it."""
         ...
 
     def close(self) -> None:
@@ -77,7 +77,10 @@ class ReaderIterator(Protocol[Item_co]):
 
 @runtime_checkable
 class Reader(Protocol[Item_co]):
-    """What can be read more than once, called or iterated. `__len__`, items a pass, is optional."""
+    """An object that starts a new epoch each time it is iterated over or called.
+
+    It may also have `__len__`, the number of items per pass.
+    """
 
     def __call__(self) -> Iterator[Item_co]:
         """Start the next epoch."""
@@ -195,8 +198,8 @@ class IteratorBase(ABC, Generic[Item_co]):
 class ReaderBase(ABC, Generic[Item_co]):
     """The base of our readers: callable and iterable, counting epochs.
 
-    `next_epoch` is the epoch the next `iter(reader)` starts; it may be set. `is_common` says that
-    every process reads the same samples in the same order, for `batch` to divide them.
+    `next_epoch` is the epoch that the next `iter(reader)` starts; it may be set. `is_common` means
+    that every process reads the same samples in the same order, so `batch` divides them.
     """
 
     is_common: bool = False

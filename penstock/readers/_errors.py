@@ -8,7 +8,7 @@ from penstock._errors import ReaderError, message
 
 
 class ShardError(ReaderError):
-    """The data cannot be divided as the shard asks."""
+    """The data cannot be divided over the processes as the shard requires."""
 
 
 class ReaderStateError(ReaderError):
@@ -16,7 +16,7 @@ class ReaderStateError(ReaderError):
 
 
 class ReaderExhaustedError(ReaderError):
-    """A second pass was asked of something that can be read only once."""
+    """A second pass was started over something that can be read only once."""
 
 
 class ComposeNotAligned(ReaderError):
@@ -24,15 +24,15 @@ class ComposeNotAligned(ReaderError):
 
 
 class DatasetNotFoundError(FileNotFoundError):
-    """A named dataset's files are missing; says where they are expected and how to get them."""
+    """A data set's files are missing; says where they are expected and how to get them."""
 
 
 class ArchiveError(ReaderError):
-    """A data set's archive or file is damaged, is another one, or holds more than it may.
+    """A data set's archive or file is damaged, is the wrong file, or is larger than allowed.
 
     Attributes:
       path: the file.
-      member: the file inside the archive, `None` where it is about the whole.
+      member: the file inside the archive, `None` if the error concerns the whole archive.
     """
 
     path: str | None = None
@@ -44,7 +44,7 @@ class UnsafeArchiveError(ArchiveError):
 
 
 class RecordError(ValueError):
-    """A record, or the file around it, cannot be read as what it was declared to be.
+    """A record or its file is damaged, or does not hold what was declared.
 
     Args:
       thing: what was read, e.g. `feature 'label'`.
@@ -54,7 +54,7 @@ class RecordError(ValueError):
       remedy: what to do, without a full stop.
 
     Attributes:
-      path: the file, `None` until a reader has added it.
+      path: the file, `None` until a reader adds it.
       offset: where the record starts, in bytes from the start of the (decompressed) file.
       index: the record's number in its file, from 0.
 
@@ -77,7 +77,7 @@ class RecordError(ValueError):
         return type(self), self.parts, self.__dict__
 
     def at(self, path: str | Path, *, offset: int, index: int | None = None) -> RecordError:
-        """Return the same error saying where it happened; one that says so already is kept."""
+        """Return the error with its location in front, or unchanged if it already has one."""
         if self.path is not None:
             return self
         record = "" if index is None else f"record {index} "

@@ -159,16 +159,16 @@ class ForeignIterator(IteratorBase[Item]):
 
 
 def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
-    """Return anything that can be read as a reader of ours.
+    """Wrap any iterable or data loader as a penstock reader.
 
-    A reader of ours is returned as it is. Accepted are: a zero-argument callable that returns
-    an iterable (Fluid's reader), any iterable, Grain's datasets and loaders, `tf.data`
-    datasets (read as numpy), torch `DataLoader`s (their CPU tensors become numpy arrays), and
-    an iterator or generator, for one pass only. Grain's iterators keep their own position; where
-    a source cannot tell its position, items are counted, and resuming reads and drops them.
+    Accepted are: a zero-argument callable that returns an iterable (Fluid's reader), any
+    iterable, Grain's datasets and loaders, `tf.data` datasets (read as numpy), torch
+    `DataLoader`s (their CPU tensors become numpy arrays), and an iterator or generator, for one
+    pass only. A penstock reader is returned unchanged. Grain's iterators save their own position.
+    For sources that cannot, items are counted, and resuming reads and discards that many.
 
     Raises:
-      TypeError: nothing of that.
+      TypeError: `source` is none of these.
       ReaderExhaustedError: on a second pass over an iterator or generator.
 
     >>> reader = of(lambda: iter([1, 2, 3]))

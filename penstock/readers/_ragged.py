@@ -15,15 +15,15 @@ from penstock.readers._errors import FeatureError, check_int
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """How an entry whose length differs between samples, `[L, ...]`, is padded on its first axis.
+    """How an entry `[L, ...]` whose length `L` varies between samples is padded.
 
-    Its length before padding goes beside it as `<name>_length`, int32, in a batch `[B]`.
+    The length before padding is added as `<name>_length`, int32, batched `[B]`.
 
     Args:
-      value: what padding holds; `b""` or `""` for bytes or strings.
-      max_length: where given, every sample is padded to this length, so that all batches have one
-        shape and the program compiles once; a longer sample is an error. Without it a batch is
-        padded to its longest sample, and another length is another compilation.
+      value: the value to pad with; `b""` or `""` for bytes or strings.
+      max_length: pad every sample to this length, so that all batches have one shape and the
+        program compiles once; a longer sample is an error. Without it, each batch is padded to its
+        longest sample, and each new length is a new compilation.
 
     Raises:
       ValueError: `max_length` below 1.

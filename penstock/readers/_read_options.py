@@ -25,38 +25,43 @@ Augment = Callable[[Any, np.random.Generator], object]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How records become batches: the options that all readers of records by number share.
+    """How records become batches: the options that all readers with random access share.
 
     Args:
-      name: names the reader in exceptions.
+      name: the reader's name in error messages.
       batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       shuffle: draw a new order of all records each epoch.
-      seed: decides the orders, and what `augment` and random preprocessors draw.
-      drop_remainder: leave out a last batch that is not full.
-      shard: the part this process reads, by itself that of the joined processes; `Shard()` is all.
-        Single samples are all there, and `batch` divides them.
-      on_error: `"raise"`, or `"skip"`: a record that is damaged or not what was declared, a
-        `RecordError`, is left out, its batch is that much shorter, `iterator.num_skipped` counts it
-        and one log line a pass reports it. A damaged length hides the rest of its file, which then
-        counts as one. Other exceptions of your own functions are raised either way, with the
+      seed: seeds the shuffling, `augment` and random preprocessors.
+      drop_remainder: drop the last batch if it is not full.
+      shard: the part of the data that this process reads. By default it follows from
+        `ps.distributed.initialize()`; `Shard()` reads everything. Without a batch size and a
+        shard, every process reads all samples, and `batch` divides them.
+      on_error: what to do with a record that raises a `RecordError`: it is damaged, or does not
+        hold what was declared. `"raise"` raises the error. `"skip"` leaves the record out, which
+        makes its batch shorter; `iterator.num_skipped` counts such records, and one log line per
+        pass reports them. Behind a damaged length the rest of the file is unreadable, and counts
+        as one record. Other exceptions from your functions are raised in both cases, with the
         record's origin (file and byte offset) in a note.
       decode: a function of one sample, run by the workers, e.g. to decode an image.
-      augment: a function of one sample and a numpy generator, run by the workers after `decode`;
-        record `i` draws from `(seed, epoch, i)`.
-      pad: entry -> `Padding`, for entries whose length differs between samples; those of nested
-        dicts as `"outer/inner"`. Done after `decode` and `augment`.
-      transform: a function of a batch (of a sample, without a batch size), run by the caller.
-      num_workers: threads or processes, `None` for one a core; 0 decodes in the calling thread.
-      workers: `"thread"`, right for opencv and numpy, which release the GIL, or `"process"`, where
-        what they run is pickled and a script needs `if __name__ == "__main__":`. Processes are
-        kept from pass to pass, until the reader is closed or dropped.
-      look_ahead: batches read ahead.
-      cache_records: keep the records in memory after they were first read, encoded as they are.
+      augment: a function of one sample and a numpy generator, run by the workers after `decode`.
+        The generator of record `i` is seeded with `(seed, epoch, i)`.
+      pad: maps entries whose length varies between samples to their `Padding`; entries of nested
+        dicts are named `"outer/inner"`. Applied after `decode` and `augment`.
+      transform: a function of a batch, or of a sample without a batch size, run in the thread
+        that iterates.
+      num_workers: number of threads or processes; `None` for one per core, 0 to decode in the
+        thread that iterates.
+      workers: `"thread"` suits opencv and numpy, which release the GIL. `"process"` pickles what
+        the workers run, and a script then needs `if __name__ == "__main__":`. Processes are kept
+        between passes, until the reader is closed or garbage-collected.
+      look_ahead: number of batches to read ahead.
+      cache_records: keep records in memory once they have been read, still encoded.
 
     Raises:
-      ValueError: an unknown `on_error` or `workers`, a number out of range.
-      TypeError: processes, and a function that cannot be pickled; or a `pad` that is none.
-      ShardError: a batch size that is not a multiple of the number of processes.
+      ValueError: an unknown `on_error` or `workers`, or a number out of range.
+      TypeError: `workers="process"` with a function that cannot be pickled; or a value of `pad`
+        that is not a `Padding`.
+      ShardError: the batch size is not a multiple of the number of processes.
 
     >>> ReadOptions(batch_size=4, shuffle=True, num_workers=2).order(10).total
     10
@@ -112,14 +117,14 @@ class ReadOptions:
 
     @classmethod
     def from_arguments(cls, name: str, arguments: Mapping[str, object]) -> Self:
-        """Return the options among a reader function's arguments, which are its first `locals()`.
+        """Return the options among a reader function's arguments, its `locals()` on entry.
 
-        The functions spell the options out, for editors and `help`. What an option is called, takes
-        and does is written here alone: a test compares the signatures with the fields.
+        The functions spell the options out, for editors and `help`. Their names, types and
+        meaning are defined here only: a test compares the signatures with the fields.
 
         Args:
-          name: names the reader in exceptions.
-          arguments: by name; those that are no option are left out.
+          name: the reader's name in error messages.
+          arguments: name to value; other arguments are ignored.
         """
         known = [each.name for each in fields(cls)]
         options: dict[str, Any] = {key: arguments[key] for key in known if key in arguments}
@@ -131,7 +136,7 @@ class ReadOptions:
 
     @property
     def yields_all(self) -> bool:
-        """Whether it yields single samples, all of them to every process."""
+        """Whether every process gets all samples, one by one."""
         return self.batch_size is None and self.shard is None
 
     @property
@@ -145,7 +150,7 @@ class ReadOptions:
         file_names: tuple[str, ...] = (),
         file_sizes: tuple[int, ...] = (),
     ) -> RecordOrder:
-        """Return which of the records make which batch."""
+        """Return the order of records: which of them make up which batch."""
         return RecordOrder(
             num_records=num_records,
             batch_size=self.batch_size,

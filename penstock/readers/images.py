@@ -28,27 +28,28 @@ class ImageSample(TypedDict):
 
 
 class ImageFolder:
-    """Random access to the images under a folder, each sample `{"image", "label"}`.
+    """Random access to a folder of images, each sample `{"image": ..., "label": ...}`.
 
-    Files are sorted by path within a class, so that the order is the same on every machine, and
-    opened when they are read. `class_names`, `files` and `len()` tell what was found. Names that
-    begin with a dot are left out (macOS writes `._x.png`, no image), and folders `__MACOSX`.
-    Images are turned upright as EXIF orientation says: phones store many on their side.
+    Within a class, files are sorted by path, so the order is the same on every machine. They are
+    opened only when they are read. `class_names`, `files` and `len()` say what was found. Names
+    that begin with a dot (macOS writes `._x.png`, which is no image) and folders named `__MACOSX`
+    are ignored. Images are rotated upright by their EXIF orientation.
 
     Args:
-      path: the folder that holds one folder per class, of `.jpg`, `.jpeg` and `.png` files.
-      size: `(height, width)` of what leaves, `None` to leave every image its own.
-      fit: `"crop"` scales to cover `size` and cuts the centre, `"stretch"` scales each axis.
+      path: the folder with one subfolder per class, of `.jpg`, `.jpeg` and `.png` files.
+      size: `(height, width)` to resize to; `None` keeps each image's own size.
+      fit: `"crop"` scales the image to cover `size` and crops the centre, `"stretch"` ignores the
+        aspect ratio.
       shorter_side: scale larger images down so that their shorter side has this many pixels;
-        `None` leaves them as they are. `cache_records` then keeps the small images, and large
-        JPEGs are decoded at a fraction of their size, which takes less time.
-      channels: 3 for RGB, 1 for gray.
-      class_names: the classes in the order of their labels; the sorted folders without it.
+        `None` keeps them as they are. `cache_records` then keeps the small images. Large JPEGs
+        are decoded at a fraction of their size, which is faster.
+      channels: 3 for RGB, 1 for grayscale.
+      class_names: the classes in the order of their labels; by default the folder names, sorted.
 
     Raises:
       FileNotFoundError: no such folder.
-      ValueError: no class, no image, an unknown class name, `fit` or number of channels; or both
-        `size` and `shorter_side`.
+      ValueError: no class or no image was found; an unknown class name, `fit` or number of
+        channels; `shorter_side` below 1; or both `size` and `shorter_side`.
 
     >>> import cv2, pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp())
@@ -102,10 +103,10 @@ class ImageFolder:
         return self.decoded(index, self.encoded(index))
 
     def encoded(self, index: int) -> bytes | np.ndarray:
-        """Return the bytes of a file; with `shorter_side` the small image, which has fewer.
+        """Return the bytes of a file; with `shorter_side`, the image scaled down.
 
         Raises:
-          RecordError: it is no plain file, or cannot be opened, or is no image.
+          RecordError: the path is not a regular file, cannot be opened, or holds no image.
         """
         # Imported here as records build on readers: only who reads images needs opencv.
         from penstock.readers.records.image_bytes import decode_image, read_image
@@ -120,10 +121,10 @@ class ImageFolder:
         return _shrink_image(image, side)
 
     def decoded(self, index: int, encoded: bytes | np.ndarray) -> ImageSample:
-        """Return the sample of what `encoded` gave.
+        """Decode what `encoded` returned, and return the sample.
 
         Raises:
-          RecordError: the bytes are no image.
+          RecordError: the bytes are not an image.
         """
         from penstock.readers.records.image_bytes import decode_image
 
@@ -140,7 +141,7 @@ class ImageFolder:
         return f"ImageFolder({str(self.path)!r}, size={self.size}, fit={self.fit!r}{side})"
 
     def origin(self, index: int) -> str:
-        """Return the file of a sample."""
+        """Return the path of a sample's file."""
         return self.files[index]
 
 
@@ -168,26 +169,26 @@ def image_folder(
 ) -> IndexedReader:
     """Read a folder of images, one folder per class, as batches of `uint8`.
 
-    Casting and normalising belong in the program: a quarter of the bytes travel, and the device
-    does it in no time. Images are turned upright as EXIF orientation says; record readers take them
-    as they are stored.
+    Cast and normalise in the program: `uint8` is a quarter of the bytes to transfer, and the
+    conversion is cheap on the device. Images are rotated upright by their EXIF orientation; the
+    readers of record files do not rotate images.
 
     Args:
       path: see `ImageFolder`, as for `size`, `fit`, `shorter_side`, `channels`, `class_names`.
-      batch_size: see `records.ReadOptions`, as for the options not named here.
+      batch_size: see `records.ReadOptions`, as for all options not listed here.
       decode: a function of a sample `{"image": ..., "label": ...}`, run by the workers.
-      num_workers: threads or processes that decode, a core each without it.
-      cache_records: keep the files' bytes in memory after the first pass; with `shorter_side` the
-        small images, so that a file is decoded once.
-      on_error: `"skip"` leaves out and counts files that are no image, broken links too.
+      num_workers: number of threads or processes that decode; one per core by default.
+      cache_records: keep the files' bytes in memory after the first pass. With `shorter_side` the
+        small images are kept, and each file is decoded only once.
+      on_error: `"skip"` leaves out and counts files that are not images, and broken links.
 
     Returns:
       A reader of `{"image": [b, H, W, channels] uint8, "label": [b] int32}`.
 
     Raises:
       FileNotFoundError: no such folder.
-      ValueError: no class, no image, an unknown class name, or an option out of range.
-      RecordError: while reading, a file that is no image, when errors are not skipped.
+      ValueError: no class or no image was found, an unknown class name, or an option out of range.
+      RecordError: while reading, a file is not an image, unless `on_error="skip"`.
     """
     options = ReadOptions.from_arguments("image_folder", locals())
     source = ImageFolder(

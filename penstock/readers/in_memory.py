@@ -195,28 +195,32 @@ def arrays(
 ) -> ArrayReader[Any]:
     """Read batches from arrays in memory.
 
-    Whole batches are cut at once: a plain slice (a view) in the given order, one fancy index when
+    Each batch is one indexing operation: a slice (a view) in the given order, a fancy index when
     shuffling. Memory-mapped arrays, HDF5 datasets and anything else with `shape`, `dtype` and
-    slicing are read batch by batch, in rising order of rows where they are not numpy's. Each
-    `iter(reader)` is the next epoch; epoch `e` is shuffled by `(seed, e)` on every machine.
+    slicing are read one batch at a time; HDF5 and the like in ascending order of rows. Each
+    `iter(reader)` starts the next epoch. The order of epoch `e` depends only on `(seed, e)`, on
+    every machine.
 
     Args:
-      data: a dict, tuple, list or any nesting of them, of arrays `[N, ...]` of one length.
+      data: arrays `[N, ...]` of equal length, in a dict, tuple, list or any nesting of them.
       batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       shuffle: draw a new order each epoch.
-      seed: decides the orders.
-      drop_remainder: leave out a last batch that is not full.
-      transform: a function of a batch (of a sample, without a batch size), applied to each.
-      shard: the part this process reads, by itself that of the joined processes; `Shard()` is all.
-        A batch is its chunk of the global batch, `batch_size / count` samples; the last may be
-        empty. Single samples are all there, and `batch` divides them.
+      seed: seeds the shuffling.
+      drop_remainder: drop the last batch if it is not full.
+      transform: a function applied to each batch, or to each sample without a batch size.
+      shard: the part of the data that this process reads. By default it follows from
+        `ps.distributed.initialize()`; `Shard()` reads everything. Each batch is this process's
+        chunk of the global batch, `batch_size / count` samples; the last may be empty. Without a
+        batch size and a shard, every process reads all samples, and `batch` divides them.
 
     Returns:
-      A reader of batches, each of the structure of `data` with leaves `[b, ...]`.
+      A reader of batches with the structure of `data` and leaves `[b, ...]`.
 
     Raises:
-      ValueError: no arrays, arrays of different length, of length 0, scalars, or masked values.
+      ValueError: no arrays, arrays of different lengths, of length 0, scalars, masked values, or
+        an option out of range.
       TypeError: a leaf that is not an array.
+      ShardError: the batch size is not a multiple of the number of processes.
 
     >>> import numpy as np
     >>> reader = arrays({"x": np.arange(5), "y": np.arange(5) * 10}, 2)

@@ -24,29 +24,29 @@ def learn_buckets(
 ) -> list[int]:
     """Return the lengths that sequences are best padded to, for `layers.data(..., buckets=)`.
 
-    Reads one pass, epoch 0. Among all ways to choose at most `max_buckets` boundaries, multiples of
-    `multiple_of`, returns the one by which the padded samples have the fewest words together, each
-    padded to the least boundary that holds it. Exact, by a dynamic programme over the `D` distinct
-    lengths, rounded up: O(max_buckets D^2) time and O(max_buckets D) memory.
+    Reads one pass, epoch 0. Each sample will be padded to the smallest bucket that holds it. The
+    result minimises the total number of padded words over all choices of at most `max_buckets`
+    multiples of `multiple_of`. It is exact: dynamic programming over the `D` distinct rounded
+    lengths, in O(max_buckets D^2) time and O(max_buckets D) memory.
 
-    The last boundary is the longest length of the pass, rounded up, and what is fed later may not
-    be longer: give `chain(train, test)` where there is a test set. A part of the samples,
-    `firstn(reader, 10000)`, is enough where the longest is known to be among them. Several
-    processes must have the same buckets: let all of them read the same samples.
+    The last bucket is the longest length of the pass, rounded up. Nothing longer may be fed later:
+    if there is a test set, pass `chain(train, test)`. A subset such as `firstn(reader, 10000)` is
+    enough if it contains the longest sample. All processes must use the same buckets: let each of
+    them read the same samples.
 
     Args:
-      reader: a reader of samples; or lengths, an array `[N]` or any iterable of ints.
-      field: the sequence in a sample, a key of dicts or a place in tuples; of several the longest
-        counts. Without it the sample is the sequence, or its length.
-      length: in place of `field`, a function of a sample that returns its length.
-      max_buckets: each is a program that is compiled.
-      multiple_of: what boundaries are a multiple of.
+      reader: a reader of samples, or of lengths: an array `[N]` or any iterable of ints.
+      field: the key or index of the sequence in a sample; of several, the longest counts. By
+        default the sample is the sequence itself, or its length.
+      length: instead of `field`, a function of a sample that returns its length.
+      max_buckets: an upper bound on the number of buckets. Each is one compiled program.
+      multiple_of: buckets are multiples of this.
 
     Returns:
-      At most `max_buckets` rising lengths.
+      At most `max_buckets` lengths in ascending order.
 
     Raises:
-      ValueError: no sample, an option below 1, or a sample without such a field.
+      ValueError: there are no samples, an option is below 1, or a sample has no such field.
 
     >>> learn_buckets([3, 4, 5, 5, 30, 31], max_buckets=2)
     [8, 32]

@@ -1,8 +1,8 @@
 """`readers.ofrecord`: batches from OneFlow's OFRecord folders.
 
-Unlike OneFlow's stream a pass ends, and shuffling is over all records. Index, workers, skipping
-and positions are as in `tfrecord`. OFRecord has no checksums: damage inside a payload shows only
-where it no longer parses.
+Unlike OneFlow's stream, a pass ends, and shuffling covers all records. Indexing, workers, skipping
+and positions work as in `tfrecord`. OFRecord has no checksums: damage inside a payload is noticed
+only if it no longer parses.
 
 >>> import tempfile
 >>> from penstock.readers.records import OFRECORD, RawCodec, RecordWriter, build_ofrecord
@@ -90,22 +90,27 @@ def ofrecord(
 ) -> RecordReader:
     """Read batches from a folder of OFRecord parts, as `oneflow.data.decode_ofrecord` does.
 
+    Unlike OneFlow's stream, a pass ends, and shuffling covers all records. OFRecord has no
+    checksums: damage inside a payload is noticed only if it no longer parses.
+
     Args:
-      folder: holds the parts.
-      blobs: `BlobConf`s, for tuple samples in their order, or name -> `BlobConf` for dicts.
-      batch_size: see `records.ReadOptions`, as for the options not named here.
-      data_part_num: number of parts to read, from part 0; -1 reads all there are.
-      part_name_prefix: what the names of the parts start with.
+      folder: the folder of the parts.
+      blobs: a list of `BlobConf`s for tuple samples in that order, or a dict of name to `BlobConf`
+        for dict samples.
+      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      data_part_num: number of parts to read, from part 0; -1 reads all of them.
+      part_name_prefix: the prefix of the file names.
       part_name_suffix_length: digits in the names: 5 for `part-00000`, -1 for `part-0`.
-      shard: the part this process reads; `rule="files_contiguous"` is OneFlow's.
+      shard: the part of the data that this process reads; `rule="files_contiguous"` is OneFlow's.
       cache_dir: a folder for indexes; by default they lie beside the parts.
 
     Returns:
       A reader of tuple or dict batches, leaves `[b, ...]`. Its iterators have `num_skipped`.
 
     Raises:
-      FileNotFoundError: no part, or a part is missing.
-      RecordError: when first used, a damaged or foreign file, with its path and byte offset.
+      FileNotFoundError: there are no parts, or one is missing.
+      RecordError: on first use, a file is damaged or in another format; has its path and byte
+        offset.
     """
     options = ReadOptions.from_arguments("ofrecord", locals())
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)

@@ -23,9 +23,9 @@ Sample_co = TypeVar("Sample_co", covariant=True)
 class Source(Protocol[Sample_co]):
     """Random access to records: Grain's `RandomAccessDataSource`, a list, a TFDS data source.
 
-    Optional: `origin(index) -> str`, named in exceptions; `file_names` and `file_sizes`, which
-    the shard rules by file need; and `encoded(index)` with `decoded(index, encoded)`, which gives
-    what `source[index]` does, where the encoded record is what `cache_records` should keep.
+    Optional: `origin(index) -> str`, shown in exceptions; `file_names` and `file_sizes`, needed
+    for sharding by file; and `encoded(index)` with `decoded(index, encoded)`, which together
+    return `source[index]`, so that `cache_records` keeps the encoded records.
     """
 
     def __len__(self) -> int:
@@ -113,8 +113,9 @@ class IndexedReader(RandomAccessReader):
       options: batches, order, errors, workers.
 
     Raises:
-      ValueError: an empty source, or files asked of one without.
-      TypeError: no source; or processes, and a source that cannot be pickled.
+      ValueError: an empty source, or sharding by file of a source without files.
+      TypeError: `source` has no length or index; or `workers="process"` with a source that cannot
+        be pickled.
     """
 
     def __init__(self, source: Source[object], options: ReadOptions) -> None:
@@ -156,24 +157,31 @@ def indexed(
     shard: Shard | None = None,
     name: str = "indexed",
 ) -> IndexedReader:
-    """Read batches from a random-access source, decoded by workers, in an exact order.
+    """Read batches from a random-access source, decoded by workers, in a reproducible order.
 
-    All records are shuffled, not a window; the order depends on `(seed, epoch)` alone.
+    Shuffling covers all records, not a window. The order depends only on `(seed, epoch)`.
 
     Args:
-      source: has `len(source)` and `source[i]`; see `Source`.
-      batch_size: see `records.ReadOptions`, as for the options not named here.
-      decode: a function of a record, run by the workers; what differs in length goes into `pad`.
-      num_workers: threads or processes; 0 reads in the thread that iterates.
-      cache_records: keep `source[i]`, encoded if it can be; `decode` must not change it in place.
+      source: any object with `len(source)` and `source[i]`: a list, a Grain or TFDS data source.
+        It may also have `origin(index)`, which error messages show; `file_names` and `file_sizes`,
+        for sharding by file; and `encoded(index)` with `decoded(index, encoded)`: `cache_records`
+        then keeps the encoded records.
+      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      decode: a function of a record, run by the workers. Name entries of varying length in `pad`.
+      num_workers: number of threads or processes; 0 reads in the thread that iterates.
+      cache_records: keep each record in memory, encoded if the source allows it; `decode` must
+        not change it in place.
       on_error: `"skip"` leaves out and counts records that raise a `readers.RecordError`.
+      name: the reader's name in error messages.
 
     Returns:
       A reader of batches with leaves `[b, ...]`.
 
     Raises:
-      ValueError: an empty source, an argument out of range, files asked of one without.
-      TypeError: no source; or processes, and something that cannot be pickled.
+      ValueError: an empty source, an option out of range, or sharding by file of a source without
+        files.
+      TypeError: `source` has no length or index; or `workers="process"` with something that cannot
+        be pickled.
 
     >>> reader = indexed([{"x": i} for i in range(5)], 2, decode=lambda s: {"x": s["x"] * 10})
     >>> [batch["x"].tolist() for batch in reader]

@@ -39,9 +39,10 @@ class Shard:
     """One process's part of the data.
 
     Args:
-      index: this process, from 0.
+      index: the index of this process, from 0.
       count: number of processes that read.
-      rule: `"records"`, `"files_round_robin"` (FastNN) or `"files_contiguous"` (OneFlow).
+      rule: how data is divided: `"records"` divides by record; `"files_round_robin"` (FastNN) and
+        `"files_contiguous"` (OneFlow) give whole files to each process.
 
     Raises:
       ShardError: index or count out of range, or an unknown rule.
@@ -93,14 +94,15 @@ class Shard:
     def select(self, files: Sequence[File]) -> list[File]:
         """Return the files this process reads, by the shard's rule.
 
-        By record, all of them, in the order given. FastNN's rule sorts the names first and
-        takes every `count`-th; OneFlow's takes a contiguous range of the order given.
+        `"records"` returns all files, in the order given. `"files_round_robin"` sorts the names
+        and takes every `count`-th; `"files_contiguous"` takes a contiguous range of the order
+        given.
 
         Raises:
-          ShardError: a file rule and fewer files than processes.
+          ShardError: a rule by file, and fewer files than processes.
 
         Warns:
-          UserWarning: FastNN's rule, and the files do not divide evenly.
+          UserWarning: `"files_round_robin"`, and the files do not divide evenly.
         """
         chosen = self.select_indices([str(name) for name in files])
         self.warn_if_uneven(len(files))
@@ -110,7 +112,7 @@ class Shard:
         """Return the positions in `names` of the files this process reads; never warns.
 
         Raises:
-          ShardError: a file rule and fewer files than processes.
+          ShardError: a rule by file, and fewer files than processes.
         """
         if self.rule == "records":
             return list(range(len(names)))
@@ -131,7 +133,7 @@ class Shard:
         return by_name[self.index :: self.count]
 
     def warn_if_uneven(self, num_files: int) -> None:
-        """Warn, by FastNN's rule, when files do not divide evenly over the processes."""
+        """Warn if `"files_round_robin"` does not divide the files evenly over the processes."""
         if self.rule == "files_round_robin" and num_files % self.count:
             warnings.warn(
                 f"{num_files} files do not divide evenly over {self.count} processes: some read "
@@ -182,11 +184,11 @@ def choose_shard(shard: Shard | None, batch_size: BatchSize | None) -> Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class PerDevice:
-    """A batch size counted per device, FastNN's convention, where ours is the global batch.
+    """A batch size per device, FastNN's convention, instead of the global batch size.
 
     Args:
-      batch_size: samples a step on each device.
-      num_devices: devices of all processes together, `jax.device_count()`.
+      batch_size: samples per step on each device.
+      num_devices: number of devices over all processes, `jax.device_count()`.
 
     >>> PerDevice(batch_size=32, num_devices=8).global_batch_size
     256
@@ -197,7 +199,7 @@ class PerDevice:
 
     @property
     def global_batch_size(self) -> int:
-        """Return samples a step on all devices together."""
+        """Return the number of samples per step over all devices."""
         return self.batch_size * self.num_devices
 
 

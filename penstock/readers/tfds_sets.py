@@ -73,17 +73,19 @@ def tfds(
     cache_records: bool = False,
     shard: Shard | None = None,
 ) -> IndexedReader:
-    """Read a TensorFlow Datasets set by name, without TensorFlow, as `tfds.data_source` gives it.
+    """Read a TensorFlow Datasets set by name, without TensorFlow, through `tfds.data_source`.
 
-    Images leave as `uint8`. The set must have been prepared as ArrayRecord files.
+    Images are `uint8`. The set must have been prepared as ArrayRecord files.
 
     Args:
-      name: the set, with its configuration and version as TFDS writes them: `"mnist:3.0.1"`.
-      split: in TFDS's language, e.g. `"train"` or `"train[:90%]"`.
-      batch_size: see `records.ReadOptions`, as for the options not named here.
-      features: names of those to keep, all without it; an unknown one is a `ValueError`.
-      data_dir: where sets are and `download` puts them, `~/tensorflow_datasets` without it.
-      cache_records: keep the records in memory after the first pass, as TFDS gives them: decoded.
+      name: the set, with its configuration and version in TFDS's notation: `"mnist:3.0.1"`.
+      split: in TFDS's notation, e.g. `"train"` or `"train[:90%]"`.
+      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      features: names of the features to keep; all by default.
+      data_dir: the folder of prepared sets, `~/tensorflow_datasets` by default.
+      download: download and prepare the set if it is missing.
+      cache_records: keep the records in memory after the first pass, decoded, as TFDS returns
+        them.
 
     Returns:
       A reader of dicts of the set's features, leaves `[b, ...]`.
@@ -91,6 +93,7 @@ def tfds(
     Raises:
       ModuleNotFoundError: tensorflow-datasets is not installed.
       DatasetNotFoundError: TFDS has no such set or split, or not as ArrayRecord files.
+      ValueError: the set has no such feature, or an option is out of range.
 
     Source: https://www.tensorflow.org/datasets/tfless_tfds
     """

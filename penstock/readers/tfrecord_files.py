@@ -1,9 +1,9 @@
 """`readers.tfrecord`: batches from TFRecord files of `tf.Example`s, without TensorFlow.
 
 Files are indexed on first use (headers only); the index is kept beside each file of 1 MiB or
-more. Every record is then one read away: shuffling is over all records, not a window, and a
-position is a number. Checksums are verified, of headers when indexing and of payloads when
-reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
+more. Every record is then one read away, so shuffling covers all records, not a window, and a
+position is a number. Checksums are verified: those of headers when indexing, those of payloads
+when reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
 decoded in threads or processes, ahead of the current batch, in order.
 
 >>> import tempfile
@@ -90,25 +90,30 @@ def tfrecord(
     cache_dir: str | Path | None = None,
     max_plain_bytes: int = 64 << 30,
 ) -> RecordReader:
-    """Read batches from TFRecord files, in any order, from any position; see the module above.
+    """Read batches from TFRecord files, in any order, from any position.
+
+    Files are indexed on first use, so shuffling covers all records, not a window. Checksums are
+    verified. A GZIP or ZLIB file is decompressed once, to the cache folder.
 
     Args:
       paths: a file, a glob pattern (matches are sorted), or a list of files in the order given.
-      features: entry of the sample -> `FixedLenFeature`, `VarLenFeature`, `ImageFeature`,
-        and `SequenceFeature` for the lists of a `tf.SequenceExample`; `None` yields bytes.
-      batch_size: see `records.ReadOptions`, as for the options not named here.
-      compression: `"auto"` looks at each file; `""`, `"GZIP"`, `"ZLIB"` are TensorFlow's.
-      cache_dir: a folder for indexes and decompressed copies; by default indexes lie beside the
-        files and copies in `$PENSTOCK_CACHE` (`~/.cache/penstock`).
-      max_plain_bytes: bound on one decompressed file.
+      features: maps each entry of the sample to a `FixedLenFeature`, `VarLenFeature` or
+        `ImageFeature`, or to a `SequenceFeature` for a feature list of a `tf.SequenceExample`;
+        `None` yields each record's bytes.
+      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      compression: `"auto"` detects it for each file; `""`, `"GZIP"`, `"ZLIB"` are TensorFlow's.
+      cache_dir: a folder for indexes and decompressed copies. By default indexes lie beside the
+        files, and copies in `$PENSTOCK_CACHE` (`~/.cache/penstock`).
+      max_plain_bytes: an upper bound on the size of one decompressed file.
 
     Returns:
       A reader of dict batches, entries `[b, ...]`. Its iterators have `num_skipped`.
 
     Raises:
-      FileNotFoundError: no file, or a file that is not there.
-      ValueError: an argument out of range.
-      RecordError: when first used, a damaged or foreign file, with its path and byte offset.
+      FileNotFoundError: no file matches, or a file is missing.
+      ValueError: an option out of range.
+      RecordError: on first use, a file is damaged or in another format; has its path and byte
+        offset.
     """
     options = ReadOptions.from_arguments("tfrecord", locals())
     files, decoder = find_files(paths), ExampleDecoder(features=features and dict(features))

@@ -83,8 +83,8 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
 def read_cifar_records(file: FileContent, num_labels: int, num_classes: int) -> np.ndarray:
     """Return the records `[N, num_labels + 3072]` uint8 of a file of CIFAR's binary archives.
 
-    A record is its labels, of which the last is one of `num_classes`, then the red, green and blue
-    planes. CIFAR-100's first label is one of 20.
+    A record is its labels, then the red, green and blue planes. The last label is one of
+    `num_classes`; CIFAR-100's first label is one of 20.
 
     Raises:
       ArchiveError: a record is cut, there is none, or a label is out of range.

@@ -1,4 +1,4 @@
-"""Conversion of datasets to records: TF-Slim's files, image folders, and between the formats."""
+"""Conversion of data sets to record files: TF-Slim's, image folders, and between the formats."""
 
 from penstock.readers.convert.cifar10 import CIFAR10 as CIFAR10
 from penstock.readers.convert.cifar10 import convert_cifar10 as convert_cifar10

@@ -1,7 +1,7 @@
 """CIFAR-10 as TF-Slim's files, from the binary archive.
 
-TF-Slim reads the Python archive, which is pickled: unpickling a download runs what it says. The
-binary archive holds the same images in the same order, so it makes the same records.
+TF-Slim reads the Python archive, which is pickled: unpickling a download can run any code. The
+binary archive holds the same images in the same order, and gives the same records.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def convert_cifar10(
     """Make `cifar10_train.tfrecord`, `cifar10_test.tfrecord` and `labels.txt`.
 
     Args:
-      dataset_dir: where the files go, and where the archive is looked for and downloaded to.
+      dataset_dir: the folder of the files, and of the archive, which is downloaded if missing.
       source: the archive.
-      force: make the files again that are there already.
-      progress: called with file name, bytes so far and bytes in all while downloading.
+      force: rewrite files that exist already.
+      progress: called with the file name, bytes so far and total bytes while downloading.
 
     Returns:
-      The paths made, or there already.
+      The paths of the files.
 
     Raises:
       DownloadError: the archive cannot be downloaded, or has another checksum.

@@ -60,20 +60,20 @@ def tfrecord_to_ofrecord(
 
     Args:
       paths: the TFRecord files.
-      folder: where the parts go.
+      folder: the folder to write to.
       num_parts: number of parts.
       part_name_suffix_length: digits in the names, -1 for `part-0`.
-      rename: feature name in the example -> in the OFRecord, e.g. `SLIM_TO_ONEFLOW`; others keep
-        theirs.
-      force: make the parts again that are there already, and remove all other parts.
-      progress: called with `folder`'s name, bytes so far and bytes in all.
+      rename: feature name in the example -> in the OFRecord, e.g. `SLIM_TO_ONEFLOW`; others are
+        kept.
+      force: rewrite parts that exist already, and remove all other parts.
+      progress: called with `folder`'s name, bytes so far and total bytes.
 
     Returns:
       The parts.
 
     Raises:
-      RecordError: a record is damaged or no `tf.Example`.
-      ArgumentError: no part, too few digits for the last one, or two features of one name.
+      RecordError: a record is damaged or not a `tf.Example`.
+      ArgumentError: no parts, too few digits for the last one, or two features with the same name.
       StaleFilesError: without `force`, the folder holds other parts.
     """
     _check_part_names(num_parts, part_name_suffix_length)
@@ -109,7 +109,7 @@ def ofrecord_to_tfrecord(
       parts: the OFRecord files, e.g. of `find_parts`.
       paths: the files to make, filled one after another with balanced numbers of records.
       rename: feature name in the OFRecord -> in the example; others keep theirs.
-      force: make the files again that are there already, and remove those of the same name but
+      force: rewrite files that exist already, and remove those of the same name but
         `-of-<another number>`.
       progress: called with the name of the files' folder, bytes so far and bytes in all.
 
@@ -117,8 +117,8 @@ def ofrecord_to_tfrecord(
       The files.
 
     Raises:
-      RecordError: a record is damaged or no OFRecord.
-      ArgumentError: no file to write to, or two features of one name.
+      RecordError: a record is damaged or not an OFRecord.
+      ArgumentError: no file to write to, or two features with the same name.
       StaleFilesError: without `force`, there are files of the same name but
         `-of-<another number>`.
     """

@@ -44,19 +44,19 @@ def convert_flowers(
 ) -> list[Path]:
     """Make `flowers_{train,validation}_%05d-of-00005.tfrecord` and `labels.txt`.
 
-    The archive is unpacked into a temporary folder, unless `flower_photos` is there already.
-    TF-Slim draws the validation images from the order in which the file system lists them; here
-    they are drawn with its seed from the sorted names, the same on every machine.
+    The archive is unpacked into a temporary folder, unless `flower_photos` exists already.
+    TF-Slim draws the validation images from the order in which the file system lists them. Here
+    they are drawn with its seed from the sorted names, and are the same on every machine.
 
     Args:
-      dataset_dir: where the files go, and where the archive is looked for and downloaded to.
+      dataset_dir: the folder of the files, and of the archive, which is downloaded if missing.
       source: the archive.
       num_validation: number of images held out.
-      force: make the files again that are there already.
-      progress: called with file name, bytes so far and bytes in all while downloading.
+      force: rewrite files that exist already.
+      progress: called with the file name, bytes so far and total bytes while downloading.
 
     Returns:
-      The paths made, or there already.
+      The paths of the files.
 
     Raises:
       DownloadError: the archive cannot be downloaded, or has another checksum.
@@ -102,30 +102,29 @@ def convert_image_folder(
     """Make `<name>_{train,validation}_%05d-of-%05d.tfrecord` and `labels.txt` from images.
 
     Classes and images are those of `readers.ImageFolder`: the folders in `image_dir`, and the
-    JPEG and PNG files under each. Images are kept byte for byte, but those that EXIF orientation
-    turns: readers of records do not, so they are written upright, encoded again. Each is decoded to
-    see that it can be. Paths are sorted, shuffled with `seed`, and the first `num_validation` held
-    out; shards are filled one after another. Where all the files are there already nothing is
-    done, but with `force`.
+    JPEG and PNG files under each. Images are copied byte for byte, except those with an EXIF
+    rotation: record readers ignore it, so these are re-encoded upright. Each image is decoded as a
+    check. Paths are sorted and shuffled with `seed`, and the first `num_validation` are held out;
+    shards are filled one after another. If all files exist already, nothing is done without
+    `force`.
 
     Args:
       image_dir: the folder of images.
-      dataset_dir: where the files go.
-      dataset_name: what their names begin with.
-      num_validation: number of images held out, a tenth of them without it.
-      num_shards: number of files of each split.
-      seed: of the shuffle.
-      force: make the files again that are there already.
-      progress: called with `dataset_name`, bytes of images so far and in all.
+      dataset_dir: the folder to write to.
+      dataset_name: the prefix of the file names.
+      num_validation: number of images held out, a tenth of them by default.
+      num_shards: number of files per split.
+      seed: seeds the shuffling.
+      force: rewrite files that exist already.
+      progress: called with `dataset_name`, bytes of images so far and in total.
 
     Returns:
-      The paths made, or there already.
+      The paths of the files.
 
     Raises:
       FileNotFoundError: no such folder.
-      ArgumentError: no image, as many to hold out as there are or more, no shard, or a name with
-        a slash.
-      ConversionError: an image that cannot be decoded.
+      ArgumentError: no images, no images left to train on, no shards, or a name with a slash.
+      ConversionError: an image cannot be decoded.
     """
     _check_arguments(dataset_name, num_shards)
     targets = _list_targets(dataset_dir, dataset_name, num_shards)

@@ -41,13 +41,13 @@ def convert_mnist(
     """Make `mnist_train.tfrecord`, `mnist_test.tfrecord` and `labels.txt`.
 
     Args:
-      dataset_dir: where the files go, and where the originals are looked for and downloaded to.
+      dataset_dir: the folder of the files, and of the originals, which are downloaded if missing.
       sources: the four original files by name.
-      force: make the files again that are there already.
-      progress: called with file name, bytes so far and bytes in all while downloading.
+      force: rewrite files that exist already.
+      progress: called with the file name, bytes so far and total bytes while downloading.
 
     Returns:
-      The paths made, or there already.
+      The paths of the files.
 
     Raises:
       DownloadError: a file cannot be downloaded, or has another checksum.

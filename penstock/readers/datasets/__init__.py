@@ -19,12 +19,13 @@
 | mock | image of ones in any shape, label 1: FastNN's, to measure speed | made |
 
 Files are looked for in `dataset_dir`, else in `$PENSTOCK_DATA/<name>`, else in `datasets/<name>` in
-penstock's cache folder; then TFDS is asked, if it is installed and the set prepared. Nothing is
-downloaded. Of a set in memory, without `decode` and `augment`, `reader.data` is the whole split.
+penstock's cache folder; then in TFDS, if it is installed and has prepared the set. Nothing is
+downloaded. For a set that is held in memory, read without `decode` and `augment`, `reader.data` is
+the whole split.
 
-Labels are int32 scalars. What is standardised is so with the statistics of the training split.
-Where no file of its own divides a set, a fifth (a tenth of flowers and movielens) is the test
-split, by a fixed permutation.
+Labels are int32 scalars. Features are standardised with the statistics of the training split.
+Where a set is published without a test split, a fixed permutation sets aside a fifth of it (a tenth
+of flowers and movielens).
 """
 
 # Imported for what they register.

@@ -45,21 +45,24 @@ def dataset(
     look_ahead: int = 2,
     cache_records: bool = False,
 ) -> ReaderBase[Any]:
-    """Read a data set by its name; `help(readers.datasets)` lists them, and says where files lie.
+    """Read a data set by name; `help("penstock.readers.datasets")` lists them.
 
     Args:
       name: the data set.
-      split: `"train"` or `"test"`, what it has.
-      batch_size: see `records.ReadOptions`, as for the options not named here.
+      split: `"train"` or `"test"`; `readers.dataset_splits(name)` lists them.
+      batch_size: see `records.ReadOptions`, as for all options not listed here.
       dataset_dir: the folder of its files.
-      image_shape: `[H, W, C]`: what mock makes, and flowers resizes to; of flowers also
-        `[None, None, 3]`, each its own.
-      max_length: what text is padded or cut to.
+      image_shape: `[H, W, C]`: the size of the images that `mock` makes or that `flowers` are
+        resized to. For `flowers`, `[None, None, 3]` keeps each image's own size.
+      max_length: the length that text is padded or truncated to.
+
+    Returns:
+      A reader of batches, or of single samples without a batch size.
 
     Raises:
       UnknownNameError: no such data set.
-      ValueError: no such split, or an image shape the set cannot have.
-      DatasetNotFoundError: its files are not there; says where they belong and how to get them.
+      ValueError: no such split, or an image shape that the set cannot have.
+      DatasetNotFoundError: the files are missing; says where they belong and how to get them.
 
     >>> reader = dataset("digits", "test", 64)
     >>> next(reader())["image"].shape, len(reader)

@@ -25,15 +25,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRequest:
-    """What a data set's loader gets: which part of the set, in which form.
+    """The argument of a data set's loader: which split to load, and in which form.
 
     Args:
       name: the data set.
       split: one of the splits it was registered with.
       folder: where its files are expected.
       batch_size: the global batch size, `None` for single samples.
-      image_shape: `[H, W, C]` the images should have, `None` for the set's own.
-      max_length: the length text is padded or cut to, `None` for the set's own.
+      image_shape: `[H, W, C]` of the images, `None` for the set's default.
+      max_length: the length that text is padded or truncated to, `None` for the set's default.
     """
 
     name: str
@@ -46,12 +46,13 @@ class DatasetRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSet:
-    """A data set in TFRecord files: what a loader returns for them.
+    """A data set in TFRecord files, as a loader returns it.
 
     Args:
       paths: the files, in order.
-      features: entry of the sample -> feature spec; without it `parse_fn` gets the bytes.
-      parse_fn: a function of one sample (of one record's bytes, without features).
+      features: maps each entry of the sample to its feature spec. Without it `parse_fn` gets each
+        record's bytes.
+      parse_fn: a function of one sample, or of one record's bytes without `features`.
     """
 
     paths: Sequence[str | Path]
@@ -83,12 +84,12 @@ def register_dataset(
     """Register a data set under a name: decorate its loader, or its `parse_fn`.
 
     With `files` the decorated function is FastNN's `parse_fn`: it takes the bytes of one record
-    of the named TFRecord files and returns a sample. Without, it is a loader: it takes a
+    of these TFRecord files and returns a sample. Without `files` it is a loader: it takes a
     `DatasetRequest` and returns a dict of arrays `[N, ...]`, a random-access source (see
     `readers.indexed`), or a `RecordSet`.
 
     Args:
-      name: the name `readers.dataset` knows it by; registering it again replaces it.
+      name: the name for `readers.dataset`; registering it again replaces the data set.
       splits: the set's splits.
       files: split -> glob pattern of its TFRecord files, relative to the data set's folder.
 

@@ -52,20 +52,22 @@ def batch(
 ) -> DecoratedReader[list[Item]]:
     """Collect samples into lists of `batch_size`: Fluid's `batch`.
 
-    With a shard the samples are everybody's: every process reads the same samples and keeps its
-    chunk of each batch, so that together they train on the batches one process would have; the
-    last chunk may be an empty list. Without one that holds for samples of penstock's readers that
-    got no shard either, once several processes have been joined. Samples of others, such as
-    generators, are taken for this process's own.
+    With a shard, every process reads the same samples and keeps its chunk of each batch. Together
+    they train on the batches that one process would have. The last chunk may be an empty list.
+
+    Without a shard, it depends on the reader once `ps.distributed.initialize()` has joined several
+    processes. The samples of penstock's own readers, made without a shard, are divided like this.
+    Those of other sources, such as generators, are taken to belong to this process alone.
 
     Args:
       reader: a reader of samples.
-      batch_size: samples in a list, or `PerDevice(...)`; with a shard, the global batch size.
-      drop_last: leave out a last list that is shorter.
-      shard: the part of each batch this process keeps; `Shard()` keeps all.
+      batch_size: samples per list, or `PerDevice(...)`; with a shard, the global batch size.
+      drop_last: drop the last list if it is shorter.
+      shard: the part of each batch that this process keeps; `Shard()` keeps all.
 
     Raises:
       ValueError: `batch_size` is not a positive int.
+      ShardError: `batch_size` is not a multiple of the number of processes.
 
     >>> list(batch(lambda: range(5), 2))
     [[0, 1], [2, 3], [4]]
@@ -159,16 +161,16 @@ class _ShuffleIterator(DecoratedIterator[Item, Item]):
 def shuffle(reader: ReaderLike[Item], buf_size: int, *, seed: int = 0) -> DecoratedReader[Item]:
     """Shuffle within a buffer: Fluid's `shuffle`, with a seed.
 
-    Fills a buffer of `buf_size` samples, shuffles, drains, fills again. The order depends on
-    `seed`, the epoch and the number of the buffer alone; each epoch has another one. A size of
-    0 or 1 keeps the order. To restore a position, the samples of one buffer are read again.
-    Where the samples can be reached by index, `arrays` and the readers of files shuffle all of
-    them, without a buffer.
+    Fills a buffer with `buf_size` samples, shuffles it, empties it, and fills it again. The order
+    depends only on `seed`, the epoch and the number of the buffer. A size of 0 or 1 keeps the
+    order. Restoring a position rereads the samples of one buffer. For data with random access, use
+    `shuffle=True` of `arrays` or of the readers of files, which shuffles all samples without a
+    buffer.
 
     Args:
       reader: a reader of samples.
       buf_size: samples in the buffer.
-      seed: decides the orders.
+      seed: seeds the shuffling.
 
     Raises:
       ValueError: `buf_size` is not an int >= 0.

@@ -112,13 +112,13 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
 def buffered(reader: ReaderLike[Item], size: int) -> DecoratedReader[Item]:
     """Read up to `size` items ahead in a thread: Fluid's `buffered`.
 
-    An exception of the source is raised where its item would have come. The thread starts
-    with the first item and ends with the pass, or when the iterator is closed or dropped.
-    `get_state` is the position of what was returned, not of what was read ahead.
+    An exception from the source is raised where its item would have come. The thread starts with
+    the first item, and ends with the pass or when the iterator is closed or garbage-collected.
+    `get_state` returns the position after the last item returned, not after the last item read.
 
     Args:
       reader: any reader.
-      size: items read ahead; 0 counts as 1.
+      size: number of items to read ahead; 0 counts as 1.
 
     Raises:
       ValueError: `size` is not an int >= 0.
@@ -205,10 +205,10 @@ class _CacheIterator(IteratorBase[Item]):
 def cache(reader: ReaderLike[Item]) -> ReaderBase[Item]:
     """Keep all items in memory after the first full pass: Fluid's `cache`.
 
-    The source is read lazily, at its epoch 0, and never again once it was read to its end: every
-    pass then has the same items in the same order, so shuffle after it. Cache encoded
-    records before decoding them to save memory: `xmap_readers(decode, cache(records), ...)`.
-    The items are handed out as they are; do not change them in place.
+    The source is read lazily, at its epoch 0, and never again once it has been read to the end.
+    Every pass has the same items in the same order: shuffle after `cache`, not before. To save
+    memory, cache encoded records and decode them afterwards:
+    `xmap_readers(decode, cache(records), ...)`. Items are not copied; do not change them in place.
 
     >>> cached = cache(lambda: range(3))
     >>> list(cached()), list(cached())

@@ -138,30 +138,32 @@ def batch_by_length(
     drop_last: bool = False,
     shard: Shard | None = None,
 ) -> DecoratedReader[list[Item]]:
-    """Collect samples of about one length into lists, so that little is padded.
+    """Collect samples of similar length into lists, to keep padding small.
 
-    Sorts a pool of samples by length, cuts it into batches, and yields them in an order drawn from
-    `(seed, epoch, pool)`: lists as `batch` yields them, divided over processes as it does. At most
-    the last of a pool is short; it has the shortest samples. To restore a position, one pool is
-    read again. As torchtext's `BucketIterator`, with the budget of fairseq's `--max-tokens`.
+    Sorts a pool of samples by length, cuts it into batches, and yields these in an order drawn from
+    `(seed, epoch, pool)`. Batches are lists, divided over processes as those of `batch`. Only the
+    last batch of a pool may be short; it has the shortest samples. Restoring a position rereads
+    one pool. Follows torchtext's `BucketIterator`, with fairseq's `--max-tokens` as the budget.
 
     Args:
       reader: a reader of samples.
-      field: the sequence in a sample, a key or a place; of several the longest counts. Without it
-        the sample itself is the sequence.
-      length: in place of `field`, a function of a sample that returns its length.
-      batch_size: samples in a list, of all processes together, or `PerDevice(...)`.
-      words_per_batch: a budget: samples times the length they are padded to. With both, the less.
-      batch_multiple_of: with a budget, samples come in multiples of it, as of the devices.
-      boundaries: the buckets of `layers.data`: then lengths count as padded to them.
-      pool_batches: batches in a pool. More of them pad less, and take more memory.
-      shuffle: without it batches come from the longest to the shortest.
-      seed: decides the orders.
-      drop_last: leave out batches that are short: of each pool one at most, with a budget.
-      shard: the part of each batch this process keeps; `Shard()` keeps all.
+      field: the key or index of the sequence in a sample; of several, the longest counts. By
+        default the sample itself is the sequence.
+      length: instead of `field`, a function of a sample that returns its length.
+      batch_size: samples per list, over all processes, or `PerDevice(...)`.
+      words_per_batch: the word budget: an upper bound on the number of samples times their padded
+        length. With both, the smaller batch counts.
+      batch_multiple_of: with a word budget, round the number of samples down to a multiple of
+        this, e.g. of the number of devices.
+      boundaries: the buckets of `layers.data`; lengths are then rounded up to them.
+      pool_batches: batches per pool. A larger pool pads less, and takes more memory.
+      shuffle: shuffle samples and batches; otherwise each pool runs from longest to shortest.
+      seed: seeds the shuffling.
+      drop_last: drop short batches: at most one per epoch, or one per pool with a word budget.
+      shard: the part of each batch that this process keeps; `Shard()` keeps all.
 
     Raises:
-      ValueError: an option, or a sample longer than the last boundary or the budget.
+      ValueError: an option out of range, or a sample longer than the last boundary or the budget.
       ShardError: batches cannot be divided equally over the processes.
 
     >>> samples = [[1, 1, 1], [2], [3, 3, 3, 3], [4, 4], [5]]

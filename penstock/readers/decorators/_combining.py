@@ -49,13 +49,16 @@ class _MapIterator(DecoratedIterator[object, Item]):
 
 
 def map_readers(func: Callable[..., Item], *readers: ReaderLike[object]) -> DecoratedReader[Item]:
-    """Yield `func(a, b, ...)` over the items of readers side by side: Fluid's `map_readers`.
+    """Yield `func(a, b, ...)` for the items of readers in parallel: Fluid's `map_readers`.
 
-    Stops with the shortest reader. An exception of `func` arrives with the sample's number.
+    Stops with the shortest reader. An exception from `func` has the sample's number in a note.
 
     Args:
-      func: a function of one item of each reader.
+      func: a function of one item from each reader.
       readers: one reader or more.
+
+    Raises:
+      ValueError: no reader was given.
 
     >>> list(map_readers(lambda a, b: a + b, lambda: [1, 2, 3], lambda: [10, 20]))
     [11, 22]
@@ -109,7 +112,10 @@ class _ChainIterator(IteratorBase[Item]):
 def chain(*readers: ReaderLike[Item]) -> DecoratedReader[Item]:
     """Yield all items of the first reader, then of the second, and so on: Fluid's `chain`.
 
-    A reader is opened when its turn comes.
+    Each reader is opened when its turn comes.
+
+    Raises:
+      ValueError: no reader was given.
 
     >>> list(chain(lambda: [1, 2], lambda: [3]))
     [1, 2, 3]
@@ -180,17 +186,18 @@ def _merge(items: Sequence[Any]) -> tuple[object, ...] | dict[str, object]:
 
 
 def compose(*readers: ReaderLike[object], check_alignment: bool = True) -> DecoratedReader[Any]:
-    """Put samples together side by side: Fluid's `compose`.
+    """Join the samples of several readers into one: Fluid's `compose`.
 
-    Tuples are flattened: `(1, 2)` and `3` give `(1, 2, 3)`. Samples that are all dicts are
-    merged into one.
+    Tuples are flattened: `(1, 2)` and `3` give `(1, 2, 3)`. If all samples are dicts, they are
+    merged.
 
     Args:
       readers: one reader or more.
-      check_alignment: raise when one ends before another, else stop with the shortest.
+      check_alignment: raise if one reader ends before another; otherwise stop with the shortest.
 
     Raises:
-      ComposeNotAligned: while reading, after the samples all readers have.
+      ValueError: no reader was given.
+      ComposeNotAligned: while reading, once a reader ends before the others.
 
     >>> list(compose(lambda: [(1, 2), (4, 5)], lambda: [3, 6]))
     [(1, 2, 3), (4, 5, 6)]

@@ -278,24 +278,24 @@ def pack(
     open_rows: int = 16,
     splits_long: bool = False,
 ) -> DecoratedReader[dict[str, np.ndarray]]:
-    """Put several sequences into each row of one length, so that next to nothing is padded.
+    """Pack several sequences into each row of a fixed length, with almost no padding.
 
-    First fit: a sample goes to the first open row that has room for it. Where none has, another is
-    opened; beyond `open_rows` the oldest is returned. So is a row that is full. The fields of one
-    sample have one segment id. An empty sample takes no place. Entries that are not named are left
-    out.
+    First fit: each sample goes into the first open row with room for it. If there is none, a new
+    row is opened. Full rows are yielded; so is the oldest once more than `open_rows` are open. All
+    fields of a sample have the same segment id. Empty samples are dropped, and so are entries that
+    `field` does not name.
 
-    Attention in a packed row is among words of one segment, and recurrent layers do not know
-    segments. To restore a position, the samples of the open rows are read again. Every process
-    packs the same rows, and `batch` divides them.
+    Attention must stay within a segment: pass it the segment ids. Recurrent layers ignore segments,
+    so do not pack for them. Restoring a position rereads the samples of the open rows. Every
+    process packs the same rows, and `batch` divides them.
 
     Args:
-      reader: a reader of samples: dicts, or sequences alone where one field is named.
-      field: the sequences of a sample, `[length, ...]` each.
-      length: words in a row, of each field or by its name.
-      open_rows: rows that are filled at once. More of them pad less.
-      splits_long: cut a sample that is longer than a row into pieces, each a segment of its own;
-        its fields must be of one length.
+      reader: a reader of samples: dicts, or bare sequences if there is only one field.
+      field: the keys of the sequences in a sample, `[length, ...]` each.
+      length: words per row, one number for all fields or a dict by field.
+      open_rows: number of rows filled at the same time. More rows pad less.
+      splits_long: split a sample that is longer than a row into pieces, each its own segment; its
+        fields must then have the same length.
 
     Returns:
       A reader of rows: `<field>` `[length, ...]`, 0 in the padding; `<field>_segment_ids`

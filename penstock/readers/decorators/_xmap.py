@@ -145,23 +145,24 @@ def xmap_readers(
 ) -> DecoratedReader[Mapped]:
     """Map samples in `process_num` threads or processes: Fluid's `xmap_readers`.
 
-    An exception of `mapper` arrives with the sample's number and ends the pass. Threads start
-    with the first sample and end with the pass, or when the iterator is closed or dropped;
-    processes are kept for the next pass, and end when the reader is closed or dropped.
-    A position can be restored in either order: no sample is lost or repeated.
+    An exception from `mapper` ends the pass, with the sample's number in a note. Threads start
+    with the first sample, and end with the pass or when the iterator is closed or
+    garbage-collected. Processes are kept for the next pass, and end when the reader is closed or
+    garbage-collected. A position can be restored with `order` and without: no sample is lost or
+    repeated.
 
     Args:
       mapper: a function of a sample.
       reader: a reader of samples, read by the thread that iterates.
       process_num: number of workers.
-      buffer_size: samples ready or in work beyond one a worker.
-      order: keep the reader's order; else yield samples as they are ready.
-      workers: `"thread"`, right for opencv and numpy, which release the GIL, or `"process"`,
-        where all is pickled and a script needs `if __name__ == "__main__":`.
+      buffer_size: number of samples in progress or finished, beyond one per worker.
+      order: keep the reader's order; otherwise yield samples as they become ready.
+      workers: `"thread"` suits opencv and numpy, which release the GIL. `"process"` pickles
+        samples and `mapper`, and a script then needs `if __name__ == "__main__":`.
 
     Raises:
-      ValueError: a count below 1, or unknown workers.
-      TypeError: processes, and a mapper that cannot be pickled.
+      ValueError: a count below 1, or an unknown `workers`.
+      TypeError: `workers="process"` with a mapper that cannot be pickled.
 
     >>> list(xmap_readers(lambda x: x * x, lambda: range(5), 2, 4, order=True))
     [0, 1, 4, 9, 16]

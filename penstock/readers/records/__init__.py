@@ -1,7 +1,7 @@
-"""Record files: TFRecord and OFRecord, read at random, verified, written; no TensorFlow.
+"""Record files: TFRecord and OFRecord, random access, verified, without TensorFlow.
 
-`readers.tfrecord` and `readers.ofrecord` read batches. Here are what they are declared with
-(feature specs, blobs, codecs, preprocessors), what they raise, and the writers.
+`readers.tfrecord` and `readers.ofrecord` read batches. This package has what declares their
+contents (feature specs, blobs, codecs, preprocessors), their errors, and the writers.
 """
 
 from penstock._images import encode_png as encode_png

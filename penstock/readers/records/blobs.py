@@ -55,10 +55,13 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class ImageCodec:
-    """Decode one JPEG or PNG: colours in BGR, then the image preprocessors, then the dtype.
+    """Decode one JPEG or PNG to BGR, run the image preprocessors, then cast to the blob's dtype.
 
-    The result must have the blob's shape `(H, W, 3)` or `(H, W, 1)` exactly; gray and colour are
-    converted by the last size. Follows `oneflow.data.ImageCodec`.
+    The result must have exactly the blob's shape, `(H, W, 3)` or `(H, W, 1)`. The last size
+    decides between colour and grayscale. Follows `oneflow.data.ImageCodec`.
+
+    Args:
+      image_preprocessors: run in order on the decoded image, e.g. `ImageResizePreprocessor`.
 
     >>> ImageCodec().is_random
     False
@@ -100,13 +103,13 @@ class ImageCodec:
 
 @dataclass(frozen=True)
 class RawCodec:
-    """Take numbers as they are: a list of floats or integers, or the bytes of one value.
+    """Read numbers that are stored as they are: a list of floats or integers, or one bytes value.
 
     Args:
-      auto_zero_padding: fill a list shorter than the blob's shape with zeros.
+      auto_zero_padding: pad a list shorter than the blob's shape with zeros.
 
-    As in OneFlow, bytes are read one element a byte, signed: byte 255 is -1 in a float blob. In a
-    `uint8` blob it is 255 again. Follows `oneflow.data.RawCodec`.
+    As in OneFlow, each byte is one signed element: byte 255 is -1 in a float blob, and 255 again
+    in a `uint8` blob. Follows `oneflow.data.RawCodec`.
 
     >>> codec = RawCodec(auto_zero_padding=True)
     >>> codec.decode(np.asarray([1, 2]), "x", (3,), np.dtype("float32"), None).tolist()
@@ -148,10 +151,11 @@ class RawCodec:
 
 @dataclass(frozen=True)
 class BytesListCodec:
-    """Take several bytes values as rows of int8, each padded with zeros to the last size.
+    """Read several bytes values as rows, each padded with zeros to the blob's width.
 
-    The blob's shape is `(rows, width)` and its dtype `int8` or `uint8`. A record with more rows,
-    or a longer value, is an error; fewer rows are zeros. Follows OneFlow's `BytesListCodec`.
+    The blob's shape is `(rows, width)` and its dtype `int8` or `uint8`. More values than rows, or
+    a value longer than the width, is an error; missing rows are zeros. Follows OneFlow's
+    `BytesListCodec`.
 
     >>> BytesListCodec().decode([b"ab", b"c"], "s", (3, 2), np.dtype("uint8"), None).tolist()
     [[97, 98], [99, 0], [0, 0]]
@@ -267,7 +271,7 @@ def parse_ofrecord(
     """Parse one serialised OFRecord into the declared blobs, in their order.
 
     Raises:
-      RecordError: the payload is no OFRecord, or does not hold what the blobs declare.
+      RecordError: the payload is not an OFRecord, or does not hold what the blobs declare.
 
     >>> label = BlobConf("class/label", shape=(), dtype="int32", codec=RawCodec())
     >>> parse_ofrecord(bytes.fromhex("0a140a0b636c6173732f6c6162656c120522030a0107"), [label])
@@ -280,10 +284,10 @@ def parse_ofrecord(
 def build_ofrecord(values: Mapping[str, object]) -> bytes:
     """Serialise values as an OFRecord: int32, int64, float, double and bytes lists by dtype.
 
-    Python ints become int32 where they fit, else int64; Python floats become float.
+    Python ints become int32 if they fit, else int64. Python floats become float.
 
     Raises:
-      FeatureError: a value of another kind, or an integer beyond int64.
+      FeatureError: a value of another type, or an integer out of int64's range.
 
     >>> build_ofrecord({"class/label": 7}).hex()
     '0a140a0b636c6173732f6c6162656c120522030a0107'

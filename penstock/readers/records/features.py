@@ -49,14 +49,14 @@ class FixedLenFeature:
     """A feature with the same shape in every record.
 
     Args:
-      shape: shape without the batch axis; `()` is one value.
-      dtype: a numpy dtype, or `"bytes"`. Values are cast only where the cast is exact in range:
-        int64 300 declared `uint8` is an error, never 44.
-      default_value: what a record without the feature gives, broadcast to the shape; without
-        one, such a record is an error.
-      key: the feature's name in the record, where the sample calls it otherwise.
+      shape: shape without the batch axis; `()` is a single value.
+      dtype: a numpy dtype, or `"bytes"`. A value out of the dtype's range is an error (int64 300
+        declared `uint8` never becomes 44), and so are floats declared as integers.
+      default_value: the value for records without the feature, broadcast to the shape. Without
+        it, such a record is an error.
+      key: the feature's name in the record, if it differs from the name in the sample.
 
-    Gives an array of `shape` and `dtype`; for bytes of shape `()` the Python bytes.
+    Yields an array of `shape` and `dtype`; for bytes of shape `()`, Python bytes.
     Follows `tf.io.FixedLenFeature`.
 
     >>> spec = {"label": FixedLenFeature((), "int32", key="image/class/label")}
@@ -114,19 +114,19 @@ class FixedLenFeature:
 
 @dataclass(frozen=True)
 class VarLenFeature:
-    """A feature whose length differs between records.
+    """A feature whose length varies between records.
 
     Args:
       dtype: a numpy dtype, or `"bytes"`.
-      max_length: where given, every record is padded to this length, so that all batches have
-        one shape and the program compiles once; a longer record is an error. Without it a
-        batch is padded to its longest record, and another length is another compilation.
-      pad_value: what padding holds.
-      key: the feature's name in the record, where the sample calls it otherwise.
+      max_length: pad every record to this length, so that all batches have one shape and the
+        program compiles once; a longer record is an error. Without it, each batch is padded to
+        its longest record, and each new length is a new compilation.
+      pad_value: the value to pad with.
+      key: the feature's name in the record, if it differs from the name in the sample.
 
-    Gives two entries: `name`, `[L]`, in a batch `[B, L]`; and `<name>_length`, the number of
-    values that are the record's own, int32, in a batch `[B]`. A record without the feature has
-    length 0, as in `tf.io.VarLenFeature`.
+    Yields two entries: `name` `[L]`, batched `[B, L]`; and `<name>_length`, the length before
+    padding, int32, batched `[B]`. A record without the feature has length 0, as in
+    `tf.io.VarLenFeature`.
 
     >>> VarLenFeature("int64", max_length=3).extract(
     ...     "ids", parse_sequence(build_example({"ids": [4, 5]}))[0]
@@ -170,17 +170,17 @@ class VarLenFeature:
 
 @dataclass(frozen=True)
 class ImageFeature:
-    """An encoded JPEG or PNG, decoded to RGB (or gray) uint8.
+    """An encoded JPEG or PNG, decoded to RGB (or grayscale) uint8.
 
     Args:
-      shape: `(H, W, 3)` or `(H, W, 1)`; `(None, None, 3)` leaves every image its own size, for
-        `augment=` or `decode=` to bring to one.
-      resize: how an image of another size is brought to `shape`: `"bilinear"` or `"area"`
-        (better when shrinking a lot); `None` makes another size an error.
+      shape: `(H, W, 3)` or `(H, W, 1)`. `(None, None, 3)` keeps each image's own size, for
+        `augment=` or `decode=` to resize.
+      resize: how to resize images of another size to `shape`: `"bilinear"` or `"area"` (better
+        for large reductions). With `None` an image of another size is an error.
       key: the feature's name in the record; TF-Slim's by default.
 
-    Gives a uint8 array of `shape`: the cast and the normalisation belong in the program, on the
-    device, where they cost less than moving four times the bytes.
+    Yields a uint8 array of `shape`. Cast and normalise it in the program, on the device: that
+    costs less than transferring four times the bytes.
 
     >>> ImageFeature((224, 224, 3), resize="bilinear").key
     'image/encoded'
@@ -230,20 +230,20 @@ class ImageFeature:
 
 @dataclass(frozen=True)
 class SequenceFeature:
-    """A feature list of a `tf.SequenceExample`: one feature a step, as many steps as a record has.
+    """A feature list of a `tf.SequenceExample`: one feature per step, a varying number of steps.
 
     Args:
-      step: what each step holds: a `FixedLenFeature`, or an `ImageFeature` with a size (the frames
-        of a video). Their own `key` is not used.
-      max_length: where given, every record is padded to this number of steps, so that all batches
-        have one shape and the program compiles once; a longer record is an error. Without it a
-        batch is padded to its longest record.
-      pad_value: what padding holds; bytes are padded with `b""`.
-      key: the list's name in the record, where the sample calls it otherwise.
+      step: what each step holds: a `FixedLenFeature`, or an `ImageFeature` with a fixed size (the
+        frames of a video). Its own `key` is ignored.
+      max_length: pad every record to this number of steps, so that all batches have one shape and
+        the program compiles once; a longer record is an error. Without it, each batch is padded
+        to its longest record.
+      pad_value: the value to pad with; bytes are padded with `b""`.
+      key: the list's name in the record, if it differs from the name in the sample.
 
-    Gives two entries: `name`, `[T, *shape]`, in a batch `[B, T, *shape]`; and `<name>_length`, the
-    number of steps that are the record's own, int32, in a batch `[B]`. Features of the context are
-    declared as those of a `tf.Example`. Follows `tf.io.FixedLenSequenceFeature`.
+    Yields two entries: `name` `[T, *shape]`, batched `[B, T, *shape]`; and `<name>_length`, the
+    number of steps before padding, int32, batched `[B]`. Declare context features like those of a
+    `tf.Example`. Follows `tf.io.FixedLenSequenceFeature`.
 
     >>> record = build_sequence_example({"label": 1}, {"x": [[1.0, 2.0], [3.0, 4.0]]})
     >>> sample = parse_example(record, {"x": SequenceFeature(FixedLenFeature((2,)), max_length=3)})
@@ -274,7 +274,7 @@ class SequenceFeature:
         return isinstance(self.step, FixedLenFeature) and self.step.dtype is None
 
     def extract(self, name: str, features: FeatureMap) -> Sample:
-        """Return `{name: [T, *shape], name_length: []}` out of the feature lists."""
+        """Return `{name: [T, *shape], name_length: []}` from the feature lists."""
         key = self.key or name
         if key not in features:
             raise missing(key, features)
@@ -309,7 +309,7 @@ def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
     """Parse one serialised `tf.Example` or `tf.SequenceExample` into the declared features.
 
     Raises:
-      FeatureError: the payload is no example, or does not hold what the spec declares.
+      FeatureError: the payload is not an example, or does not hold what the spec declares.
     """
     features, lists = parse_sequence(payload)
     sample: Sample = {}
@@ -337,10 +337,10 @@ def _check_context(key: str, features: FeatureMap, lists: FeatureMap) -> None:
 def build_example(values: Mapping[str, object]) -> bytes:
     """Serialise values as a `tf.Example`: floats as float, ints and bools as int64, bytes, str.
 
-    Arrays are flattened; names are written in sorted order, so that equal values give equal bytes.
+    Arrays are flattened. Names are written in sorted order: equal values give equal bytes.
 
     Raises:
-      FeatureError: a value of another kind, or an integer beyond int64.
+      FeatureError: a value of another type, or an integer out of int64's range.
 
     >>> build_example({"image/class/label": 7}).hex()
     '0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107'
@@ -355,14 +355,14 @@ def build_example(values: Mapping[str, object]) -> bytes:
 def build_sequence_example(
     context: Mapping[str, object], feature_lists: Mapping[str, Sequence[object]]
 ) -> bytes:
-    """Serialise values as a `tf.SequenceExample`: the context as `build_example` does, and lists.
+    """Serialise values as a `tf.SequenceExample`: a context and feature lists.
 
     Args:
-      context: name -> value, of the whole record.
-      feature_lists: name -> a value a step, each as `build_example` takes it.
+      context: name to value, as for `build_example`.
+      feature_lists: name to a list with one value per step, each as for `build_example`.
 
     Raises:
-      FeatureError: a value of another kind, or an integer beyond int64.
+      FeatureError: a value of another type, or an integer out of int64's range.
 
     >>> len(build_sequence_example({}, {"words": ["two", "steps"]}))
     33

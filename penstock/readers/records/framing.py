@@ -24,8 +24,8 @@ class Framing:
 
     Args:
       name: the format's name in errors.
-      has_crc: a checksum follows the length and the payload.
-      max_payload_bytes: a longer record is taken for damage.
+      has_crc: whether a checksum follows the length and the payload.
+      max_payload_bytes: a longer record counts as damage.
     """
 
     name: str
@@ -144,4 +144,7 @@ class Framing:
 # The bounds of TensorFlow's and OneFlow's own readers. OFRecord has no checksum, so that its bound
 # is all that tells a damaged length.
 TFRECORD = Framing(name="TFRecord", has_crc=True, max_payload_bytes=(1 << 31) - 1)
+"""TensorFlow's format for `RecordWriter`: a length and a payload, each with a checksum."""
+
 OFRECORD = Framing(name="OFRecord", has_crc=False, max_payload_bytes=64 << 20)
+"""OneFlow's format for `RecordWriter`: a length and a payload, without checksums."""

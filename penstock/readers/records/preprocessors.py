@@ -74,7 +74,7 @@ class ImageResizePreprocessor(_SizedPreprocessor):
 
 @dataclass(frozen=True)
 class ImagePreprocessor:
-    """`"bgr2rgb"` swaps the colours; `"mirror"` flips left to right with probability 0.5.
+    """Swap blue and red (`"bgr2rgb"`), or flip horizontally with probability 0.5 (`"mirror"`).
 
     >>> ImagePreprocessor("bgr2rgb")(np.asarray([[[1, 2, 3]]], np.uint8), None).tolist()
     [[[3, 2, 1]]]
@@ -96,7 +96,7 @@ class ImagePreprocessor:
 
     @property
     def is_random(self) -> bool:
-        """Return whether it mirrors."""
+        """Return whether it flips at random."""
         return self.preprocessor == "mirror"
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
@@ -108,7 +108,7 @@ class ImagePreprocessor:
 
 @dataclass(frozen=True)
 class ImageCropPreprocessor(_SizedPreprocessor):
-    """Cut out `[height, width, C]`: at a random place, or at the top left with `random_xy=False`.
+    """Crop `[height, width, C]` at a random position, or at the top left with `random_xy=False`.
 
     >>> ImageCropPreprocessor(2, 3, random_xy=False)(np.zeros((8, 8, 3), np.uint8), None).shape
     (3, 2, 3)
@@ -118,7 +118,7 @@ class ImageCropPreprocessor(_SizedPreprocessor):
 
     @property
     def is_random(self) -> bool:
-        """Return whether the place is random."""
+        """Return whether the position is random."""
         return self.random_xy
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
@@ -142,7 +142,7 @@ class ImageCropPreprocessor(_SizedPreprocessor):
 
 @dataclass(frozen=True)
 class ImageCenterCropPreprocessor(_SizedPreprocessor):
-    """Cut the largest centred part of the aspect `width / height`, then resize it to that size.
+    """Crop the largest centred region of aspect ratio `width / height`, then resize it.
 
     >>> ImageCenterCropPreprocessor(4, 4)(np.zeros((8, 16, 3), np.uint8), None).shape
     (4, 4, 3)
@@ -161,9 +161,14 @@ class ImageCenterCropPreprocessor(_SizedPreprocessor):
 
 @dataclass(frozen=True)
 class ImageRandomSizeCropPreprocessor(_SizedPreprocessor):
-    """Cut a random part by area and aspect, then resize it: OneFlow's `crop_with_random_size`.
+    """Crop a random area and aspect ratio, then resize: OneFlow's `crop_with_random_size`.
 
-    Where no part fits after `max_num_attempts` draws, the centre is cut instead.
+    If no crop fits within `max_num_attempts` draws, the centre is taken instead.
+
+    Args:
+      aspect_ratio: range of the crop's width / height.
+      area: range of the crop's area, as a fraction of the image's.
+      max_num_attempts: number of draws.
 
     >>> crop = ImageRandomSizeCropPreprocessor(4, 4)
     >>> crop(np.zeros((8, 16, 3), np.uint8), np.random.default_rng(0)).shape
@@ -192,15 +197,15 @@ class ImageRandomSizeCropPreprocessor(_SizedPreprocessor):
 
 @dataclass(frozen=True)
 class NormByChannelPreprocessor:
-    """`(x - mean) / std`, by channel, for float blobs.
+    """Normalise each channel of a float blob: `(x - mean) / std`.
 
     Args:
-      mean: one value a channel.
-      std: one value a channel, or one for all.
+      mean: one value per channel.
+      std: one value per channel, or one for all.
       data_format: `"channels_last"`, `"channels_first"`, or `"no_channel"` with one mean.
 
-    The mean's order is the image's: BGR, unless `ImagePreprocessor("bgr2rgb")` comes before. (The
-    AlexNet example of OneFlow subtracts RGB means from BGR images.)
+    Means are in the order of the image's channels: BGR, unless `ImagePreprocessor("bgr2rgb")`
+    comes before. (OneFlow's AlexNet example subtracts RGB means from BGR images.)
 
     >>> norm = NormByChannelPreprocessor((1.0, 2.0, 3.0))
     >>> norm(np.full((1, 1, 3), 3.0, np.float32), None).tolist()

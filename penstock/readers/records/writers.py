@@ -16,17 +16,17 @@ from penstock.readers.records.framing import TFRECORD, Framing
 class RecordWriter:
     """Write payloads to a record file, which appears when the writer is closed.
 
-    The records go to a temporary file in the same folder; closing renames it, an exception
-    inside the `with` block removes it, so that a half-written file is never taken for a whole one.
+    Records go to a temporary file in the same folder. Closing renames it; an exception inside the
+    `with` block removes it. A half-written file is therefore never mistaken for a complete one.
 
     Args:
-      path: the file to make; an existing one is replaced.
+      path: the file to write; an existing one is replaced.
       framing: `TFRECORD` or `OFRECORD`.
       compression: `""`, `"GZIP"` or `"ZLIB"`, for TFRecord.
 
     Raises:
-      ValueError: another compression, or a compressed OFRecord.
-      OSError: the folder cannot be written.
+      ValueError: an unknown compression, or a compressed OFRecord.
+      OSError: the folder cannot be written to.
 
     >>> folder = tempfile.TemporaryDirectory()
     >>> with RecordWriter(f"{folder.name}/a.tfrecord") as writer:
@@ -75,7 +75,7 @@ class RecordWriter:
         self.num_records += 1
 
     def close(self) -> None:
-        """Finish the file and put it in its place. Safe to call twice."""
+        """Finish the file and move it into place. Safe to call twice."""
         if self._file.closed:
             return
         if self._engine is not None:
