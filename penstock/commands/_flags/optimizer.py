@@ -19,7 +19,8 @@ class OptimizerFlags(optimizers.OptimizerOptions):
 
     Arguments:
       optimizer: the optimizer: adadelta, adagrad, adam, adamweightdecay, ftrl, momentum, rmsprop or
-        sgd, as in TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam.
+        sgd, as in TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam. With adam
+        and its variants, the default --learning_rate is 0.001.
       opt_epsilon: the epsilon of adadelta, adam, adamweightdecay and rmsprop. For adam and
         adamweightdecay, it is 1e-8 unless this or --fastnn_compat says otherwise.
       exclude_from_weight_decay: the parameters that adamweightdecay does not decay: those whose

@@ -66,16 +66,6 @@ class UnusedFlags:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScheduleFlags(ScheduleOptions):
-    """How the learning rate changes in a run.
-
-    Arguments:
-      learning_rate: the highest learning rate of the run. For Adam and its variants, it is 0.001
-        unless this or --fastnn_compat says otherwise.
-    """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainFlags:
     """Train a network of the model library, on handwritten digits unless flags say otherwise.
 
@@ -91,7 +81,7 @@ class TrainFlags:
     dataset: DatasetFlags = dataclasses.field(default_factory=DatasetFlags)
     preprocessing: PreprocessingFlags = dataclasses.field(default_factory=PreprocessingFlags)
     model: ModelFlags = dataclasses.field(default_factory=ModelFlags)
-    learning_rate: ScheduleFlags = dataclasses.field(default_factory=ScheduleFlags)
+    learning_rate: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)
     optimizer: OptimizerFlags = dataclasses.field(default_factory=OptimizerFlags)
     logging: LoggingFlags = dataclasses.field(default_factory=LoggingFlags)
     performance: PerformanceFlags = dataclasses.field(default_factory=PerformanceFlags)
@@ -146,7 +136,7 @@ def make_defaults(given: Mapping[str, object]) -> TrainFlags:
         return fastnn_defaults()
     if is_adam(str(given.get("optimizer", ""))):
         return TrainFlags(
-            learning_rate=ScheduleFlags(learning_rate=ADAM_LEARNING_RATE),
+            learning_rate=ScheduleOptions(learning_rate=ADAM_LEARNING_RATE),
             optimizer=OptimizerFlags(opt_epsilon=ADAM_EPSILON),
         )
     return TrainFlags()
