@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.commands._run.assembly import Run
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
+_LOGGER = logging.getLogger("penstock")
 
 
 def announce(run: Run) -> None:
@@ -142,6 +143,20 @@ def announce_compilations(flags: TrainFlags) -> Iterator[None]:
         COMPILATIONS.removeHandler(handler)
         COMPILATIONS.setLevel(before[0])
         COMPILATIONS.propagate = before[1]
+
+
+@contextlib.contextmanager
+def leave_out_resuming() -> Iterator[None]:
+    """Leave out the trainer's line about resuming: the first lines of the run say it."""
+    _LOGGER.addFilter(_is_not_resuming)
+    try:
+        yield
+    finally:
+        _LOGGER.removeFilter(_is_not_resuming)
+
+
+def _is_not_resuming(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("resuming from ")
 
 
 class _Printing(logging.Handler):

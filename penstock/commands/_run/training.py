@@ -15,6 +15,7 @@ from penstock.commands._run.announce import (
     announce_compilations,
     conclude,
     format_advice,
+    leave_out_resuming,
 )
 from penstock.commands._run.assembly import assemble, describe_data
 from penstock.commands._run.digits import show_digits
@@ -35,6 +36,7 @@ def train(flags: TrainFlags) -> None:
     with contextlib.ExitStack() as held:
         held.enter_context(leave_out_alarm())
         held.enter_context(announce_compilations(flags))
+        held.enter_context(leave_out_resuming())
         run = assemble(flags, held)
         is_first = is_writing_process()
         if is_first:
