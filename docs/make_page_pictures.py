@@ -6,6 +6,7 @@ the notebook.
 """
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -61,14 +62,19 @@ def photograph_report(folder: Path) -> None:
 
 
 def photograph_notebook(folder: Path) -> None:
-    """Take a picture of a notebook with its outputs, from its program on."""
+    """Take a picture of a notebook with its outputs: the cells of its network and of training."""
     if importlib.util.find_spec("nbconvert") is None:
         print("no nbconvert: the picture of the notebook stays as it is")
         return
-    notebook = ROOT / "notebooks" / "digits.ipynb"
-    convert = [sys.executable, "-m", "nbconvert", "--to", "html", "--template", "classic"]
-    subprocess.run([*convert, str(notebook), "--output-dir", str(folder)], check=True)
-    photograph(folder / "digits.html", "notebook.png", 900, 3000)
+    notebook = json.loads((ROOT / "notebooks" / "digits.ipynb").read_text(encoding="utf-8"))
+    titles = ["".join(cell["source"]).partition("\n")[0] for cell in notebook["cells"]]
+    begin, end = titles.index("## The network"), titles.index("## The mistakes")
+    notebook["cells"] = notebook["cells"][begin:end]
+    part = folder / "part.ipynb"
+    part.write_text(json.dumps(notebook), encoding="utf-8")
+    convert = [sys.executable, "-m", "nbconvert", "--log-level=ERROR", "--to", "html"]
+    subprocess.run([*convert, str(part)], check=True)
+    photograph(folder / "part.html", "notebook.png", 900, 1440)
 
 
 def main() -> None:
