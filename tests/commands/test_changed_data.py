@@ -49,6 +49,7 @@ def rename_image(photos):
     (photos / "cat/3.png").rename(photos / "cat/30.png")
 
 
+@pytest.mark.quick("rename_class", "rename_image")
 @pytest.mark.parametrize(
     ("change", "said"),
     [

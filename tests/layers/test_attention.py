@@ -102,7 +102,7 @@ def reference(case, p, row, x, y):
     return attention_references.multi_head(p, x, y if is_cross else x, 4, **options)
 
 
-@pytest.mark.quick("rotary", "another")
+@pytest.mark.quick("another")
 @pytest.mark.parametrize("case", CASES)
 def test_attention_equals_that_of_each_example_alone_with_its_gradients(case):
     params, step = measured()

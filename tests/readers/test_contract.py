@@ -315,6 +315,8 @@ def warm_up(case: Case) -> None:
         next(iterator)
 
 
+# Dropped is the hardest: nobody says that it is over.
+@pytest.mark.quick("drop", "close-tfrecord-samples", "exhaust-tfrecord-samples")
 @every_case
 @pytest.mark.parametrize("ending", ["close", "drop", "exhaust"])
 def test_ending_a_pass_leaves_no_thread_process_or_file(case, ending):
