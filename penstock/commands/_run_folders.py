@@ -294,5 +294,6 @@ def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
         counts = Counter(json.dumps(each.flags.get(name)) for each in others).most_common(2)
         is_usual = counts[0][1] > counts[1][1] and counts[0][0] == json.dumps(run.flags.get(name))
         if not is_usual:
-            words.append(f"{name}={run.flags.get(name)}")
+            value = run.flags.get(name)
+            words.append(f"no {name}" if value is None else f"{name}={value}")
     return ", ".join(words)

@@ -205,3 +205,12 @@ def test_folder_without_runs_says_how_to_make_one(tmp_path, capsys):
 
 def test_flags_that_are_no_difference_are_flags():
     assert {*SILENT, *DISPLAY} <= set(TRAIN_FLAGS)
+
+
+def test_flag_that_a_run_does_not_have_is_said_in_words(folder, capsys):
+    for number, last in enumerate((100, 100, None)):
+        write_run(folder / f"mlp-{number}", network="mlp", stop_at_step=last)
+    _, out, _ = run(capsys, "runs")
+    row = next(line for line in out.splitlines() if line.startswith("mlp-2"))
+    assert row.endswith("no stop_at_step")
+    assert "None" not in out
