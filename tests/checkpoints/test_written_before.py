@@ -168,13 +168,13 @@ def test_run_of_the_command_is_evaluated(copied, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_run_of_the_command_goes_on(copied, capsys, caplog, monkeypatch):
+def test_run_of_the_command_goes_on(copied, capsys, monkeypatch):
     folder = copied("run")
     monkeypatch.chdir(ROOT)
     words = (f"--config={folder / 'config.json'}", f"--checkpointDir={folder}", "--num_epochs=3")
-    status, _, err = run(capsys, "train", *words)
+    status, out, err = run(capsys, "train", *words)
     assert (status, err) == (0, "")
-    assert "global step 90" in caplog.text
+    assert "at step 90, resumed from" in out
     rows = list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
     # 45 steps of two epochs on one device, then on the eight of the tests: a batch is for each.
     assert rows[-1]["global_step"] == "96"
