@@ -77,6 +77,10 @@ def test_script_of_docs_finds_what_it_imports(script):
     assert done.returncode == 0, done.stderr
 
 
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 def find_path(path: str) -> Path | None:
     """Return where a path of the page leads: below the package, or below the checkout."""
     places = (ROOT / PACKAGE / path, ROOT / path)
