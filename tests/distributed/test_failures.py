@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import _faulty_run, failures, killed_groups
 from tests import compiling
+from tests.distributed.launched_training import NUM_STEPS
 from tests.distributed.launchers import SCRIPT
 from tests.distributed.launching import read_until
 from tests.html_pages import HtmlPage
@@ -77,9 +78,9 @@ def test_sigterm_in_a_long_step_saves_after_it_and_kills_nobody(launch_apart, tm
     assert "penstock launch: ended by SIGTERM\n" in err  # and not: killed, as it did not end
     ended = re.search(r"SIGTERM: all processes end after global step (\d+)", err)
     assert ended is not None, err
-    # The interval would save steps 5 and 10.
+    # At the next place where all meet, and nothing but the signal saves.
     assert (folder / "steps" / ended[1]).is_dir()
-    assert int(ended[1]) in (8, 9)
+    assert 8 <= int(ended[1]) < NUM_STEPS
 
 
 def train(launcher, fault, folder):

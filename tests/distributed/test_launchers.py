@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.distributed import launchers
+from tests.distributed.launched_training import NUM_STEPS
 from tests.distributed.launchers import SCRIPT, read_result, run
 from tests.distributed.slurm_cluster import PROGRAMS, slurm_cluster
 from tests.source_tree import ROOT
@@ -168,6 +169,6 @@ def test_sigterm_to_a_run_on_ray_saves_before_the_end(ray_python, folder):
     assert "penstock launch: ended by SIGTERM" in errors
     ended = re.search(r"SIGTERM: all processes end after global step (\d+)", errors)
     assert ended is not None, errors
-    # The interval would save steps 5 and 10.
-    assert int(ended[1]) in (8, 9)
+    # At the next place where all meet, and nothing but the signal saves.
+    assert 8 <= int(ended[1]) < NUM_STEPS
     assert (Path(folder) / "steps" / ended[1]).is_dir()
