@@ -1,31 +1,23 @@
-"""Places and the device mesh: where programs run and how values are reduced over devices."""
+"""Places and the device mesh: where programs run, and how arrays lie there."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 
 AXIS = "data"
+"""The mesh axis that batches are split over; a mesh may have others."""
 
 WHOLE, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
 """What every device holds whole, and what is split over the devices along its first axis."""
-"""The mesh axis that batches are split over. User code may use collectives over it."""
-
-_LARGE = 2**14
-"""From so many numbers on an array is sent by itself: it takes longer to copy than to begin."""
-
-_MOST = 200
-"""So many arrays at most are sent by themselves: of more than 256 XLA makes several all-reduces."""
 
 Place = str | jax.Device | Sequence[jax.Device] | Mesh | None
 """Where programs run: `None`, `"cpu"`, `"gpu"`, `"tpu"`, a device, devices or a `Mesh`."""
@@ -35,22 +27,22 @@ Specs: TypeAlias = "PartitionSpec | Iterable[Specs] | Mapping[str, Specs]"
 
 
 def make_mesh(place: Place) -> Mesh:
-    """Return the one-axis mesh a place stands for.
+    """Return the mesh a place stands for, whose axis `"data"` batches are split over.
 
     `None` is every device of the default backend, a platform name every device of that platform.
 
     Raises:
-      ValueError: the platform has no device here, or a mesh has other axes than `"data"`.
+      ValueError: the platform has no device here, or a mesh has no axis `"data"`.
       TypeError: the place is none of the accepted kinds.
     """
     if isinstance(place, Mesh):
-        # Batches are split over one axis; user code names it in collectives.
-        if place.axis_names != (AXIS,):
+        if AXIS not in place.axis_names:
             raise ValueError(
-                f"place got a Mesh with axes {place.axis_names}, expected ({AXIS!r},). Batches are "
-                f"split over one axis. Make it with jax.sharding.Mesh(devices, ({AXIS!r},))."
+                f"place got a Mesh with axes {place.axis_names}, expected one named {AXIS!r}. "
+                f"Batches are split over it. Make it with jax.sharding.Mesh(devices, ({AXIS!r},))."
             )
-        return place
+        # `jax.make_mesh` makes axes of which the program would have to say how every array lies.
+        return Mesh(place.devices, place.axis_names)
     return Mesh(np.asarray(find_devices(place)), (AXIS,))
 
 
@@ -121,45 +113,29 @@ def _put_local(value: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(value))
 
 
-def psum(value: T, num_devices: int) -> T:
-    """Sum a pytree over the devices.
+def count_parts(mesh: Mesh) -> int:
+    """Return into how many parts a batch is split."""
+    return mesh.shape[AXIS]
 
-    On one device nothing is emitted: XLA on CPU keeps an all-reduce over a single participant,
-    and seven of them made a 13->1 regression step take 32 us instead of 15.
+
+def count_local_parts(mesh: Mesh) -> int:
+    """Return how many parts of a batch the devices of this process hold."""
+    return mesh.local_mesh.shape[AXIS]
+
+
+def lay_out_whole(value: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Return an array of a program, which every device then holds whole."""
+    if mesh is None or mesh.size == 1:
+        return value
+    return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, WHOLE))
+
+
+def lay_out_split(tree: T, mesh: Mesh) -> T:
+    """Return arrays of a program, split over the devices along their first axes.
+
+    Inside a program the parts may differ by a row.
     """
-    return value if num_devices == 1 else jax.lax.psum(value, AXIS)
-
-
-def psum_at_once(value: T, mesh: Mesh) -> T:
-    """Sum a pytree over the devices in one all-reduce.
-
-    On CPU what is small is sent as one vector: XLA sends the arrays of an all-reduce one after the
-    other there. Elsewhere it joins by itself what is worth it, and may send some earlier.
-    """
-    if mesh.size == 1 or not is_on_cpu(mesh):
-        return psum(value, mesh.size)
-    leaves, tree = jax.tree.flatten(value)
-    sizes = sorted([leaf.size for leaf in leaves], reverse=True)
-    least = max([_LARGE, *[size + 1 for size in sizes[_MOST:]]])
-    is_small = [leaf.size < least for leaf in leaves]
-    # In the widest dtype that is there, so that no sum is less exact than by itself.
-    vector, separate = ravel_pytree(list(itertools.compress(leaves, is_small)))
-    large = [leaf for leaf, small in zip(leaves, is_small, strict=True) if not small]
-    vector, large = jax.lax.psum((vector, large), AXIS)
-    small_sums, large_sums = iter(separate(vector)), iter(large)
-    return tree.unflatten([next(small_sums if small else large_sums) for small in is_small])
-
-
-def pmean(value: T, num_devices: int) -> T:
-    """Average a pytree over the devices; nothing is emitted on one device."""
-    return value if num_devices == 1 else jax.lax.pmean(value, AXIS)
-
-
-def all_gather(value: T, num_devices: int) -> T:
-    """Join a pytree's arrays along their first axes, in the devices' order, on every device."""
-    return value if num_devices == 1 else jax.lax.all_gather(value, AXIS, tiled=True)
-
-
-def device_index(num_devices: int) -> jax.Array | int:
-    """Return the index of this device on the mesh axis, from inside a program."""
-    return 0 if num_devices == 1 else jax.lax.axis_index(AXIS)
+    if mesh.size == 1:
+        return tree
+    split = NamedSharding(mesh, SPLIT)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split), tree)

@@ -1,5 +1,4 @@
-"""What a program function runs in: the frame and its three parts.
+"""What a program function runs in: the frame and its parts.
 
-`names` counts and scopes layers, `requests` keeps what they ask for, `examples` weighs and reduces
-over the batch, `frame` joins the three for one run.
+`names` counts and scopes layers, `requests` keeps what they ask for, `frame` joins them for one run.
 """

@@ -5,8 +5,8 @@ context variable, so they need no argument for it. A frame lives for one call of
 function (one trace); nothing survives it, hence no global counters.
 
 Two kinds of frame exist. A *probe* runs first, abstractly: it records what is asked for. Real
-frames then answer with values. A program is probed with two batch sizes, and what differs between
-the two has a batch axis; real frames repeat that decision.
+frames then answer with values. Arrays are those of the whole batch: a layer knows nothing of
+devices, of padding or of other processes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,40 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
+from jax.sharding import Mesh
+from jax.typing import ArrayLike, DTypeLike
 
 from penstock._errors import LayerContextError
 from penstock._parameter_names import Path, hash_path
-from penstock._program.examples import Examples, MicroBatch, RowAnswers
 from penstock._program.names import Names
+from penstock._program.precision import widen
 from penstock._program.requests import DeviceFeed, Mode, Requests, Variables
+from penstock._program.sequences import Sequence
+
+
+class MicroBatch(NamedTuple):
+    """A batch that is one part of another, whose means the step weights by their examples.
+
+    Attributes:
+      fraction: the share of the examples that it has.
+      word_counts: the words of the whole batch, for each mean over words in the order of asking;
+        None where they are still to be counted.
+    """
+
+    fraction: float
+    word_counts: jax.Array | None = None
+
+
+class Mean(NamedTuple):
+    """A mean that a layer has taken: the array, and the words it is over where it is of words."""
+
+    value: jax.Array
+    num_words: jax.Array | None = None
 
 
 class Frame:
@@ -33,21 +56,22 @@ class Frame:
     Arguments:
       variables: parameters and running statistics by collection, nested.
       feed: the batch by input name; None makes a probe.
-      weights: of the examples, `[B]`.
+      batch_size: the number of examples.
       key: the random key of the step.
-      num_devices: how many devices share the batch.
-      rows: what probes have found about batch axes.
+      mesh: the devices that real runs are laid out on.
       anchor: what the inputs of a probe are made of.
-      has_micro_batches: whether the batch is cut into micro-batches.
       step: the global step, 0 by default.
       compute_dtype: what products are computed in; None leaves every dtype as it is.
+      micro_batch: what part of a batch this one is, if it is one.
       is_frozen: whether the parameter or statistic at a path stays as it is.
       is_on_cpu: whether the run is compiled for CPUs, where layers compute some things another way;
         probes see what accelerators do.
 
     Attributes:
-      names, requests, examples: the three parts; see their modules.
+      names, requests: what layers are called, and what they ask for; see their modules.
       is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
+      means: the means that layers have taken, by the id of their array.
+      word_counts: the words of each mean over words, in the order of asking.
       logits: what probabilities were computed from, by the id of their array.
       module: the outermost flax module, while it runs.
       sown: collections of what flax modules sow that the function asks for.
@@ -60,12 +84,10 @@ class Frame:
         mode: Mode,
         variables: Variables,
         feed: DeviceFeed | None,
-        weights: jax.Array,
+        batch_size: int,
         key: jax.Array,
-        num_devices: int,
-        rows: RowAnswers,
+        mesh: Mesh | None = None,
         anchor: jax.Array | None = None,
-        has_micro_batches: bool = False,
         step: jax.Array | None = None,
         compute_dtype: DTypeLike | None = None,
         micro_batch: MicroBatch | None = None,
@@ -73,16 +95,18 @@ class Frame:
         is_on_cpu: bool = False,
     ) -> None:
         self.mode, self.key, self.is_frozen = mode, key, is_frozen
-        self.is_on_cpu = is_on_cpu
-        self.is_probe, self.has_micro_batches = feed is None, has_micro_batches
+        self.batch_size, self.is_on_cpu = batch_size, is_on_cpu
+        self.is_probe = feed is None
         self.is_mode_read = False
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step
         self.compute_dtype = compute_dtype
-        self.examples = Examples(weights, num_devices, rows, micro_batch, is_probe=feed is None)
         self.names = Names()
         self.requests = Requests(
-            mode, self.names.is_automatic, variables, feed, weights.shape[0], anchor
+            mode, self.names.is_automatic, variables, feed, batch_size, mesh=mesh, anchor=anchor
         )
+        self.means: dict[int, Mean] = {}
+        self.word_counts: list[jax.Array] = []
+        self._micro_batch = micro_batch
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
         self.module: nn.Module | None = None
         self.sown: set[str] = set()
@@ -95,10 +119,29 @@ class Frame:
         self.is_mode_read = True
         return self.mode == "train"
 
-    @property
-    def is_guessing(self) -> bool:
-        """Whether this run may take a layer's width for the batch, so that nothing is refused."""
-        return self.is_probe and self.examples.rows.is_guessing
+    def mean(self, value: ArrayLike) -> jax.Array:
+        """Return the mean of all numbers of an array, a scalar; what it is, is noted."""
+        # Widened: a sum of float16 overflows where the mean does not.
+        mean = jnp.mean(widen(value))
+        self.means[id(mean)] = Mean(mean)
+        return mean
+
+    def mean_words(self, words: Sequence) -> jax.Array:
+        """Return the mean over the words of a batch, a scalar; 0 where there is no word."""
+        masked = widen(words.masked())
+        count = jnp.sum(words.lengths).astype(jnp.float32)
+        whole = self._micro_batch
+        if whole is not None and whole.word_counts is not None:
+            count = whole.word_counts[len(self.word_counts)]
+        self.word_counts.append(count)
+        num_elements = masked.size // max(words.mask.size, 1)
+        mean = jnp.sum(masked) / (jnp.maximum(count, 1) * num_elements).astype(masked.dtype)
+        if whole is not None and whole.word_counts is not None:
+            # The step weights a micro-batch by its share of the examples, of which this is the
+            # inverse.
+            mean = mean / whole.fraction
+        self.means[id(mean)] = Mean(mean, count)
+        return mean
 
     def layer_key(self, path: Path) -> jax.Array:
         """Return the random key of a layer for this step; it depends on names alone."""
