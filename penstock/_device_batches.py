@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
     Attributes:
       size: how many rows there are.
-      parts: begin and end of the examples of each process among them.
+      parts: begin and end of the examples among them, in as many pieces as processes have brought.
     """
 
     size: int
@@ -276,6 +276,28 @@ def pad_rows(column: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([column, np.repeat(np.asarray(last), missing, axis=0)])
 
 
+def _change(column: Any, count: int) -> np.ndarray:
+    """Return an array of which every number behind `count` rows is another, 0 or 1."""
+    changed = np.array(column)
+    changed[count:] = changed[count:] == 0
+    return changed
+
+
+class HostBatch(NamedTuple):
+    """Batches for one launch that were checked.
+
+    Attributes:
+      count: the examples of each of them on this process.
+      rows: what they are padded to on all.
+      lengths: what their sequences are padded to, by input.
+    """
+
+    columns: Sequence[Mapping[str, Any]]
+    count: int
+    rows: Rows
+    lengths: Mapping[str, int]
+
+
 class Feeder:
     """Checks, pads and places the batches of one program.
 
@@ -300,14 +322,16 @@ class Feeder:
         self._specs, self._known = specs, known
         # Of one batch, and of several stacked for one launch.
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
-        self._num_parts = _mesh.count_parts(mesh)
+        # The process of each part that a batch is split into.
+        self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
         self._num_local = _mesh.count_local_parts(mesh)
+        self._rows: dict[tuple[int, ...], Rows] = {}
         self._plain = {spec.name: (spec.dtype, spec.shape) for spec in specs.values()}
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self._exchange = exchange
 
     def place(
-        self, batches: Sequence[Feed], shares: Sequence[int] | None = None, size: int | None = None
+        self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
     ) -> DeviceBatch:
         """Return batches checked, padded, stacked if they are several, and on the devices.
 
@@ -315,34 +339,49 @@ class Feeder:
           batches: of as many examples each, for one launch.
           shares: how many examples each process brings, where that is known; else they ask each
             other.
-          size: how many rows to pad to, whatever the examples are, all of which the program then
-            takes for examples.
 
         Raises:
           FeedError: a batch does not fit the specs.
         """
-        steps = len(batches)
+        return self.put(self.prepare(batches, shares))
+
+    def prepare(
+        self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
+    ) -> HostBatch:
+        """Return batches checked, and what they are to be padded to."""
         count = self._count_ready(batches)
         columns: Sequence[Mapping[str, Any]] = batches
         if count is None:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]
-            columns, counts = [each for each, _ in ready], {number for _, number in ready}
-            if len(counts) > 1:
+            columns, count = [each for each, _ in ready], ready[0][1]
+            if any(number != count for _, number in ready):
                 raise FeedError(
-                    f"a launch got batches of {sorted(counts)} examples, expected one number. Its "
-                    "steps are one program."
+                    f"a launch got batches of {listed(str(number) for _, number in ready)} "
+                    "examples, expected one number. Its steps are one program."
                 )
-            (count,) = counts
         shares, lengths = self._agree(columns, count, shares)
-        rows = self._choose_rows(shares) if size is None else Rows(size, ((0, size),))
-        own_size = rows.size * self._num_local // self._num_parts
-        padded = [self._pad(each, own_size, lengths) for each in columns]
+        return HostBatch(columns, count, self._choose_rows(shares), lengths)
+
+    def put(
+        self, batch: HostBatch, rows: Rows | None = None, *, changes_padding: bool = False
+    ) -> DeviceBatch:
+        """Return batches padded, stacked and on the devices.
+
+        Arguments:
+          rows: to pad to others.
+          changes_padding: pad with other values.
+        """
+        rows, steps = rows or batch.rows, len(batch.columns)
+        own_size = rows.size // len(self._owners) * self._num_local
+        padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
+        if changes_padding:
+            padded = [jax.tree.map(lambda x: _change(x, batch.count), each) for each in padded]
         feed: Any = padded[0]
         if steps > 1:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = _mesh.put(feed, self._shardings[steps > 1])
-        return DeviceBatch(feed, rows, (count,) * steps)
+        return DeviceBatch(feed, rows, (batch.count,) * steps)
 
     def _count_ready(self, batches: Sequence[Feed]) -> int | None:
         """Return the size of batches that need nothing done, a tenth of the time of a check.
@@ -371,28 +410,40 @@ class Feeder:
         return count or None
 
     def _agree(
-        self, batches: Sequence[Mapping[str, Any]], count: int, shares: Sequence[int] | None
-    ) -> tuple[Sequence[int], dict[str, int]]:
+        self, batches: Sequence[Mapping[str, Any]], count: int, shares: tuple[int, ...] | None
+    ) -> tuple[tuple[int, ...], dict[str, int]]:
         """Return how many examples each process brings, and what all pad their sequences to."""
+        if self._exchange is None and not self.has_sequences:
+            return (count,), {}
         longest = _sequence_feeds.find_longest(batches) if self.has_sequences else {}
         if self._exchange is None:
             shares = (count,)
         elif shares is None or longest:
             rows = self._exchange("the sizes of a batch", [count, longest])
-            shares = [each for each, _ in rows]
+            shares = tuple([each for each, _ in rows])
             longest = {name: max([each[name] for _, each in rows]) for name in longest}
         return shares, _sequence_feeds.choose_lengths(self._specs, longest)
 
-    def _choose_rows(self, shares: Sequence[int]) -> Rows:
+    def _choose_rows(self, shares: tuple[int, ...]) -> Rows:
         """Return the rows of a batch of which each process brings so many examples."""
+        rows = self._rows.get(shares)
+        if rows is not None:
+            return rows
         if not sum(shares):
             raise FeedError("feed got a batch of 0 examples on all processes, expected 1 or more.")
         # Of each device as many, since arrays at a program's door are split evenly.
-        number = self._num_parts // len(shares)
-        block = max([-(-share // number) for share in shares]) * number
-        begins = range(0, block * len(shares), block)
-        parts = tuple([(b, b + share) for b, share in zip(begins, shares, strict=True)])
-        return Rows(block * len(shares), parts)
+        height = max([-(-s // self._owners.count(n)) for n, s in enumerate(shares)])
+        left, parts = list(shares), [(0, 0)]
+        for place, owner in enumerate(self._owners):
+            begin, number = place * height, min(left[owner], height)
+            left[owner] -= number
+            if parts[-1][1] == begin:
+                parts[-1] = (parts[-1][0], begin + number)
+            else:
+                parts.append((begin, begin + number))
+        full = tuple([(begin, end) for begin, end in parts if end > begin])
+        rows = self._rows[shares] = Rows(len(self._owners) * height, full)
+        return rows
 
     def _pad(self, batch: Mapping[str, Any], size: int, lengths: Mapping[str, int]) -> Any:
         return {

@@ -287,19 +287,26 @@ def _widest(dtype: Any) -> Any:
     return np.int64 if np.issubdtype(dtype, np.integer) else np.float64
 
 
-def read(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
+def arrange(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
     """Return values on the host in the program's structure; rows of padding are cut off.
 
-    Waits for the device. Values without axes become Python numbers, sequences lists of arrays, each
-    of its own length.
+    Values without axes become Python numbers, sequences lists of arrays, each of its own length.
     """
-    host = _fetch(list(values))
-    return sequences.cut_all(
-        structure.show([_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)])
+    rows = zip(values, structure.rows, strict=True)
+    return sequences.cut_all(structure.show([_cut(v, n, num_examples) for v, n in rows]))
+
+
+def are_rows_equal(
+    values: Sequence[Any], others: Sequence[Any], structure: Structure, num_examples: int
+) -> bool:
+    """Return whether two runs give the same rows of examples, bit for bit."""
+    return all(
+        np.array_equal(one[: num_examples * n], other[: num_examples * n], equal_nan=True)
+        for one, other, n in zip(values, others, structure.rows, strict=True)
     )
 
 
-def _fetch(values: object) -> Any:
+def fetch(values: object) -> Any:
     """Return arrays on the host; of one split over processes, this process's part."""
     if jax.process_count() == 1:
         return jax.device_get(values)
@@ -373,7 +380,7 @@ class LaunchValues:
     def at(self, number: int) -> Any:
         """Return the metrics of step `number` of the launch; waits for the device."""
         if self._host is None:
-            self._host, self.is_read = _fetch(self._values), True
+            self._host, self.is_read = fetch(self._values), True
             self._values = None  # lets go of the device's buffers
         # With several steps in a launch every value has an axis of them in front.
         single, many = len(self._structures) == 1, len(self._counts) > 1

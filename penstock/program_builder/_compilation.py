@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
@@ -36,10 +36,12 @@ class CompileTime:
 
 
 class Program:
-    """One step function, compiled for each shape it meets.
+    """One step function, compiled for each shape and each choice of rows that it meets.
+
+    Its last argument is the `Rows` of the batch, which are no array.
 
     Arguments:
-      in_specs, out_specs: how arguments and results lie on the mesh.
+      in_specs, out_specs: how the other arguments and the results lie on the mesh.
       compile_time: what the seconds of each compile are added to.
       recompile_level: the level at which another compile is logged.
       largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any: XLA's
@@ -58,7 +60,7 @@ class Program:
         function: Callable[..., Any],
         *,
         mesh: Mesh,
-        in_specs: _mesh.Specs,
+        in_specs: Sequence[_mesh.Specs],
         out_specs: _mesh.Specs,
         donated: tuple[int, ...] = (),
         compile_time: CompileTime | None = None,
@@ -84,6 +86,7 @@ class Program:
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
             self._trace,
+            static_argnums=(len(in_specs),),
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
@@ -118,9 +121,13 @@ class Program:
             self._traced = 0.0
         return outputs
 
-    def _trace(self, *args: object) -> object:
+    def prepare(self, *args: Any) -> Callable[[], object]:
+        """Return what compiles the program for arguments, known by shape, in any thread."""
+        return self.jitted.lower(*args).compile
+
+    def _trace(self, *args: Any) -> object:
         self._traced = time.perf_counter()
-        leaves = jax.tree_util.tree_leaves_with_path(args)
+        leaves = jax.tree_util.tree_leaves_with_path(args[:-1])
         # Runs only when JAX has no trace for these shapes, so a count of calls is one of compiles.
         shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
         if self.num_compiles:
