@@ -11,7 +11,43 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-M = TypeVar("M", bound="Metric")
+M = TypeVar("M")
+
+
+def _name_fields(metric: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the sums and of the settings."""
+    if not dataclasses.is_dataclass(metric):
+        raise TypeError(
+            f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the sums. "
+            "Write @dataclasses.dataclass(frozen=True) above the class."
+        )
+    sums: list[str] = []
+    settings: list[str] = []
+    for field in dataclasses.fields(metric):
+        (settings if field.metadata.get("static") else sums).append(field.name)
+    return sums, settings
+
+
+def _flatten(metric: Any) -> tuple[list[Any], tuple[tuple[str, ...], tuple[Any, ...]]]:
+    sums, settings = _name_fields(metric)
+    names = (*sums, *settings)
+    return [getattr(metric, n) for n in sums], (names, tuple(getattr(metric, n) for n in settings))
+
+
+def _flatten_with_keys(metric: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    values, auxiliary = _flatten(metric)
+    keys = [jax.tree_util.GetAttrKey(name) for name in auxiliary[0]]
+    return list(zip(keys, values, strict=False)), auxiliary
+
+
+def _unflatten(
+    kind: type[M], auxiliary: tuple[tuple[str, ...], tuple[Any, ...]], values: Sequence[Any]
+) -> M:
+    metric = object.__new__(kind)
+    for name, value in zip(auxiliary[0], (*values, *auxiliary[1]), strict=True):
+        # By way of `object`, since the dataclass is frozen.
+        object.__setattr__(metric, name, value)
+    return metric
 
 
 class Metric:
@@ -95,39 +131,3 @@ class Mean(Metric):
     def compute(self) -> Any:
         """Return the mean; 0 where there is nothing to average."""
         return jnp.where(self.count != 0, self.total / jnp.where(self.count != 0, self.count, 1), 0)
-
-
-def _name_fields(metric: Any) -> tuple[list[str], list[str]]:
-    """Return the names of the sums and of the settings."""
-    if not dataclasses.is_dataclass(metric):
-        raise TypeError(
-            f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the sums. "
-            "Write @dataclasses.dataclass(frozen=True) above the class."
-        )
-    sums: list[str] = []
-    settings: list[str] = []
-    for field in dataclasses.fields(metric):
-        (settings if field.metadata.get("static") else sums).append(field.name)
-    return sums, settings
-
-
-def _flatten(metric: Metric) -> tuple[list[Any], tuple[tuple[str, ...], tuple[Any, ...]]]:
-    sums, settings = _name_fields(metric)
-    names = (*sums, *settings)
-    return [getattr(metric, n) for n in sums], (names, tuple(getattr(metric, n) for n in settings))
-
-
-def _flatten_with_keys(metric: Metric) -> tuple[list[tuple[Any, Any]], Any]:
-    values, auxiliary = _flatten(metric)
-    keys = [jax.tree_util.GetAttrKey(name) for name in auxiliary[0]]
-    return list(zip(keys, values, strict=False)), auxiliary
-
-
-def _unflatten(
-    kind: type[M], auxiliary: tuple[tuple[str, ...], tuple[Any, ...]], values: Sequence[Any]
-) -> M:
-    metric = object.__new__(kind)
-    for name, value in zip(auxiliary[0], (*values, *auxiliary[1]), strict=True):
-        # By way of `object`, since the dataclass is frozen.
-        object.__setattr__(metric, name, value)
-    return metric
