@@ -65,7 +65,9 @@ class Rows(NamedTuple):
             return feed
 
         def cut_one(x: jax.Array) -> jax.Array:
-            parts = [jax.lax.slice_in_dim(x, begin, end) for begin, end in self.parts if end > begin]
+            parts = [
+                jax.lax.slice_in_dim(x, begin, end) for begin, end in self.parts if end > begin
+            ]
             return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
         return _mesh.lay_out_split(jax.tree.map(cut_one, feed), mesh)
@@ -330,9 +332,7 @@ class Feeder:
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self._exchange = exchange
 
-    def place(
-        self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
-    ) -> DeviceBatch:
+    def place(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> DeviceBatch:
         """Return batches checked, padded, stacked if they are several, and on the devices.
 
         Arguments:
@@ -345,9 +345,7 @@ class Feeder:
         """
         return self.put(self.prepare(batches, shares))
 
-    def prepare(
-        self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
-    ) -> HostBatch:
+    def prepare(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> HostBatch:
         """Return batches checked, and what they are to be padded to."""
         count = self._count_ready(batches)
         columns: Sequence[Mapping[str, Any]] = batches

@@ -34,10 +34,10 @@ class Structure:
 
     `keys[i]` names value `i`: its key or number, and where `is_nested[i]` a path such as
     `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
-    values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one or
-    none but for metrics; `is_metric[i]` whether
-    it is a metric, `is_mean[i]` whether a layer made it as a mean, `is_word_mean[i]` whether that is
-    one over words. `loss_index` is the value that a train program minimises.
+    values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
+    or none but for metrics. `is_metric[i]` is whether it is a metric, `is_mean[i]` whether a layer made
+    it as a mean, `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a
+    train program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
@@ -55,6 +55,17 @@ class Structure:
         if self.keys is None:
             return "the returned value"
         return f"returned value {self.keys[number]!r}"
+
+    @property
+    def are_numbers(self) -> list[bool]:
+        """Whether each value is one number; a metric is taken for one."""
+        kinds = zip(self.num_scalars, self.is_metric, strict=True)
+        return [is_metric or number == 1 for number, is_metric in kinds]
+
+    def list_doubted(self) -> list[int]:
+        """Return which values are single numbers that no layer has made as a mean."""
+        kinds = zip(self.num_scalars, self.is_metric, self.is_mean, strict=True)
+        return [n for n, kind in enumerate(kinds) if kind == (1, False, False)]
 
     def show(self, values: Sequence[Any]) -> Any:
         """Return values on the host in the program's structure, metrics computed."""
@@ -275,7 +286,9 @@ def compute_means(accumulator: Accumulator, structure: Structure, shapes: Sequen
         leaves, tree = jax.tree.flatten(shape)
         found = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
         if is_metric:
-            cast = [np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(found, leaves, strict=True)]
+            cast = [
+                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(found, leaves, strict=True)
+            ]
             values.append(jax.tree.unflatten(tree, cast))
         else:
             values.append(_to_plain(found[0] / (next(word_counts) if is_mean else num_examples)))

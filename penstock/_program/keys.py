@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 IMPLEMENTATION = "threefry2x32"
-"""What numbers are drawn by, whatever `jax_default_prng_impl` says: what it draws depends on the key
-and the shape alone, not on how arrays lie on devices; of `rbg` that is not so."""
+"""What numbers are drawn by, whatever `jax_default_prng_impl` says: they depend on the key and the
+shape alone, and not, as those of `rbg`, on how arrays lie on devices."""
 
 
 def make_root(seed: int) -> jax.Array:

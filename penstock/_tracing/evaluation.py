@@ -233,8 +233,8 @@ def _loss_index(structure: _metrics.Structure, owner: str) -> int:
 def _scalar_loss(loss: _metrics.Value, frame: Frame, owner: str) -> jax.Array:
     if isinstance(loss, Metric):
         raise ProgramError(
-            f"{owner} got the metric {type(loss).__name__} as its loss, expected an array. The first "
-            "value returned is minimised. Return the loss first, metrics after it."
+            f"{owner} got the metric {type(loss).__name__} as its loss, expected an array. The "
+            "first value returned is minimised. Return the loss first, metrics after it."
         )
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise ProgramError(

@@ -234,8 +234,8 @@ def _find_returned_rows(
     if rows is None and mode != "infer":
         raise ProgramError(
             f"{owner} has {label} of shape {format_shape(shape, other)}, expected the batch axis B "
-            "first and nowhere else, or a value without one. Over batches it is averaged along axis "
-            "0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
+            "first and nowhere else, or a value without one. Over batches it is averaged along "
+            "axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
             "layers.mean."
         )
     return rows or 0

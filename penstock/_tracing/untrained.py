@@ -54,7 +54,8 @@ def check_constants(
     arrays = {id(each): each for each in constants if _is_weight(each)}
     held = array_holders.find_holders(function, arrays) if arrays else []
     held += [
-        array_holders.describe_draw(each) for each in _find_constant_draws(body, set(body.invars), needed)
+        array_holders.describe_draw(each)
+        for each in _find_constant_draws(body, set(body.invars), needed)
     ]
     _report(held, owner)
 

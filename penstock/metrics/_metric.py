@@ -18,8 +18,8 @@ def _name_fields(metric: Any) -> tuple[list[str], list[str]]:
     """Return the names of the sums and of the settings."""
     if not dataclasses.is_dataclass(metric):
         raise TypeError(
-            f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the sums. "
-            "Write @dataclasses.dataclass(frozen=True) above the class."
+            f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the "
+            "sums. Write @dataclasses.dataclass(frozen=True) above the class."
         )
     sums: list[str] = []
     settings: list[str] = []
@@ -53,8 +53,8 @@ def _unflatten(
 class Metric:
     """Hold sums over the examples of a batch, of which `compute` makes the value.
 
-    A program function returns it beside the loss. Batches add their sums up, and `compute` is called
-    at the end, once, on the host. So an epoch and a test are exact whatever the batch size, on any
+    A program function returns it beside the loss. Batches add their sums up, and `compute` is
+    called at the end, once, on the host. So an epoch and a test are exact whatever the batch size, on any
     number of devices and processes. An `EndStep` shows the value of its batch.
 
     Write one of your own as a frozen dataclass whose fields are arrays to be added up. A field with
@@ -94,8 +94,8 @@ class Metric:
     def compute(self) -> Any:
         """Return the value that the sums make, a number or an array; called outside of programs."""
         raise TypeError(
-            f"{type(self).__name__} got no compute(), expected one. It makes the value of the sums. "
-            "Define it in the class."
+            f"{type(self).__name__} got no compute(), expected one. It makes the value of the "
+            "sums. Define it in the class."
         )
 
 

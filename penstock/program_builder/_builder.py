@@ -292,9 +292,7 @@ def _trace_program(
     return _inspect.Inspection(program.jitted.trace(*args, feed, rows))
 
 
-def _arrange(
-    values: Sequence[Any], structure: _metrics.Structure, placed: DeviceBatch
-) -> Any:
+def _arrange(values: Sequence[Any], structure: _metrics.Structure, placed: DeviceBatch) -> Any:
     """Return device values in the program's structure, rows of padding cut off."""
     count, size = placed.counts[0], placed.rows.size
     if jax.process_count() == 1 and count < size:

@@ -17,7 +17,6 @@ from penstock._program.frame import Frame, MicroBatch
 from penstock._program.requests import DeviceFeed, Params
 from penstock._tracing.evaluation import Evaluated, Runnable, run_program
 
-
 Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
 """The gradients added up so far, and the running statistics now."""
 
@@ -46,7 +45,7 @@ class Batch:
       batch_stats: the running statistics before the step.
       key: the random key of the step.
       scale: what the loss is multiplied by and its gradients are divided by; None is neither.
-      is_unrolled: micro-batches are written out, since XLA runs convolutions in a loop slowly on CPU.
+      is_unrolled: micro-batches are written out: XLA runs convolutions in a loop slowly on CPU.
     """
 
     program: Runnable
@@ -210,9 +209,7 @@ class Batch:
         returned = self._join(found, [part.size for part in parts])
         return Gradients(returned, self._unscale(sums[0]), sums[1])
 
-    def _join(
-        self, found: Sequence[_metrics.Returned], sizes: Sequence[int]
-    ) -> _metrics.Returned:
+    def _join(self, found: Sequence[_metrics.Returned], sizes: Sequence[int]) -> _metrics.Returned:
         """Return what the micro-batches' values make of the batch."""
         structure, values = self.program.structure, []
         columns = zip(*[each.values for each in found], strict=True)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from penstock import _metrics, optimizers
+from penstock import _mesh, _metrics, optimizers
 from penstock._device_batches import Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
@@ -304,6 +304,24 @@ def test_step(
     returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
     after = _metrics.accumulate(sums, returned, program.structure, rows.num_examples)
     return after, spread_rows(returned.values, program.structure, rows)
+
+
+def half_step(
+    program: Runnable,
+    mesh: Mesh,
+    variables: Variables,
+    key: jax.Array,
+    begin: jax.Array,
+    feed: DeviceFeed,
+    rows: Rows,
+) -> jax.Array:
+    """Return the numbers that may be no means, `[N]`, for half of a batch, from row `begin` on."""
+    feed, half = rows.cut(feed, mesh), rows.num_examples // 2
+    part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, half), dict(feed))
+    part = _mesh.lay_out_split(part, mesh)
+    values = run_program(program, variables, part, half, wrap_key(key), mesh)[0].returned.values
+    numbers = [values[number] for number in program.structure.list_doubted()]
+    return jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
 
 
 def infer_step(

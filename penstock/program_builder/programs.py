@@ -206,6 +206,28 @@ class Programs:
             out_specs=(WHOLE, specs),
         )
 
+    def test_halves(self, state: State, batch: DeviceBatch, objective: str) -> np.ndarray:
+        """Return the single numbers of the test program, `[2, N]`, for both halves of a batch.
+
+        Those that are known as means, by `Structure.list_doubted`, are left out.
+        """
+        program = self.network.test[objective].program
+
+        def make() -> Program:
+            return self.make_program(
+                f"test of halves{f' of {objective}' if len(self.structures) > 1 else ''}",
+                functools.partial(_step.half_step, program, self.mesh),
+                in_specs=(WHOLE, WHOLE, WHOLE, SPLIT),
+                out_specs=WHOLE,
+            )
+
+        compiled = self.keep(("halves", objective), make)
+        begins = np.array([0, batch.rows.num_examples // 2], np.int32)
+        halves = [
+            compiled(state.variables, state.key, begin, batch.feed, batch.rows) for begin in begins
+        ]
+        return np.stack(jax.device_get(halves))
+
     def infer(self, variables: Variables, feed: Feed) -> Any:
         """Return what the infer function returns for a feed of any length, as numpy arrays.
 
