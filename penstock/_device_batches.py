@@ -358,7 +358,7 @@ class Feeder:
                     "examples, expected one number. Its steps are one program."
                 )
         shares, lengths = self._agree(columns, count, shares)
-        return HostBatch(columns, count, self._choose_rows(shares), lengths)
+        return HostBatch(columns, count, self.choose_rows(shares), lengths)
 
     def put(
         self, batch: HostBatch, rows: Rows | None = None, *, changes_padding: bool = False
@@ -422,7 +422,7 @@ class Feeder:
             longest = {name: max([each[name] for _, each in rows]) for name in longest}
         return shares, _sequence_feeds.choose_lengths(self._specs, longest)
 
-    def _choose_rows(self, shares: tuple[int, ...]) -> Rows:
+    def choose_rows(self, shares: tuple[int, ...]) -> Rows:
         """Return the rows of a batch of which each process brings so many examples."""
         rows = self._rows.get(shares)
         if rows is not None:

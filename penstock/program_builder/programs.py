@@ -123,6 +123,29 @@ class Programs:
         changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
         return changed + leaves[number:], launched
 
+    def compile_ahead(
+        self,
+        leaves: Leaves,
+        batch: DeviceBatch,
+        update_order: tuple[str, ...],
+        num_examples: int | None = None,
+    ) -> None:
+        """Compile the train program for a batch in a thread, so that its launch need not wait.
+
+        Arguments:
+          num_examples: of a batch of this process alone, where it is not that of `batch`.
+        """
+        program = self._compiled.get((update_order, len(batch.counts)))
+        if program is None:
+            return
+        number, feed, rows = self.states.num_changed, batch.feed, batch.rows
+        if num_examples is not None:
+            rows = self._feeders["train"].choose_rows((num_examples,))
+            feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
+        program.compile_ahead(
+            *jax.tree.map(_describe, (leaves[:number], leaves[number:], feed)), rows
+        )
+
     def run_eagerly(
         self,
         leaves: Leaves,
@@ -302,6 +325,13 @@ class Programs:
     def num_compiles(self) -> dict[str, int]:
         """How often each program was compiled, by the program's name."""
         return {program.name: program.num_compiles for program in self._compiled.values()}
+
+
+def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDtypeStruct:
+    """Return an array without its values, of another number of rows where one is given."""
+    shape = x.shape if size is None else (size, *x.shape[1:])
+    sharding = x.sharding if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) else None
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
 class States:

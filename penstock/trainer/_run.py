@@ -280,13 +280,25 @@ class Run:
 
     def _place_batches(self) -> Iterator[DeviceBatch]:
         """Return the batches of an epoch on their way to the devices."""
-        batches = self._group_batches()
+        batches = self._compile_ahead(self._group_batches())
         on_host = self.engine.programs.keeps_feeds_on_host
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
         if on_host:
             return batches
         # Others may wait for what this process would first have to launch with them.
         return look_ahead(batches, LOOK_AHEAD, defers_errors=self.interrupts.is_alone)
+
+    def _compile_ahead(self, batches: Iterator[DeviceBatch]) -> Iterator[DeviceBatch]:
+        """Yield the batches; what they need is compiled while the steps before them run."""
+        compile_ahead = self.engine.programs.compile_ahead
+        last, is_first = _batches.last_batch_size(self.reader), True
+        for batch in batches:
+            # A size that no batch before had, when it is first placed, some steps before its own.
+            compile_ahead(self.engine.leaves, batch, self.update_order)
+            yield batch
+            if is_first and last and self.interrupts.is_alone and len(batch.counts) == 1:
+                compile_ahead(self.engine.leaves, batch, self.update_order, last)
+            is_first = False
 
     def _group_batches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""
