@@ -68,8 +68,8 @@ def data(
       stop_gradient: has no effect, as only parameters have gradients.
 
     Returns:
-      `[B, *shape]`, where `B` is this device's share of the batch; a `ps.Sequence` of values
-      `[B, T, *shape]`; or a `ps.NestedSequence` of values `[B, K, T, *shape]`.
+      `[B, *shape]`; a `ps.Sequence` of values `[B, T, *shape]`; or a `ps.NestedSequence` of values
+      `[B, K, T, *shape]`.
 
     Raises:
       ProgramError: `lod_level` is not 0, 1 or 2; or `append_batch_size` is `False` and the shape

@@ -56,7 +56,6 @@ from penstock.layers import dynamic_lstm as dynamic_lstm
 from penstock.layers import dynamic_lstmp as dynamic_lstmp
 from penstock.layers import edit_distance as edit_distance
 from penstock.layers import elu as elu
-from penstock.layers import example_weights as example_weights
 from penstock.layers import fc as fc
 from penstock.layers import flatten as flatten
 from penstock.layers import gaussian_random as gaussian_random

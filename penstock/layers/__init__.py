@@ -1,9 +1,8 @@
 """Layers: plain functions over arrays, called inside a program function.
 
 A layer takes arrays and returns arrays, so `jnp` operations, flax.linen modules and `lax.scan` mix
-freely with them. Layers that have parameters, statistics or randomness, or that depend on the mode
-or on the batch's examples, find them in the program that is being built, and raise
-`LayerContextError` outside one.
+freely with them. Layers that have parameters, statistics or randomness, or that depend on the
+mode, find them in the program that is being built, and raise `LayerContextError` outside one.
 """
 
 from penstock.layers.activations import (
@@ -41,7 +40,6 @@ from penstock.layers.dropout import drop_path, dropout
 from penstock.layers.dynamic_rnn import dynamic_rnn
 from penstock.layers.inputs import (
     data,
-    example_weights,
     global_step,
     is_training,
     scope,
@@ -143,7 +141,6 @@ __all__ = [
     "create_parameter",
     "create_parameters",
     "data",
-    "example_weights",
     "global_step",
     "is_training",
     "reduce_all",
@@ -220,7 +217,7 @@ __all__ = [
     "softsign",
     "swish",
     "tanh",
-    # Losses, and means over the valid examples
+    # Losses, and means over the batch
     "accuracy",
     "cross_entropy",
     "huber_loss",

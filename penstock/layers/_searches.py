@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -10,8 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, check_count
-from penstock._program.examples import PER_DEVICE_SCOPE
-from penstock._program.frame import find_frame
 from penstock.layers import arguments
 
 State = TypeVar("State")
@@ -116,8 +113,4 @@ def _keep_dtypes(layer: str, before: State, after: State) -> State:
 
 def goes_on(number: jax.Array, max_length: int, is_done: jax.Array) -> jax.Array:
     """Return whether a loop has work left: steps, and examples `[B]` that are not done."""
-    frame = find_frame()
-    is_left = contextlib.nullcontext() if frame is None else frame.examples.note(PER_DEVICE_SCOPE)
-    # Each device's own: more turns change nothing for an example that is done.
-    with is_left:
-        return (number < max_length) & ~jnp.all(is_done)
+    return (number < max_length) & ~jnp.all(is_done)

@@ -1,4 +1,4 @@
-"""Batch normalisation: over the valid examples of a device's share or of the global batch."""
+"""Batch normalisation, over the whole batch or over groups of its examples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.nn import initializers
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_count
 from penstock._program import sequences
 from penstock._program.examples import align
 from penstock._program.frame import Frame, current_frame
+from penstock._program.precision import widen
 from penstock._program.requests import ParameterSpec
-from penstock._program.statistics import batch_statistics
 from penstock._program.words import V
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
@@ -32,26 +32,28 @@ def batch_norm(
     name: str | None = None,
     data_format: DataFormat = "NHWC",
     use_global_stats: bool = False,
-    sync: bool = False,
+    group_size: int | None = None,
     unbiased_running_variance: bool = False,
     momentum_warmup: bool = False,
 ) -> V:
     """Normalise each channel over the batch (Ioffe and Szegedy 2015).
 
-    Training uses the mean and the biased variance of the valid examples in this device's share of
-    the batch, or in the global batch with `sync=True`. The running statistics then become
-    `momentum * running + (1 - momentum) * batch`, where the devices' statistics are weighted by
-    their numbers of valid examples. Test and infer use the running statistics.
+    Training uses the mean and the biased variance of the batch, or those of groups of `group_size`
+    examples. The running statistics then become `momentum * running + (1 - momentum) * batch`; of
+    groups it is their mean, weighted by their examples. Test and infer use the running statistics.
 
     Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Statistics, float32 in `batch_stats`:
-    `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's, which counts padding.
+    `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's, which counts the padding of
+    sequences.
 
     Arguments:
       input: `[B, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`; or a sequence.
       act: name of an activation, applied last.
       param_attr, bias_attr: for the scale and the bias; `False` leaves it out.
       use_global_stats: use the running statistics in training too, and do not update them.
-      sync: compute the statistics over all devices, which then wait for each other in this layer.
+      group_size: the number of neighbouring examples that are normalised by statistics of their
+        own; the last group may be smaller. Several devices need not wait for each other in this
+        layer where a group lies on one of them. By default the whole batch.
       unbiased_running_variance: update the running variance with the unbiased variance, `n / (n -
         1)` times the biased one, as torch and TensorFlow's fused kernel do.
       momentum_warmup: use at most `(1 + step) / (10 + step)` as momentum, as TensorFlow's moving
@@ -68,42 +70,93 @@ def batch_norm(
     """
     frame = current_frame("batch_norm")
     is_word = input.mask.reshape(-1) if isinstance(input, sequences.Sequence) else None
-    x = _check_input(input, momentum, data_format)
+    x = _check_input(input, momentum, data_format, group_size)
     axis = arguments.channel_axis(x, data_format)
     path = frame.names.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
-    mean, variance = (lax.stop_gradient(frame.requests.parameter(spec)) for spec in specs)
+    mean, variance = (lax.stop_gradient(frame.requests.parameter(spec))[None] for spec in specs)
+    # Several rows of an example are next to each other, the words of a sequence for one.
+    rows = (group_size or x.shape[0]) * max(1, x.shape[0] // frame.batch_size)
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
-        running, how = (mean, variance), (sync, unbiased_running_variance, is_word)
-        mean, variance, steps = batch_statistics(frame, x, axis, running, *how)
+        running, how = (mean, variance), (is_word, unbiased_running_variance)
+        mean, variance, steps = _compute_statistics(x, axis, running, min(rows, x.shape[0]), *how)
         _move(frame, specs, running, steps, momentum, momentum_warmup)
     inverse = lax.rsqrt(variance.astype(jnp.result_type(x, variance)) + epsilon)
-    y: Any = _normalize(frame, x, axis, path, mean, inverse, (param_attr, bias_attr))
+    # One product and one sum: Inception trains 1.14 times as long with the mean first.
+    factor = apply_scale(frame, inverse, path, param_attr, axis=1, layer="batch_norm")
+    offset = apply_shift(frame, -mean * factor, path, bias_attr, axis=1, layer="batch_norm")
+    y: Any = x * _spread(factor, x, axis, rows) + _spread(offset, x, axis, rows)
     y = activate(frame.cast(y), act, "batch_norm")
     found: Any = input.with_rows(y) if isinstance(input, sequences.Sequence) else y
     return found
 
 
-def _normalize(
-    frame: Frame,
+def _compute_statistics(
     x: jax.Array,
     axis: int,
-    path: tuple[str, ...],
-    mean: jax.Array,
-    inverse: jax.Array,
-    attrs: tuple[Attr, Attr],
-) -> jax.Array:
-    # One product and one sum: Inception trains 1.14 times as long with the mean first.
-    factor = apply_scale(frame, inverse, path, attrs[0], axis=0, layer="batch_norm")
-    offset = apply_shift(frame, -mean * factor, path, attrs[1], axis=0, layer="batch_norm")
-    return x * align(factor, x.ndim, axis) + align(offset, x.ndim, axis)
+    running: tuple[jax.Array, jax.Array],
+    group_rows: int,
+    is_word: jax.Array | None,
+    is_unbiased: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return mean and variance `[G, C]` of groups, and how far they are from the running ones.
+
+    One pass: the sums of `x - K` and of its square, K being the running mean. This is exact for any
+    K; with K near the mean no large numbers cancel. Measured on data of mean 1000 and deviation 1:
+    the variance is off by 0.3 at the first step and by 1e-5 after 50, with K = 0 by 0.3 at every
+    step.
+
+    Arguments:
+      running: mean and variance, `[1, C]`.
+      group_rows: the rows of a group.
+      is_word: which rows are words of sequences, and no padding of them.
+
+    Returns:
+      Mean, variance, and the mean distances `[2, C]` of both from the running ones.
+    """
+    offsets = widen(x) - _spread(running[0], x, axis, group_rows)
+    if is_word is not None:
+        offsets = jnp.where(align(is_word, x.ndim, 0), offsets, 0)
+    # Row sums first: XLA's CPU backend spreads them over its threads.
+    others = tuple(i for i in range(1, x.ndim) if i != axis)
+    total = _sum_groups(jnp.sum(offsets, others), group_rows)
+    total_of_squares = _sum_groups(jnp.sum(offsets * offsets, others), group_rows)
+    is_row = jnp.ones(x.shape[0], bool) if is_word is None else is_word
+    count = _sum_groups(is_row[:, None].astype(total.dtype), group_rows)
+    count = count * (x.size // (x.shape[0] * x.shape[axis]))
+    # A group without words has sums of 0 and count 0: no nan, and no say below.
+    offset = total / jnp.maximum(count, 1)
+    variance = jnp.maximum(total_of_squares / jnp.maximum(count, 1) - offset**2, 0)
+    # TensorFlow's fused kernel and torch keep the unbiased one; the normalisation is by the other.
+    estimate = variance * (count / jnp.maximum(count - 1, 1)) if is_unbiased else variance
+    # As sums, so that groups count by their examples.
+    steps = jnp.sum(jnp.stack([total, (estimate - running[1]) * count]), axis=1)
+    steps = lax.stop_gradient(steps / jnp.maximum(jnp.sum(count), 1))
+    return running[0] + offset, variance, steps
+
+
+def _sum_groups(rows: jax.Array, group_rows: int) -> jax.Array:
+    """Return the sums `[G, C]` of groups of rows `[B, C]`, the last of which may be smaller."""
+    missing = -rows.shape[0] % group_rows
+    rows = jnp.pad(rows, [(0, missing), (0, 0)]) if missing else rows
+    return jnp.sum(rows.reshape(-1, group_rows, rows.shape[1]), axis=1)
+
+
+def _spread(of_groups: jax.Array, x: jax.Array, axis: int, group_rows: int) -> jax.Array:
+    """Return values of groups `[G, C]`, or of all rows `[1, C]`, shaped to meet `x`."""
+    values = of_groups
+    if values.shape[0] > 1:
+        values = jnp.repeat(values, group_rows, axis=0)[: x.shape[0]]
+    shape = [values.shape[0]] + [1] * (x.ndim - 1)
+    shape[axis] = values.shape[1]
+    return values.reshape(shape)
 
 
 def _move(
     frame: Frame,
     specs: tuple[ParameterSpec, ParameterSpec],
     running: tuple[jax.Array, jax.Array],
-    steps: tuple[jax.Array, jax.Array],
+    steps: jax.Array,
     momentum: float,
     is_warmed_up: bool,
 ) -> None:
@@ -113,7 +166,7 @@ def _move(
     # MobileNet's 0.9997 tests at chance after 60 steps otherwise.
     kept = jnp.minimum(momentum, (1 + step) / (10 + step)) if is_warmed_up else momentum
     for spec, old, way in zip(specs, running, steps, strict=True):
-        frame.requests.update(spec, (old + (1 - kept) * way).astype(old.dtype))
+        frame.requests.update(spec, (old[0] + (1 - kept) * way).astype(old.dtype))
 
 
 def _statistics_specs(path: tuple[str, ...], size: int) -> tuple[ParameterSpec, ParameterSpec]:
@@ -131,12 +184,16 @@ def _statistics_specs(path: tuple[str, ...], size: int) -> tuple[ParameterSpec, 
     return mean, variance
 
 
-def _check_input(input: Any, momentum: float, data_format: str) -> jax.Array:
+def _check_input(
+    input: Any, momentum: float, data_format: str, group_size: int | None
+) -> jax.Array:
     """Return the input as an array, its words as rows where it is a sequence."""
     is_sequence = isinstance(input, sequences.Sequence)
     # Rows of words are `[B * T, ...]`.
     x = lax.collapse(input.values, 0, 2) if is_sequence else jnp.asarray(input)
     check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    if group_size is not None:
+        check_count("layers.batch_norm: group_size", group_size, 1)
     if x.ndim < 2:
         raise ProgramError(
             f"layers.batch_norm got an input of shape {x.shape}, expected at least [B, C]. Each "

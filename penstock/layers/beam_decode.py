@@ -93,8 +93,7 @@ def beam_decode(
     or at `max_length`. The same in train, test and infer; there are no gradients.
 
     `step` is traced once and runs in a `lax.while_loop`. To share the parameters of a training
-    program, give its layers explicit names or put them in a `layers.scope`. It must not use
-    collectives: each device leaves the loop when its own examples are done.
+    program, give its layers explicit names or put them in a `layers.scope`.
 
     The score of a sentence is its log probability divided by `((5 + length) / 6)**length_penalty`
     (Wu et al. 2016). The length includes `end_id`.

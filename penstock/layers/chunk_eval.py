@@ -34,9 +34,8 @@ def chunk_eval(
     `"IOB"`; I and E for `"IOE"`; B, I, E and S for `"IOBES"`; `"plain"` has one tag. The tag
     `num_chunk_types * num_tags` is a word outside all chunks. A chunk is correct if its type, first
     word and last word are. A tag that cannot continue the previous chunk, such as I after another
-    type, starts a new one. Chunks are counted over the valid examples of the global batch. A ratio
-    with denominator 0 is 0. If a tag is out of range or lengths differ in any example, all three
-    are nan. Source: Fluid's `chunk_eval`, and the script `conlleval` of CoNLL-2000.
+    type, starts a new one. Chunks are counted over the batch. A ratio with denominator 0 is 0. If a
+    tag is out of range or lengths differ in any example, all three are nan. Source: Fluid's `chunk_eval`, and the script `conlleval` of CoNLL-2000.
 
     Arguments:
       input: predicted tags, a sequence `[B, T, 1]`, usually from `crf_decoding`.
@@ -57,7 +56,7 @@ def chunk_eval(
     >>> [float(each) for each in builder.infer(builder.init(), feed)]
     [0.5, 0.5, 0.5, 2.0, 2.0, 1.0]
     """
-    frame = current_frame("chunk_eval")
+    current_frame("chunk_eval")
     check_choice("layers.chunk_eval", "chunk_scheme", chunk_scheme, tuple(_LETTERS))
     excluded = _check_types(num_chunk_types, excluded_chunk_types or ())
     predicted, true = checks.cut_alike(
@@ -71,10 +70,10 @@ def chunk_eval(
     num_tags = len(letters) * num_chunk_types + 1
     is_good = checks.are_classes(predicted, num_tags) & checks.are_classes(true, num_tags)
     is_good &= predicted.lengths == true.lengths
-    # [B, 4]: one sum over all devices.
+    # [B, 4]: one sum, and so one message between devices.
     columns = [jnp.sum(each, axis=1) for each in (found.begins, wanted.begins, is_right)]
     counts = jnp.stack([*columns, ~is_good], axis=1).astype(jnp.int32)
-    num_found, num_wanted, num_right, num_bad = frame.examples.sum(counts, axes=(0,))
+    num_found, num_wanted, num_right, num_bad = jnp.sum(counts, axis=0)
     precision, recall = _divide(num_right, num_found), _divide(num_right, num_wanted)
     f1 = _divide(2 * num_right, num_found + num_wanted)
     scores = [jnp.where(num_bad > 0, jnp.nan, each) for each in (precision, recall, f1)]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, check_choice
-from penstock._program import draws, sequences
+from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock._program.words import V
 
@@ -26,8 +26,7 @@ def dropout(
     input unchanged. With `"downgrade_in_infer"` they are unchanged in training, and test and infer
     multiply the input by `1 - dropout_prob`.
 
-    The mask depends on the seed, the step, the layer's name and the position in the global batch.
-    It is therefore the same on any number of devices and after a resume. All iterations of a
+    The mask depends on the seed, the step, the layer's name and the shape. All iterations of a
     `lax.scan` use the same mask (Gal and Ghahramani 2016). Two calls with the same explicit name
     share their mask. Source: Fluid's `dropout`, whose default is `"downgrade_in_infer"`.
 
@@ -57,9 +56,7 @@ def dropout(
             "is the share of elements that are set to zero. 0.5 drops every second one."
         )
     if isinstance(x, sequences.Sequence):
-        # Not by rows: drawn along the words of an example, a mask depends on no padding.
-        values = dropout(x.values, dropout_prob, name, dropout_implementation)
-        return x.with_values(values)
+        return x.with_values(dropout(x.values, dropout_prob, name, dropout_implementation))
     array: Any = jnp.asarray(x)
     keep_prob = 1.0 - dropout_prob
     # Asked for in every mode, so that automatic names agree between the programs.
@@ -70,7 +67,7 @@ def dropout(
     # Nothing to draw; dividing by 0 would give nan.
     if keep_prob in (0.0, 1.0):
         return array * keep_prob
-    mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, array.shape)
+    mask = jax.random.bernoulli(frame.layer_key(path), keep_prob, array.shape)
     found: Any = jnp.where(mask, array / keep_prob if upscale else array, 0)
     return found
 
@@ -79,8 +76,7 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
     """Set whole examples of a branch to zero at random (Larsson et al. 2017).
 
     In training, each example is dropped with probability `drop_prob`, and the kept ones are divided
-    by `1 - drop_prob`. Test and infer return the input unchanged. As in `dropout`, the draws are
-    the same on any number of devices and after a resume. Source: TF-Slim's NASNet.
+    by `1 - drop_prob`. Test and infer return the input unchanged. Source: TF-Slim's NASNet.
 
     Arguments:
       x: `[B, ...]`, the output of a branch that is added to others.
@@ -111,5 +107,5 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
     keep_prob = jnp.asarray(1.0 - drop_prob, jnp.float32)
     # One draw an example, spread over all else.
     shape = (x.shape[0], *(1,) * (x.ndim - 1))
-    mask = draws.draw_mask(frame, frame.layer_key(path), keep_prob, shape)
+    mask = jax.random.bernoulli(frame.layer_key(path), keep_prob, shape)
     return jnp.where(mask, x / keep_prob.astype(x.dtype), 0)

@@ -1,4 +1,4 @@
-"""What a program function reads: fed data, the mode, example weights, what flax modules sow."""
+"""What a program function reads: fed data, the mode, what flax modules sow."""
 
 from __future__ import annotations
 
@@ -79,9 +79,8 @@ def data(
         See `penstock.readers.learn_buckets`.
 
     Returns:
-      An array `[B, *shape]`, where `B` is this device's share of the batch; with `lod_level=1` a
-      `ps.Sequence` with values `[B, T, *shape]`; with `lod_level=2` a `ps.NestedSequence` with
-      values `[B, K, T, *shape]`.
+      An array `[B, *shape]`; with `lod_level=1` a `ps.Sequence` with values `[B, T, *shape]`; with
+      `lod_level=2` a `ps.NestedSequence` with values `[B, K, T, *shape]`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -161,26 +160,6 @@ def global_step() -> jax.Array:
     [[5.0]]
     """
     return current_frame("global_step").global_step
-
-
-def example_weights() -> jax.Array:
-    """Return the weight of each example of this device's batch, shape `[B]`.
-
-    It is 1 for a valid example, and 0 for the padding that fills a short last batch up to the full
-    batch size. `layers.mean`, `layers.accuracy` and `layers.reduce_sum` apply it already. Your own
-    reductions must multiply by it and sum over the devices:
-    `jax.lax.psum(jnp.sum(x * w), "data")`. One device may hold only padding, so divide only by
-    sums over all devices.
-
-    >>> import penstock as ps
-    >>> from penstock import layers
-    >>> def program():
-    ...     return layers.data("x", shape=[1])[:, 0] * layers.example_weights()
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> builder.infer(builder.init(), {"x": [[5.0], [6.0]]}).tolist()
-    [5.0, 6.0]
-    """
-    return current_frame("example_weights").examples.weights
 
 
 def sown(collection: str = "intermediates") -> dict[str, Any]:

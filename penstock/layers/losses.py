@@ -1,4 +1,4 @@
-"""Losses per example, and the means over examples that make one number of them.
+"""Losses per example, and the means over a batch that make one number of them.
 
 Losses are the same in train, test and infer, and computed in float32 or better.
 """
@@ -218,16 +218,14 @@ def weight_decay_loss(
 
 
 def mean(x: V) -> jax.Array:
-    """Return the mean over the valid examples of the global batch, a scalar.
+    """Return the mean over the batch, a scalar.
 
-    Examples that pad a short batch do not count. Every example has the same weight on any number of
-    devices. In a sequence every word has the same weight, as in Fluid; if a program returns this
-    mean directly, the result of an epoch or a test is the mean over all words too. An array
-    without a batch axis is averaged as it is. Source: Fluid's `mean`.
+    In a sequence every word has the same weight, as in Fluid; if a program returns this mean
+    directly, the result of an epoch or a test is the mean over all words too. Source: Fluid's
+    `mean`.
 
     Arguments:
-      x: `[B, ...]`; or `[B * n, ...]`, with the n rows of each example next to each other; or a
-        sequence.
+      x: an array of any shape, or a sequence.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -235,16 +233,15 @@ def mean(x: V) -> jax.Array:
     >>> float(builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}))
     3.5
     """
-    examples = current_frame("mean").examples
-    return examples.mean_words(x) if isinstance(x, sequences.Sequence) else examples.mean(x)
+    frame = current_frame("mean")
+    return frame.mean_words(x) if isinstance(x, sequences.Sequence) else frame.mean(x)
 
 
 def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
     """Return the fraction of examples whose label is among the `k` highest scores, a scalar.
 
-    Padding does not count. For sequences it is the fraction of words. Between equal scores, the
-    lower class number ranks higher. A label outside the classes counts as wrong. Source: Fluid's
-    `accuracy`.
+    For sequences it is the fraction of words. Between equal scores, the lower class number ranks
+    higher. A label outside the classes counts as wrong. Source: Fluid's `accuracy`.
 
     Arguments:
       input: scores or probabilities, `[B, ..., C]`, or a sequence of them.
@@ -259,12 +256,8 @@ def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
     >>> float(builder.infer(builder.init(), {"x": [[0.9, 0.1], [0.8, 0.2]], "label": [[0], [1]]}))
     0.5
     """
-    examples = current_frame("accuracy").examples
-    if isinstance(input, sequences.Sequence):
-        return examples.mean_words(
-            over_words(lambda rows, label: _is_right(rows, label, k), input, label)
-        )
-    return examples.mean(_is_right(input, label, k))
+    current_frame("accuracy")
+    return mean(over_words(lambda rows, label: _is_right(rows, label, k), input, label))
 
 
 def _is_right(input: Any, label: Any, k: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Randomness: noise, and keys to draw your own, the same on any number of devices."""
+"""Randomness: noise, and keys to draw your own."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from jax import dtypes
 from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
-from penstock._program import draws
-from penstock._program.frame import Frame, current_frame
+from penstock._program.frame import current_frame
 
 Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 def random_key(name: str | None = None) -> jax.Array:
-    """Return a `jax.random` key for noise that all examples share.
+    """Return a `jax.random` key, for noise of any shape.
 
     The key depends on the seed, the step and the name. A resumed run draws the same numbers. In
     test and infer the key is the same at every call.
-
-    The key is also the same on every device. Do not use it for noise with a batch axis, such as
-    noise in the shape of an input: every device would draw the same rows. On several devices that
-    raises an error. Use `gaussian_random_batch_size_like` or the keys of `example_keys` instead.
 
     Returns:
       A key, without axes.
@@ -36,7 +31,7 @@ def random_key(name: str | None = None) -> jax.Array:
     >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[2])
-    ...     return x + jax.random.normal(layers.random_key(), [1, 2])
+    ...     return x + jax.random.normal(layers.random_key(), x.shape)
     >>> builder = ps.ProgramBuilder(infer_func=program)
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).shape
     (1, 2)
@@ -48,9 +43,8 @@ def random_key(name: str | None = None) -> jax.Array:
 def example_keys(name: str | None = None) -> jax.Array:
     """Return a `jax.random` key for each example, to draw your own noise with `jax.vmap`.
 
-    An example's key depends on the seed, the step, the name and the example's position in the
-    global batch. The noise is therefore the same on any number of devices, and with any number of
-    micro-batches. In test and infer the keys are the same for every batch.
+    They are a split of one key, which depends on the seed, the step and the name. In test and infer
+    the keys are the same for every batch.
 
     Returns:
       Keys, `[B]`.
@@ -67,7 +61,7 @@ def example_keys(name: str | None = None) -> jax.Array:
     """
     frame = current_frame("example_keys")
     key = frame.layer_key(frame.names.layer("example_keys", name))
-    return draws.row_keys(frame, key, frame.examples.batch_size)
+    return jax.random.split(key, frame.batch_size)
 
 
 def gaussian_random(
@@ -92,7 +86,7 @@ def gaussian_random(
         noise is then the same at every step.
 
     Returns:
-      Noise of shape `shape`, the same on every device.
+      Noise of shape `shape`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -125,7 +119,7 @@ def uniform_random(
       seed: as for `gaussian_random`.
 
     Returns:
-      Noise of shape `shape`, the same on every device.
+      Noise of shape `shape`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -152,20 +146,18 @@ def gaussian_random_batch_size_like(
 ) -> jax.Array:
     """Return independent, normally distributed noise for each example of `input`.
 
-    An example's noise depends on the seed, the step, the layer's name and the example's position in
-    the global batch. It is therefore the same on any number of devices and after a resume. In
-    training it differs from step to step. In test and infer every batch gets the same noise.
-    Source: Fluid's `gaussian_random_batch_size_like`.
+    It depends on the seed, the step, the layer's name and the shape. In training it differs from
+    step to step. In test and infer every batch gets the same noise. Source: Fluid's
+    `gaussian_random_batch_size_like`.
 
     Arguments:
-      input: an array whose batch axis is at `input_dim_idx`.
-      shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes B.
-      input_dim_idx: the batch axis of `input`.
-      output_dim_idx: the batch axis of the noise.
+      input: an array, usually `[B, ...]`.
+      shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes the size of
+        `input` at `input_dim_idx`.
       seed: as for `gaussian_random`.
 
     Returns:
-      `shape`, with B at `output_dim_idx`.
+      `shape`, usually with B at `output_dim_idx`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -199,14 +191,13 @@ def uniform_random_batch_size_like(
     `uniform_random_batch_size_like`.
 
     Arguments:
-      input: an array whose batch axis is at `input_dim_idx`.
-      shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes B.
-      input_dim_idx: the batch axis of `input`.
-      output_dim_idx: the batch axis of the noise.
+      input: an array, usually `[B, ...]`.
+      shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes the size of
+        `input` at `input_dim_idx`.
       seed: as for `gaussian_random`.
 
     Returns:
-      `shape`, with B at `output_dim_idx`.
+      `shape`, usually with B at `output_dim_idx`.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -249,7 +240,7 @@ def _check_floating(layer: str, dtype: DTypeLike) -> np.dtype:
 
 
 class _Like(NamedTuple):
-    """The array that noise has its batch axis from, and where the axis is in both."""
+    """The array that noise has the size of one axis from, and where the axis is in both."""
 
     input: jax.Array
     input_dim_idx: int
@@ -264,21 +255,15 @@ def _draw_noise(
     name: str | None,
     like: _Like | None = None,
 ) -> jax.Array:
-    """Draw noise once for all examples or, where it is like an array, for each of its rows."""
+    """Draw noise of a shape, of which one size may be that of an axis of an array."""
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
-    sizes = _check_sizes(layer, shape) if like is None else _check_like(frame, layer, shape, like)
+    sizes = _check_sizes(layer, shape) if like is None else _check_like(layer, shape, like)
     # Fluid's seed: 0 is none, any other gives the same numbers at every step.
-    key = jax.random.key(seed) if seed else frame.layer_key(path)
-    if like is None:
-        noise = draw(key, sizes)
-    else:
-        keys = draws.row_keys(frame, key, jnp.shape(like.input)[like.input_dim_idx])
-        # The batch axis in front, and then where it is wanted.
-        noise = jax.vmap(lambda key: draw(key, sizes))(keys)
+    if not seed:
+        return draw(frame.layer_key(path), sizes)
     # Numbers that are the same at every step would be taken for weights that nothing trains.
-    noise = jax.lax.stop_gradient(noise) if seed else noise
-    return noise if like is None else jnp.moveaxis(noise, 0, like.output_dim_idx)
+    return jax.lax.stop_gradient(draw(jax.random.key(seed), sizes))
 
 
 def _check_sizes(layer: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -290,8 +275,8 @@ def _check_sizes(layer: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(size) for size in shape)
 
 
-def _check_like(frame: Frame, layer: str, shape: Sequence[int], like: _Like) -> tuple[int, ...]:
-    """Return the sizes of one example's noise."""
+def _check_like(layer: str, shape: Sequence[int], like: _Like) -> tuple[int, ...]:
+    """Return the shape with the size of the array's axis."""
     x, output_dim_idx = jnp.asarray(like.input), like.output_dim_idx
     for argument, index, ndim in (
         ("input_dim_idx", like.input_dim_idx, x.ndim),
@@ -302,18 +287,11 @@ def _check_like(frame: Frame, layer: str, shape: Sequence[int], like: _Like) -> 
                 f"layers.{layer} got {argument}={index}, expected an axis from 0 to {ndim - 1}. "
                 "It is where the batch axis stands. Give its number."
             )
-    sizes = tuple(int(size) for axis, size in enumerate(shape) if axis != output_dim_idx)
+    sizes = [int(size) for size in shape]
+    sizes[output_dim_idx] = x.shape[like.input_dim_idx]
     if any(size < 0 for size in sizes):
         raise ProgramError(
             f"layers.{layer} got shape {list(shape)}, expected one -1 at most, at output_dim_idx="
             f"{output_dim_idx}. Only the batch axis follows from the input. Give the other sizes."
         )
-    if not frame.examples.count_rows(jnp.moveaxis(x, like.input_dim_idx, 0)):
-        size = x.shape[like.input_dim_idx]
-        raise ProgramError(
-            f"layers.{layer} got an input whose axis {like.input_dim_idx} has {size} elements, "
-            "expected its batch axis there. Each example gets noise of its own. Give "
-            f"input_dim_idx, or use layers.{layer.removesuffix('_batch_size_like')} for noise that "
-            "all examples have in common."
-        )
-    return sizes
+    return tuple(sizes)

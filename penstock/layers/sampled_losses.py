@@ -14,7 +14,7 @@ from jax.nn import initializers
 
 from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
-from penstock._program import draws, sequences
+from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame
 from penstock._program.precision import widen
 from penstock.layers import arguments
@@ -28,11 +28,11 @@ class _Noise(NamedTuple):
     """A distribution of classes.
 
     Attributes:
-      draw: takes a key and a number, and returns that many classes.
+      draw: takes a key and a shape, and returns classes.
       log_probability: of classes of any shape.
     """
 
-    draw: Callable[[jax.Array, int], jax.Array]
+    draw: Callable[[jax.Array, tuple[int, ...]], jax.Array]
     log_probability: Callable[[jax.Array], jax.Array]
 
 
@@ -54,9 +54,8 @@ def nce(
     For a class c let `o = sigmoid(x @ w[c] + b[c])`, and q its noise probability times
     `num_neg_samples`. The loss is the sum of `-log(o / (o + q))` over the labels and of
     `-log(q / (o + q))` over the noise classes, divided by `num_neg_samples + 1`. The noise may
-    contain a label. It depends on the seed, the step, the layer's name and the example's position
-    in the global batch, and is the same on any number of devices; in test and infer it is the same
-    at every call. A label outside the classes gives nan. Parameters: `w` `[num_total_classes, D]`,
+    contain a label. It depends on the seed, the step, the layer's name and the shape; in test and
+    infer it is the same at every call. A label outside the classes gives nan. Parameters: `w` `[num_total_classes, D]`,
     Xavier uniform; `b` `[num_total_classes, 1]`, zeros. Source: Fluid's `nce`, whose
     `"log_uniform"` never draws the last class.
 
@@ -90,7 +89,7 @@ def nce(
     tree = _Parameters(frame, path, "nce", num_total_classes, param_attr, bias_attr)
     noise = _make_noise(sampler, num_total_classes, custom_dist)
     key = jax.random.key(seed) if seed else frame.layer_key(path)
-    sampled = jax.vmap(lambda key: noise.draw(key, num_neg_samples))(_row_keys(frame, key, input))
+    sampled = noise.draw(key, (x.shape[0], num_neg_samples))
     is_class = jnp.all((ids >= 0) & (ids < num_total_classes), axis=1)
     classes = jnp.concatenate([jnp.clip(ids, 0, num_total_classes - 1), sampled], axis=1)
     log_q = noise.log_probability(classes) + math.log(num_neg_samples)
@@ -245,28 +244,18 @@ def _weighted(loss: Rows, sample_weight: jax.Array | None) -> Rows:
     return loss * weight.reshape(batch, 1)
 
 
-def _row_keys(frame: Frame, key: jax.Array, input: Rows) -> jax.Array:
-    """Return a key a row; a word's depends on its place in its sequence, not on padding."""
-    if not isinstance(input, sequences.Sequence):
-        return draws.row_keys(frame, key, jnp.shape(input)[0])
-    keys = draws.row_keys(frame, key, input.values.shape[0])
-    places = jnp.arange(input.max_length)
-    by_word = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(keys, places)
-    return by_word.reshape(-1)
-
-
 def _make_noise(sampler: Sampler, size: int, custom: Sequence[float] | None) -> _Noise:
     if sampler == "uniform":
         return _Noise(
-            lambda key, number: jax.random.randint(key, (number,), 0, size),
+            lambda key, shape: jax.random.randint(key, shape, 0, size),
             lambda ids: jnp.full(ids.shape, -math.log(size), jnp.float32),
         )
     if sampler == "log_uniform":
         span = math.log(size + 1)
 
-        def draw(key: jax.Array, number: int) -> jax.Array:
+        def draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
             # Inverts the distribution function, log(c + 1) / log(size + 1).
-            places = jnp.expm1(jax.random.uniform(key, (number,)) * span)
+            places = jnp.expm1(jax.random.uniform(key, shape) * span)
             return jnp.minimum(places.astype(jnp.int32), size - 1)
 
         return _Noise(
@@ -279,10 +268,10 @@ def _make_noise(sampler: Sampler, size: int, custom: Sequence[float] | None) -> 
     np.log(probabilities, out=table, where=probabilities > 0)
     logs = jnp.asarray(table, jnp.float32)
 
-    def draw_alias(key: jax.Array, number: int) -> jax.Array:
+    def draw_alias(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         for_column, for_share = jax.random.split(key)
-        columns = jax.random.randint(for_column, (number,), 0, size)
-        is_own = jax.random.uniform(for_share, (number,)) < jnp.asarray(shares)[columns]
+        columns = jax.random.randint(for_column, shape, 0, size)
+        is_own = jax.random.uniform(for_share, shape) < jnp.asarray(shares)[columns]
         return jnp.where(is_own, columns, jnp.asarray(others)[columns])
 
     return _Noise(draw_alias, lambda ids: logs[ids])

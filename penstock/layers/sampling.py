@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from penstock._errors import ProgramError, check_count
-from penstock._program import draws, sequences
+from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers import _searches, arguments
 from penstock.layers._searches import State, Step
@@ -80,9 +80,8 @@ def sample_decode(
 ) -> sequences.Sequence:
     """Generate a sentence for each example, with words sampled from the probabilities of `step`.
 
-    The draws depend on the seed, the layer's name, the word's position and the example's position
-    in the global batch. They are therefore the same on any number of devices. In test and infer
-    every batch has the same draws; to vary them, feed a seed for each example.
+    The draws depend on the seed, the layer's name, and the positions of the word and the example.
+    In test and infer every batch has the same draws; to vary them, feed a seed for each example.
 
     `top_k` and `top_p` exclude words before one is drawn (Fan et al. 2018, Holtzman et al. 2020);
     `top_k` is applied first. All steps run in one loop, as in `greedy_decode`.
@@ -170,14 +169,14 @@ def _check_options(temperature: float, top_k: int | None, top_p: float | None) -
 
 
 def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Array:
-    """Return a key for each example by its place in the global batch, `[B]`."""
+    """Return a key for each example, `[B]`."""
     layer = "sample_decode"
     frame = current_frame(layer)
     # Asked for whatever the seed is, so that automatic names agree between programs.
     path = frame.names.layer(layer, name)
     if isinstance(seed, int):
         key = jax.random.key(seed) if seed else frame.layer_key(path)
-        return draws.row_keys(frame, key, num_rows)
+        return jax.random.split(key, num_rows)
     seeds = arguments.integers(layer, "seed", seed)
     if seeds.shape not in ((num_rows,), (num_rows, 1)):
         raise ProgramError(
@@ -185,7 +184,7 @@ def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Ar
             f"or [{num_rows}, 1] as first_ids has rows. Each example is drawn by its own. Declare "
             'it with layers.data("seed", [1], "int32").'
         )
-    keys = draws.row_keys(frame, frame.layer_key(path), num_rows)
+    keys = jax.random.split(frame.layer_key(path), num_rows)
     return jax.vmap(jax.random.fold_in)(keys, seeds.reshape(num_rows))
 
 

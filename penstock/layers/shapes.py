@@ -20,14 +20,12 @@ from penstock.layers.norm import l2_normalize
 
 
 def concat(input: Sequence[V], axis: int) -> V:
-    """Join arrays along an axis other than the batch axis.
-
-    Source: Fluid's `concat`, whose default axis is 0.
+    """Join arrays along an axis. Source: Fluid's `concat`, whose default axis is 0.
 
     Arguments:
       input: arrays that agree in every other axis. Sequences are joined word by word, where axis 1
         is the first axis of a word; `sequence_concat` joins them along time.
-      axis: the axis to join; a negative one counts from the end.
+      axis: the axis to join; a negative one counts from the end. 0 is the batch, of arrays only.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -37,10 +35,10 @@ def concat(input: Sequence[V], axis: int) -> V:
     >>> builder.infer(builder.init(), {"a": [[1.0]], "b": [[2.0, 3.0]]}).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    frame = current_frame("concat")
+    current_frame("concat")
     given = list(input) if isinstance(input, (list, tuple)) else []
     if sequences.Sequence in map(type, given):
-        return over_words(lambda *rows: concat(rows, axis), *given)
+        return over_words(lambda *rows: _concat_words(rows, axis), *given)
     arrays: Any = [jnp.asarray(x) for x in given]
     shapes = [x.shape for x in arrays]
     num_axes = len(shapes[0]) if shapes else 0
@@ -51,16 +49,18 @@ def concat(input: Sequence[V], axis: int) -> V:
             "arrays that agree in every other axis. Only one axis may differ. Reshape them, or "
             "choose another axis."
         )
-    # Probes that still guess take a width for the batch, and must refuse nothing.
-    is_first = axis % num_axes == 0
-    if is_first and frame.examples.count_rows(arrays[0]) and not frame.is_guessing:
-        raise ProgramError(
-            f"layers.concat got axis={axis} and arrays with a batch axis in front, expected "
-            "another axis. The weights that leave out the padding of a short batch would no longer "
-            "meet their rows. Apply what follows to each array, under one name, and add the means."
-        )
     joined: Any = jnp.concatenate(arrays, axis=axis)
     return joined
+
+
+def _concat_words(rows: Sequence[jax.Array], axis: int) -> jax.Array:
+    if axis in (0, -rows[0].ndim):
+        raise ProgramError(
+            f"layers.concat got sequences and axis={axis}, expected an axis of their words. Axis 0 "
+            "is the batch, and the lengths would no longer meet it. Apply what follows to each "
+            "sequence, under one name."
+        )
+    return concat(rows, axis)
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, tuple[int, ...]]:

@@ -147,8 +147,7 @@ class Preprocessing(abc.ABC):
         """Flip, change colours and normalise a batch; call it in a program function.
 
         In the train program, the random numbers of a row depend only on the seed, the step and its
-        position in the global batch: they are the same on any number of devices and after resuming.
-        The test and infer programs only normalise.
+        position in the batch. The test and infer programs only normalise.
 
         Arguments:
           images: `[B, H, W, C]` of any dtype, in 0..255.
@@ -181,7 +180,7 @@ class Preprocessing(abc.ABC):
         images = images.astype(jnp.float32)
         if not frame.is_training:
             return jax.vmap(lambda image: self.finish(image, None))(images)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, frame.examples.row_ids(images.shape[0]))
+        keys = jax.random.split(key, images.shape[0])
         return jax.vmap(lambda image, key: self.finish(image, self.draw(key)))(images, keys)
 
     def for_training(
