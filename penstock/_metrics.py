@@ -35,9 +35,9 @@ class Structure:
     `keys[i]` names value `i`: its key or number, and where `is_nested[i]` a path such as
     `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
     values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
-    or none but for metrics. `is_metric[i]` is whether it is a metric, `is_mean[i]` whether a layer made
-    it as a mean, `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a
-    train program minimises.
+    or none but for metrics. `is_metric[i]` is whether it is a metric, `is_mean[i]` whether a layer
+    made it as a mean, `is_word_mean[i]` whether that is one over words. `loss_index` is the value
+    that a train program minimises.
     """
 
     keys: tuple[Hashable, ...] | None

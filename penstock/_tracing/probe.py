@@ -74,6 +74,7 @@ class Probe:
       module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
       is_mode_read: whether the function has asked for the mode.
       has_convolution: whether there is one anywhere, nested functions included.
+      trace: of its operations.
     """
 
     program: Runnable
@@ -82,6 +83,7 @@ class Probe:
     module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
     is_mode_read: bool
     has_convolution: bool
+    trace: ClosedJaxpr
 
     def in_test_mode(self) -> Probe:
         """Return the probe in test mode of a function that has not asked for the mode.
@@ -154,6 +156,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         module_shapes=_read_module_shapes(result.module_updates),
         is_mode_read=frame.is_mode_read,
         has_convolution="conv_general_dilated" in primitives,
+        trace=run.trace,
     )
 
 

@@ -253,7 +253,7 @@ def _shardings(mesh: Mesh, specs: _mesh.Specs) -> Any:
 
 
 def compile_function(
-    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = (), level: int = 1
+    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = (), level: int | None = 1
 ) -> Callable[P, T]:
     """Return `function` compiled at its first call; what it returns is replicated over the mesh.
 
@@ -261,10 +261,10 @@ def compile_function(
 
     Arguments:
       donated: arguments whose memory the outputs take, also of arguments that are not read.
-      level: how much LLVM optimises, from 0 on.
+      level: how much LLVM optimises, from 0 on; None compiles as other programs are.
     """
     options: Any = None
-    if _mesh.is_on_cpu(mesh):
+    if _mesh.is_on_cpu(mesh) and level is not None:
         options = {"xla_backend_optimization_level": level, **_known_options(_CODE_OPTIONS)}
     return jax.jit(
         function,
