@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock import handlers as handlers
     from penstock import inferencer as inferencer
     from penstock import layers as layers
+    from penstock import metrics as metrics
     from penstock import models as models
     from penstock import optimizers as optimizers
     from penstock import preprocessing as preprocessing
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
 # command and the processes that decode records need no JAX, which takes 1.5 s to import.
 # tests/test_dependencies.py compares the names with those above.
 _PACKAGES = (
-    *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "models"),
-    *("optimizers", "preprocessing", "program_builder", "readers", "trainer"),
+    *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "metrics"),
+    *("models", "optimizers", "preprocessing", "program_builder", "readers", "trainer"),
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),

@@ -1,11 +1,15 @@
-"""Feeds: checked against what the program declared, padded to a static size, put on the devices."""
+"""Feeds: checked against what the program declared, padded on the host, cut to the examples inside.
+
+A batch that is split over devices needs a multiple of their number of rows: the host adds some, and
+the program cuts them off again before a layer sees any. A program sees exactly the examples.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,20 +43,70 @@ BYTES = np.dtype(np.uint8)
 """What images are: they go to the device as they are, a quarter of the bytes of float32."""
 
 
-class DeviceBatch(NamedTuple):
-    """A batch ready for a program: `feed` and `weights` padded to the program's batch size.
+class Rows(NamedTuple):
+    """Which rows of a program's arrays are examples; a program is compiled for each that comes.
 
-    With several steps in one launch every array has a leading step axis. `counts` is the number of
-    valid examples of each step, `size` what they are padded to, and `reader_state` the reader's
-    position after them. `totals` counts those of all processes, where there are several.
+    Attributes:
+      size: how many rows there are.
+      parts: begin and end of the examples among them, in as many pieces as processes have brought.
+    """
+
+    size: int
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples."""
+        return sum([end - begin for begin, end in self.parts])
+
+    def cut(self, feed: Mapping[str, Any], mesh: Mesh) -> Mapping[str, Any]:
+        """Return a batch without the rows that the host has added; inside a program."""
+        if self.num_examples == self.size:
+            return feed
+
+        def cut_one(x: jax.Array) -> jax.Array:
+            parts = [
+                jax.lax.slice_in_dim(x, begin, end) for begin, end in self.parts if end > begin
+            ]
+            return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+        return _mesh.lay_out_split(jax.tree.map(cut_one, feed), mesh)
+
+    def spread(self, value: jax.Array, rows: int) -> jax.Array:
+        """Return rows of examples where `cut` took them from, zeros between; inside a program.
+
+        Arguments:
+          rows: of each example.
+        """
+        if self.num_examples == self.size:
+            return value
+        pieces, taken, place = [], 0, 0
+        for begin, end in self.parts:
+            pieces.append(jnp.zeros(((begin - place) * rows, *value.shape[1:]), value.dtype))
+            pieces.append(value[taken * rows : (taken + end - begin) * rows])
+            taken, place = taken + end - begin, end
+        pieces.append(jnp.zeros(((self.size - place) * rows, *value.shape[1:]), value.dtype))
+        return jnp.concatenate([piece for piece in pieces if piece.shape[0]])
+
+
+class DeviceBatch(NamedTuple):
+    """A batch ready for a program, or several for one launch, then with a step axis in front.
+
+    Attributes:
+      rows: which rows of each step are examples.
+      counts: the examples of each step that this process has brought.
+      reader_state: the reader's position after them.
     """
 
     feed: Mapping[str, Placed]
-    weights: jax.Array
+    rows: Rows
     counts: tuple[int, ...]
-    size: int
     reader_state: object = None
-    totals: tuple[int, ...] = ()
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The examples of each step, of all processes."""
+        return (self.rows.num_examples,) * len(self.counts)
 
 
 def check_feed(
@@ -214,36 +268,48 @@ def _stack(arrays: list[Array]) -> np.ndarray:
     return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
-def _pad(columns: Mapping[str, Any], count: int, size: int) -> Mapping[str, Any]:
-    """Return arrays of `count` examples padded to `size`."""
-    missing = size - count
+def pad_rows(column: np.ndarray, size: int) -> np.ndarray:
+    """Return an array with rows added up to `size`, which no layer sees."""
+    missing = size - len(column)
     if not missing:
-        return columns
-    # Copies of the last example rather than zeros: whatever the program computes of a real
-    # example is as finite on its copy, so that 0 * nan cannot reach a gradient.
-    # A process without examples in a short batch has none to copy.
-    return {
-        name: np.concatenate([column, np.repeat(np.asarray(column[-1:]), missing, axis=0)])
-        if count
-        else np.zeros((missing, *column.shape[1:]), column.dtype)
-        for name, column in columns.items()
-    }
+        return column
+    # What an empty process sends has no row to repeat.
+    last = column[-1:] if len(column) else np.zeros((1, *column.shape[1:]), column.dtype)
+    return np.concatenate([column, np.repeat(np.asarray(last), missing, axis=0)])
+
+
+def _change(column: Any, count: int) -> np.ndarray:
+    """Return an array of which every number behind `count` rows is another, 0 or 1."""
+    changed = np.array(column)
+    changed[count:] = changed[count:] == 0
+    return changed
+
+
+class HostBatch(NamedTuple):
+    """Batches for one launch that were checked.
+
+    Attributes:
+      count: the examples of each of them on this process.
+      rows: what they are padded to on all.
+      lengths: what their sequences are padded to, by input.
+    """
+
+    columns: Sequence[Mapping[str, Any]]
+    count: int
+    rows: Rows
+    lengths: Mapping[str, int]
 
 
 class Feeder:
     """Checks, pads and places the batches of one program.
 
-    Its batch size is the largest it has seen.
-
     Arguments:
       specs: the inputs the program needs.
       known: the inputs of any program of the builder; other names are errors.
-      num_micro_batches: what each device's share must be a multiple of.
-      exchange: of several processes, which pad their sequences to one length.
+      exchange: of several processes, which tell each other how much they bring.
 
     Attributes:
       has_sequences: whether an input is of sequences.
-      sizes: then, the batch size for each choice of their lengths.
     """
 
     def __init__(
@@ -251,137 +317,139 @@ class Feeder:
         mesh: Mesh,
         specs: Mapping[str, FeedSpec],
         known: Mapping[str, FeedSpec],
-        num_micro_batches: int = 1,
         exchange: Exchange | None = None,
     ) -> None:
         self.mesh = mesh
-        self.batch_size = 0
         self.is_single_cpu = mesh.size == 1 and _mesh.is_on_cpu(mesh)
         self._specs, self._known = specs, known
         # Of one batch, and of several stacked for one launch.
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
-        self._multiple = mesh.local_mesh.size * num_micro_batches
-        self._full_weights: dict[tuple[int, int], jax.Array] = {}
-        self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
+        # The process of each part that a batch is split into.
+        self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
+        self._num_local = _mesh.count_local_parts(mesh)
+        self._rows: dict[tuple[int, ...], Rows] = {}
+        self._plain = {spec.name: (spec.dtype, spec.shape) for spec in specs.values()}
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
-        self.sizes: dict[tuple[int, ...], int] = {}
         self._exchange = exchange
 
-    def fit(self, size: int, lengths: tuple[int, ...] = ()) -> None:
-        """Make the batch size at least `size`, rounded up to whole micro-batches.
+    def place(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> DeviceBatch:
+        """Return batches checked, padded, stacked if they are several, and on the devices.
 
         Arguments:
-          lengths: those that the sequences are padded to; without them the size is for all.
-        """
-        if lengths:
-            self.sizes[lengths] = max(self.sizes.get(lengths, 0), size)
-        elif size > self.batch_size:
-            self.batch_size = -(-size // self._multiple) * self._multiple
-            # They have the old length.
-            self._full_weights = {}
-            self._full = [
-                (spec.name, spec.dtype, (self.batch_size, *spec.shape))
-                for spec in self._specs.values()
-            ]
-
-    def list_sizes(self, mode: str) -> list[tuple[str, int]]:
-        """Return the sizes under `mode`, those of sequences under such as `train 16 32`."""
-        by_lengths = [(" ".join(map(str, (mode, *key))), size) for key, size in self.sizes.items()]
-        return [(mode, self.batch_size), *by_lengths]
-
-    def place(self, batches: Sequence[Feed]) -> DeviceBatch:
-        """Return batches checked, padded, stacked if they are several, and on the devices.
+          batches: of as many examples each, for one launch.
+          shares: how many examples each process brings, where that is known; else they ask each
+            other.
 
         Raises:
           FeedError: a batch does not fit the specs.
         """
-        steps = len(batches)
-        # Full batches share one array of ones on the devices: a transfer less a step.
-        weights = self._full_weights.get((steps, self.batch_size))
-        if weights is not None and self._are_ready(batches):
-            size = self.batch_size
-            counts, padded = (size,) * steps, batches
-        else:
+        return self.put(self.prepare(batches, shares))
+
+    def prepare(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> HostBatch:
+        """Return batches checked, and what they are to be padded to."""
+        count = self._count_ready(batches)
+        columns: Sequence[Mapping[str, Any]] = batches
+        if count is None:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]
-            counts = tuple([size for _, size in ready])
-            if self.has_sequences:
-                size, lengths = self._choose_sizes(ready)
-                padded = [self._pad_sequences(columns, size, lengths) for columns, _ in ready]
-            else:
-                self.fit(max(counts))
-                size = self.batch_size
-                padded = [_pad(columns, count, size) for columns, count in ready]
-            weights = self._make_weights(counts, size)
+            columns, count = [each for each, _ in ready], ready[0][1]
+            if any(number != count for _, number in ready):
+                raise FeedError(
+                    f"a launch got batches of {listed(str(number) for _, number in ready)} "
+                    "examples, expected one number. Its steps are one program."
+                )
+        shares, lengths = self._agree(columns, count, shares)
+        return HostBatch(columns, count, self.choose_rows(shares), lengths)
+
+    def put(
+        self, batch: HostBatch, rows: Rows | None = None, *, changes_padding: bool = False
+    ) -> DeviceBatch:
+        """Return batches padded, stacked and on the devices.
+
+        Arguments:
+          rows: to pad to others.
+          changes_padding: pad with other values.
+        """
+        rows, steps = rows or batch.rows, len(batch.columns)
+        own_size = rows.size // len(self._owners) * self._num_local
+        padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
+        if changes_padding:
+            padded = [jax.tree.map(lambda x: _change(x, batch.count), each) for each in padded]
         feed: Any = padded[0]
         if steps > 1:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = _mesh.put(feed, self._shardings[steps > 1])
-        return DeviceBatch(feed, weights, counts, size)
+        return DeviceBatch(feed, rows, (batch.count,) * steps)
 
-    def _are_ready(self, batches: Sequence[Feed]) -> TypeGuard[Sequence[Mapping[str, np.ndarray]]]:
-        """Return whether batches need nothing done; a tenth of the time of finding out slowly.
+    def _count_ready(self, batches: Sequence[Feed]) -> int | None:
+        """Return the size of batches that need nothing done, a tenth of the time of a check.
 
         It is the common case, and on the smallest networks its price shows: Python is several times
         slower between two launches than in a loop of its own.
         """
         if self.has_sequences:
-            return False
+            return None
+        count = None
         for batch in batches:
-            if batch.__class__ is not dict or len(batch) != len(self._full):
-                return False
-            for name, dtype, shape in self._full:
+            if batch.__class__ is not dict or len(batch) != len(self._plain):
+                return None
+            for name, (dtype, shape) in self._plain.items():
                 value: Any = batch.get(name)
-                if value.__class__ is not np.ndarray:
-                    return False
+                if value.__class__ is not np.ndarray or not value.shape:
+                    return None
                 # By identity, as numpy keeps one object of each plain dtype: a comparison takes
                 # longer.
                 if value.dtype is not dtype and not (value.dtype is BYTES and _is_floating(dtype)):
-                    return False
-                if value.shape != shape:
-                    return False
-        return True
+                    return None
+                if count is None:
+                    count = value.shape[0]
+                if value.shape[0] != count or value.shape[1:] != shape:
+                    return None
+        return count or None
 
-    def _choose_sizes(
-        self, batches: Sequence[tuple[Mapping[str, Column], int]]
-    ) -> tuple[int, dict[str, int]]:
-        """Return what a launch's batches and their sequences are padded to, on all processes.
+    def _agree(
+        self, batches: Sequence[Mapping[str, Any]], count: int, shares: tuple[int, ...] | None
+    ) -> tuple[tuple[int, ...], dict[str, int]]:
+        """Return how many examples each process brings, and what all pad their sequences to."""
+        if self._exchange is None and not self.has_sequences:
+            return (count,), {}
+        longest = _sequence_feeds.find_longest(batches) if self.has_sequences else {}
+        if self._exchange is None:
+            shares = (count,)
+        elif shares is None or longest:
+            rows = self._exchange("the sizes of a batch", [count, longest])
+            shares = tuple([each for each, _ in rows])
+            longest = {name: max([each[name] for _, each in rows]) for name in longest}
+        return shares, _sequence_feeds.choose_lengths(self._specs, longest)
 
-        A batch of long sequences may have fewer examples than one of short ones, so there is a
-        batch size for each choice of lengths, the largest seen.
-        """
-        longest = _sequence_feeds.find_longest([columns for columns, _ in batches])
-        # Of each device and micro-batch: processes may have other numbers of devices.
-        part = max([-(-count // self._multiple) for _, count in batches])
-        if self._exchange is not None:
-            shares = self._exchange("the sizes of a batch", [part, longest])
-            part = max([each for each, _ in shares])
-            longest = {name: max([each[name] for _, each in shares]) for name in longest}
-        lengths = _sequence_feeds.choose_lengths(self._specs, longest)
-        key = tuple(lengths.values())
-        self.fit(part * self._multiple, key)
-        return max(self.sizes[key], self.batch_size), lengths
+    def choose_rows(self, shares: tuple[int, ...]) -> Rows:
+        """Return the rows of a batch of which each process brings so many examples."""
+        rows = self._rows.get(shares)
+        if rows is not None:
+            return rows
+        if not sum(shares):
+            raise FeedError("feed got a batch of 0 examples on all processes, expected 1 or more.")
+        # Of each device as many, since arrays at a program's door are split evenly.
+        height = max([-(-s // self._owners.count(n)) for n, s in enumerate(shares)])
+        left, parts = list(shares), [(0, 0)]
+        for place, owner in enumerate(self._owners):
+            begin, number = place * height, min(left[owner], height)
+            left[owner] -= number
+            if parts[-1][1] == begin:
+                parts[-1] = (parts[-1][0], begin + number)
+            else:
+                parts.append((begin, begin + number))
+        full = tuple([(begin, end) for begin, end in parts if end > begin])
+        rows = self._rows[shares] = Rows(len(self._owners) * height, full)
+        return rows
 
-    def _pad_sequences(
-        self, columns: Mapping[str, Column], size: int, lengths: Mapping[str, int]
-    ) -> dict[str, Any]:
+    def _pad(self, batch: Mapping[str, Any], size: int, lengths: Mapping[str, int]) -> Any:
         return {
-            name: _sequence_feeds.pad_input(name, column, size, lengths)
-            if isinstance(column, _sequence_feeds.Words)
-            else _pad({name: column}, column.shape[0], size)[name]
-            for name, column in columns.items()
+            name: _sequence_feeds.pad_input(name, batch[name], size, lengths)
+            if isinstance(batch[name], _sequence_feeds.Words)
+            else pad_rows(batch[name], size)
+            for name in self._specs
         }
-
-    def _make_weights(self, counts: tuple[int, ...], size: int) -> jax.Array:
-        steps = len(counts)
-        is_full, key = min(counts) == size, (steps, size)
-        if is_full and key in self._full_weights:
-            return self._full_weights[key]
-        weights = (np.arange(size)[None, :] < np.asarray(counts)[:, None]).astype(np.float32)
-        placed = _mesh.put(weights if steps > 1 else weights[0], self._shardings[steps > 1])
-        if is_full:
-            self._full_weights[key] = placed
-        return placed
 
     def _rides_along(self, feed: Mapping[str, Placed]) -> bool:
         arrays: Any = jax.tree.leaves(feed) if self.has_sequences else feed.values()

@@ -123,6 +123,12 @@ def count_local_parts(mesh: Mesh) -> int:
     return mesh.local_mesh.shape[AXIS]
 
 
+def owners(mesh: Mesh) -> list[int]:
+    """Return the process that each part of a batch comes from."""
+    place = mesh.axis_names.index(AXIS)
+    return [np.ravel(row)[0].process_index for row in np.moveaxis(mesh.devices, place, 0)]
+
+
 def lay_out_whole(value: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Return an array of a program, which every device then holds whole."""
     if mesh is None or mesh.size == 1:

@@ -17,8 +17,12 @@ import numpy as np
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
+from penstock.metrics import Metric
 
 T = TypeVar("T")
+
+Value: TypeAlias = "jax.Array | Metric"
+"""What a program returns: an array, or the sums of a metric."""
 
 Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | type[Any] | None"
 """What a program returned, with None in place of each value, and its class of each sequence."""
@@ -30,15 +34,19 @@ class Structure:
 
     `keys[i]` names value `i`: its key or number, and where `is_nested[i]` a path such as
     `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
-    values without a batch axis; `is_scalar[i]` is whether it has no axes, `is_word_mean[i]` whether
-    it is a mean over words. `loss_index` is the value that a train program minimises.
+    values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
+    or none but for metrics. `is_metric[i]` is whether it is a metric, `is_mean[i]` whether a layer
+    made it as a mean, `is_word_mean[i]` whether that is one over words. `loss_index` is the value
+    that a train program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
     build: Callable[[Sequence[Any]], Any]
     rows: tuple[int, ...] = ()
-    is_scalar: tuple[bool, ...] = ()
+    num_scalars: tuple[int, ...] = ()
     is_nested: tuple[bool, ...] = ()
+    is_metric: tuple[bool, ...] = ()
+    is_mean: tuple[bool, ...] = ()
     is_word_mean: tuple[bool, ...] = ()
     loss_index: int = 0
 
@@ -48,10 +56,25 @@ class Structure:
             return "the returned value"
         return f"returned value {self.keys[number]!r}"
 
+    @property
+    def are_numbers(self) -> list[bool]:
+        """Whether each value is one number; a metric is taken for one."""
+        kinds = zip(self.num_scalars, self.is_metric, strict=True)
+        return [is_metric or number == 1 for number, is_metric in kinds]
+
+    def list_doubted(self) -> list[int]:
+        """Return which values are single numbers that no layer has made as a mean."""
+        kinds = zip(self.num_scalars, self.is_metric, self.is_mean, strict=True)
+        return [n for n, kind in enumerate(kinds) if kind == (1, False, False)]
+
+    def show(self, values: Sequence[Any]) -> Any:
+        """Return values on the host in the program's structure, metrics computed."""
+        return self.build([_to_plain(v.compute()) if isinstance(v, Metric) else v for v in values])
+
 
 def flatten_returned(
     returned: object, owner: str, *, is_averaged: bool = False
-) -> tuple[Structure, list[jax.Array]]:
+) -> tuple[Structure, list[Value]]:
     """Return the structure of what a program function returned, and its values in order.
 
     Those of train and test are averaged, and may not be sequences.
@@ -81,6 +104,7 @@ def flatten_returned(
         keys=tuple(keys) if isinstance(returned, (Mapping, tuple, list)) else None,
         build=lambda items: _fill(outline, iter(items)),
         is_nested=tuple(is_nested),
+        is_metric=tuple([isinstance(value, Metric) for value in values]),
     )
     expected = "expected an array, or a tuple, list or dict of arrays, nested or not"
     if returned is None or not values:
@@ -89,6 +113,9 @@ def flatten_returned(
             "function returns. Is a return statement missing?"
         )
     for number, value in enumerate(values):
+        if isinstance(value, Metric):
+            values[number] = jax.tree.map(jnp.asarray, value)
+            continue
         if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int, bool)):
             raise ProgramError(
                 f"{owner} has {type(value).__name__} as {structure.label(number)}, {expected}. "
@@ -141,30 +168,24 @@ def _rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
     return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 
 
-class Totals(NamedTuple):
-    """The values of a program function for the global batch.
+class Returned(NamedTuple):
+    """What a program function returned for a batch.
 
     Attributes:
-      values: those with a batch axis are this device's rows, the others means over the batch.
-      row_sums: the sums over examples of those with a batch axis; empty on one device, where they
-        cost no all-reduce later.
-      total_weight: the number of valid examples.
+      values: those with a batch axis are rows, metrics are sums, the others the batch's values.
       word_counts: the number of words, for each of the values that is a mean over words.
     """
 
-    values: list[jax.Array]
-    row_sums: list[jax.Array]
-    total_weight: jax.Array
+    values: list[Value]
     word_counts: list[jax.Array]
 
 
 class Accumulator(NamedTuple):
     """Sums over examples since the last reset, on the device.
 
-    `scalars` `[2, S + W + 1]` holds the pairs of the values without axes, of the words that each of
+    `scalars` `[2, S + W + 1]` holds the pairs of the sums without axes, of the words that each of
     the means over words counts, and, last, of the examples; `arrays` holds `[2, ...]` for each of
-    the other values, without the batch axis. A sum that met a nan or an infinity is never finite
-    again.
+    the others, without the batch axis. A sum that met a nan or an infinity is never finite again.
     """
 
     scalars: jax.Array
@@ -172,59 +193,62 @@ class Accumulator(NamedTuple):
 
     def loss_sum(self, structure: Structure) -> jax.Array:
         """Return the sum of the loss, whose being finite tells whether every loss was."""
-        return self.scalars[0, sum(structure.is_scalar[: structure.loss_index])]
+        # A metric before it may hold any number of sums, and so the loss is told from the end.
+        place = structure.num_scalars[: structure.loss_index]
+        return self.scalars[0, sum(place)]
 
 
 def zeros(
-    structure: Structure,
-    shapes: Sequence[tuple[int, ...]],
-    make: Callable[..., Any] = jnp.zeros,
+    structure: Structure, shapes: Sequence[Any], make: Callable[..., Any] = jnp.zeros
 ) -> Accumulator:
-    """Return an empty accumulator for values of the given shapes (batch axis included).
+    """Return an empty accumulator.
 
     Arguments:
+      shapes: of the values, as `jax.ShapeDtypeStruct`, batch axis included.
       make: `jnp.zeros`, `np.zeros` for one on the host, or `jax.ShapeDtypeStruct` for its shapes.
     """
+    num_scalars = sum(structure.num_scalars) + sum(structure.is_word_mean) + 1
+    arrays = [
+        x.shape[1:] if rows else x.shape
+        for value, rows in zip(shapes, structure.rows, strict=True)
+        for x in jax.tree.leaves(value)
+        if x.shape
+    ]
     return Accumulator(
-        scalars=make((2, sum(structure.is_scalar) + sum(structure.is_word_mean) + 1), np.float32),
-        arrays=tuple(
-            make((2, *(shape[1:] if rows else shape)), np.float32)
-            for shape, rows in zip(shapes, structure.rows, strict=True)
-            if shape
-        ),
+        scalars=make((2, num_scalars), np.float32),
+        arrays=tuple([make((2, *shape), np.float32) for shape in arrays]),
     )
 
 
 def accumulate(
-    accumulator: Accumulator, found: Totals, structure: Structure, weights: jax.Array
+    accumulator: Accumulator, returned: Returned, structure: Structure, num_examples: int
 ) -> Accumulator:
-    """Add a global batch's values, weighted by its examples or words. Runs inside a program."""
-    values, row_sums, total_weight, word_counts = found
-    scalars, array_sums, known = [], [], iter(row_sums)
-    counts = iter(word_counts)
-    is_word_mean = structure.is_word_mean or (False,) * len(values)
-    for value, per_example, is_mean in zip(values, structure.rows, is_word_mean, strict=True):
-        if not per_example:
-            value = value.astype(jnp.float32)
-            # Weighted by the examples: a short last batch counts less in the mean.
-            weight = next(counts) if is_mean else total_weight
-            (array_sums if value.ndim else scalars).append(value * weight)
+    """Add a batch's values, weighted by its examples or words. Runs inside a program."""
+    scalars: list[jax.Array] = []
+    arrays: list[jax.Array] = []
+    counts = iter(returned.word_counts)
+    is_word_mean = structure.is_word_mean or (False,) * len(returned.values)
+    for value, rows, is_mean in zip(returned.values, structure.rows, is_word_mean, strict=True):
+        if isinstance(value, Metric):
+            sums = [x.astype(jnp.float32) for x in jax.tree.leaves(value)]
+        elif rows:
+            # Of each example the mean of its rows.
+            sums = [jnp.sum(value.astype(jnp.float32), axis=0) / rows]
         else:
-            array_sums.append(next(known) if row_sums else sum_rows(value, weights, per_example))
+            # A short last batch counts less in the mean.
+            sums = [value.astype(jnp.float32) * (next(counts) if is_mean else num_examples)]
+        for each in sums:
+            # By the value's own axes: rows of one number each have a sum without any.
+            (arrays if rows or each.ndim else scalars).append(each)
+    examples = jnp.float32(num_examples)
     return Accumulator(
-        scalars=_add_pair(accumulator.scalars, jnp.stack([*scalars, *word_counts, total_weight])),
+        scalars=_add_pair(
+            accumulator.scalars, jnp.stack([*scalars, *returned.word_counts, examples])
+        ),
         arrays=tuple(
-            _add_pair(pair, total)
-            for pair, total in zip(accumulator.arrays, array_sums, strict=True)
+            _add_pair(pair, total) for pair, total in zip(accumulator.arrays, arrays, strict=True)
         ),
     )
-
-
-def sum_rows(value: jax.Array, weights: jax.Array, per_example: int) -> jax.Array:
-    """Return the sum over examples of a value with a batch axis, of each example the mean row."""
-    # The rows of one example share its weight.
-    row_weights = jnp.repeat(weights, per_example) / per_example
-    return jnp.tensordot(row_weights, value.astype(jnp.float32), axes=(0, 0))
 
 
 def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
@@ -234,58 +258,68 @@ def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
     # Knuth's two-sum: what rounding took from `total`, exactly.
     carried = total - high
     rounding = (high - (total - carried)) + (term - carried) + low
+    # An infinity stays what it is; what was taken from it would be infinity less infinity.
+    rounding = jnp.where(jnp.isfinite(total), rounding, 0)
     # Renormalised: without it the low half grows until it rounds too, and the mean is 0.2 % off.
     high = total + rounding
-    return jnp.stack([high, rounding - (high - total)])
+    return jnp.stack([high, jnp.where(jnp.isfinite(high), rounding - (high - total), 0)])
 
 
-def compute_means(accumulator: Accumulator, structure: Structure) -> Any:
-    """Return the example-weighted means since the reset, in the program's structure.
+def compute_means(accumulator: Accumulator, structure: Structure, shapes: Sequence[Any]) -> Any:
+    """Return means and metrics since the reset, in the program's structure; waits for the device.
 
-    Waits for the device. Scalars are Python floats; values with a batch axis are averaged over it.
+    Scalars are Python floats; values with a batch axis are averaged over it.
     """
     scalars, arrays = jax.device_get((accumulator.scalars, accumulator.arrays))
     # Both halves of the pair, in float64 on the host.
     sums = scalars.astype(np.float64).sum(axis=0)
-    count = sums[-1]
-    if not count:
+    num_examples = sums[-1]
+    if not num_examples:
         raise ValueError("a mean over examples got no example, expected at least one.")
-    scalar_values = iter(_divide(sums, structure))
-    array_values = iter([np.asarray(pair, np.float64).sum(axis=0) / count for pair in arrays])
-    return structure.build(
-        [
-            next(scalar_values) if is_scalar else _to_plain(next(array_values))
-            for is_scalar in structure.is_scalar
-        ]
-    )
-
-
-def _divide(sums: np.ndarray, structure: Structure) -> list[float]:
-    """Return the means of the values without axes: over words or over examples."""
-    flags = structure.is_word_mean or (False,) * len(structure.is_scalar)
-    over_words = [mean for mean, scalar in zip(flags, structure.is_scalar, strict=True) if scalar]
-    number = len(over_words)
-    counts = np.full(number, sums[-1])
+    scalar_sums = iter(sums)
+    array_sums = iter([np.asarray(pair, np.float64).sum(axis=0) for pair in arrays])
+    is_word_mean = structure.is_word_mean or (False,) * len(structure.rows)
     # An epoch without a word has the mean 0, as a batch has.
-    counts[over_words] = np.maximum(sums[number:-1], 1)
-    return (sums[:number] / counts).tolist()
+    word_counts = iter(np.maximum(sums[sum(structure.num_scalars) : -1], 1))
+    values: list[Any] = []
+    for shape, is_mean, is_metric in zip(shapes, is_word_mean, structure.is_metric, strict=True):
+        leaves, tree = jax.tree.flatten(shape)
+        found = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
+        if is_metric:
+            cast = [
+                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(found, leaves, strict=True)
+            ]
+            values.append(jax.tree.unflatten(tree, cast))
+        else:
+            values.append(_to_plain(found[0] / (next(word_counts) if is_mean else num_examples)))
+    return structure.show(values)
 
 
-def read(values: Sequence[jax.Array], structure: Structure, num_examples: int) -> Any:
+def _widest(dtype: Any) -> Any:
+    """Return the dtype of a sum over a data set, exact for counts of any size."""
+    return np.int64 if np.issubdtype(dtype, np.integer) else np.float64
+
+
+def arrange(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
     """Return values on the host in the program's structure; rows of padding are cut off.
 
-    Waits for the device. Values without axes become Python numbers, sequences lists of arrays, each
-    of its own length.
+    Values without axes become Python numbers, sequences lists of arrays, each of its own length.
     """
-    host = _fetch(list(values))
-    return sequences.cut_all(
-        structure.build(
-            [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
-        )
+    rows = zip(values, structure.rows, strict=True)
+    return sequences.cut_all(structure.show([_cut(v, n, num_examples) for v, n in rows]))
+
+
+def are_rows_equal(
+    values: Sequence[Any], others: Sequence[Any], structure: Structure, num_examples: int
+) -> bool:
+    """Return whether two runs give the same rows of examples, bit for bit."""
+    return all(
+        np.array_equal(one[: num_examples * n], other[: num_examples * n], equal_nan=True)
+        for one, other, n in zip(values, others, structure.rows, strict=True)
     )
 
 
-def _fetch(values: object) -> Any:
+def fetch(values: object) -> Any:
     """Return arrays on the host; of one split over processes, this process's part."""
     if jax.process_count() == 1:
         return jax.device_get(values)
@@ -302,12 +336,18 @@ def _local_part(value: jax.Array) -> np.ndarray:
     return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
 
 
-def _cut(value: np.ndarray, rows: int, num_examples: int) -> np.ndarray | float:
+def _cut(value: Any, rows: int, num_examples: int) -> Any:
+    if isinstance(value, Metric):
+        return value
     return np.array(value[: num_examples * rows]) if rows else _to_plain(value)
 
 
-def _to_plain(value: np.ndarray) -> np.ndarray | float:
-    return value.item() if np.ndim(value) == 0 else np.array(value)
+def _to_plain(value: Any) -> Any:
+    """Return one number as Python has it, an array as a copy, and else what a metric computes."""
+    if isinstance(value, Mapping):
+        return {name: _to_plain(each) for name, each in value.items()}
+    value = np.asarray(value)
+    return value.item() if value.ndim == 0 else np.array(value)
 
 
 class LaunchValues:
@@ -353,14 +393,15 @@ class LaunchValues:
     def at(self, number: int) -> Any:
         """Return the metrics of step `number` of the launch; waits for the device."""
         if self._host is None:
-            self._host, self.is_read = _fetch(self._values), True
+            self._host, self.is_read = fetch(self._values), True
             self._values = None  # lets go of the device's buffers
         # With several steps in a launch every value has an axis of them in front.
         single, many = len(self._structures) == 1, len(self._counts) > 1
+        pick = (lambda x: x[number]) if many else (lambda x: x)
         metrics = {
-            name: self._structures[name].build(
+            name: self._structures[name].show(
                 [
-                    _cut(v[number] if many else v, rows, self._counts[number])
+                    _cut(jax.tree.map(pick, v), rows, self._counts[number])
                     for v, rows in zip(values, self._structures[name].rows, strict=True)
                 ]
             )

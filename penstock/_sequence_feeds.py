@@ -233,8 +233,8 @@ def pad_input(
 def pad_words(words: Words, batch_size: int, length: int) -> Sequence:
     """Return sequences padded to a batch size and to a length, on the host.
 
-    With copies of a sequence's last word and of the last example: whatever the program computes of
-    what is real is as finite on its copy. A sequence without words is padded with zeros.
+    With copies of a sequence's last word, so that what a program computes of it is as finite; one
+    without words is padded with zeros. What stands for examples no layer sees.
     """
     values, lengths = words.values, words.lengths
     if not len(lengths):

@@ -50,7 +50,6 @@ class Position:
       first_epoch: the epoch in which that call began.
       reader_state: what the reader's iterator returned from `get_state`, one for each process, or
         None where it has none; between epochs that of the epoch before.
-      batch_sizes: the sizes that batches are padded to, by mode.
     """
 
     global_step: int = 0
@@ -61,13 +60,10 @@ class Position:
     call: int = 0
     first_epoch: int = 0
     reader_state: list[object] | None = None
-    # A run resumed at a short last batch would otherwise compile for its size, and differ in the
-    # last bit.
-    batch_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> JSONObject:
         """Return it as a dict that JSON can hold."""
-        return {**dataclasses.asdict(self), "batch_sizes": dict(self.batch_sizes)}
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +132,8 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
                 "penstock wrote it"
             )
         # A field of another version raises TypeError, which is caught below.
-        position = Position(**said["position"])
+        # Until 0.1 there were sizes that batches were padded to.
+        position = Position(**{k: v for k, v in said["position"].items() if k != "batch_sizes"})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, CheckpointError):
             raise

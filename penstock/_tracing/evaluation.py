@@ -1,26 +1,22 @@
-"""One run of a program function, in the trace that is current: what it returns and leaves.
-
-And what flax modules do otherwise inside it: they follow the example, not the device.
-"""
+"""One run of a program function, in the trace that is current: what it returns and leaves."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import Mesh
 
-from penstock import _mesh, _metrics
+from penstock import _metrics
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
-from penstock._program import draws
-from penstock._program.examples import MicroBatch, RowAnswers
-from penstock._program.frame import Frame, open_frame
+from penstock._program.frame import Frame, MicroBatch, open_frame
 from penstock._program.names import ScopeModule
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import (
@@ -31,9 +27,9 @@ from penstock._program.requests import (
     Params,
     Variables,
 )
-from penstock._program.statistics import has_example_axis, sync_statistics
 from penstock._program.user_lines import find_user_lines
 from penstock._tracing.advice import find_advice
+from penstock.metrics import Metric
 
 Stack = tuple[str, ...]
 Named = list[tuple[Stack, Path]]
@@ -52,27 +48,24 @@ class Runnable:
     Attributes:
       feed_specs: the inputs, by name, in the order of their `layers.data` calls.
       structure: how the returned values are arranged.
-      shapes: of the returned values, as probed, where the program takes sequences.
-      rows: which arrays had a batch axis; real runs repeat it.
+      shapes: of the returned values, as probed.
+      has_sequences: whether it takes sequences.
       sown: collections of flax modules whose values the function asks for.
       options: of the builder; the precision is one of them.
       is_on_cpu: whether it is compiled for CPUs.
       counts_words: whether there is a mean over words, which micro-batches must know the number of.
-      reduces_once: each device may compute its share apart, as a micro-batch, since the means of
-        the devices make up those of the batch. What they have is then added up in one all-reduce.
     """
 
     function: Callable[[], object]
     mode: Mode
     feed_specs: dict[str, FeedSpec]
     structure: _metrics.Structure
-    shapes: tuple[tuple[int, ...], ...]
-    rows: RowAnswers
+    shapes: tuple[Any, ...]
     sown: frozenset[str]
     options: ProgramOptions
     is_on_cpu: bool
     counts_words: bool
-    reduces_once: bool
+    has_sequences: bool
 
     @property
     def name(self) -> str:
@@ -84,27 +77,22 @@ def run_program(
     program: Runnable,
     variables: Variables,
     feed: DeviceFeed,
-    weights: jax.Array,
+    batch_size: int,
     key: jax.Array,
-    num_devices: int,
+    mesh: Mesh,
+    *,
     step: jax.Array | None = None,
     micro_batch: MicroBatch | None = None,
 ) -> tuple[Evaluated, Frame]:
-    """Run a program function on one device's share of a batch.
-
-    Returns:
-      What it returns, and the frame it ran in. Values without a batch axis are averaged over the
-      devices, but those of a micro-batch.
-    """
+    """Run a program function on a batch; return what it returns, and the frame it ran in."""
     frame = Frame(
         mode=program.mode,
         variables=variables,
         # A batch may hold inputs of other programs of the builder.
         feed={name: feed[name] for name in program.feed_specs},
-        weights=weights,
+        batch_size=batch_size,
         key=key,
-        num_devices=num_devices,
-        rows=RowAnswers(weights.shape[0], known=program.rows),
+        mesh=mesh,
         step=step,
         compute_dtype=program.options.precision.compute_dtype,
         micro_batch=micro_batch,
@@ -112,18 +100,18 @@ def run_program(
         is_on_cpu=program.is_on_cpu,
     )
     result = evaluate(program.function, frame, program.sown)
-    if program.shapes:
-        _check_lengths(program, result.values, weights.shape[0])
-    for number, rows in enumerate(program.structure.rows):
-        if not rows:
-            value = result.values[number]
-            # As a float, in which devices may be averaged, on one device too.
-            value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
-            result.values[number] = _mesh.pmean(value, frame.examples.num_averaged)
+    values = result.returned.values
+    if program.has_sequences:
+        _check_lengths(program, values, batch_size)
+    for number, (value, rows) in enumerate(zip(values, program.structure.rows, strict=True)):
+        # As a float, of which batches make a mean.
+        if not rows and isinstance(value, jax.Array) and value.dtype.kind != "f":
+            is_float = jnp.issubdtype(value.dtype, jnp.inexact)
+            values[number] = value if is_float else value.astype(jnp.float32)
     return result, frame
 
 
-def _check_lengths(program: Runnable, values: Sequence[jax.Array], batch_size: int) -> None:
+def _check_lengths(program: Runnable, values: Sequence[_metrics.Value], batch_size: int) -> None:
     """Raise if the shape of a returned value depends on how long its sequences are padded.
 
     Of an infer program's, which are not averaged, only the rows of an example may not.
@@ -132,7 +120,10 @@ def _check_lengths(program: Runnable, values: Sequence[jax.Array], batch_size: i
       ProgramError: naming the value.
     """
     known = zip(program.shapes, program.structure.rows, strict=True)
-    for number, (value, (shape, rows)) in enumerate(zip(values, known, strict=True)):
+    for number, (value, (known_value, rows)) in enumerate(zip(values, known, strict=True)):
+        if not isinstance(value, jax.Array):
+            continue
+        shape = known_value.shape
         expected = (rows * batch_size, *shape[1:]) if rows else shape
         is_checked = rows > 0 or program.mode != "infer"
         end = 1 if program.mode == "infer" else None
@@ -148,13 +139,9 @@ def _check_lengths(program: Runnable, values: Sequence[jax.Array], batch_size: i
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """One run of a program function: values in order, the loss reduced to a scalar.
+    """One run of a program function: values in order, the loss reduced to a scalar."""
 
-    `word_counts` are the words of the global batch, of each value that is a mean over words.
-    """
-
-    values: list[jax.Array]
-    word_counts: list[jax.Array]
+    returned: _metrics.Returned
     structure: _metrics.Structure
     modules: Named
     module_updates: dict[str, Params]
@@ -189,9 +176,9 @@ def evaluate(
     try:
         with (
             open_frame(frame),
-            # First, so that it sees modules that the next one runs itself.
+            # What is drawn depends on the key and the shape alone, on any number of devices.
+            jax.threefry_partitionable(True),
             _note_modules(modules) if frame.is_probe else contextlib.nullcontext(),
-            _follow_examples(frame),
         ):
             options: Any = {"rngs": rngs, "method": run}
             if frame.is_probe:
@@ -210,32 +197,24 @@ def evaluate(
         raise
     is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
     structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
-    structure, counts = _find_means(structure, values, frame, owner)
+    if is_averaged:
+        loss_index = _loss_index(structure, owner)
+        structure = dataclasses.replace(structure, loss_index=loss_index)
+        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
+    means = [frame.means.get(id(value)) for value in values]
+    words = [None if mean is None else mean.num_words for mean in means]
+    structure = dataclasses.replace(
+        structure,
+        is_mean=tuple([mean is not None for mean in means]),
+        is_word_mean=tuple([count is not None for count in words]) if frame.word_counts else (),
+    )
     return Evaluated(
-        values=values,
-        word_counts=counts,
+        returned=_metrics.Returned(values, [count for count in words if count is not None]),
         structure=structure,
         modules=modules,
         module_updates={name: updates[name] for name in set(updates) - frame.sown},
         sown=frozenset(frame.sown),
     )
-
-
-def _find_means(
-    structure: _metrics.Structure, values: list[jax.Array], frame: Frame, owner: str
-) -> tuple[_metrics.Structure, list[jax.Array]]:
-    """Reduce the loss; return which values are means over words, and the words of those."""
-    if frame.mode != "infer":
-        loss_index = _loss_index(structure, owner)
-        structure = dataclasses.replace(structure, loss_index=loss_index)
-        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
-    if not frame.examples.word_means:
-        return structure, []
-    means = [frame.examples.word_means.get(id(value)) for value in values]
-    structure = dataclasses.replace(
-        structure, is_word_mean=tuple([each is not None for each in means])
-    )
-    return structure, [each[1] for each in means if each is not None]
 
 
 def _loss_index(structure: _metrics.Structure, owner: str) -> int:
@@ -251,7 +230,12 @@ def _loss_index(structure: _metrics.Structure, owner: str) -> int:
     return index
 
 
-def _scalar_loss(loss: jax.Array, frame: Frame, owner: str) -> jax.Array:
+def _scalar_loss(loss: _metrics.Value, frame: Frame, owner: str) -> jax.Array:
+    if isinstance(loss, Metric):
+        raise ProgramError(
+            f"{owner} got the metric {type(loss).__name__} as its loss, expected an array. The "
+            "first value returned is minimised. Return the loss first, metrics after it."
+        )
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise ProgramError(
             f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
@@ -260,8 +244,8 @@ def _scalar_loss(loss: jax.Array, frame: Frame, owner: str) -> jax.Array:
     if loss.ndim == 0:
         return loss
     # `[B]` and `[B, 1]`: a value for each example, of which the mean is meant.
-    if loss.size == loss.shape[0] and frame.examples.count_rows(loss) == 1:
-        return frame.examples.mean(loss)
+    if loss.size == loss.shape[0] == frame.batch_size:
+        return frame.mean(loss)
     raise ProgramError(
         f"{owner} got a loss of shape {list(loss.shape)}, expected a scalar, [B] or [B, 1]. The "
         "first value returned is minimised. Reduce it, e.g. with layers.mean."
@@ -285,93 +269,3 @@ def _note_modules(named: Named) -> contextlib.AbstractContextManager[None]:
         return call(*args, **kwargs)
 
     return nn.intercept_methods(note)
-
-
-def _follow_examples(frame: Frame) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which flax modules follow the example, not the device.
-
-    Their dropout draws by the examples' places in the global batch, as `layers.dropout` does. Their
-    batch norm normalises by the statistics of the valid examples of the global batch, as
-    `layers.batch_norm` does with `sync=True`: flax's own count padding, and average means of
-    devices.
-    """
-
-    def intercept(
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        context: Any,
-    ) -> object:
-        module = context.module
-        # A subclass with a call of its own does as it says.
-        is_call = context.method_name == "__call__"
-        if is_call and type(module).__call__ is nn.Dropout.__call__:
-            return _drop(frame, module, call, *args, **kwargs)
-        if is_call and type(module).__call__ is nn.BatchNorm.__call__:
-            return _normalize(frame, module, call, *args, **kwargs)
-        return call(*args, **kwargs)
-
-    return nn.intercept_methods(intercept)
-
-
-def _drop(
-    frame: Frame,
-    module: nn.Dropout,
-    call: Callable[..., jax.Array],
-    inputs: jax.Array,
-    deterministic: bool | None = None,
-    rng: jax.Array | None = None,
-) -> jax.Array:
-    is_off = module.deterministic if deterministic is None else deterministic
-    # Nothing is drawn here; without either argument flax's own call raises.
-    if is_off is None or is_off or module.rate in (0.0, 1.0):
-        return call(inputs, deterministic, rng)
-    key = module.make_rng(module.rng_collection) if rng is None else rng
-    dims = module.broadcast_dims
-    return draws.drop_elements(frame, inputs, key, module.rate, dims, tuple(module.path))
-
-
-def _normalize(
-    frame: Frame,
-    module: nn.BatchNorm,
-    call: Callable[..., jax.Array],
-    x: jax.Array,
-    use_running_average: bool | None = None,
-    *,
-    mask: jax.Array | None = None,
-) -> jax.Array:
-    is_running = module.use_running_average if use_running_average is None else use_running_average
-    path = tuple(module.path)
-    # A mask of the user's says which rows count, and flax follows it.
-    if is_running is not False or mask is not None:
-        return call(x, use_running_average, mask=mask)
-    if not has_example_axis(frame, x, module.axis, path):
-        return call(x, use_running_average)
-    with _use_running_statistics(module):
-        if module.is_initializing():  # on a probe: what it makes is asked for, not its values
-            return call(x)
-        running = tuple(module.get_variable("batch_stats", leaf) for leaf in ("mean", "var"))
-        # flax is given the batch's statistics as if they were the running ones: normalisation,
-        # dtypes and parameters remain its own.
-        *batch, after = sync_statistics(frame, x, module.axis, running, module.momentum)
-        _put(module, batch)
-        y = call(x)
-    # After the call, which has read the batch's in their place.
-    _put(module, after)
-    return y
-
-
-@contextlib.contextmanager
-def _use_running_statistics(module: nn.BatchNorm) -> Iterator[None]:
-    # A module is frozen, and refuses the argument in a call where its constructor had it.
-    before = module.use_running_average
-    object.__setattr__(module, "use_running_average", True)
-    try:
-        yield
-    finally:
-        object.__setattr__(module, "use_running_average", before)
-
-
-def _put(module: nn.BatchNorm, statistics: Sequence[jax.Array]) -> None:
-    for leaf, value in zip(("mean", "var"), statistics, strict=True):
-        module.put_variable("batch_stats", leaf, value)

@@ -1,92 +1,55 @@
 """Probes: a program function run abstractly, to learn what it needs and what it returns.
 
-It is run with two batch sizes: what differs is the batch.
+Where it returns more than single numbers it is run with two batch sizes: what differs is the batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from jax.sharding import Mesh, PartitionSpec
-from jax.typing import ArrayLike
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh
 
-from penstock import _mesh
+from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._parameter_names import Key, Path, spell
-from penstock._program.examples import (
-    PROBE_BATCH_SIZES,
-    RowAnswers,
-    compare_rows,
-    format_shape,
-    name_batch,
-)
+from penstock._program.examples import PROBE_BATCH_SIZES, compare_rows, format_shape, name_batch
 from penstock._program.frame import Frame
+from penstock._program.keys import make_root, wrap_key
 from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import flatten
 from penstock._program.requests import Mode, ParameterSpec, Variables
 from penstock._tracing import untrained
-from penstock._tracing.batch_dependence import (
-    check_split,
-    follow_traces,
-    is_same_when_split,
-)
 from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
-from penstock._tracing.kinds import Kind
 
 ShapeTable: TypeAlias = dict[Key, tuple[tuple[int, ...], np.dtype]]
 """Shape and dtype of every entry of the parameter tree, by collection and path."""
-
-
-_OBSERVERS = {"debug_callback", "debug_print", "io_callback"}
-
-
-class Trace(NamedTuple):
-    """The operations of one abstract run.
-
-    Attributes:
-      whole: the closed trace, a `shard_map` at its end.
-      jaxpr: the trace of the program function in it.
-    """
-
-    whole: ClosedJaxpr
-    jaxpr: Jaxpr
-
-    @property
-    def constants(self) -> list[ArrayLike | None]:
-        """The values of the constants that `jaxpr` takes in front, None where not known."""
-        known = dict(zip(self.whole.jaxpr.constvars, self.whole.consts, strict=True))
-        call = self.whole.jaxpr.eqns[-1]
-        # The last four are the inputs of `_trace`; what is in front was closed over.
-        given = call.invars[: len(self.jaxpr.invars) - 4]
-        return [v.val if isinstance(v, Literal) else known.get(v) for v in given]
-
-    def find_primitives(self) -> set[str]:
-        """Return the names of all operations, nested ones too; `CONSTANTS` if there are any."""
-        found = {untrained.CONSTANTS} if self.whole.consts else set[str]()
-        _add_primitives(self.jaxpr, found)
-        return found
 
 
 class ProbeRun(NamedTuple):
     """One abstract run of a program function: what it asked for, and what it computes.
 
     Attributes:
-      rows: what it was told of batch axes.
-      shapes: those of what was returned.
+      shapes: of what was returned, as `jax.ShapeDtypeStruct`.
     """
 
     frame: Frame
     result: Evaluated
-    trace: Trace
-    rows: RowAnswers
-    shapes: tuple[tuple[int, ...], ...]
+    trace: ClosedJaxpr
+    shapes: tuple[Any, ...]
+
+
+def _find_primitives(trace: ClosedJaxpr) -> set[str]:
+    """Return the names of all operations, nested ones too; `CONSTANTS` if there are any."""
+    found = {untrained.CONSTANTS} if trace.consts else set[str]()
+    _add_primitives(trace.jaxpr, found)
+    return found
 
 
 def _add_primitives(jaxpr: Jaxpr, found: set[str]) -> None:
@@ -109,72 +72,25 @@ class Probe:
       specs: the entries that penstock's layers asked for, by path, in order.
       named: everything with an automatic name, and the user's lines that made it.
       module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
-      shapes: of the returned values, with the probe's batch size.
-      traces: of both batch sizes.
       is_mode_read: whether the function has asked for the mode.
-      has_micro_batches: whether the batch is cut into micro-batches.
       has_convolution: whether there is one anywhere, nested functions included.
-      followed: what each returned value is to the batch, where it is known already.
+      trace: of its operations.
     """
 
     program: Runnable
     specs: dict[Path, ParameterSpec]
     named: Named
     module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
-    shapes: tuple[tuple[int, ...], ...]
-    traces: tuple[Trace, Trace]
     is_mode_read: bool
-    has_micro_batches: bool
     has_convolution: bool
-    followed: list[Kind] | None
+    trace: ClosedJaxpr
 
-    def in_test_mode(self, num_devices: int) -> Probe:
+    def in_test_mode(self) -> Probe:
         """Return the probe in test mode of a function that has not asked for the mode.
 
         It does the same there, and need not run again.
         """
-        program = dataclasses.replace(self.program, mode="test")
-        found = dataclasses.replace(self, program=program, has_micro_batches=False)
-        # Training was checked with micro-batches, of which a test program has none.
-        if self.has_micro_batches:
-            found.check_split(num_devices)
-        return found
-
-    @functools.cached_property
-    def kinds(self) -> list[Kind]:
-        """What each returned value is to the batch.
-
-        Found when it is first asked for. On one device nobody asks but a short batch, and following
-        a trace takes longer than making it.
-        """
-        return self.followed or _follow(self.traces, has_micro_batches=self.has_micro_batches)
-
-    def check_split(self, num_devices: int) -> None:
-        """Raise if what is returned would differ between one device and several, or micro-batches.
-
-        Raises:
-          ProgramError: naming it.
-        """
-        # On one device alone with whole batches, nothing is split and nothing need be followed.
-        if num_devices > 1 or self.has_micro_batches:
-            check_split(self.kinds, self.program.structure, self.program.name, num_devices)
-
-    def check_padding(self, mode: str, count: int, size: int) -> None:
-        """Raise if a batch of `count` examples, padded to `size`, would be averaged with padding.
-
-        Raises:
-          ProgramError: naming what does not use the example weights.
-        """
-        label = self.program.structure.label
-        padded = [f"{label(n)} ({k.padding})" for n, k in enumerate(self.kinds) if k.padding]
-        if padded:
-            raise ProgramError(
-                f"{name_program(self.program.function, mode)} got a batch of {count} examples "
-                f"padded to {size}, expected a full batch: {', '.join(padded)} does not use the "
-                "example weights and would count the padding. Use layers.mean in place of "
-                "jnp.mean, layers.reduce_sum in place of jnp.sum, or leave the rest out: "
-                "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
-            )
+        return dataclasses.replace(self, program=dataclasses.replace(self.program, mode="test"))
 
     def for_accelerators(self) -> Probe:
         """Return the same program, computed as on accelerators."""
@@ -202,131 +118,104 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     """Run a program function without values, with two batch sizes: what differs is the batch.
 
     Raises:
-      ProgramError: something that is returned has its batch axis elsewhere than in front, or would
-        differ between one device and those of the mesh.
+      ProgramError: something that is returned has its batch axis elsewhere than in front.
+      Exception: of the function; its message names the batch size `B`.
     """
-    first, second = _trace_twice(function, mode, mesh, options)
-    frame, result = first.frame, first.result
-    owner = name_program(function, mode)
-    rows = tuple(
-        [
-            _find_returned_rows(a, b, owner, result.structure.label(number))
-            for number, (a, b) in enumerate(zip(first.shapes, second.shapes, strict=True))
-        ]
-    )
-    is_scalar = tuple([not shape for shape in first.shapes])
-    structure = dataclasses.replace(result.structure, rows=rows, is_scalar=is_scalar)
+    trace = functools.partial(_trace, function, mode, options)
+    try:
+        run = trace(PROBE_BATCH_SIZES[0])
+    except Exception as error:
+        _name_batch(error, lambda: trace(PROBE_BATCH_SIZES[1]))
+        raise
+    frame, result, owner = run.frame, run.result, name_program(function, mode)
+    structure = _find_rows(run, lambda: trace(PROBE_BATCH_SIZES[1]), owner)
     # One walk over the trace tells whether the search for constants below can find any.
-    primitives = first.trace.find_primitives()
+    primitives = _find_primitives(run.trace)
     if mode == "train" and primitives & untrained.SOURCES:
-        untrained.check_constants(function, first.trace.whole, structure.loss_index, owner)
-    followed = None
-    # A debug print or callback shows the values of the whole batch, so those must be there.
-    if mesh.size > 1 and mode != "infer" and not primitives & _OBSERVERS:
-        followed = _follow_apart(first, second, rows)
+        # Of values, of which a metric is several results.
+        place = len(jax.tree.leaves(run.shapes[: structure.loss_index]))
+        untrained.check_constants(function, run.trace, place, owner)
     program = Runnable(
         function=function,
         mode=mode,
         feed_specs=frame.requests.feed_specs,
         structure=structure,
-        shapes=first.shapes if frame.requests.has_sequences else (),
-        rows=first.rows,
+        shapes=run.shapes,
+        has_sequences=frame.requests.has_sequences,
         sown=result.sown,
         options=options,
         is_on_cpu=_mesh.is_on_cpu(mesh),
-        counts_words=bool(frame.examples.word_counts),
-        reduces_once=followed is not None,
+        counts_words=bool(frame.word_counts),
     )
     specs = frame.requests.specs
     counted = [(spec.stack, path[:-1]) for path, spec in specs.items() if spec.is_automatic]
-    found = Probe(
+    return Probe(
         program=program,
         specs=specs,
         named=[*counted, *result.modules],
         module_shapes=_read_module_shapes(result.module_updates),
-        shapes=first.shapes,
-        traces=(first.trace, second.trace),
-        is_mode_read=frame.is_mode_read or second.frame.is_mode_read,
-        has_micro_batches=mode == "train" and options.num_micro_batches > 1,
+        is_mode_read=frame.is_mode_read,
         has_convolution="conv_general_dilated" in primitives,
-        followed=followed,
+        trace=run.trace,
     )
-    found.check_split(mesh.size)
-    return found
 
 
-def _trace_twice(
-    function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions
-) -> tuple[ProbeRun, ProbeRun]:
-    """Return the traces of a program for both batch sizes, with the same answers about rows.
+def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> _metrics.Structure:
+    """Return the structure of what is returned, with what of it has a batch axis.
 
     Raises:
-      Exception: of the function; its message names the batch size `B`.
+      ProgramError: a batch axis is not in front.
     """
-    trace = functools.partial(_trace, function, mode, mesh, options)
-    first_size, second_size = PROBE_BATCH_SIZES
-    try:
-        first = trace(RowAnswers(first_size))
-    except Exception as error:
-        _name_batch(error, lambda: trace(RowAnswers(second_size)))
-        raise
-    second = trace(RowAnswers(second_size, first=first.rows))
-    # Guessed wrong, for a layer as wide as the first batch: traced again with what is known.
-    if not second.rows.agrees_with(first.rows):
-        first = trace(RowAnswers(first_size, known=second.rows))
-    return first, second
+    structure, sizes = run.result.structure, [jax.tree.leaves(shape) for shape in run.shapes]
+    rows = [0] * len(sizes)
+    has_axes = [any(leaf.shape for leaf in leaves) for leaves in sizes]
+    # Of single numbers nothing is to be told, and a second run is saved.
+    others = run_again().shapes if any(has_axes) else run.shapes
+    for number, (one, other) in enumerate(zip(run.shapes, others, strict=True)):
+        if structure.is_metric[number]:
+            _check_sums(one, other, owner, structure.label(number))
+        elif has_axes[number]:
+            rows[number] = _find_returned_rows(
+                one.shape, other.shape, owner, structure.label(number), run.frame.mode
+            )
+    num_scalars = [sum(not leaf.shape for leaf in leaves) for leaves in sizes]
+    return dataclasses.replace(structure, rows=tuple(rows), num_scalars=tuple(num_scalars))
+
+
+def _check_sums(one: Any, other: Any, owner: str, label: str) -> None:
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (one, other)]
+    if shapes[0] != shapes[1]:
+        raise ProgramError(
+            f"{owner} has a metric with a batch axis as {label}, expected sums over the batch: "
+            "batches of any size add them up. Sum over axis 0."
+        )
 
 
 def _trace(
-    function: Callable[[], object],
-    mode: Mode,
-    mesh: Mesh,
-    options: ProgramOptions,
-    rows: RowAnswers,
+    function: Callable[[], object], mode: Mode, options: ProgramOptions, batch_size: int
 ) -> ProbeRun:
     seen: dict[str, Any] = {}
 
     # The key and the step go in, so that what each step draws is told from constants.
-    def body(
-        root: jax.Array, step: jax.Array, anchor: jax.Array, weights: jax.Array
-    ) -> list[jax.Array]:
+    def body(root: jax.Array, step: jax.Array, anchor: jax.Array) -> list[_metrics.Value]:
         frame = Frame(
             mode=mode,
             variables={},
             feed=None,
-            weights=weights,
-            key=jax.random.wrap_key_data(root),
-            num_devices=mesh.size,
-            rows=rows,
+            batch_size=batch_size,
+            key=wrap_key(root),
             anchor=anchor,
             step=step,
-            has_micro_batches=mode == "train" and options.num_micro_batches > 1,
             compute_dtype=options.precision.compute_dtype,
             is_frozen=options.is_frozen,
         )
         seen["frame"], seen["result"] = frame, evaluate(function, frame)
-        return seen["result"].values
+        return seen["result"].returned.values
 
-    sharded = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(*[PartitionSpec()] * 3, PartitionSpec(_mesh.AXIS)),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    # Inside shard_map, as real runs are: collectives of users find their axis.
-    whole = jax.make_jaxpr(sharded)(*_inputs(rows.batch_size * mesh.size))
-    body_jaxpr = whole.jaxpr.eqns[-1].params["jaxpr"]
-    result = seen["result"]
-    shapes = tuple([value.shape for value in result.values])
-    return ProbeRun(seen["frame"], result, Trace(whole, body_jaxpr), rows, shapes)
-
-
-def _inputs(size: int) -> list[jax.ShapeDtypeStruct]:
-    """Return the shapes of a root key, a step's number, an anchor and example weights."""
-    root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
-    return [root, step, anchor, jax.ShapeDtypeStruct((size,), jnp.float32)]
+    root = jax.eval_shape(lambda: make_root(0))
+    trace, shapes = jax.make_jaxpr(body, return_shape=True)(root, step, anchor)
+    return ProbeRun(seen["frame"], seen["result"], trace, tuple(shapes))
 
 
 def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
@@ -341,37 +230,18 @@ def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
 
 
 def _find_returned_rows(
-    shape: tuple[int, ...], other: tuple[int, ...], owner: str, label: str
+    shape: tuple[int, ...], other: tuple[int, ...], owner: str, label: str, mode: Mode
 ) -> int:
     """Return how many rows of a returned value belong to one example, 0 without a batch axis."""
     rows = compare_rows(shape, other)
-    if rows is None:
+    if rows is None and mode != "infer":
         raise ProgramError(
             f"{owner} has {label} of shape {format_shape(shape, other)}, expected the batch axis B "
-            "first and nowhere else, or a value without one. Rows are split over devices, and "
-            "those of padding cut off, along axis 0. Move the batch axis to the front, e.g. with "
-            "jnp.moveaxis, or reduce it with layers.mean."
+            "first and nowhere else, or a value without one. Over batches it is averaged along "
+            "axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
+            "layers.mean."
         )
-    return rows
-
-
-def _follow_apart(first: ProbeRun, second: ProbeRun, rows: Sequence[int]) -> list[Kind] | None:
-    """Return what each returned value is to the batch if the devices compute apart.
-
-    None where they cannot.
-    """
-    frame = first.frame
-    # Only what is returned is followed: statistics of users' modules may be made of anything.
-    # Not `is_training`, which notes that the function asked for the mode.
-    has_statistics = frame.mode == "train" and "batch_stats" in first.result.module_updates
-    if frame.examples.needs_all_devices or has_statistics:
-        return None
-    kinds = _follow((first.trace, second.trace), has_micro_batches=True, is_apart=True)
-    return kinds if all(map(is_same_when_split, kinds, rows)) else None
-
-
-def _follow(traces: Sequence[Trace], **how: bool) -> list[Kind]:
-    return follow_traces([t.jaxpr for t in traces], [t.constants for t in traces], **how)
+    return rows or 0
 
 
 def _read_module_shapes(

@@ -17,7 +17,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from penstock._errors import ProgramError
 from penstock._tracing import array_holders
-from penstock._tracing.operation import get_aval, get_body
 
 _REMEDIES = {
     "flax.nnx": "Call it through layers.nnx_module(model), which takes its weights into the tree.",
@@ -28,43 +27,35 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _DRAWS = {"random_bits", "rng_bit_generator", "rng_uniform"}
 
 CONSTANTS = "constants"
-"""What `Trace.find_primitives` calls arrays that a trace closes over."""
+"""What a probe calls arrays that a trace closes over."""
 
 SOURCES = _DRAWS | {CONSTANTS}
 """What a trace must hold for `check_constants` to find anything."""
 
 
 def check_constants(
-    function: Callable[[], object], jaxpr: ClosedJaxpr, loss_index: int, owner: str
+    function: Callable[[], object], trace: ClosedJaxpr, loss_index: int, owner: str
 ) -> None:
     """Raise or warn where the loss has a gradient by what no optimizer can update.
 
     Arguments:
-      jaxpr: the closed trace of the probe: a `shard_map` of the program function at its end.
+      trace: of the program function.
       loss_index: which of its results is the loss.
       owner: how errors name the program.
 
     Raises:
       ProgramError: a module of flax.nnx, Equinox or Haiku holds such weights.
     """
-    equation = jaxpr.jaxpr.eqns[-1]
-    body = equation.params["jaxpr"]
-    values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-    # `shard_map` hands the function's constants in as inputs: they are known by their values
-    # outside.
-    closed_over = {
-        inner: values[outer]
-        for outer, inner in zip(equation.invars, body.invars, strict=True)
-        if not isinstance(outer, Literal) and outer in values
-    }
+    body = trace.jaxpr
     needed, constants = _find_differentiable(body, [body.outvars[loss_index]])
-    constants += [value for var, value in closed_over.items() if var in needed]
+    closed_over = zip(body.constvars, trace.consts, strict=True)
+    constants += [value for var, value in closed_over if var in needed]
     # Each once, however often the function uses it.
     arrays = {id(each): each for each in constants if _is_weight(each)}
-    inputs = {var for var in body.invars if var not in closed_over}
     held = array_holders.find_holders(function, arrays) if arrays else []
     held += [
-        array_holders.describe_draw(each) for each in _find_constant_draws(body, inputs, needed)
+        array_holders.describe_draw(each)
+        for each in _find_constant_draws(body, set(body.invars), needed)
     ]
     _report(held, owner)
 
@@ -130,6 +121,16 @@ def _find_differentiable(
         pairs = zip(equation.invars, body.invars, strict=True)
         needed.update(var for var, its in pairs if its in used and _is_differentiable(var))
     return needed, constants
+
+
+def get_body(parameter: Any) -> Jaxpr:
+    """Return a trace without its constants; any other parameter of an equation as it is."""
+    return getattr(parameter, "jaxpr", parameter)
+
+
+def get_aval(var: Var | Literal) -> Any:
+    """Return shape and dtype of a variable, whose declared type in JAX has neither."""
+    return var.aval
 
 
 def _is_differentiable(var: Var | Literal) -> TypeGuard[Var]:

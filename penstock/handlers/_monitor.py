@@ -59,7 +59,7 @@ class Monitor:
         """
         parts = {
             # No monitor can go by an array; its name is still known.
-            name: each.build([0.0 if is_scalar else np.zeros(1) for is_scalar in each.is_scalar])
+            name: each.build([0.0 if is_number else np.zeros(1) for is_number in each.are_numbers])
             for name, each in trainer.builder.programs.structures.items()
         }
         metrics = next(iter(parts.values())) if len(parts) == 1 else parts

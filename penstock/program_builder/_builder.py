@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
-import numpy as np
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
-from penstock._device_batches import DeviceBatch
-from penstock._errors import ProgramError, UnknownNameError, check_count, listed, message, nearest
+from penstock._device_batches import DeviceBatch, Rows
+from penstock._errors import ProgramError, UnknownNameError, check_count, listed, nearest
 from penstock._parameter_names import Nested
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
@@ -126,8 +125,8 @@ class ProgramBuilder(Generic[R]):
     def train(self, state: State, batch: Feed, objective: str | None = None) -> tuple[State, R]:
         """Update the state with one batch; returns as soon as the step is enqueued.
 
-        The old state is donated and must not be used again. A batch that is shorter than the
-        longest so far is padded to that length; the padding does not affect the result.
+        The old state is donated and must not be used again. The program is compiled once for each
+        batch size.
 
         Arguments:
           batch: a dict from input names to arrays with a leading batch axis.
@@ -158,8 +157,9 @@ class ProgramBuilder(Generic[R]):
     def infer(self, state: State | Variables, feed: Feed) -> Any:
         """Return the outputs of `infer_func` for a feed of any length, as numpy arrays.
 
-        The feed is padded to the next power of two, and to a multiple of the number of devices. The
-        program is compiled once for each padded length. Waits for the device.
+        Where every output is one row for each example, whatever the other examples are, the feed is
+        padded to a power of two for each device, and the program is compiled once for each. Else it
+        is compiled for each batch size. Waits for the device.
 
         Arguments:
           state: the state, or its `variables`.
@@ -219,7 +219,7 @@ class ProgramBuilder(Generic[R]):
         self,
         mode: str = "train",
         *,
-        batch_size: int | None = None,
+        batch_size: int = 64,
         objective: str | None = None,
         as_on_accelerators: bool = False,
     ) -> _inspect.Inspection:
@@ -227,31 +227,16 @@ class ProgramBuilder(Generic[R]):
 
         Arguments:
           mode: `"train"`, `"test"` or `"infer"`.
-          batch_size: the global batch size, a multiple of the number of devices; in training, a
-            multiple of that times the number of micro-batches. The default is the smallest that is
-            at least 64. Sequences are as long as their last declared bucket, by default 16.
+          batch_size: the global batch size. Sequences are as long as their last declared bucket, by
+            default 16.
           objective: the name of the objective, if there are several.
           as_on_accelerators: on CPU, show convolutions and pooling as accelerators run them. Layers
             compute some of them in another way on CPU.
 
         Raises:
           UnknownNameError: there is no such mode or objective, or no infer function.
-          ValueError: a batch of this size cannot be split into equal parts.
         """
-        num_parts = self.programs.count_parts(mode)
-        if batch_size is None:
-            batch_size = -(-64 // num_parts) * num_parts
         check_count("inspect(batch_size)", batch_size, 1)
-        if batch_size % num_parts:
-            raise ValueError(
-                message(
-                    "inspect(batch_size)",
-                    batch_size,
-                    f"a multiple of {num_parts}",
-                    "Devices and their micro-batches take equal parts of a batch",
-                    "Round it up, or leave it out",
-                )
-            )
         name = self._choose_objective(objective) if mode in ("train", "test") else ""
         programs = self.programs
         if as_on_accelerators:
@@ -288,7 +273,8 @@ def _trace_program(
         specs, program = network.inputs(mode), programs.test_program(objective)
         probe = network.test[objective]
         # Not `test_zeros`: nothing is placed, on devices that may be described only.
-        zeros = _metrics.zeros(probe.program.structure, probe.shapes, jax.ShapeDtypeStruct)
+        program_ = probe.program
+        zeros = _metrics.zeros(program_.structure, program_.shapes, jax.ShapeDtypeStruct)
         sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
         args = [state.variables, state.key, sums]
     elif mode == "train":
@@ -300,22 +286,19 @@ def _trace_program(
             f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
             "'infer'." + ("" if mode == "infer" else nearest(mode, ["train", "test", "infer"]))
         )
-    split = _mesh.batch_sharding(mesh)
-    feed = {name: spec.describe(batch_size, split) for name, spec in specs.items()}
-    weights = jax.ShapeDtypeStruct((batch_size,), np.float32, sharding=split)
-    return _inspect.Inspection(program.jitted.trace(*args, feed, weights))
+    parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
+    rows = Rows(-(-batch_size // parts) * parts, ((0, batch_size),))
+    feed = {name: spec.describe(rows.size, split) for name, spec in specs.items()}
+    return _inspect.Inspection(program.jitted.trace(*args, feed, rows))
 
 
-def _arrange(
-    values: Sequence[jax.Array], structure: _metrics.Structure, placed: DeviceBatch
-) -> Any:
+def _arrange(values: Sequence[Any], structure: _metrics.Structure, placed: DeviceBatch) -> Any:
     """Return device values in the program's structure, rows of padding cut off."""
-    count, size = placed.counts[0], placed.weights.shape[0]
-    rows = structure.rows
-    if count < size:
+    count, size = placed.counts[0], placed.rows.size
+    if jax.process_count() == 1 and count < size:
         # Not v[: count * r], which makes an array of the 0 it begins at: a transfer.
         values = [
             jax.lax.slice_in_dim(v, 0, count * r) if r else v
-            for v, r in zip(values, rows, strict=True)
+            for v, r in zip(values, structure.rows, strict=True)
         ]
     return structure.build(list(values))

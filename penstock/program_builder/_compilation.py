@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
@@ -15,6 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from penstock import _mesh
+from penstock._device_batches import Rows
+from penstock._errors import listed
 from penstock.distributed.this_process import find_group
 
 P = ParamSpec("P")
@@ -29,6 +32,10 @@ COMPILATIONS = logging.getLogger("penstock.compilations")
 """Tells, at the level INFO, when a program is compiled first, and how long it took."""
 
 
+_COMPILERS = concurrent.futures.ThreadPoolExecutor(1, "penstock-compiler")
+"""What compiles beside training: one at a time, which leaves the other cores to the steps."""
+
+
 class CompileTime:
     """The seconds that programs took to compile, all of them together."""
 
@@ -36,10 +43,12 @@ class CompileTime:
 
 
 class Program:
-    """One step function, compiled for each shape it meets.
+    """One step function, compiled for each shape and each choice of rows that it meets.
+
+    Its last argument is the `Rows` of the batch, which are no array.
 
     Arguments:
-      in_specs, out_specs: how arguments and results lie on the mesh.
+      in_specs, out_specs: how the other arguments and the results lie on the mesh.
       compile_time: what the seconds of each compile are added to.
       recompile_level: the level at which another compile is logged.
       largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any: XLA's
@@ -48,8 +57,8 @@ class Program:
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
 
     Attributes:
-      num_compiles: how often the function was traced; more than once means that a shape changed,
-        which is logged with what changed.
+      num_compiles: how often the function was traced; that it is traced again is logged with what
+        changed.
     """
 
     def __init__(
@@ -58,7 +67,7 @@ class Program:
         function: Callable[..., Any],
         *,
         mesh: Mesh,
-        in_specs: _mesh.Specs,
+        in_specs: Sequence[_mesh.Specs],
         out_specs: _mesh.Specs,
         donated: tuple[int, ...] = (),
         compile_time: CompileTime | None = None,
@@ -70,6 +79,8 @@ class Program:
         self.name = name
         self.num_compiles = 0
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._sizes: list[Rows] = []
+        self._ahead: dict[Rows, concurrent.futures.Future[Any]] = {}
         self._function = function
         self._time, self._traced = compile_time or CompileTime(), 0.0
         self._recompile_level = recompile_level
@@ -84,6 +95,7 @@ class Program:
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
             self._trace,
+            static_argnums=(len(in_specs),),
             donate_argnums=donated,
             in_shardings=_shardings(mesh, in_specs),
             out_shardings=_shardings(mesh, out_specs),
@@ -96,6 +108,9 @@ class Program:
         Transfers from the host are allowed here and only here: what arrives on the host is a batch
         that `Feeder` left there because it is cheaper to pass than to place.
         """
+        if self._ahead and (compilation := self._ahead.pop(args[-1], None)) is not None:
+            # JAX then finds it compiled; without waiting it would compile it a second time.
+            compilation.result()
         # One frame and no context in the common case: entering a guard costs 3 us.
         is_allowed = (
             _CONFIG.jax_transfer_guard_host_to_device in _ALLOWING
@@ -118,29 +133,55 @@ class Program:
             self._traced = 0.0
         return outputs
 
-    def _trace(self, *args: object) -> object:
+    def compile_ahead(self, *args: Any) -> None:
+        """Compile the program in a thread, for arguments by their shapes, if it is not yet.
+
+        It is traced here: a program function is the user's, and runs in one thread.
+        """
+        rows = args[-1]
+        if not self.num_compiles or rows in self._sizes:
+            return
+        lowered = self.jitted.lower(*args)
+        self._traced = 0.0
+        self._ahead[rows] = _COMPILERS.submit(lowered.compile)
+
+    def _trace(self, *args: Any) -> object:
         self._traced = time.perf_counter()
-        leaves = jax.tree_util.tree_leaves_with_path(args)
+        rows = args[-1]
+        leaves = jax.tree_util.tree_leaves_with_path(args[:-1])
         # Runs only when JAX has no trace for these shapes, so a count of calls is one of compiles.
         shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
         if self.num_compiles:
+            self._log_again(rows, shapes)
+        outputs = self._function(*args)
+        # Not before: an exception while tracing, Ctrl-C for one, leaves nothing compiled.
+        self.num_compiles += 1
+        self._shapes = shapes
+        self._sizes.append(rows)
+        return outputs
+
+    def _log_again(self, rows: Rows, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+        """Log why the program is compiled again."""
+        level, number = self._recompile_level, rows.num_examples
+        sizes = [each.num_examples for each in self._sizes]
+        if number not in sizes:
+            why = f"a batch of {number} examples, after {listed(map(str, dict.fromkeys(sizes)))}"
+            # A data set has a short last batch as a rule.
+            level = min(level, logging.INFO) if len(set(sizes)) == 1 else level
+        else:
             changed = [
                 f"{key} from {self._shapes.get(key)} to {shape}"
                 for key, shape in shapes.items()
                 if self._shapes.get(key) != shape
             ]
-            _LOGGER.log(
-                self._recompile_level,
-                "the %s program is compiled again (number %d), because of %s",
-                self.name,
-                self.num_compiles + 1,
-                "; ".join(changed) or "a change of sharding or of a JAX setting",
-            )
-        outputs = self._function(*args)
-        # Not before: an exception while tracing, Ctrl-C for one, leaves nothing compiled.
-        self.num_compiles += 1
-        self._shapes = shapes
-        return outputs
+            why = "; ".join(changed) or "a change of sharding or of a JAX setting"
+        _LOGGER.log(
+            level,
+            "the %s program is compiled again (number %d), because of %s",
+            self.name,
+            self.num_compiles + 1,
+            why,
+        )
 
 
 @contextlib.contextmanager
@@ -212,7 +253,7 @@ def _shardings(mesh: Mesh, specs: _mesh.Specs) -> Any:
 
 
 def compile_function(
-    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = (), level: int = 1
+    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = (), level: int | None = 1
 ) -> Callable[P, T]:
     """Return `function` compiled at its first call; what it returns is replicated over the mesh.
 
@@ -220,10 +261,10 @@ def compile_function(
 
     Arguments:
       donated: arguments whose memory the outputs take, also of arguments that are not read.
-      level: how much LLVM optimises, from 0 on.
+      level: how much LLVM optimises, from 0 on; None compiles as other programs are.
     """
     options: Any = None
-    if _mesh.is_on_cpu(mesh):
+    if _mesh.is_on_cpu(mesh) and level is not None:
         options = {"xla_backend_optimization_level": level, **_known_options(_CODE_OPTIONS)}
     return jax.jit(
         function,

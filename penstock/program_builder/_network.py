@@ -14,16 +14,17 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, parse, spell
 from penstock._program import parameter_tree
-from penstock._program.examples import PROBE_BATCH_SIZES, RowAnswers
+from penstock._program.examples import PROBE_BATCH_SIZES
 from penstock._program.frame import Frame
+from penstock._program.keys import wrap_key
 from penstock._program.options import ProgramOptions
-from penstock._program.requests import FeedSpec, Params, Variables
+from penstock._program.requests import FeedSpec, Params
 from penstock._selection import check_patterns
 from penstock._tracing import name_checks
 from penstock._tracing.evaluation import evaluate, name_program
@@ -91,7 +92,7 @@ class Network:
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
         """Return the probe in test mode of a function that was probed in training."""
         if not train.is_mode_read:
-            return train.in_test_mode(self.mesh.size)
+            return train.in_test_mode()
         test = probe(function, "test", self.mesh, self.options)
         # Layers that one mode alone has would shift the automatic names of the others.
         name_checks.check_modes(train, test)
@@ -251,7 +252,7 @@ class Network:
 
     def initial_state(self, root: jax.Array) -> State:
         """Return the state before the first step, `root` being the raw random key."""
-        key = jax.random.wrap_key_data(root)
+        key = wrap_key(root)
         # Ours first: flax's modules are then made in a run that finds them in place.
         values = parameter_tree.initialize(self.specs.values(), key)
         for each in self.owners:
@@ -266,7 +267,7 @@ class Network:
                 trained, _ = parameter_tree.split(variables["params"], update.trained)
                 opt_state[name] = update.rule.init(trained)
             each = self.train[name]
-            metrics[name] = _metrics.zeros(each.program.structure, each.shapes)
+            metrics[name] = _metrics.zeros(each.program.structure, each.program.shapes)
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -282,25 +283,6 @@ class Network:
                 if self.options.precision.is_dynamic
             },
         )
-
-    def check_padding(self, mode: str, count: int, size: int) -> None:
-        """Raise if a program would count the padding of a batch of `count` examples.
-
-        Raises:
-          ProgramError: naming the returned value, or the optimizer.
-        """
-        # Of the test program too: in training batch norm brings the weights to everything.
-        for each in [*self.train.values(), *self.test.values()]:
-            each.check_padding(mode, count, size)
-        for name, update in self.updates.items() if mode == "train" else ():
-            if update.rule.takes_examples:
-                raise ProgramError(
-                    f"{name_program(self.objectives[name].program_func, 'train')} got a batch of "
-                    f"{count} examples padded to {size}, expected full batches, whose size the "
-                    f"number of devices ({self.mesh.size}) divides. {update.rule.name} takes the "
-                    "gradient of every example and would count the padding. Leave the rest out: "
-                    "readers.arrays takes drop_remainder=True, readers.batch drop_last=True."
-                )
 
     def check_update_scale(self, scale: float) -> None:
         """Raise unless the updates of every optimizer can be multiplied by `scale`.
@@ -343,30 +325,17 @@ class Network:
             return {}
         variables = {name: parameter_tree.nest(entries) for name, entries in values.items()}
 
-        def body(weights: jax.Array) -> Variables:
-            frame = Frame(
-                mode=each.program.mode,
-                variables=variables,
-                feed=None,
-                weights=weights,
-                key=key,
-                num_devices=self.mesh.size,
-                rows=RowAnswers(weights.shape[0], known=each.program.rows),
-                is_frozen=self.options.is_frozen,
-            )
-            return evaluate(each.program.function, frame).module_updates
-
         # The batch of the probe, whose shapes they were checked with; the values do not depend on
         # it.
-        weights = jnp.ones(PROBE_BATCH_SIZES[0] * self.mesh.size)
-        # On the mesh: what averages over examples needs its axis.
-        made = jax.shard_map(
-            body,
-            mesh=self.mesh,
-            in_specs=PartitionSpec(_mesh.AXIS),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )(weights)
+        frame = Frame(
+            mode=each.program.mode,
+            variables=variables,
+            feed=None,
+            batch_size=PROBE_BATCH_SIZES[0],
+            key=key,
+            is_frozen=self.options.is_frozen,
+        )
+        made = evaluate(each.program.function, frame).module_updates
         return {name: parameter_tree.flatten(tree) for name, tree in made.items()}
 
 

@@ -1,9 +1,7 @@
-"""One training step, from top to bottom.
+"""The steps of programs, from top to bottom: train, test, infer.
 
-It is a pure function of global arrays, which `programs` compiles. A batch is split over the
-devices for the forward pass and the gradients alone, inside `jax.shard_map`. The update runs
-outside it, on the whole arrays: an optimizer never sees a slice of a parameter, so that global
-norms are global however the state is laid out.
+Each is a pure function of global arrays, which `programs` compiles. What a device does of it, and
+what it tells the others, is XLA's: nothing here counts devices.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +18,24 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, optimizers
+from penstock._device_batches import Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import Statistics
 from penstock._program import parameter_tree
+from penstock._program.keys import make_root, wrap_key
 from penstock._program.requests import (
     DeviceFeed,
     ParameterSpec,
     Params,
+    Variables,
     find_entry,
 )
-from penstock._tracing.evaluation import Runnable
-from penstock.program_builder import _gradients
-from penstock.program_builder._gradients import Gradients, Share
+from penstock._tracing.evaluation import Runnable, run_program
+from penstock.program_builder._gradients import Batch
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
 from penstock.program_builder._update_sizes import measure
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,23 +62,21 @@ class Update:
     measures: bool = False
 
     def __call__(
-        self, state: State, feed: DeviceFeed, weights: jax.Array
-    ) -> tuple[State, tuple[jax.Array, ...], Statistics | None]:
+        self, state: State, feed: DeviceFeed, rows: Rows
+    ) -> tuple[State, tuple[_metrics.Value, ...], Statistics | None]:
         """Return the state after the update, the values of the program function, and sizes."""
         # What is not trained goes in beside it, and gets no gradient at all.
         params, others = parameter_tree.split(state.variables["params"], self.trained)
-        batch = _Batch(self, state, others, feed, weights)
-        found = batch.gradients(params)
-        values = found.totals.values
-        loss = values[self.program.structure.loss_index]
+        batch = self._make_batch(state, others, feed, rows)
         with self.watch():
-            # After the mean over devices: a penalty belongs to the parameter, not to the examples.
+            found = batch.gradients(params)
+            values = found.returned.values
+            loss: jax.Array = values[self.program.structure.loss_index]  # pyright: ignore
             gradients = self._regularize(found.gradients, params)
-        mean_gradients = gradients
-        if self.rule.takes_examples:
-            gradients = batch.example_gradients(params)
-        offers = self._offers(batch, params, gradients, loss, state.update_scale)
-        with self.watch():
+            mean_gradients = gradients
+            if self.rule.takes_examples:
+                gradients = batch.example_gradients(params)
+            offers = self._offers(batch, params, gradients, loss, state.update_scale)
             before = state.opt_state[self.name]
             steps, opt_state = self.rule.update(gradients, before, params, offers)
             steps = self._scale(steps, state.update_scale)
@@ -89,7 +85,7 @@ class Update:
             params = parameter_tree.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
-        sums = _metrics.accumulate(sums, found.totals, structure, weights)
+        sums = _metrics.accumulate(sums, found.returned, structure, rows.num_examples)
         after = state._replace(
             step=state.step + 1,
             variables={
@@ -99,7 +95,26 @@ class Update:
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: sums},
         )
-        return self._keep_or_skip(state, after, loss, gradients), tuple(values), sizes
+        values = spread_rows(values, structure, rows)
+        return self._keep_or_skip(state, after, loss, gradients), values, sizes
+
+    def _make_batch(
+        self, state: State, others: Mapping[Path, jax.Array], feed: DeviceFeed, rows: Rows
+    ) -> Batch:
+        return Batch(
+            program=self.program,
+            mesh=self.mesh,
+            known=self.specs,
+            others=others,
+            batch_stats=state.variables["batch_stats"],
+            # Raw numbers are what files and copies take; the typed key exists only in a step.
+            key=jax.random.fold_in(wrap_key(state.key), state.step),
+            step=state.step,
+            scale=self.loss_scale(state),
+            feed=feed,
+            size=rows.num_examples,
+            is_unrolled=self.is_unrolled,
+        )
 
     @functools.cached_property
     def _regularizers(self) -> dict[Path, Callable[[jax.Array], jax.Array]]:
@@ -116,7 +131,7 @@ class Update:
         return parameter_tree.nest(flat)
 
     def _offers(
-        self, batch: _Batch, params: Params, gradients: Params, loss: jax.Array, scale: jax.Array
+        self, batch: Batch, params: Params, gradients: Params, loss: jax.Array, scale: jax.Array
     ) -> dict[str, object]:
         """Return what an optimizer may ask for: see `_optimizer_rule.OFFERS`.
 
@@ -202,89 +217,6 @@ class Update:
         return None if rate is None else rate * state.update_scale
 
 
-class _Batch:
-    """A global batch, whose gradients the devices compute together."""
-
-    def __init__(
-        self,
-        update: Update,
-        state: State,
-        others: Mapping[Path, jax.Array],
-        feed: DeviceFeed,
-        weights: jax.Array,
-    ) -> None:
-        self._update, self._scale = update, update.loss_scale(state)
-        self._number = update.program.options.num_micro_batches
-        self._shared = {
-            "others": others,
-            "batch_stats": state.variables["batch_stats"],
-            "root_key": state.key,
-            "step": state.step,
-            "scale": self._scale,
-        }
-        self._split = {"feed": feed, "weights": weights}
-
-    def gradients(self, params: Params) -> Gradients:
-        """Return the gradients of the mean loss, and what the forward pass gave beside it."""
-        update, number = self._update, self._number
-
-        def compute(share: Share, params: Params) -> Gradients:
-            if number == 1:
-                return share.gradients(params)
-            return _gradients.accumulate_gradients(
-                share, params, number, is_unrolled=update.is_unrolled
-            )
-
-        values: Any = list(value_specs(update.program))
-        totals = _metrics.Totals(values, *[WHOLE] * 3)  # pyright: ignore
-        specs: Any = Gradients(totals, WHOLE, WHOLE)  # pyright: ignore
-        return self._on_devices(compute, specs)(params)
-
-    def example_gradients(self, params: Params) -> Params:
-        """Return the gradient of each example's loss, on a leading axis over the batch."""
-        return self._on_devices(
-            lambda share, params: _gradients.example_gradients(share, params, self._number), SPLIT
-        )(params)
-
-    def loss(self, params: Params) -> jax.Array:
-        """Return the mean loss over the global batch at other parameters, not to be split."""
-        scale = self._scale
-        if scale is not None:
-            unscale = lambda gradient, scale: gradient / scale  # noqa: E731
-            params = jax.tree.map(lambda x: _gradients.with_gradient(x, scale, unscale), params)
-        return self._on_devices(
-            lambda share, params: _gradients.accumulate_loss(share, params, self._number), WHOLE
-        )(params)
-
-    def _on_devices(
-        self, compute: Callable[[Share, Params], T], out_specs: _mesh.Specs
-    ) -> Callable[[Params], T]:
-        """Return a function of parameters that each device runs on its share of the batch."""
-        update = self._update
-
-        def run(params: Params, shared: Mapping[str, Any], split: Mapping[str, Any]) -> T:
-            share = Share(
-                program=update.program,
-                mesh=update.mesh,
-                known=update.specs,
-                **shared,
-                **split,
-            )
-            # Entered here and not around it all: with an argument that is nan already, JAX 0.10
-            # would call itself until the stack is full while it hands the arguments out.
-            with update.watch():
-                return compute(share, params)
-
-        sharded = jax.shard_map(
-            run,
-            mesh=update.mesh,
-            in_specs=(WHOLE, WHOLE, SPLIT),
-            out_specs=out_specs,
-            check_vma=False,
-        )
-        return lambda params: sharded(params, self._shared, self._split)
-
-
 def _are_finite(watched: object) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(watched)]))
 
@@ -306,20 +238,21 @@ class Launched(NamedTuple):
       sizes: of each objective's last update, where they are measured.
     """
 
-    values: dict[str, tuple[jax.Array, ...]]
+    values: dict[str, tuple[_metrics.Value, ...]]
     flag: jax.Array
     rates: dict[str, jax.Array]
     sizes: dict[str, Statistics]
 
 
 def train_step(
-    updates: Sequence[Update], state: State, feed: DeviceFeed, weights: jax.Array
+    updates: Sequence[Update], state: State, feed: DeviceFeed, rows: Rows
 ) -> tuple[State, Launched]:
     """Apply updates to one batch, in their order."""
-    values: dict[str, tuple[jax.Array, ...]] = {}
+    feed = rows.cut(feed, updates[0].mesh)
+    values: dict[str, tuple[_metrics.Value, ...]] = {}
     sizes: dict[str, Statistics] = {}
     for update in updates:
-        state, values[update.name], measured = update(state, feed, weights)
+        state, values[update.name], measured = update(state, feed, rows)
         if measured is not None:
             sizes[update.name] = measured
     sums: list[jax.Array] = []
@@ -342,21 +275,83 @@ def is_unrolled(updates: Sequence[Update]) -> bool:
 
 
 def train_steps(
-    updates: Sequence[Update], state: State, feeds: DeviceFeed, weights: jax.Array
+    updates: Sequence[Update], state: State, feeds: DeviceFeed, rows: Rows, num_steps: int
 ) -> tuple[State, Launched]:
     """Run `train_step` over batches stacked on a leading axis, in one launch."""
 
-    def body(state: State, batch: tuple[DeviceFeed, jax.Array]) -> tuple[State, Launched]:
-        return train_step(updates, state, *batch)
+    def body(state: State, feed: DeviceFeed) -> tuple[State, Launched]:
+        return train_step(updates, state, feed, rows)
 
-    num_steps = weights.shape[0]
     # Unrolled around convolutions on CPU: XLA runs one inside a loop 9 times slower there. Without
     # any the loop is faster (12 us a step against 18 for a 13->1 regression) and compiles in a
     # third of the time.
     state, launched = jax.lax.scan(
-        body, state, (dict(feeds), weights), unroll=num_steps if is_unrolled(updates) else 1
+        body, state, dict(feeds), num_steps, unroll=num_steps if is_unrolled(updates) else 1
     )
     return state, launched._replace(flag=launched.flag[-1])
+
+
+def test_step(
+    program: Runnable,
+    mesh: Mesh,
+    variables: Variables,
+    key: jax.Array,
+    sums: _metrics.Accumulator,
+    feed: DeviceFeed,
+    rows: Rows,
+) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
+    """Return the sums with this batch's values added, and the values."""
+    returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
+    after = _metrics.accumulate(sums, returned, program.structure, rows.num_examples)
+    return after, spread_rows(returned.values, program.structure, rows)
+
+
+def half_step(
+    program: Runnable,
+    mesh: Mesh,
+    variables: Variables,
+    key: jax.Array,
+    begin: jax.Array,
+    feed: DeviceFeed,
+    rows: Rows,
+) -> jax.Array:
+    """Return the numbers that may be no means, `[N]`, for half of a batch, from row `begin` on."""
+    feed, half = rows.cut(feed, mesh), rows.num_examples // 2
+    part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, half), dict(feed))
+    part = _mesh.lay_out_split(part, mesh)
+    values = run_program(program, variables, part, half, wrap_key(key), mesh)[0].returned.values
+    numbers = [values[number] for number in program.structure.list_doubted()]
+    return jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
+
+
+def infer_step(
+    program: Runnable, mesh: Mesh, variables: Variables, feed: DeviceFeed, rows: Rows
+) -> tuple[_metrics.Value, ...]:
+    """Return the values of an infer program."""
+    key = wrap_key(make_root(0))
+    returned = _forward(program, mesh, variables, key, feed, rows)
+    return spread_rows(returned.values, program.structure, rows)
+
+
+def _forward(
+    program: Runnable,
+    mesh: Mesh,
+    variables: Variables,
+    key: jax.Array,
+    feed: DeviceFeed,
+    rows: Rows,
+) -> _metrics.Returned:
+    feed = rows.cut(feed, mesh)
+    return run_program(program, variables, feed, rows.num_examples, key, mesh)[0].returned
+
+
+def spread_rows(
+    values: Sequence[_metrics.Value], structure: _metrics.Structure, rows: Rows
+) -> tuple[_metrics.Value, ...]:
+    """Return values whose rows of examples lie where the batch's do, to leave the devices so."""
+    return tuple(
+        [rows.spread(v, n) if n else v for v, n in zip(values, structure.rows, strict=True)]  # pyright: ignore
+    )
 
 
 def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:

@@ -12,7 +12,7 @@ import time
 import jax
 from jax.sharding import PartitionSpec
 
-from penstock._device_batches import DeviceBatch
+from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_updates import MeasuredSteps, Statistics
 from penstock._program.requests import DeviceFeed
@@ -37,7 +37,7 @@ def measure(
     )
     jax.block_until_ready(leaves)
     start, compiled = time.perf_counter(), programs.compile_time.secs
-    sizes = jax.block_until_ready(program(leaves, batch.feed, batch.weights))
+    sizes = jax.block_until_ready(program(leaves, batch.feed, batch.rows))
     secs = time.perf_counter() - start - (programs.compile_time.secs - compiled)
     return MeasuredSteps(
         sizes,
@@ -55,16 +55,16 @@ def _make_program(programs: Programs, update_order: tuple[str, ...], num_steps: 
     ]
     train = programs.train_function(updates, num_steps)
 
-    def run(leaves: Leaves, feed: DeviceFeed, weights: jax.Array) -> dict[str, Statistics]:
+    def run(leaves: Leaves, feed: DeviceFeed, rows: Rows) -> dict[str, Statistics]:
         number = programs.states.num_changed
-        _, launched = train(leaves[:number], leaves[number:], feed, weights)
+        _, launched = train(leaves[:number], leaves[number:], feed, rows)
         return launched.sizes
 
     split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
     return programs.make_program(
         "measuring",
         run,
-        in_specs=(WHOLE, split, split),
+        in_specs=(WHOLE, split),
         out_specs=WHOLE,
         has_gradients=True,
         saves_memory=num_steps > 1 and is_unrolled(updates),

@@ -18,15 +18,16 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics, optimizers
-from penstock._device_batches import DeviceBatch, Feeder, check_feed
+from penstock._device_batches import DeviceBatch, Feeder, Rows
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Nested
+from penstock._program.keys import make_root
 from penstock._program.options import ProgramOptions
 from penstock._program.requests import DeviceFeed, Feed, Params, Variables
 from penstock._tracing.probe import Probe
 from penstock.distributed.this_process import find_group_of
-from penstock.program_builder import _forward_steps, _step
+from penstock.program_builder import _step
 from penstock.program_builder._compilation import (
     CompileTime,
     Program,
@@ -67,27 +68,31 @@ class Programs:
         self.options: ProgramOptions = network.options
         self.group = find_group_of(self.mesh)
         self.structures = {name: each.program.structure for name, each in network.train.items()}
-        # Several processes pad their sequences to one length.
+        # Several processes tell each other how much they bring.
         exchange = self.group.exchange if self.group.count > 1 else None
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
-            mode: self._make_feeder(network.inputs(mode), network.feed_specs, num_micro_batches)
-            for mode, num_micro_batches in (("train", self.options.num_micro_batches), ("test", 1))
+            mode: self._make_feeder(network.inputs(mode), network.feed_specs)
+            for mode in ("train", "test")
         }
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
         self.compile_time = CompileTime()
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
-        self._infer_feeders: dict[int, Feeder] = {}
+        self._is_by_rows: dict[int, bool] = {}
 
-    def place(self, mode: str, batches: Sequence[Feed]) -> DeviceBatch:
+    def place(
+        self, mode: str, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
+    ) -> DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
+
+        Arguments:
+          shares: how many examples each process brings, where that is known.
 
         Raises:
           FeedError: a batch does not fit the declared inputs.
-          ProgramError: a batch is short, and the program averages its padding.
         """
         feeder = self._feeders.get(mode)
         if feeder is None:
@@ -95,30 +100,12 @@ class Programs:
                 f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
                 + nearest(str(mode), self._feeders)
             )
-        batch = feeder.place(batches)
-        if min(batch.counts) < batch.size:
-            self.network.check_padding(mode, min(batch.counts), batch.size)
-        return batch
+        return feeder.place(batches, shares)
 
     @property
     def keeps_feeds_on_host(self) -> bool:
         """Whether batches stay in host memory until their launch, as they do on one CPU device."""
         return self._feeders["train"].is_single_cpu
-
-    @property
-    def batch_sizes(self) -> dict[str, int]:
-        """The sizes that batches are padded to so far, by mode; on each process its share."""
-        return dict([each for m, feeder in self._feeders.items() for each in feeder.list_sizes(m)])
-
-    def count_parts(self, mode: str) -> int:
-        """Return into how many equal parts a batch falls: devices, and micro-batches of each."""
-        return self.mesh.size * (self.options.num_micro_batches if mode == "train" else 1)
-
-    def fit_batches(self, sizes: Mapping[str, int]) -> None:
-        """Pad batches to at least these sizes, by mode, as the run did that is resumed."""
-        for key, size in sizes.items():
-            mode, *lengths = key.split()
-            self._feeders[mode].fit(size, tuple(map(int, lengths)))
 
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
@@ -133,8 +120,31 @@ class Programs:
         if program is None:
             program = self._compiled[key] = self.train_program(*key)
         number = self.states.num_changed
-        changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.weights)
+        changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
         return changed + leaves[number:], launched
+
+    def compile_ahead(
+        self,
+        leaves: Leaves,
+        batch: DeviceBatch,
+        update_order: tuple[str, ...],
+        num_examples: int | None = None,
+    ) -> None:
+        """Compile the train program for a batch in a thread, so that its launch need not wait.
+
+        Arguments:
+          num_examples: of a batch of this process alone, where it is not that of `batch`.
+        """
+        program = self._compiled.get((update_order, len(batch.counts)))
+        if program is None:
+            return
+        number, feed, rows = self.states.num_changed, batch.feed, batch.rows
+        if num_examples is not None:
+            rows = self._feeders["train"].choose_rows((num_examples,))
+            feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
+        program.compile_ahead(
+            *jax.tree.map(_describe, (leaves[:number], leaves[number:], feed)), rows
+        )
 
     def run_eagerly(
         self,
@@ -155,7 +165,7 @@ class Programs:
         updates = [dataclasses.replace(update, watch=watch) for update in chosen]
         step = self.train_function(updates, len(batch.counts))
         number = self.states.num_changed
-        step(leaves[:number], leaves[number:], batch.feed, batch.weights)
+        step(leaves[:number], leaves[number:], batch.feed, batch.rows)
 
     def train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
         """Return the train program of these updates, not compiled yet."""
@@ -166,7 +176,7 @@ class Programs:
         return self.make_program(
             label if num_steps == 1 else f"{label} x{num_steps}",
             self.train_function(updates, num_steps),
-            in_specs=(WHOLE, WHOLE, split, split),
+            in_specs=(WHOLE, WHOLE, split),
             out_specs=(WHOLE, Launched(values, *[WHOLE] * 3)),  # pyright: ignore
             donated=(0,),
             has_gradients=True,
@@ -176,16 +186,14 @@ class Programs:
     def train_function(
         self, updates: Sequence[_step.Update], num_steps: int
     ) -> Callable[..., LaunchResult]:
-        """Return `(changed, kept, feed, weights) -> (changed, launched)`."""
+        """Return `(changed, kept, feed, rows) -> (changed, launched)`."""
 
-        def train(
-            changed: Leaves, kept: Leaves, feed: DeviceFeed, weights: jax.Array
-        ) -> LaunchResult:
+        def train(changed: Leaves, kept: Leaves, feed: DeviceFeed, rows: Rows) -> LaunchResult:
             state = self.states.unpack(changed + kept)
             if num_steps == 1:
-                state, launched = _step.train_step(updates, state, feed, weights)
+                state, launched = _step.train_step(updates, state, feed, rows)
             else:
-                state, launched = _step.train_steps(updates, state, feed, weights)
+                state, launched = _step.train_steps(updates, state, feed, rows, num_steps)
             return jax.tree.leaves(state)[: len(changed)], launched
 
         return train
@@ -196,7 +204,7 @@ class Programs:
 
     def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         # Made on the host: a program that returned them would compile longer than all of them take.
-        zeros = _metrics.zeros(probe.program.structure, probe.shapes, np.zeros)
+        zeros = _metrics.zeros(probe.program.structure, probe.program.shapes, np.zeros)
         return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
@@ -205,10 +213,10 @@ class Programs:
         sums: _metrics.Accumulator,
         batch: DeviceBatch,
         objective: str,
-    ) -> tuple[_metrics.Accumulator, tuple[jax.Array, ...]]:
+    ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
         program = self.keep(("test", objective), lambda: self.test_program(objective))
-        return program(state.variables, state.key, sums, batch.feed, batch.weights)
+        return program(state.variables, state.key, sums, batch.feed, batch.rows)
 
     def test_program(self, objective: str) -> Program:
         """Return the test program of an objective, not compiled yet."""
@@ -216,10 +224,32 @@ class Programs:
         specs = value_specs(program)
         return self.make_program(
             "test" if len(self.network.objectives) == 1 else f"test {objective}",
-            functools.partial(_forward_steps.test_step, program, self.mesh, specs),
-            in_specs=(WHOLE, WHOLE, WHOLE, SPLIT, SPLIT),
+            functools.partial(_step.test_step, program, self.mesh),
+            in_specs=(WHOLE, WHOLE, WHOLE, SPLIT),
             out_specs=(WHOLE, specs),
         )
+
+    def test_halves(self, state: State, batch: DeviceBatch, objective: str) -> np.ndarray:
+        """Return the single numbers of the test program, `[2, N]`, for both halves of a batch.
+
+        Those that are known as means, by `Structure.list_doubted`, are left out.
+        """
+        program = self.network.test[objective].program
+
+        def make() -> Program:
+            return self.make_program(
+                f"test of halves{f' of {objective}' if len(self.structures) > 1 else ''}",
+                functools.partial(_step.half_step, program, self.mesh),
+                in_specs=(WHOLE, WHOLE, WHOLE, SPLIT),
+                out_specs=WHOLE,
+            )
+
+        compiled = self.keep(("halves", objective), make)
+        begins = np.array([0, batch.rows.num_examples // 2], np.int32)
+        halves = [
+            compiled(state.variables, state.key, begin, batch.feed, batch.rows) for begin in begins
+        ]
+        return np.stack(jax.device_get(halves))
 
     def infer(self, variables: Variables, feed: Feed) -> Any:
         """Return what the infer function returns for a feed of any length, as numpy arrays.
@@ -234,30 +264,48 @@ class Programs:
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
                 "or Trainer, or use an Inferencer."
             )
-        specs = probe.program.feed_specs
-        _, size = check_feed(feed, specs, specs)
-        bucket = max(self.group.exchange("infer", 1 << (size - 1).bit_length()))
-        feeder = self._infer_feeders.get(bucket)
-        if feeder is None:
-            feeder = self._infer_feeders[bucket] = self._make_feeder(specs, specs)
-            feeder.fit(bucket)
-        batch = feeder.place([feed])
-        if size < batch.size:
-            probe.check_padding("infer", size, batch.size)
-        program = self.keep("infer", self.infer_program)
-        values = program(variables, batch.feed, batch.weights)
-        return _metrics.read(values, probe.program.structure, size)
+        specs, program = probe.program.feed_specs, self.keep("infer", self.infer_program)
+        if "infer" not in self._feeders:
+            self._feeders["infer"] = self._make_feeder(specs, specs)
+        feeder, structure = self._feeders["infer"], probe.program.structure
+        batch = feeder.prepare([feed])
+
+        def run(placed: DeviceBatch) -> list[Any]:
+            return _metrics.fetch(program(variables, placed.feed, placed.rows))
+
+        # Compiled for few sizes where each row is made of its own example.
+        bucket = self._choose_bucket(structure, batch.rows)
+        if bucket is None:
+            return _metrics.arrange(run(feeder.put(batch)), structure, batch.count)
+        found = run(feeder.put(batch, bucket))
+        if bucket.size not in self._is_by_rows:
+            other = run(feeder.put(batch, bucket, changes_padding=True))
+            is_same = _metrics.are_rows_equal(found, other, structure, batch.count)
+            self._is_by_rows[bucket.size] = all(self.group.exchange("infer", is_same))
+        if not self._is_by_rows[bucket.size]:
+            found = run(feeder.put(batch))
+        return _metrics.arrange(found, structure, batch.count)
+
+    def _choose_bucket(self, structure: _metrics.Structure, rows: Rows) -> Rows | None:
+        """Return what a feed is padded to, None where a program must see just the examples.
+
+        A power of two for each device.
+        """
+        parts = _mesh.count_parts(self.mesh)
+        size = parts << (rows.size // parts - 1).bit_length()
+        if rows.num_examples == size or not all(structure.rows):
+            return None
+        return Rows(size, ((0, size),)) if self._is_by_rows.get(size, True) else None
 
     def infer_program(self) -> Program:
         """Return the infer program, not compiled yet; for networks with an infer function."""
         assert self.network.infer is not None
         program = self.network.infer.program
-        specs = value_specs(program)
         return self.make_program(
             "infer",
-            functools.partial(_forward_steps.infer_step, program, self.mesh, specs),
-            in_specs=(WHOLE, SPLIT, SPLIT),
-            out_specs=specs,
+            functools.partial(_step.infer_step, program, self.mesh),
+            in_specs=(WHOLE, SPLIT),
+            out_specs=value_specs(program),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
         )
 
@@ -279,6 +327,13 @@ class Programs:
         return {program.name: program.num_compiles for program in self._compiled.values()}
 
 
+def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDtypeStruct:
+    """Return an array without its values, of another number of rows where one is given."""
+    shape = x.shape if size is None else (size, *x.shape[1:])
+    sharding = x.sharding if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) else None
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+
 class States:
     """The training states that a network has.
 
@@ -292,7 +347,7 @@ class States:
 
     def init(self, seed: int) -> State:
         """Return the initial state."""
-        root = np.asarray(jax.random.key_data(jax.random.key(seed)))
+        root = np.asarray(make_root(seed))
         shapes = [shape for shape, _ in self.network.table.values()]
         with announce_compilation("the initial values"):
             # Threefry, which initialisers draw from, is compiled for each shape of a parameter. For
@@ -309,8 +364,9 @@ class States:
         Raises:
           ValueError: there is no example.
         """
+        programs = {name: each.program for name, each in self.network.train.items()}
         means = {
-            name: _metrics.compute_means(sums, self.network.train[name].program.structure)
+            name: _metrics.compute_means(sums, programs[name].structure, programs[name].shapes)
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }
@@ -358,7 +414,7 @@ class States:
     @functools.cached_property
     def abstract_state(self) -> State:
         """The state without its values."""
-        root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+        root = jax.eval_shape(lambda: make_root(0))
         return jax.eval_shape(self._initial_state, root)
 
     @functools.cached_property

@@ -94,6 +94,13 @@ class RecordOrder:
             return len(range(self.shard.index, self.total, self.shard.count))
         return len(range(0, self.total, self.step))
 
+    @property
+    def last_batch_size(self) -> int | None:
+        """Return how many examples the last batch has, where one process reads batches."""
+        if self.batch_size is None or self.shard.count > 1:
+            return None
+        return self.total % self.step or self.step
+
     def file_ranges(self, shard: Shard) -> list[range]:
         """Return the record ranges of the files that belong to `shard`."""
         ends = np.cumsum(self.file_sizes)

@@ -52,6 +52,11 @@ class ArrayReader(ReaderBase[Batch]):
     def __len__(self) -> int:
         return len(self.order)
 
+    @property
+    def last_batch_size(self) -> int | None:
+        """How many examples the last batch of an epoch has, where one process reads batches."""
+        return self.order.last_batch_size
+
     def __repr__(self) -> str:
         order = self.order
         fields = _tree.tree_map(lambda leaf: f"{leaf.dtype}{[*leaf.shape[1:]]}", self.data)

@@ -137,6 +137,11 @@ class IndexedReader(RandomAccessReader):
         """Return which records make which batch."""
         return self._order
 
+    @property
+    def last_batch_size(self) -> int | None:
+        """How many examples the last batch of an epoch has, where one process reads batches."""
+        return self._order.last_batch_size
+
 
 def indexed(
     source: Source[object],

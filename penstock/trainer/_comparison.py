@@ -31,7 +31,7 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
       ProgramError: naming what differs on which process.
     """
     network = engine.programs.network
-    texts = {name: _write_out(each.traces[0].whole) for name, each in network.train.items()}
+    texts = {name: _write_out(each.trace) for name, each in network.train.items()}
     facts: dict[str, object] = {
         "versions": {"penstock": __version__, "jax": jax.__version__},
         "arguments of Trainer": dict(flags),
@@ -97,7 +97,7 @@ def _write_out(trace: ClosedJaxpr) -> str:
 
 def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     """Give every process the state of process 0, where theirs differ; say in what. Collective."""
-    digests = jax.device_get(digest(engine)).tolist()
+    digests = digest(engine)
     rows = group.exchange("the comparison of initial states", [int(seed), digests])
     first = rows[0][1]
     names = list(engine.programs.states.leaf_names)

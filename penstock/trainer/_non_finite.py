@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, NoReturn
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock import _metrics
 from penstock._errors import NonFiniteError, listed
+from penstock._tracing.evaluation import Runnable
 from penstock.program_builder.engine import Engine
 from penstock.trainer._status import Status
 
@@ -169,7 +170,9 @@ class Guard:
             label
             for name, sums in self._engine.state.metrics.items()
             for label in _list_bad_metrics(
-                name, jax.device_get(sums), self._engine.programs.structures
+                jax.device_get(sums),
+                self._engine.programs.network.train[name].program,
+                f"{name}/" if len(self._engine.state.metrics) > 1 else "",
             )
         ]
         parameters = self._engine.find_non_finite()
@@ -183,17 +186,13 @@ def _forget_nothing(next_step: int) -> None:
     """Do nothing: no launch is in flight."""
 
 
-def _list_bad_metrics(
-    name: str, sums: _metrics.Accumulator, structures: Mapping[str, _metrics.Structure]
-) -> list[str]:
+def _list_bad_metrics(sums: _metrics.Accumulator, program: Runnable, prefix: str) -> list[str]:
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
-    structure = structures[name]
     # The high halves of the pairs are enough: what is not finite is so in both.
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)
-    labels = []
-    for number, is_scalar in enumerate(structure.is_scalar):
-        value = next(scalars) if is_scalar else next(arrays)[0]
-        if not np.all(np.isfinite(value)):
-            key = "loss" if structure.keys is None else structure.keys[number]
-            labels.append(f"{name}/{key}" if len(structures) > 1 else str(key))
+    keys, labels = program.structure.keys, []
+    for number, shape in enumerate(program.shapes):
+        values = [next(arrays)[0] if x.shape else next(scalars) for x in jax.tree.leaves(shape)]
+        if not all(np.all(np.isfinite(value)) for value in values):
+            labels.append(prefix + ("loss" if keys is None else str(keys[number])))
     return labels

@@ -183,8 +183,7 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
     from jax.experimental import multihost_utils
 
     # Each process holds its own rows of the batch.
-    arrays = (dict(placed.feed), placed.weights)
-    feed, weights = multihost_utils.process_allgather(arrays, tiled=True)
+    feed = multihost_utils.process_allgather(dict(placed.feed), tiled=True)
     network, options = engine.programs.network, engine.programs.options
     alone = ProgramBuilder(
         dict(network.objectives),
@@ -196,7 +195,7 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
         freeze=options.freeze,
     )
     state = alone.programs.states.unpack(jax.device_get(engine.leaves))
-    return Engine(alone.programs, state), placed._replace(feed=feed, weights=weights)
+    return Engine(alone.programs, state), placed._replace(feed=feed)
 
 
 @contextlib.contextmanager

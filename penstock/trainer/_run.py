@@ -14,6 +14,7 @@ from penstock._errors import NonFiniteError, ReaderError, check_count
 from penstock._in_flight import InFlight, look_ahead
 from penstock._interrupts import Interrupts
 from penstock._parameter_updates import MeasuredSteps
+from penstock._program.requests import Feed
 from penstock.events import (
     BeginEpoch,
     BeginStep,
@@ -34,7 +35,7 @@ from penstock.trainer._agreement import Agreement
 from penstock.trainer._data_wait import DataWait
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._saver import Saver
-from penstock.trainer._shared_batches import OnUnequal, SharedBatches
+from penstock.trainer._shared_batches import OnUnequal, SharedBatches, count_examples
 from penstock.trainer._status import HandlerStates, Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -75,7 +76,6 @@ class Run:
         self.interrupts, self.group = interrupts, engine.programs.group
         self.agreement = Agreement(self.group, status, saver, interrupts)
         self.on_unequal: OnUnequal = on_unequal
-        self._shared: SharedBatches | None = None
         self.handlers = handlers
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
         self.updates_every = 0
@@ -162,7 +162,7 @@ class Run:
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
         with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
             for batch in batches:
-                counts, first, step = batch.totals or batch.counts, status.global_step, status.step
+                counts, first, step = batch.totals, status.global_step, status.step
                 is_fetched = []
                 # All BeginStep of a launch fire before it: its steps run as one.
                 for k in range(len(counts)):
@@ -212,7 +212,7 @@ class Run:
             values, flag, rates, _ = self.engine.run(batch, self.update_order)
             status.global_step += len(counts)
             status.step += len(counts)
-            status.num_examples += sum(batch.totals or counts)
+            status.num_examples += sum(batch.totals)
             status.reader_state = batch.reader_state
         finally:
             interrupts.release()
@@ -253,8 +253,6 @@ class Run:
         self.in_flight.end_epoch()
         # Taken before the status leaves the epoch, which sets them to 0.
         num_steps, num_examples = status.step, status.num_examples
-        if self._shared is not None:
-            num_examples = self._shared.num_examples
         status.leave_epoch()
         read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
         wait = self.data_wait.end_epoch(epoch)
@@ -282,13 +280,25 @@ class Run:
 
     def _place_batches(self) -> Iterator[DeviceBatch]:
         """Return the batches of an epoch on their way to the devices."""
-        batches = self._group_batches()
+        batches = self._compile_ahead(self._group_batches())
         on_host = self.engine.programs.keeps_feeds_on_host
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
         if on_host:
             return batches
         # Others may wait for what this process would first have to launch with them.
         return look_ahead(batches, LOOK_AHEAD, defers_errors=self.interrupts.is_alone)
+
+    def _compile_ahead(self, batches: Iterator[DeviceBatch]) -> Iterator[DeviceBatch]:
+        """Yield the batches; what they need is compiled while the steps before them run."""
+        compile_ahead = self.engine.programs.compile_ahead
+        last, is_first = _batches.last_batch_size(self.reader), True
+        for batch in batches:
+            # A size that no batch before had, when it is first placed, some steps before its own.
+            compile_ahead(self.engine.leaves, batch, self.update_order)
+            yield batch
+            if is_first and last and self.interrupts.is_alone and len(batch.counts) == 1:
+                compile_ahead(self.engine.leaves, batch, self.update_order, last)
+            is_first = False
 
     def _group_batches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""
@@ -308,9 +318,21 @@ class Run:
             group.append(batch)
             states.append(state)
             if len(group) == self.steps_per_call:
-                yield place("train", group)._replace(reader_state=state)
+                yield from self._place_alike(group, states)
                 group, states = [], []
-        # A launch of another number of steps would be one more program to compile.
+        yield from self._place_alike(group, states)
+
+    def _place_alike(
+        self, group: Sequence[Feed], states: Sequence[object]
+    ) -> Iterator[DeviceBatch]:
+        """Yield the batches of a launch placed together, or one by one where they differ in size.
+
+        A launch of another number of steps would be one more program to compile.
+        """
+        place, sizes = self.engine.programs.place, set(map(count_examples, group))
+        if len(group) == self.steps_per_call and len(sizes) == 1:
+            yield place("train", group)._replace(reader_state=states[-1])
+            return
         for batch, state in zip(group, states, strict=True):
             yield place("train", (batch,))._replace(reader_state=state)
 
@@ -318,18 +340,12 @@ class Run:
         """Yield the batches of an epoch as `_group_batches` does: as many on every process."""
         pass_, programs = self._open_reader(), self.engine.programs
         get_state = pass_.state if self.saver.is_tracking else None
-        shared = self._shared = SharedBatches(
-            programs,
-            "train",
-            steps=self.steps_per_call,
-            on_unequal=self.on_unequal,
-            # Not 0 where training goes on in the middle of an epoch.
-            num_before=self.status.num_examples,
+        shared = SharedBatches(
+            programs, "train", steps=self.steps_per_call, on_unequal=self.on_unequal
         )
-        for group in shared.level(iter(pass_), get_state):
-            placed = programs.place("train", [each.feed for each in group])
-            totals = tuple([each.total for each in group])
-            yield placed._replace(reader_state=group[-1].state, totals=totals)
+        for launch in shared.level(iter(pass_), get_state):
+            placed = programs.place("train", launch.feeds, launch.shares)
+            yield placed._replace(reader_state=launch.state)
 
     def _open_reader(self) -> _batches.Pass:
         """Return a pass over the reader from where training stands in it."""

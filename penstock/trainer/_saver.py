@@ -138,9 +138,6 @@ class CheckpointSaver(Saver):
         self.is_resuming = True
         status.resume(position, pick_state(self._group, position.reader_state))
         handlers.resume(contents.extra.get("handlers", []))
-        # Before the first batch: at a short one the run would compile for its size.
-        if len(position.reader_state or [None]) == self._group.count:
-            self._engine.programs.fit_batches(position.batch_sizes)
         where = self.store.directory / str(position.global_step)
         steps = f"{position.step} steps into epoch {position.epoch}"
         _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
@@ -317,9 +314,7 @@ class CheckpointSaver(Saver):
         return contents.position.global_step
 
     def _position(self, status: Status) -> Position:
-        return status.position(
-            self._engine.programs.batch_sizes, gather_states(self._group, status.reader_state)
-        )
+        return status.position(gather_states(self._group, status.reader_state))
 
     def _mean(self, leaves: list[np.ndarray], monitor: str) -> float | None:
         if not self._config.num_best:

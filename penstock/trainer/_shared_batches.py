@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,10 +14,9 @@ import jax
 import numpy as np
 
 from penstock import _batches
-from penstock._errors import FeedError, ReaderError
+from penstock._errors import ReaderError
 from penstock._program import sequences
 from penstock._program.requests import Feed
-from penstock.distributed.group import Group
 from penstock.program_builder.programs import Programs
 
 _LOGGER = logging.getLogger("penstock")
@@ -30,62 +29,46 @@ _SAID: WeakKeyDictionary[Programs, set[str]] = WeakKeyDictionary()
 """What was said of the readers of each trainer: once, and not in every epoch."""
 
 
-class Batch(NamedTuple):
-    """A batch of this process, where its reader is after it, and its examples on all processes."""
-
-    feed: Feed
-    state: object = None
-    total: int = 0
+_MOST_AHEAD = 16
+_MOST_AHEAD_BYTES = 64 << 20
+"""What a process reads ahead at most; an exchange of all takes a millisecond."""
 
 
-class First(NamedTuple):
-    """What the first batches of all processes say.
+class Launch(NamedTuple):
+    """The batches of this process for one launch.
 
     Attributes:
-      size: how many examples a batch of this process is padded to.
-      counts: how many the first batch of each process has.
-      is_same: on process 0, whether all processes have the same first batch.
+      feeds: of as many examples each.
+      shares: the examples that each process brings to each of them.
+      state: where this process's reader is after them.
     """
 
-    size: int
-    counts: list[int]
-    is_same: bool
+    feeds: list[Feed]
+    shares: tuple[int, ...]
+    state: object
 
 
 class SharedBatches:
     """Levels the readers of several processes, so that each launch finds all of them.
 
-    While readers are long enough nothing is exchanged. A process whose reader is short, or has a
-    short batch, asks what the others have at the same place.
+    A program is compiled for the examples that each process brings, so all must know of all. They
+    read some batches ahead and tell each other how long they are, once for all of those.
 
     Arguments:
       mode: `"train"` or `"test"`.
       steps: batches of a launch.
-      num_before: examples of all processes in this pass before the readers' positions.
-
-    Attributes:
-      num_examples: of all processes in this pass, once the reader is over.
     """
 
-    def __init__(
-        self,
-        programs: Programs,
-        mode: str,
-        *,
-        steps: int,
-        on_unequal: OnUnequal,
-        num_before: int = 0,
-    ) -> None:
-        self._programs, self._mode, self._what = programs, mode, f"trainer.{mode}"
+    def __init__(self, programs: Programs, mode: str, *, steps: int, on_unequal: OnUnequal) -> None:
+        self._programs, self._what = programs, f"trainer.{mode}"
         self._group, self._steps = programs.group, steps
         self._empty = _batches.make_empty(programs.network.inputs(mode))
         self._on_unequal: OnUnequal = on_unequal
-        self._num_batches = self._num_own = 0
-        self.num_examples = num_before
+        self._num_batches = 0
 
     def level(
         self, feeds: Generator[Feed, None, None], get_state: Callable[[], object] | None = None
-    ) -> Generator[list[Batch], None, None]:
+    ) -> Generator[Launch, None, None]:
         """Yield the batches of each launch, empty ones where this process has no more. Collective.
 
         Arguments:
@@ -94,76 +77,58 @@ class SharedBatches:
 
         Raises:
           ReaderError: a reader ended before another's, and that is not to be padded.
-          FeedError: a batch is larger than the processes have agreed on.
         """
-        programs, mode = self._programs, self._mode
         with contextlib.closing(feeds):
-            feed = next(feeds, None)
-            num_devices = programs.mesh.local_mesh.size
-            first = agree_on_first(self._group, feed, num_devices, self._what)
-            if first.is_same and self._is_first_time("same"):
-                _warn_of_same(self._what, first)
-            # Of sequences the sizes are agreed on batch by batch, with their lengths.
-            has_sequences = any(s.lod_level for s in programs.network.inputs(mode).values())
-            programs.fit_batches({mode: 0 if has_sequences else first.size})
-            size = programs.batch_sizes[mode]
-            batches = (
-                Batch(each, get_state() if get_state is not None else None)
-                for each in itertools.chain([] if feed is None else [feed], feeds)
-            )
-            for taken in self._level(batches, first):
-                for each in () if has_sequences else taken:
-                    check_size(each.feed, size, self._what)
-                yield taken
-
-    def _level(self, batches: Iterator[Batch], first: First) -> Generator[list[Batch], None, None]:
-        state: object = None
-        own = first.counts[self._group.index]
-        while True:
-            taken = list(itertools.islice(batches, self._steps))
-            counts = [count_examples(each.feed) for each in taken]
-            self._num_batches += len(taken)
-            self._num_own += sum(counts)
-            state = taken[-1].state if taken else state
-            is_full = len(taken) == self._steps and all(count >= own for count in counts)
-            shares = None if is_full else self._share(counts)
-            if shares is not None:
-                most = max(len(each["counts"]) if each else self._steps for each in shares)
-                if not most:
-                    self.num_examples += sum(each["num_examples"] for each in shares if each)
+            batches = ((each, get_state() if get_state is not None else None) for each in feeds)
+            taken = list(itertools.islice(batches, 1))
+            number = self._meet_first([feed for feed, _ in taken])
+            taken += itertools.islice(batches, number - 1)
+            while True:
+                counts = [count_examples(feed) for feed, _ in taken]
+                rows = self._group.exchange(f"{self._what} (its batches)", counts)
+                yield from self._group_alike(taken, rows)
+                if max(map(len, rows)) < number:
                     return
-                if len(taken) < most:
-                    self._check_unequal(shares)
-                    taken += [Batch(self._empty, state)] * (most - len(taken))
-            self._group.take()
-            totals = _add_up(len(taken), shares, first.counts)
-            taken = [each._replace(total=n) for each, n in zip(taken, totals, strict=True)]
-            if len(taken) == self._steps:
-                yield taken
-            else:
-                # One by one: a launch of another number of steps would be one more to compile.
-                yield from ([each] for each in taken)
+                taken = list(itertools.islice(batches, number))
 
-    def _is_first_time(self, saying: str) -> bool:
-        said = _SAID.setdefault(self._programs, set())
-        key = f"{self._what} {saying}"
-        is_first = key not in said
-        said.add(key)
-        return is_first
+    def _group_alike(
+        self, taken: list[tuple[Feed, object]], rows: Sequence[Sequence[int]]
+    ) -> Generator[Launch, None, None]:
+        """Yield the launches of some batches, each of as many examples in all of its steps."""
+        longest = max(map(len, rows))
+        if min(map(len, rows)) < longest:
+            self._check_unequal([self._num_batches + len(row) for row in rows])
+        self._num_batches += len(taken)
+        state = taken[-1][1] if taken else None
+        taken = taken + [(self._empty, state)] * (longest - len(taken))
+        shares = list(itertools.zip_longest(*rows, fillvalue=0))
+        for first in range(0, longest, self._steps):
+            places = range(first, min(first + self._steps, longest))
+            is_alike = len(places) == self._steps and len({shares[n] for n in places}) == 1
+            # Else one by one: a launch of another number of steps would be one more to compile.
+            for some in [places] if is_alike else [(n,) for n in places]:
+                feeds = [taken[n][0] for n in some]
+                yield Launch(feeds, shares[some[-1]], taken[some[-1]][1])
 
-    def _share(self, counts: list[int]) -> list[dict[str, Any] | None]:
-        return self._group.share(
-            {"counts": counts, "num_batches": self._num_batches, "num_examples": self._num_own}
-        )
+    def _meet_first(self, first: list[Feed]) -> int:
+        """Return how many batches all read ahead, from their first ones. Collective."""
+        # None where a reader has none.
+        size = sum(_count_bytes(feed) for feed in first)
+        rows = self._group.exchange(self._what, [size, _hash(first[0] if first else None)])
+        hashes = [digest for its, digest in rows if its]
+        is_same = not self._group.index and len(hashes) > 1 and len(set(hashes)) == 1
+        if is_same and is_first_time(self._programs, f"{self._what} same"):
+            _warn_of_same(self._what, len(hashes))
+        number = _MOST_AHEAD_BYTES // max(1, *[its for its, _ in rows])
+        return self._steps * max(1, min(number, _MOST_AHEAD) // self._steps)
 
-    def _check_unequal(self, shares: Sequence[Mapping[str, int] | None]) -> None:
-        if self._on_unequal == "pad" and not self._is_first_time("unequal"):
+    def _check_unequal(self, numbers: Sequence[int]) -> None:
+        if self._on_unequal == "pad" and not is_first_time(self._programs, f"{self._what} unequal"):
             return
+        longest = max(numbers)
         counts = ", ".join(
-            f"process {index} has more than {self._num_batches}"
-            if each is None
-            else f"process {index} has {each['num_batches']}"
-            for index, each in enumerate(shares)
+            f"process {index} has {n if n < longest else f'more than {min(numbers)}'}"
+            for index, n in enumerate(numbers)
         )
         text = f"{self._what} got readers of different lengths: of batches {counts}"
         if self._on_unequal == "raise":
@@ -174,21 +139,12 @@ class SharedBatches:
         _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
 
 
-def _add_up(
-    num_batches: int, shares: Sequence[Mapping[str, Any] | None] | None, full: Sequence[int]
-) -> list[int]:
-    """Return how many examples each batch of a launch has on all processes.
-
-    Who asked for nothing is taken to have full batches, and so are all where nobody asked. Where
-    the last batch is full on some and short on others, the former count too many here; the sum of
-    an epoch is exact.
-    """
-    totals = [0] * num_batches
-    for share, size in zip(shares or [None] * len(full), full, strict=True):
-        counts = [size] * num_batches if share is None else share["counts"]
-        for number, count in enumerate(counts):
-            totals[number] += count
-    return totals
+def is_first_time(programs: Programs, saying: str) -> bool:
+    """Return whether something is said for the first time of a trainer's programs."""
+    said = _SAID.setdefault(programs, set())
+    is_first = saying not in said
+    said.add(saying)
+    return is_first
 
 
 def count_examples(feed: Feed) -> int:
@@ -203,46 +159,18 @@ def count_examples(feed: Feed) -> int:
     return 1
 
 
-def agree_on_first(group: Group, first: Feed | None, num_devices: int, what: str) -> First:
-    """Return what the first batches say. Collective.
-
-    Every device of the run gets as many examples; the largest first batch says how many.
-
-    Arguments:
-      first: this process's first batch, None where its reader has none.
-      num_devices: the devices of this process.
-    """
-    count = 0 if first is None else count_examples(first)
-    rows = group.exchange(what, [-(-count // num_devices), count, _hash(first)])
-    hashes = [digest for _, its, digest in rows if its]
-    is_same = not group.index and len(hashes) > 1 and len(set(hashes)) == 1
-    size = max(share for share, _, _ in rows) * num_devices
-    return First(size, [its for _, its, _ in rows], is_same)
-
-
-def check_size(feed: Feed, size: int, what: str) -> None:
-    """Raise if a batch has more examples than the processes agreed on.
-
-    Raises:
-      FeedError: it has.
-    """
-    count = count_examples(feed)
-    if count > size:
-        raise FeedError(
-            f"{what} got a batch of {count} examples on one process, expected at most {size} as in "
-            "the first batches. On several processes a batch must not grow, since the others would "
-            "not know of it. Let the reader begin with its largest."
-        )
-
-
-def _warn_of_same(what: str, first: First) -> None:
+def _warn_of_same(what: str, num_processes: int) -> None:
     _LOGGER.warning(
         "%s got the same first batch on all %d processes, expected a part of the data on each: "
         "every example would count several times. Readers of penstock share the data by "
         "themselves; of a reader of your own yield jax.process_index()'s part.",
         what,
-        sum(map(bool, first.counts)),
+        num_processes,
     )
+
+
+def _count_bytes(feed: Feed) -> int:
+    return sum(_join(value).nbytes for value in feed.values())
 
 
 def _join(value: Any) -> np.ndarray:

@@ -52,7 +52,7 @@ class Status:
     is_stop_wanted: bool = False
     resumed: Position | None = None
 
-    def position(self, batch_sizes: dict[str, int], reader_state: list[object]) -> Position:
+    def position(self, reader_state: list[object]) -> Position:
         """Return where training is, for a checkpoint."""
         return Position(
             global_step=self.global_step,
@@ -62,7 +62,6 @@ class Status:
             call=self.call,
             first_epoch=self.first_epoch,
             reader_state=reader_state,
-            batch_sizes=batch_sizes,
         )
 
     def resume(self, position: Position, reader_state: object) -> None:

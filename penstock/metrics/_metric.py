@@ -1,0 +1,133 @@
+"""The protocol of metrics, and the mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+M = TypeVar("M")
+
+
+def _name_fields(metric: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the sums and of the settings."""
+    if not dataclasses.is_dataclass(metric):
+        raise TypeError(
+            f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the "
+            "sums. Write @dataclasses.dataclass(frozen=True) above the class."
+        )
+    sums: list[str] = []
+    settings: list[str] = []
+    for field in dataclasses.fields(metric):
+        (settings if field.metadata.get("static") else sums).append(field.name)
+    return sums, settings
+
+
+def _flatten(metric: Any) -> tuple[list[Any], tuple[tuple[str, ...], tuple[Any, ...]]]:
+    sums, settings = _name_fields(metric)
+    names = (*sums, *settings)
+    return [getattr(metric, n) for n in sums], (names, tuple(getattr(metric, n) for n in settings))
+
+
+def _flatten_with_keys(metric: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    values, auxiliary = _flatten(metric)
+    keys = [jax.tree_util.GetAttrKey(name) for name in auxiliary[0]]
+    return list(zip(keys, values, strict=False)), auxiliary
+
+
+def _unflatten(
+    kind: type[M], auxiliary: tuple[tuple[str, ...], tuple[Any, ...]], values: Sequence[Any]
+) -> M:
+    metric = object.__new__(kind)
+    for name, value in zip(auxiliary[0], (*values, *auxiliary[1]), strict=True):
+        # By way of `object`, since the dataclass is frozen.
+        object.__setattr__(metric, name, value)
+    return metric
+
+
+class Metric:
+    """Hold sums over the examples of a batch, of which `compute` makes the value.
+
+    A program function returns it beside the loss. Batches add their sums up, and `compute` is
+    called at the end, once, on the host. So an epoch and a test are exact whatever the batch size, on any
+    number of devices and processes. An `EndStep` shows the value of its batch.
+
+    Write one of your own as a frozen dataclass whose fields are arrays to be added up. A field with
+    `metadata={"static": True}` is a setting, and no sum.
+
+    >>> import dataclasses
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import penstock as ps
+    >>> from penstock import layers, metrics
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class RootMeanSquare(metrics.Metric):
+    ...     total: jax.Array
+    ...     count: jax.Array
+    ...
+    ...     @classmethod
+    ...     def of(cls, errors):
+    ...         return cls(jnp.sum(errors**2), jnp.asarray(errors.size))
+    ...
+    ...     def compute(self):
+    ...         return (self.total / self.count) ** 0.5
+    >>> def program():
+    ...     errors = layers.data("x", shape=[1]) - layers.data("y", shape=[1])
+    ...     return {"loss": layers.mean(errors**2), "rmse": RootMeanSquare.of(errors)}
+    >>> trainer = ps.Trainer(program)
+    >>> batches = [{"x": [[3.0]], "y": [[0.0]]}, {"x": [[1.0], [2.0]], "y": [[1.0], [2.0]]}]
+    >>> round(trainer.test(batches)["rmse"], 4)
+    1.7321
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        jax.tree_util.register_pytree_with_keys(
+            cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
+        )
+
+    def compute(self) -> Any:
+        """Return the value that the sums make, a number or an array; called outside of programs."""
+        raise TypeError(
+            f"{type(self).__name__} got no compute(), expected one. It makes the value of the "
+            "sums. Define it in the class."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Metric):
+    """Hold the sum of values and how many they are.
+
+    Arguments:
+      total: the sum of the values, each times its weight.
+      count: the sum of the weights.
+
+    >>> import jax.numpy as jnp
+    >>> from penstock import metrics
+    >>> float(metrics.Mean.of(jnp.array([1.0, 4.0]), weights=jnp.array([2.0, 1.0])).compute())
+    2.0
+    """
+
+    total: ArrayLike
+    count: ArrayLike
+
+    @classmethod
+    def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Mean:
+        """Return the mean of all numbers of an array.
+
+        Arguments:
+          values: of any shape.
+          weights: of the same shape; 1 each by default.
+        """
+        values = jnp.asarray(values).astype(jnp.float32)
+        weights = jnp.ones_like(values) if weights is None else jnp.asarray(weights, jnp.float32)
+        return cls(jnp.sum(values * weights), jnp.sum(weights))
+
+    def compute(self) -> Any:
+        """Return the mean; 0 where there is nothing to average."""
+        return jnp.where(self.count != 0, self.total / jnp.where(self.count != 0, self.count, 1), 0)
