@@ -9,13 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock import _mesh
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
-from penstock._program import draws
-from penstock._program.frame import Frame, current_frame
+from penstock._program.frame import Frame
 from penstock._program.requests import ParameterSpec
-from penstock._program.statistics import has_example_axis, sync_statistics
 from penstock.layers.parameter_trees import weight_spec
 
 T = TypeVar("T")
@@ -67,9 +64,9 @@ class _Bound:
             self.copy.train()
         else:
             self.copy.eval()
-        # A list, as following changes the classes of what is iterated over.
-        for keys, each in list(nnx.iter_modules(self.copy)):
-            _follow_examples(each, (*path, *map(str, keys)), self._is_frozen(keys))
+        for keys, each in nnx.iter_modules(self.copy):
+            if isinstance(each, nnx.BatchNorm):
+                self._prepare_norm(each, keys)
 
     def in_precision(self, value: T) -> T | jax.Array:
         return self.frame.cast(value) if isinstance(value, jax.Array) else value
@@ -90,7 +87,7 @@ class _Bound:
         for keys, value in changed.items():
             spec = self.specs.get(keys)
             if spec is not None and spec.collection == "batch_stats":
-                self.frame.requests.update(spec, self._over_devices(value).astype(spec.dtype))
+                self.frame.requests.update(spec, value.astype(spec.dtype))
             # A counter of random draws is begun anew in each call, and may change.
             elif keys[-1] != "count" or keys not in self.before:
                 raise ProgramError(
@@ -121,18 +118,13 @@ class _Bound:
             return frame.cast(found) if collection == "params" else found
         return value
 
-    def _is_frozen(self, keys: Keys) -> bool:
+    def _prepare_norm(self, norm: nnx.BatchNorm, keys: Keys) -> None:
         spec = self.specs.get((*keys, "mean"))
-        return spec is not None and self.frame.is_frozen(spec.path)
-
-    def _over_devices(self, value: jax.Array) -> jax.Array:
-        """Return the mean of a statistic over the devices, each counted by its examples."""
-        # A statistic of a user's module may be made of anything, and no trace of it is followed.
-        self.frame.examples.needs_all_devices = True
-        count, num_devices = jnp.sum(self.frame.examples.weights), self.frame.examples.num_averaged
-        if num_devices == 1:
-            return value
-        return _mesh.psum(value * (count / self.frame.examples.total_weight), num_devices)
+        if spec is not None and self.frame.is_frozen(spec.path):
+            norm.use_running_average = True
+        # Statistics are float32, and would widen what comes out, and all products after it.
+        if norm.dtype is None:
+            norm.dtype = self.frame.compute_dtype
 
 
 def _at(module: Any, keys: Keys) -> Any:
@@ -141,65 +133,3 @@ def _at(module: Any, keys: Keys) -> Any:
         is_item = isinstance(key, int) or isinstance(module, dict)
         module = module[key] if is_item else getattr(module, str(key))
     return module
-
-
-class _Dropout(nnx.Dropout):
-    """Draws by the places of the examples, as `layers.dropout` does."""
-
-    _penstock_path: Path
-
-    def __call__(
-        self, inputs: Any, *, deterministic: bool | None = None, rngs: Any = None
-    ) -> jax.Array:
-        is_off = self.deterministic if deterministic is None else deterministic
-        source = self.rngs if rngs is None else rngs
-        if is_off is None or is_off or self.rate in (0.0, 1.0) or source is None:
-            return super().__call__(inputs, deterministic=deterministic, rngs=rngs)
-        # A module keeps a stream, a call may be given all of them, or a key.
-        if isinstance(source, nnx.Rngs):
-            source = source[self.rng_collection]
-        key = source if isinstance(source, jax.Array) else source()
-        frame = current_frame("nnx_module")
-        path, dims = self._penstock_path, self.broadcast_dims
-        return draws.drop_elements(frame, inputs, key, self.rate, dims, path)
-
-
-class _BatchNorm(nnx.BatchNorm):
-    """Normalises by the statistics of the valid examples of the global batch."""
-
-    _penstock_path: Path
-    _penstock_is_frozen: bool
-
-    def __call__(
-        self,
-        x: jax.Array,
-        use_running_average: bool | None = None,
-        *,
-        mask: jax.Array | None = None,
-    ) -> jax.Array:
-        frame = current_frame("nnx_module")
-        given = self.use_running_average if use_running_average is None else use_running_average
-        is_running = given or self._penstock_is_frozen
-        if (
-            is_running
-            or mask is not None
-            or not has_example_axis(frame, x, self.axis, self._penstock_path)
-        ):
-            return frame.cast(super().__call__(x, is_running, mask=mask))
-        running = (self.mean.get_value(), self.var.get_value())
-        *batch, after = sync_statistics(frame, x, self.axis, running, self.momentum)
-        self.mean.set_value(batch[0])
-        self.var.set_value(batch[1])
-        y = super().__call__(x, True)
-        self.mean.set_value(after[0])
-        self.var.set_value(after[1])
-        return frame.cast(y)
-
-
-def _follow_examples(module: Any, path: Path, is_frozen: bool) -> None:
-    """Make a module of the copy know the examples; a subclass with a call of its own stays."""
-    for kind in (_Dropout, _BatchNorm):
-        # The class itself and no subclass: one with a call of its own does as it says.
-        if type(module) is kind.__mro__[1]:
-            module.__class__ = kind
-            module._penstock_path, module._penstock_is_frozen = path, is_frozen

@@ -35,7 +35,8 @@ def chunk_eval(
     `num_chunk_types * num_tags` is a word outside all chunks. A chunk is correct if its type, first
     word and last word are. A tag that cannot continue the previous chunk, such as I after another
     type, starts a new one. Chunks are counted over the batch. A ratio with denominator 0 is 0. If a
-    tag is out of range or lengths differ in any example, all three are nan. Source: Fluid's `chunk_eval`, and the script `conlleval` of CoNLL-2000.
+    tag is out of range or lengths differ in any example, all three are nan. Source: Fluid's
+    `chunk_eval`, and the script `conlleval` of CoNLL-2000.
 
     Arguments:
       input: predicted tags, a sequence `[B, T, 1]`, usually from `crf_decoding`.

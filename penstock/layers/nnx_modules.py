@@ -19,10 +19,8 @@ def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R
     does not change: the program calls a copy. Modules that share a variable share it here too,
     whatever their names.
 
-    The train program calls `train()` on the copy, the test and infer programs call `eval()`.
-    `nnx.Dropout` draws by an example's position in the global batch, as `layers.dropout` does.
-    `nnx.BatchNorm` normalises over the valid examples of the global batch, as
-    `layers.batch_norm(sync=True)` does, or by its running statistics where they are frozen.
+    The train program calls `train()` on the copy, the test and infer programs call `eval()`. Where
+    its statistics are frozen, `nnx.BatchNorm` uses them in training too.
 
     Arguments:
       module: an `nnx.Module`, or a bound method such as `model.encode`.

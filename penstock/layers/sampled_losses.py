@@ -52,12 +52,12 @@ def nce(
     """Return the noise-contrastive estimation loss, per example (Gutmann and Hyvarinen 2010).
 
     For a class c let `o = sigmoid(x @ w[c] + b[c])`, and q its noise probability times
-    `num_neg_samples`. The loss is the sum of `-log(o / (o + q))` over the labels and of
-    `-log(q / (o + q))` over the noise classes, divided by `num_neg_samples + 1`. The noise may
-    contain a label. It depends on the seed, the step, the layer's name and the shape; in test and
-    infer it is the same at every call. A label outside the classes gives nan. Parameters: `w` `[num_total_classes, D]`,
-    Xavier uniform; `b` `[num_total_classes, 1]`, zeros. Source: Fluid's `nce`, whose
-    `"log_uniform"` never draws the last class.
+    `num_neg_samples`. The loss is the sum of `-log(o / (o + q))` over the labels and of `-log(q /
+    (o + q))` over the noise classes, divided by `num_neg_samples + 1`. The noise may contain a
+    label. It depends on the seed, the step, the layer's name and the shape; in test and infer it is
+    the same at every call. A label outside the classes gives nan. Parameters: `w`
+    `[num_total_classes, D]`, Xavier uniform; `b` `[num_total_classes, 1]`, zeros. Source: Fluid's
+    `nce`, whose `"log_uniform"` never draws the last class.
 
     Arguments:
       input: `[B, D]`, or a sequence `[B, T, D]`.

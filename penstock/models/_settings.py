@@ -19,6 +19,8 @@ class Settings:
       batch_norm_warmup: False applies `batch_norm_decay` from the first step on, as the published
         code does.
       batch_norm_epsilon: added to the variance.
+      batch_norm_group_size: normalise groups of this many examples by their own statistics; None
+        for the whole batch.
       unbiased_running_variance: update the running variance with the unbiased variance of the
         batch, `n / (n - 1)` times the biased one, as TensorFlow's fused kernel and torch do.
       dropout: the dropout rate before the last layer.
@@ -36,6 +38,7 @@ class Settings:
     batch_norm_decay: float | None = None
     batch_norm_warmup: bool | None = None
     batch_norm_epsilon: float | None = None
+    batch_norm_group_size: int | None = None
     unbiased_running_variance: bool | None = None
     dropout: float | None = None
     drop_path: float | None = None
@@ -46,6 +49,7 @@ class Settings:
         shares = {name: getattr(self, name) for name in ("batch_norm_decay", "dropout")}
         bounds = {name: (value, 0.0, 1.0) for name, value in shares.items()}
         bounds["drop_path"] = (self.drop_path, 0.0, 0.999)
+        bounds["batch_norm_group_size"] = (self.batch_norm_group_size, 1.0, float("inf"))
         for name in ("batch_norm_epsilon", "weight_decay", "drop_path_steps"):
             bounds[name] = (getattr(self, name), 0.0, float("inf"))
         for name, (value, least, most) in bounds.items():

@@ -57,7 +57,7 @@ class Style:
     """How the layers of one network are made; TF-Slim calls it an arg scope.
 
     Arguments:
-      settings: has batch norm's decay and epsilon.
+      settings: has batch norm's options.
       act: the activation after each layer.
       weights: initialises kernels.
       biases: initialises biases.
@@ -157,7 +157,7 @@ class Style:
         return activate(y, self.act, "conv2d")
 
     def batch_norm(self, x: jax.Array, *, name: str, act: Activation | None = None) -> jax.Array:
-        """Return batch norm with the decay and epsilon of the settings."""
+        """Return batch norm as the settings have it."""
         settings = self.settings
         # Every network with a batch norm sets them.
         assert settings.batch_norm_decay is not None
@@ -172,6 +172,7 @@ class Style:
             # Without it MobileNet, whose decay is 0.9997, tests at chance after 60 steps that tell
             # two classes apart.
             momentum_warmup=settings.batch_norm_warmup is not False,
+            group_size=settings.batch_norm_group_size,
             name=name,
         )
 

@@ -177,6 +177,7 @@ MODEL = [
     Case("--model_dir={folder}/weights", lambda a: a.weights(), "weights", ("--seed=0",)),
     Case("--ckpt_file_name=inner", lambda a: a.weights(), "weights/inner", FINETUNE),
     Case("--batch_norm_decay=0.5", lambda a: a.model.settings.batch_norm_decay, 0.5),
+    Case("--batch_norm_group_size=4", lambda a: a.model.settings.batch_norm_group_size, 4),
 ]
 LEARNING_RATE = [
     rate_case("--warmup_steps=20", warmup_steps=20),

@@ -47,6 +47,13 @@ def test_running_statistics_move_or_stay_at_0_and_1(tmp_path):
     assert warmups == [None, False, False]
 
 
+def test_batch_norm_is_over_the_batch_or_over_as_many_images_as_a_device_has(tmp_path):
+    words = ("--dataset_name=digits", "--model_name=resnet_cifar10", "--train_image_size=32")
+    pairs = [pair(tmp_path, *words, *flag) for flag in ((), ("--batch_norm_group_size=4",))]
+    sizes = [[each.model.settings.batch_norm_group_size for each in runs] for runs in pairs]
+    assert sizes == [[None, 32], [4, 4]]
+
+
 def test_rate_without_a_decay_scheme_decays_or_does_not(tmp_path):
     ours, theirs = pair(tmp_path, *DIGITS)
     assert ours.rates()[-1] < 0.01

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._program.examples import RowAnswers
 from penstock._program.frame import Frame, open_frame
 from penstock._program.sequences import Sequence
 
@@ -23,10 +22,8 @@ def run(layer: Callable[[], Any], params: Any, num_examples: int, key: Any = Non
         mode="test",
         variables={"params": jax.tree.map(jnp.asarray, params)},
         feed={},
-        weights=jnp.ones(num_examples),
+        batch_size=num_examples,
         key=jax.random.key(0) if key is None else key,
-        num_devices=1,
-        rows=RowAnswers(num_examples),
     )
     with open_frame(frame):
         return layer()

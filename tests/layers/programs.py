@@ -51,10 +51,9 @@ def train(
     *,
     variables: Any = None,
     num_devices: int = 1,
-    batch_size: int | None = None,
     is_tested: bool = False,
 ) -> Step:
-    """Train one step on `feed`, padded to `batch_size`."""
+    """Train one step on `feed`."""
 
     def trained() -> Any:
         layers.create_parameter([1], name="spare")  # a program to train has a parameter
@@ -66,12 +65,6 @@ def train(
         params = {**state.variables["params"], **variables["params"]}
         state = builder.adopt({**variables, "params": params}, state)
     before = jax.tree.map(np.asarray, state.variables)
-    if batch_size is not None:
-        size = len(next(iter(feed.values())))
-        rows = np.arange(batch_size) % size
-        full = {name: np.asarray(value)[rows] for name, value in feed.items()}
-        builder.programs.place("train", [full])
-        builder.programs.place("test", [full])
     test_values = jax.tree.map(np.asarray, builder.test(state, feed)) if is_tested else None
     state, values = builder.train(state, feed)
     after = jax.tree.map(np.asarray, state.variables)

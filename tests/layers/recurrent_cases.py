@@ -10,7 +10,6 @@ import numpy as np
 
 import penstock as ps
 from penstock import layers
-from penstock._program.examples import RowAnswers
 from penstock._program.frame import Frame, open_frame
 from tests.layers.programs import normal
 
@@ -240,10 +239,8 @@ def make_frame(variables: Any = None, is_probe: bool = False) -> Frame:
         mode="train",
         variables=variables or {},
         feed=None if is_probe else {},
-        weights=jnp.ones(BATCH),
+        batch_size=BATCH,
         key=jax.random.key(0),
-        num_devices=1,
-        rows=RowAnswers(BATCH),
     )
 
 

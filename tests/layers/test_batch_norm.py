@@ -1,4 +1,7 @@
-"""Batch norm against numpy, against flax, and against itself without padding or devices."""
+"""Batch norm against numpy and flax, over the batch and over groups of it."""
+
+import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -43,14 +46,10 @@ def test_batch_norm_trains_by_the_batch_and_tests_by_the_running_statistics():
     np.testing.assert_allclose(statistics["variance"], 0.9 + 0.1 * variance, rtol=1e-5)
 
 
-@pytest.mark.quick("1")
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_batch_norm_warmed_up_has_statistics_of_the_data_after_a_few_steps(num_devices):
+def test_batch_norm_warmed_up_has_statistics_of_the_data_after_a_few_steps():
     def statistics(**arguments):
         function = program(momentum=0.9997, **arguments)
-        builder = ps.ProgramBuilder(
-            lambda: function()[0], optax.sgd(0.0), place=jax.devices()[:num_devices]
-        )
+        builder = ps.ProgramBuilder(lambda: function()[0], optax.sgd(0.0), place=jax.devices()[:1])
         state = builder.init()
         for seed in range(12):
             state, _ = builder.train(state, {"x": 3 * normal(12, 4, 3, seed=seed) + 5})
@@ -99,37 +98,91 @@ def test_batch_norm_passes_the_gradient_through_the_statistics():
     np.testing.assert_allclose(gradients["fc_0"]["w"], expected, rtol=2e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_batch_norm_leaves_out_the_padding_of_a_short_batch(sync):
-    plain = train(program(sync=sync), FEED)
-    padded = train(program(sync=sync), FEED, batch_size=20)
-    assert_same(plain, padded)
-
-
-def test_batch_norm_sync_on_eight_devices_equals_one_device():
-    # 12 examples in a batch of 24: devices 4 to 7 hold nothing but padding.
-    one = train(program(sync=True), FEED)
-    eight = train(program(sync=True), FEED, batch_size=24, num_devices=8)
+@pytest.mark.parametrize("group_size", [None, 5])
+def test_batch_norm_on_eight_devices_equals_one_device(group_size):
+    one = train(program(group_size=group_size), FEED)
+    eight = train(program(group_size=group_size), FEED, num_devices=8)
     assert_same(one, eight)
 
 
-def test_batch_norm_without_sync_normalises_by_device_and_averages_by_examples():
-    feed = {"x": FEED["x"][:7]}  # devices 0 and 1 hold 3 examples each, 2 holds 1, others none
-    step = train(program(), feed, batch_size=24, num_devices=8)
-    parts = [feed["x"][0:3], feed["x"][3:6], feed["x"][6:7]]
+@pytest.mark.parametrize("group_size", [5, 4, 1])
+def test_batch_norm_of_groups_normalises_each_by_itself_and_keeps_their_mean(group_size):
+    step = train(program(group_size=group_size), FEED)
+    cuts = range(group_size, 12, group_size)
+    parts = np.split(FEED["x"], cuts)
     expected = [standardised(part, part.mean((0, 1)), part.var((0, 1))) for part in parts]
     np.testing.assert_allclose(step.values[1], np.concatenate(expected), rtol=1e-3, atol=1e-4)
-    mean, variance = (
-        sum(len(part) / 7 * statistic for part, statistic in zip(parts, statistics, strict=True))
-        for statistics in (
-            [part.mean((0, 1)) for part in parts],
-            [part.var((0, 1)) for part in parts],
-        )
-    )
+    shares = [len(part) / 12 for part in parts]
+    mean = np.dot(shares, [part.mean((0, 1)) for part in parts])
+    variance = np.dot(shares, [part.var((0, 1)) for part in parts])
     statistics = step.batch_stats["batch_norm_0"]
     np.testing.assert_allclose(statistics["mean"], 0.1 * mean, rtol=1e-5)
     np.testing.assert_allclose(statistics["variance"], 0.9 + 0.1 * variance, rtol=1e-5)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step.gradients))
+
+
+def test_batch_norm_of_groups_has_the_gradients_of_its_groups():
+    whole = train(program(group_size=5), FEED).gradients
+    parts = [train(program(), {"x": part}).gradients for part in np.split(FEED["x"], [5, 10])]
+    shares = (5 / 12, 5 / 12, 2 / 12)
+    expected = jax.tree.map(lambda *each: np.tensordot(shares, each, 1), *parts)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole, expected
+    )
+
+
+@pytest.mark.parametrize("group_size", [12, 100])
+def test_batch_norm_of_a_group_as_large_as_the_batch_is_that_of_the_batch(group_size):
+    assert_same(train(program(), FEED), train(program(group_size=group_size), FEED))
+
+
+def test_batch_norm_counts_groups_in_examples_where_an_example_has_several_rows():
+    def function(**arguments):
+        def rows():
+            y = layers.batch_norm(layers.flatten(layers.data("x", [4, 3]), axis=2), **arguments)
+            return layers.mean(y**2), y.reshape(-1, 4, 3)  # from [B * 4, 3]
+
+        return rows
+
+    expected = train(program(group_size=5), FEED)
+    found = train(function(group_size=5), FEED)
+    np.testing.assert_allclose(found.values[1], expected.values[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("group_size", [None, 2])
+def test_batch_norm_of_sequences_counts_words_alone(group_size):
+    def function():
+        words = layers.batch_norm(layers.data("x", [3], lod_level=1), group_size=group_size)
+        return layers.mean(words), words
+
+    rows = [3 * normal(length, 3, seed=length) + 5 for length in (4, 1, 2, 7, 0)]
+    step = train(function, {"x": rows})
+    size = group_size or 5
+    groups = [np.concatenate(rows[i : i + size]) for i in range(0, 5, size)]
+    mean = sum(len(g) / 14 * g.mean(0) for g in groups if len(g))
+    variance = sum(len(g) / 14 * g.var(0) for g in groups if len(g))
+    statistics = step.batch_stats["batch_norm_0"]
+    np.testing.assert_allclose(statistics["mean"], 0.1 * mean, rtol=1e-5)
+    np.testing.assert_allclose(statistics["variance"], 0.9 + 0.1 * variance, rtol=1e-5)
+
+
+def count_all_reduces(norm):
+    """Return the messages between eight devices in a training step with as many images on each."""
+
+    def function():
+        x = layers.conv2d(layers.data("x", [4, 4, 3]), 8, 3)
+        return layers.mean(norm(x) ** 3)
+
+    builder = ps.ProgramBuilder(function, optax.sgd(0.1), place=jax.devices())
+    text = builder.inspect("train", batch_size=16).compiled_text
+    assert "all-gather" not in text
+    return len(re.findall(r" all-reduce(?:-start)?\(", text))
+
+
+def test_batch_norm_adds_two_messages_between_devices_at_most_and_none_with_groups():
+    without = count_all_reduces(lambda x: x)
+    assert count_all_reduces(layers.batch_norm) <= without + 2
+    grouped = functools.partial(layers.batch_norm, group_size=2)
+    assert count_all_reduces(grouped) == without
 
 
 def assert_same(expected, actual):
@@ -143,19 +196,6 @@ def test_batch_norm_use_global_stats_trains_by_the_running_statistics_and_keeps_
     np.testing.assert_allclose(step.values[1], step.test_values[1], rtol=1e-6)
     assert step.batch_stats["batch_norm_0"]["mean"].tolist() == [0, 0, 0]
     assert step.batch_stats["batch_norm_0"]["variance"].tolist() == [1, 1, 1]
-
-
-def test_batch_norm_of_rows_behind_one_another_leaves_out_the_padding():
-    def function():
-        rows = layers.flatten(layers.data("x", [4, 3]), axis=2)  # [B * 4, 3]
-        return layers.mean(layers.batch_norm(rows) ** 2)
-
-    plain, padded = train(function, FEED), train(function, FEED, batch_size=20)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
-        plain.batch_stats,
-        padded.batch_stats,
-    )
 
 
 def test_batch_norm_channels_first_normalises_axis_1():
@@ -270,18 +310,21 @@ def test_batch_norm_with_a_wrong_argument_says_what_it_expects(arguments, messag
         initial(lambda: layers.batch_norm(layers.data("x", [3]), **arguments))
 
 
+def test_batch_norm_with_groups_of_nothing_says_what_it_expects():
+    with pytest.raises(ValueError, match=r"layers.batch_norm: group_size got 0, expected an integ"):
+        initial(lambda: layers.batch_norm(layers.data("x", [3]), group_size=0))
+
+
 def test_batch_norm_of_a_vector_asks_for_channels():
     with pytest.raises(ProgramError, match=r"shape \[B\], expected at least \[B, C\]"):
         initial(lambda: layers.batch_norm(layers.data("x", [1])[:, 0]))
 
 
-@pytest.mark.quick("1")
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_batch_norm_moves_the_running_variance_towards_the_unbiased_one_when_asked(num_devices):
-    step = train(program(unbiased_running_variance=True, sync=True), FEED, num_devices=num_devices)
+def test_batch_norm_moves_the_running_variance_towards_the_unbiased_one_when_asked():
+    step = train(program(unbiased_running_variance=True), FEED)
     expected = 0.9 + 0.1 * FEED["x"].var((0, 1), ddof=1)
     np.testing.assert_allclose(step.batch_stats["batch_norm_0"]["variance"], expected, rtol=1e-5)
-    biased = train(program(sync=True), FEED, num_devices=num_devices)
+    biased = train(program(), FEED)
     np.testing.assert_allclose(step.values[1], biased.values[1], rtol=1e-5, atol=1e-6)
 
 

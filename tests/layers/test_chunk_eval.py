@@ -119,7 +119,7 @@ def program():
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])
-def test_counts_are_those_of_the_valid_examples_of_all_devices(num_devices):
+def test_counts_are_those_of_the_batch_on_any_number_of_devices(num_devices):
     predicted, true = draw("IOB", seed=1)
     builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:num_devices])
     out = builder.infer(builder.init(), {"x": predicted, "y": true})

@@ -51,12 +51,10 @@ def test_dropout_of_nothing_or_everything_is_finite(rate):
     assert np.unique(step.values[1]).tolist() == [1 - rate]
 
 
-def test_dropout_is_the_same_on_one_and_eight_devices_and_with_padding():
-    one = train(program(0.5), FEED).values[1]
-    eight = train(program(0.5), FEED, num_devices=8).values[1]
-    padded = train(program(0.5), FEED, num_devices=8, batch_size=88).values[1]
+def test_dropout_is_the_same_on_one_and_eight_devices():
+    feed = {"x": FEED["x"][:61]}  # which 8 devices share unevenly
+    one, eight = (train(program(0.5), feed, num_devices=n).values[1] for n in (1, 8))
     np.testing.assert_array_equal(one, eight)
-    np.testing.assert_array_equal(one, padded)
 
 
 def test_dropout_differs_between_steps_layers_and_seeds_but_not_between_runs():

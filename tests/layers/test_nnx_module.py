@@ -1,4 +1,4 @@
-"""Modules of flax.nnx in a program: their weights train, their noise and statistics are ours."""
+"""Modules of flax.nnx in a program: their weights train, their statistics move."""
 
 import jax
 import jax.numpy as jnp

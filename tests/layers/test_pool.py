@@ -176,7 +176,7 @@ def test_maximum_of_what_xla_computes_twice_has_the_gradients_of_xlas(monkeypatc
     def gradients():
         def program():
             x = layers.conv2d(layers.data("x", [12, 12, 3]), 4, 3, bias_attr=False)
-            x = layers.pool2d(layers.batch_norm(x, act="relu", sync=True), 2, pool_stride=2)
+            x = layers.pool2d(layers.batch_norm(x, act="relu"), 2, pool_stride=2)
             return layers.mean(layers.reduce_mean(jnp.sin(x)))
 
         # Steps of the gradients, large enough to be told from the parameters.

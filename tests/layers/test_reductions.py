@@ -1,4 +1,4 @@
-"""Reductions over the valid examples of the global batch, however it is cut and padded."""
+"""Reductions over a batch: those of `jax.numpy`, on one device and on several."""
 
 import jax
 import jax.numpy as jnp
@@ -49,28 +49,47 @@ def test_reductions_equal_optax_and_numpy():
     np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("num_devices", "batch_size"),
-    [
-        pytest.param(1, 16, marks=pytest.mark.slow),
-        (8, 16),
-        pytest.param(8, 64, marks=pytest.mark.slow),
-    ],
-)
-def test_reductions_do_not_depend_on_padding_or_devices(num_devices, batch_size):
-    plain = train(function, FEED, is_tested=True)
-    other = train(function, FEED, num_devices=num_devices, batch_size=batch_size, is_tested=True)
-    np.testing.assert_allclose(other.values, plain.values, rtol=1e-5)
-    np.testing.assert_allclose(other.test_values, plain.test_values, rtol=1e-5)
+def test_mean_and_accuracy_agree_on_one_device_and_on_eight():
+    one = train(function, FEED, is_tested=True)
+    other = train(function, FEED, num_devices=8, is_tested=True)
+    np.testing.assert_allclose(other.values, one.values, rtol=1e-5)
+    np.testing.assert_allclose(other.test_values, one.test_values, rtol=1e-5)
     for leaf in ("w", "b"):
-        np.testing.assert_allclose(
-            other.gradients["scores"][leaf], plain.gradients["scores"][leaf], rtol=1e-4, atol=1e-7
-        )
+        got, wanted = (step.gradients["scores"][leaf] for step in (other, one))
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-7)
 
 
-def test_mean_of_a_transposed_batch_asks_for_the_batch_in_front():
-    with pytest.raises(ProgramError, match=r"shape \[3, B, 5\], expected the batch axis B first"):
-        initial(lambda: layers.mean(layers.data("x", [3, 5]).swapaxes(0, 1)))
+def test_mean_takes_the_batch_axis_wherever_it_is():
+    found = infer(lambda: layers.mean(layers.data("x", [3, 5]).swapaxes(0, 1)), {"x": FEED["x"]})
+    np.testing.assert_allclose(found, FEED["x"].mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reduce_mean", "reduce_var", "reduce_std", "reduce_median"])
+def test_statistics_of_a_half_precision_batch_are_float32_and_those_of_an_example_are_not(name):
+    def program():
+        x = layers.data("x", [3, 5]).astype(jnp.float16)
+        return [getattr(layers, name)(x, dim=dim) for dim in (0, [0, 1], 1)]
+
+    found = infer(program, {"x": 100 + FEED["x"]})
+    assert [str(each.dtype) for each in found] == ["float32", "float32", "float16"]
+
+
+def test_sum_of_halves_is_taken_in_float32():
+    def program():
+        x = layers.data("x", [1]).astype(jnp.float16)
+        return layers.reduce_sum(x, dim=0), layers.mean(x)
+
+    total, mean = infer(program, {"x": np.ones([4096, 1], np.float32)})
+    assert (float(total[0]), total.dtype) == (4096, np.float16)
+    assert (float(mean), mean.dtype) == (1, np.float32)
+
+
+def test_reduction_of_a_sequence_along_an_axis_says_what_to_use():
+    def program():
+        return layers.reduce_mean(layers.data("x", [3], lod_level=1), dim=1)
+
+    with pytest.raises(ProgramError, match=r"layers.reduce_mean got a sequence and dim=1, expect"):
+        initial(program)
 
 
 def test_accuracy_of_equal_scores_takes_the_lower_class():
@@ -99,21 +118,6 @@ def test_accuracy_of_sequences_counts_every_position():
 def test_accuracy_with_more_guesses_than_classes_says_so():
     with pytest.raises(ProgramError, match=r"k=4 and scores of shape \[B, 3\], expected 1 <= k"):
         initial(lambda: layers.accuracy(layers.data("x", [3]), layers.data("y", [1], "int32"), k=4))
-
-
-def test_example_weights_are_zero_for_padding():
-    builder = ps.ProgramBuilder(
-        lambda: (layers.mean(layers.fc(layers.data("x", [3, 5]), 1)), layers.example_weights()),
-        optax.sgd(0.1),
-        place=jax.devices(),
-    )
-    state = builder.init()
-    feed = {"x": FEED["x"]}
-    builder.programs.place("train", [{"x": normal(16, 3, 5)}])
-    placed = builder.programs.place("train", [feed])
-    assert np.asarray(placed.weights).tolist() == [1] * 11 + [0] * 5
-    _, (_, weights) = builder.train(state, feed)
-    assert np.asarray(weights).tolist() == [1] * 11
 
 
 # Gradients of reductions.

@@ -78,7 +78,7 @@ def test_nce_is_its_formula_for_what_it_draws(draws, sampler):
 def test_noise_has_the_distribution_that_its_probabilities_say(sampler):
     custom = CUSTOM.tolist() if sampler == "custom_dist" else None
     noise = sampled_losses._make_noise(sampler, SIZE, custom)
-    drawn = np.asarray(noise.draw(jax.random.key(0), 100_000))
+    drawn = np.asarray(noise.draw(jax.random.key(0), (100_000,)))
     shares = np.bincount(drawn, minlength=SIZE) / len(drawn)
     expected = np.exp(noise.log_probability(jnp.arange(SIZE)))
     np.testing.assert_allclose(shares, expected, atol=0.006)

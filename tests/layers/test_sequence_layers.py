@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from penstock import layers
-from penstock._program.examples import RowAnswers
 from penstock._program.frame import Frame, open_frame
 from penstock._program.sequences import Sequence
 from tests.layers.programs import normal
@@ -195,10 +194,8 @@ def run(case: Case, parameters: Any, x: Sequence, y: Sequence, v: jax.Array) -> 
         mode="infer",
         variables={"params": {"layer": parameters}},
         feed={},
-        weights=jnp.ones([batch]),
+        batch_size=batch,
         key=jax.random.key(0),
-        num_devices=1,
-        rows=RowAnswers(batch),
     )
     with open_frame(frame):
         return case.call(x, y, v)

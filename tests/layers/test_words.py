@@ -104,7 +104,7 @@ def test_dropout_of_words_does_not_depend_on_what_they_are_padded_to():
 
 def test_batch_norm_counts_words_and_no_padding():
     def program():
-        return layers.reduce_sum(layers.batch_norm(layers.data("x", [4], lod_level=1), sync=True))
+        return layers.reduce_sum(layers.batch_norm(layers.data("x", [4], lod_level=1)))
 
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:2])
     state, _ = builder.train(builder.init(), {"x": FEED["x"]})

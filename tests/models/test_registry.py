@@ -48,7 +48,13 @@ def test_settings_that_are_none_are_the_networks_own():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("dropout", 1.5), ("batch_norm_decay", -0.1), ("drop_path", 1.0), ("weight_decay", -1.0)],
+    [
+        ("dropout", 1.5),
+        ("batch_norm_decay", -0.1),
+        ("batch_norm_group_size", 0),
+        ("drop_path", 1.0),
+        ("weight_decay", -1.0),
+    ],
 )
 def test_setting_out_of_its_range_says_the_range(field, value):
     with pytest.raises(ValueError, match=rf"models.Settings got {field}={value}, expected a numb"):

@@ -35,6 +35,8 @@ class ModelFlags:
       batch_norm_decay: the fraction of its running statistics that batch norm keeps in a step; by
         default (1 + step) / (10 + step) up to the network's own, because TF-Slim's alone would need
         ten thousand steps to settle.
+      batch_norm_group_size: batch norm takes its statistics over groups of this many images; 0 is
+        the whole batch of all devices.
       label_smoothing: the fraction of a label's probability that is spread over all classes.
       gradient_accumulation_steps: cut each batch into this many micro-batches, which are in memory
         one after the other.
@@ -53,6 +55,7 @@ class ModelFlags:
     ignore_missing_vars: bool = False
     freeze: str | None = None
     batch_norm_decay: float | None = None
+    batch_norm_group_size: int = 0
     label_smoothing: float = 0.0
     gradient_accumulation_steps: int = 1
 
@@ -66,6 +69,7 @@ class ModelFlags:
                 f"`penstock models` lists.{nearest(self.model_name, known)}"
             )
         check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
+        check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
         check_at_least(1, num_epochs=self.num_epochs, batch_size=self.batch_size)
         check_at_least(1, gradient_accumulation_steps=self.gradient_accumulation_steps)
         check_above_zero(max_gradient_norm=self.max_gradient_norm)

@@ -68,16 +68,17 @@ def announce(run: Run) -> None:
 
 
 def _describe_batch_norm(run: Run) -> dict[str, str]:
-    """Return what to print about the running statistics, where the network has some."""
+    """Return what to print about batch norm, where the network has some."""
     settings = run.network.model.settings
     rows = run.trainer.builder.parameter_table()
     if all(row.collection != "batch_stats" for row in rows):
         return {}
-    decay = f"{settings.batch_norm_decay:g}"
-    if settings.batch_norm_warmup is False:
-        return {"batch norm": f"a step keeps {decay} of the running statistics"}
-    share = "(1 + step) / (10 + step)"
-    return {"batch norm": f"a step keeps {share} of the running statistics, {decay} at most"}
+    decay, size = f"{settings.batch_norm_decay:g}", settings.batch_norm_group_size
+    text = f"a step keeps {decay} of the running statistics"
+    if settings.batch_norm_warmup is not False:
+        text = f"a step keeps (1 + step) / (10 + step) of the running statistics, {decay} at most"
+    groups = f"; groups of {format_count(size, 'image')} have statistics of their own"
+    return {"batch norm": text + groups * (size is not None)}
 
 
 def _describe_precision(flags: TrainFlags, trainer: Trainer) -> str:

@@ -45,6 +45,9 @@ def make_network(
         # FastNN never runs the updates of the running statistics.
         batch_norm_decay=1.0 if flags.fastnn_compat else flags.model.batch_norm_decay,
         batch_norm_warmup=False if is_fixed else None,
+        # FastNN's statistics are those of a device's share.
+        batch_norm_group_size=flags.model.batch_norm_group_size
+        or (flags.model.batch_size if flags.fastnn_compat else None),
     )
     model = models.get(flags.model.model_name, settings)
     height, _, channels = shape.image_shape
