@@ -64,25 +64,15 @@ def test_inspection_places_nothing_on_the_devices(builder, mode):
         assert builder.inspect(mode, batch_size=16).traced
 
 
-@pytest.mark.parametrize(
-    ("num_devices", "num_micro_batches", "train", "test"),
-    [(1, 1, 64, 64), (3, 1, 66, 66), (1, 3, 66, 64), (3, 2, 66, 66)],
-)
-def test_inspection_takes_the_first_batch_size_of_equal_parts(
-    num_devices, num_micro_batches, train, test
-):
-    place, steps = jax.devices()[:num_devices], num_micro_batches
+@pytest.mark.parametrize("mode", ["train", "test"])
+def test_inspection_takes_a_batch_of_any_size(mode):
+    place = jax.devices()[:3]
     builder = ps.ProgramBuilder(
-        classifier_program, optax.adam(0.1), place=place, gradient_accumulation_steps=steps
+        classifier_program, optax.adam(0.1), place=place, gradient_accumulation_steps=2
     )
-    for mode, size in (("train", train), ("test", test)):
-        assert f"f32[{size},4]" in builder.inspect(mode).jaxpr
-        num_parts = num_devices * (num_micro_batches if mode == "train" else 1)
-        builder.inspect(mode, batch_size=np.int64(num_parts))
-        if num_parts > 1:
-            expected = f"got {num_parts + 1}, expected a multiple of {num_parts}. Devices and their"
-            with pytest.raises(ValueError, match=expected):
-                builder.inspect(mode, batch_size=num_parts + 1)
+    assert "f32[66,4]" in builder.inspect(mode).jaxpr
+    assert "f32[64,4]" in builder.inspect(mode).jaxpr
+    assert builder.inspect(mode, batch_size=np.int64(7)).flops > 0
 
 
 @pytest.mark.parametrize("size", [0, -64, "64", 64.0, True])

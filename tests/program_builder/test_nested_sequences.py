@@ -58,7 +58,7 @@ def train(num_devices, num_micro_batches=1):
         gradient_accumulation_steps=num_micro_batches,
     )
     trainer.train(lambda: iter(batches), note, num_epochs=2)
-    assert trainer.builder.num_compiles["train"] == 1
+    assert trainer.builder.num_compiles["train"] == 2
     return np.asarray([*found, trainer.test(lambda: iter(batches))])
 
 
