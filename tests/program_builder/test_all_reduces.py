@@ -244,7 +244,7 @@ def before_norm():
 
 
 def synchronised():
-    return classify(layers.batch_norm(before_norm(), sync=True))
+    return classify(layers.batch_norm(before_norm()))
 
 
 def of_flax():

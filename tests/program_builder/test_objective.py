@@ -20,13 +20,13 @@ from tests.networks import (
 
 @layers.scope("generator")
 def generator(noise):
-    hidden = layers.batch_norm(layers.fc(noise, size=6), act="relu", sync=True)
+    hidden = layers.batch_norm(layers.fc(noise, size=6), act="relu")
     return layers.fc(hidden, size=4)
 
 
 @layers.scope("discriminator")
 def discriminator(x):
-    hidden = layers.batch_norm(layers.fc(x, size=6), act="relu", sync=True)
+    hidden = layers.batch_norm(layers.fc(x, size=6), act="relu")
     return layers.fc(hidden, size=1)
 
 

@@ -53,7 +53,7 @@ def tag(lod_level, *, has_batch_norm=True):
     tags = layers.data("tags", [1], "int32", lod_level=lod_level, buckets=buckets)
     hidden = layers.fc(layers.embedding(words, [NUM_WORDS, 4]), 5, act="tanh")
     if has_batch_norm:
-        hidden = layers.batch_norm(hidden, sync=True)
+        hidden = layers.batch_norm(hidden)
     scores = layers.fc(hidden, NUM_TAGS, act="softmax")
     loss = layers.mean(layers.cross_entropy(scores, tags))
     return {"loss": loss, "accuracy": layers.accuracy(scores, tags), "mean": layers.mean(hidden)}

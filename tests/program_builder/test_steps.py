@@ -63,7 +63,7 @@ def conv_net():
     image = layers.data("x", shape=[6, 6, 1])
     label = layers.data("label", shape=[1], dtype="int32")
     hidden = layers.conv2d(image, num_filters=4, filter_size=3, bias_attr=False)
-    hidden = layers.batch_norm(hidden, act="relu", sync=True)
+    hidden = layers.batch_norm(hidden, act="relu")
     hidden = layers.pool2d(hidden, pool_size=2, pool_stride=2)
     prediction = layers.fc(hidden, size=3, act="softmax")
     loss = layers.mean(layers.cross_entropy(prediction, label))
