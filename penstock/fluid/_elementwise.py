@@ -302,9 +302,9 @@ def _apply_to_words(
         return _apply(layer, function, x, y, axis, act)
 
     if not isinstance(y, sequences.Sequence):
-        y = jnp.asarray(y)
-        start = x.values.ndim - 1 - y.ndim if axis == -1 else axis
+        y, num_axes = jnp.asarray(y), x.values.ndim - 1
         # Features of a word may be as many as there are examples, and are no vector an example.
-        if start:
+        if num_axes - y.ndim if axis == -1 else axis:
             return over_words(lambda rows: apply(rows, y), x)
+        y = y.reshape(*y.shape, *[1] * (num_axes - y.ndim))
     return over_words(apply, x, y)

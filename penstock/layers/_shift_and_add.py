@@ -11,6 +11,8 @@ or wider.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,28 +70,35 @@ def kernel_gradient(
 ) -> jax.Array:
     """Return the gradient of the kernel `w`, given that of its convolution with `x`.
 
-    Example by example: XLA sums one array over all axes but the last 5 to 15 times slower.
+    Row by row, then column by column: XLA sums one array over all axes but the last 5 to 15 times
+    slower. Examples are added up last and of all taps together, in one message between devices.
     """
     dy, x = widen(dy), _pad(_repeat_channels(widen(x), w), pads)
-    height, width = dy.shape[1:3]
-    # What one tap sees of an example, before the strides.
-    window = (1, (height - 1) * strides[0] + 1, (width - 1) * strides[1] + 1, x.shape[3])
+    batch_size, height, width, channels = dy.shape
+    # What one tap sees of a row, before the strides.
+    window = (batch_size, 1, (width - 1) * strides[1] + 1, channels)
 
     def differentiate_tap(corner: jax.Array) -> jax.Array:
-        def add(example: jax.Array, total: jax.Array) -> jax.Array:
-            # As wide as JAX's count of the examples, which is int64 with `jax_enable_x64`.
-            row, column = corner.astype(example.dtype)
-            start = (example, row, column, jnp.zeros_like(example))
-            seen = lax.dynamic_slice(x, start, window)[0, :: strides[0], :: strides[1]]
-            return total + seen * lax.dynamic_index_in_dim(dy, example, keepdims=False)
+        def take_row(row: jax.Array) -> jax.Array:
+            # As wide as JAX's count of the rows, which is int64 with `jax_enable_x64`.
+            first, column = corner.astype(row.dtype)
+            zero = jnp.zeros_like(row)
+            seen = lax.dynamic_slice(x, (zero, first + row * strides[0], column, zero), window)
+            at = lax.dynamic_index_in_dim(dy, row, 1, keepdims=False)
+            return seen[:, 0, :: strides[1]] * at
 
-        total = lax.fori_loop(0, dy.shape[0], add, jnp.zeros(dy.shape[1:], dy.dtype), unroll=4)
-        return jnp.sum(total, (0, 1))
+        rows = _add_up(take_row, height)
+        return _add_up(lambda column: lax.dynamic_index_in_dim(rows, column, 1, False), width)
 
     # A map over taps: their number would otherwise multiply the program's length.
     corners = np.array(list(np.ndindex(*w.shape[:2]))) * np.array(dilations)
-    dw = lax.map(differentiate_tap, jnp.asarray(corners, jnp.int32))
+    dw = jnp.sum(lax.map(differentiate_tap, jnp.asarray(corners, jnp.int32)), axis=1)
     return dw.reshape(w.shape).astype(w.dtype)
+
+
+def _add_up(term: Callable[[jax.Array], jax.Array], count: int) -> jax.Array:
+    first = term(jnp.asarray(0))
+    return lax.fori_loop(1, count, lambda number, total: total + term(number), first, unroll=2)
 
 
 def _repeat_channels(x: jax.Array, w: jax.Array) -> jax.Array:

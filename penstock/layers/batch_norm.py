@@ -43,8 +43,7 @@ def batch_norm(
     groups it is their mean, weighted by their examples. Test and infer use the running statistics.
 
     Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Statistics, float32 in `batch_stats`:
-    `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's, which counts the padding of
-    sequences.
+    `mean` `[C]`, zeros; `variance` `[C]`, ones. Source: Fluid's.
 
     Arguments:
       input: `[B, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`; or a sequence.
@@ -52,8 +51,8 @@ def batch_norm(
       param_attr, bias_attr: for the scale and the bias; `False` leaves it out.
       use_global_stats: use the running statistics in training too, and do not update them.
       group_size: the number of neighbouring examples that are normalised by statistics of their
-        own; the last group may be smaller. Several devices need not wait for each other in this
-        layer where a group lies on one of them. By default the whole batch.
+        own, by default the whole batch. The last group may be smaller. Where a group lies on one
+        device, the devices do not wait for each other in this layer.
       unbiased_running_variance: update the running variance with the unbiased variance, `n / (n -
         1)` times the biased one, as torch and TensorFlow's fused kernel do.
       momentum_warmup: use at most `(1 + step) / (10 + step)` as momentum, as TensorFlow's moving
@@ -69,26 +68,46 @@ def batch_norm(
     ['mean', 'variance']
     """
     frame = current_frame("batch_norm")
-    is_word = input.mask.reshape(-1) if isinstance(input, sequences.Sequence) else None
-    x = _check_input(input, momentum, data_format, group_size)
+    x, is_word = _check_input(input, momentum, data_format, group_size)
     axis = arguments.channel_axis(x, data_format)
     path = frame.names.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
     mean, variance = (lax.stop_gradient(frame.requests.parameter(spec))[None] for spec in specs)
-    # Several rows of an example are next to each other, the words of a sequence for one.
-    rows = (group_size or x.shape[0]) * max(1, x.shape[0] // frame.batch_size)
+    rows = _count_group_rows(x, group_size, frame.batch_size)
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
         running, how = (mean, variance), (is_word, unbiased_running_variance)
-        mean, variance, steps = _compute_statistics(x, axis, running, min(rows, x.shape[0]), *how)
+        mean, variance, steps = _compute_statistics(x, axis, running, rows, *how)
         _move(frame, specs, running, steps, momentum, momentum_warmup)
-    inverse = lax.rsqrt(variance.astype(jnp.result_type(x, variance)) + epsilon)
-    # One product and one sum: Inception trains 1.14 times as long with the mean first.
-    factor = apply_scale(frame, inverse, path, param_attr, axis=1, layer="batch_norm")
-    offset = apply_shift(frame, -mean * factor, path, bias_attr, axis=1, layer="batch_norm")
-    y: Any = x * _spread(factor, x, axis, rows) + _spread(offset, x, axis, rows)
+    y = _normalize(frame, x, axis, path, mean, variance, epsilon, rows, (param_attr, bias_attr))
     y = activate(frame.cast(y), act, "batch_norm")
     found: Any = input.with_rows(y) if isinstance(input, sequences.Sequence) else y
     return found
+
+
+def _normalize(
+    frame: Frame,
+    x: jax.Array,
+    axis: int,
+    path: tuple[str, ...],
+    mean: jax.Array,
+    variance: jax.Array,
+    epsilon: float,
+    group_rows: int,
+    attrs: tuple[Attr, Attr],
+) -> jax.Array:
+    inverse = lax.rsqrt(variance.astype(jnp.result_type(x, variance)) + epsilon)
+    # One product and one sum: Inception trains 1.14 times as long with the mean first.
+    factor = apply_scale(frame, inverse, path, attrs[0], axis=1, layer="batch_norm")
+    offset = apply_shift(frame, -mean * factor, path, attrs[1], axis=1, layer="batch_norm")
+    return x * _spread(factor, x, axis, group_rows) + _spread(offset, x, axis, group_rows)
+
+
+def _count_group_rows(x: jax.Array, group_size: int | None, batch_size: int) -> int:
+    """Return the rows of a group; those of an example, e.g. words, are next to each other."""
+    num_rows = x.shape[0]
+    if group_size is None:
+        return num_rows
+    return min(num_rows, group_size * max(1, num_rows // batch_size))
 
 
 def _compute_statistics(
@@ -186,11 +205,13 @@ def _statistics_specs(path: tuple[str, ...], size: int) -> tuple[ParameterSpec, 
 
 def _check_input(
     input: Any, momentum: float, data_format: str, group_size: int | None
-) -> jax.Array:
-    """Return the input as an array, its words as rows where it is a sequence."""
-    is_sequence = isinstance(input, sequences.Sequence)
-    # Rows of words are `[B * T, ...]`.
-    x = lax.collapse(input.values, 0, 2) if is_sequence else jnp.asarray(input)
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return the input as an array and, of a sequence `[B * T, ...]`, which rows are words."""
+    is_word = None
+    if isinstance(input, sequences.Sequence):
+        x, is_word = lax.collapse(input.values, 0, 2), input.mask.reshape(-1)
+    else:
+        x = jnp.asarray(input)
     check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
     if group_size is not None:
         check_count("layers.batch_norm: group_size", group_size, 1)
@@ -204,4 +225,4 @@ def _check_input(
             f"layers.batch_norm got momentum={momentum!r}, expected a number from 0 to 1. It is "
             "the share of the running statistics that a step keeps. 0.9 is usual."
         )
-    return x
+    return x, is_word

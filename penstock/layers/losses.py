@@ -269,11 +269,14 @@ def _is_right(input: Any, label: Any, k: int) -> jax.Array:
             f"{scores.shape[-1]}. There are no more classes. Use a smaller k."
         )
     ids = _class_ids("accuracy", label, scores)
-    if k == 1:  # the same class that top_k puts first, without its sort
-        is_right = jnp.argmax(scores, axis=-1) == ids
-    else:
-        is_right = jnp.any(jax.lax.top_k(scores, k)[1] == ids[..., None], axis=-1)
-    return is_right.astype(jnp.float32)
+    # By counting, not by `lax.top_k`, for which XLA gathers all scores on each device.
+    classes = jax.lax.broadcasted_iota(ids.dtype, scores.shape, ids.ndim)
+    is_label = classes == ids[..., None]
+    score = jnp.sum(jnp.where(is_label, scores, 0), axis=-1, keepdims=True)
+    # Not `scores > score`: a nan ranks before all numbers.
+    is_before = ~(scores <= score) | ((scores == score) & (classes < ids[..., None]))
+    num_before = jnp.sum(is_before & ~is_label, axis=-1)
+    return (jnp.any(is_label, axis=-1) & (num_before < k)).astype(jnp.float32)
 
 
 def _difference(layer: str, input: Any, label: Any) -> jax.Array:

@@ -8,7 +8,7 @@ from scipy.spatial.distance import cosine
 
 from penstock import layers
 from penstock._errors import ProgramError
-from tests.layers.programs import infer, initial, normal
+from tests.layers.programs import infer, initial, normal, train
 
 
 def inputs(*shapes):
@@ -23,9 +23,28 @@ def test_concat_joins_along_one_axis(axis):
 
 
 @pytest.mark.parametrize("axis", [0, -2])
-def test_concat_along_the_batch_says_what_would_go_wrong(axis):
-    with pytest.raises(ProgramError, match=r"axis=-?\d and arrays with a batch axis in front"):
-        initial(lambda: layers.concat(inputs([4], [4]), axis=axis))
+def test_concat_along_the_batch_joins_examples_on_any_number_of_devices(axis):
+    def function():
+        both = layers.concat(inputs([4], [4]), axis=axis)
+        return layers.mean(layers.fc(both, 3) ** 2), both[::2]
+
+    feed = {"x0": normal(5, 4), "x1": normal(5, 4, seed=1)}
+    one, three = (train(function, feed, num_devices=n) for n in (1, 3))
+    np.testing.assert_array_equal(one.values[1], np.concatenate(list(feed.values()))[::2])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+        (three.values, three.gradients),
+        (one.values, one.gradients),
+    )
+
+
+def test_concat_of_sequences_along_the_batch_says_what_to_do():
+    def function():
+        words = layers.data("x", [4], lod_level=1)
+        return layers.concat([words, words], axis=0)
+
+    with pytest.raises(ProgramError, match=r"sequences and axis=0, expected an axis of their word"):
+        initial(function)
 
 
 def test_concat_of_parameters_along_axis_0_is_no_batch():

@@ -83,25 +83,6 @@ def test_losses_of_a_softmax_of_words_are_finite_where_a_probability_is_zero():
         assert np.isfinite(each).all()
 
 
-def test_dropout_of_words_does_not_depend_on_what_they_are_padded_to():
-    def train_program(bucket):
-        def program():
-            words = layers.data("x", [4], lod_level=1, buckets=[bucket])
-            return layers.mean(layers.dropout(words * words, 0.5))
-
-        return program
-
-    def first_loss(bucket):
-        def program():
-            gain = layers.create_parameter([1], name="gain", attr=jax.nn.initializers.ones)
-            return train_program(bucket)() * gain[0]
-
-        builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device())
-        return float(builder.train(builder.init(), {"x": FEED["x"]})[1])
-
-    assert first_loss(5) == pytest.approx(first_loss(64), rel=1e-6)
-
-
 def test_batch_norm_counts_words_and_no_padding():
     def program():
         return layers.reduce_sum(layers.batch_norm(layers.data("x", [4], lod_level=1)))

@@ -22,7 +22,6 @@ from penstock.preprocessing import (
     Vgg,
 )
 from tests.layers.programs import infer
-from tests.networks import counted_compiles
 from tests.preprocessing.goldens import Seen, declared, evaluated, finished, photo, trained
 
 ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
@@ -155,22 +154,6 @@ def test_two_preprocessings_of_one_program_draw_apart():
     )
     _, (_, first, second) = builder.train(builder.init(), {"image": SAME})
     assert not np.array_equal(first, second)
-
-
-@pytest.mark.slow
-def test_short_batch_compiles_nothing_and_keeps_its_draws():
-    def program():
-        result = Inception().device(declared(IMAGES))
-        weight = layers.create_parameter([1], name="w")
-        return layers.mean(result) + jnp.sum(weight), result
-
-    builder = ps.ProgramBuilder(program, optax.sgd(0.0), place=jax.devices()[:8])
-    full, short = builder.init(), builder.init()
-    _, (_, whole) = builder.train(full, {"image": IMAGES})
-    with counted_compiles() as compiles:
-        _, (_, part) = builder.train(short, {"image": IMAGES[:3]})
-    assert not [name for name in compiles if "train" in name]
-    np.testing.assert_array_equal(np.asarray(part)[:3], np.asarray(whole)[:3])
 
 
 @pytest.mark.quick("Vgg", "Cifarnet", "Lenet")

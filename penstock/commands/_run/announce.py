@@ -77,8 +77,9 @@ def _describe_batch_norm(run: Run) -> dict[str, str]:
     text = f"a step keeps {decay} of the running statistics"
     if settings.batch_norm_warmup is not False:
         text = f"a step keeps (1 + step) / (10 + step) of the running statistics, {decay} at most"
-    groups = f"; groups of {format_count(size, 'image')} have statistics of their own"
-    return {"batch norm": text + groups * (size is not None)}
+    if size is not None:
+        text += f"; groups of {format_count(size, 'image')} have statistics of their own"
+    return {"batch norm": text}
 
 
 def _describe_precision(flags: TrainFlags, trainer: Trainer) -> str:
