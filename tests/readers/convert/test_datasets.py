@@ -261,7 +261,7 @@ def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path
             {"dataset_name": "../pets"},
             r"dataset_name got '\.\./pets', expected a name without a slash",
         ),
-        ({"image_dir": "images/cats"}, "got no image in a folder of its class"),
+        ({"image_dir": "images/cats"}, "got no class, but"),
     ],
 )
 def test_argument_out_of_range_is_an_error_and_leaves_nothing(
