@@ -217,7 +217,8 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     if not files:
         word, what = next(iter(missing.items()))
         path = Path(word)
-        there = path.parent.iterdir() if path.parent.is_dir() else ()
+        is_lost = not path.is_dir() and path.parent.is_dir()
+        there = path.parent.iterdir() if is_lost else ()
         raise FileNotFoundError(
             f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}."
             f"{nearest(path.name, [each.name for each in there])}"

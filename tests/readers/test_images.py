@@ -92,7 +92,8 @@ def test_damaged_image_is_named(folder):
     (folder / "bee" / "b.png").write_bytes(b"\x89PNG not really")
     expected = (
         "expected a JPEG, PNG, WebP, BMP or TIFF of 1 to 67108864 pixels. The bytes are damaged or "
-        "hold something else. Write it again or remove it; a reader leaves it out with on_error='skip'."
+        "hold something else. Write it again or remove it; a reader leaves it out with "
+        "on_error='skip'."
     )
     with pytest.raises(readers.RecordError, match=re.escape(expected)) as caught:
         list(readers.image_folder(folder, 6, num_workers=2))

@@ -143,13 +143,14 @@ def _load_converted(
     source = None if request.name == "flowers" else _load_from_tfds(request)
     if source is None:
         names = [*expected, f"{request.name}_{split}*.tfrecord"]
-        also = "" if request.name == "flowers" else ", or prepare it with tensorflow-datasets"
+        ways = [how]
         if request.name in _CONVERTED:
-            words = (
-                f"--dataset_name={request.name} --dataset_dir={shlex.quote(str(request.folder))}"
-            )
-            also += f", or let `penstock convert {words}` get it and make TFRecord files of it"
-        raise missing(request, names, f"{how}{also}")
+            folder = shlex.quote(str(request.folder))
+            command = f"penstock convert --dataset_name={request.name} --dataset_dir={folder}"
+            ways.append(f"let `{command}` get it")
+        if request.name != "flowers":
+            ways.append("prepare it with tensorflow-datasets")
+        raise missing(request, names, f"{', '.join(ways[:-1])}, or {ways[-1]}")
     _check_shape(request, shape)
     return source
 
