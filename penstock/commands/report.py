@@ -132,13 +132,14 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """What the network of a run says of a split, and the names of its classes."""
+    """What the network of a run says of a split, the names of its classes and of its files."""
 
     found: Findings
     names: tuple[str, ...]
     trainer: Trainer
     weights: Path
     split: str
+    files: tuple[str, ...] | None
 
 
 def make_page(
@@ -237,6 +238,9 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
         trainer=trainer,
         weights=saved.weights,
         split=flags.split,
+        # Where an image was left out while they were read, the numbers of the others are not those
+        # of their files.
+        files=data.test_files if found.num_images == num_images else None,
     )
 
 
@@ -262,4 +266,4 @@ def _add_answers(page: Page, answers: _Answers | str) -> None:
         page.leave_out(_OF_DATA, answers)
         return
     options = ("--mistakes=24", "--samples=6")
-    classes.add_findings(page, answers.found, answers.names, options)
+    classes.add_findings(page, answers.found, answers.names, options, answers.files)

@@ -33,7 +33,10 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--dataset_name=image_folder --dataset_dir=nowhere", "'nowhere') got no folder of that name"),
+        (
+            "--dataset_name=image_folder --dataset_dir=nowhere",
+            "'nowhere') got no folder of that name",
+        ),
         ("--dataset_name=image_folder --dataset_dir=empty", "'empty') got no class"),
         ("--dataset_name=image_folder --dataset_dir=classes", "'classes') got no image"),
         ("--dataset_name=image_folder --dataset_dir=photos", "2.png"),

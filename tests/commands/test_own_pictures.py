@@ -236,7 +236,10 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     words = ["train", "photos", *TINY.split(), "--num_epochs=2", "--batch_size=8"]
     status, out, err = run(capsys, *words)
     assert status == 0, err
-    assert "8 images to train on, 4 to choose the best network on (val), 6 to test that on" in " ".join(out.split())
+    assert (
+        "8 images to train on, 4 to choose the best network on (val), 6 to test that on"
+        in " ".join(out.split())
+    )
     (final,) = re.findall(r"^final test, 6 images that nothing was chosen on: (.*)$", out, re.M)
     status, out, err = run(capsys, "eval", "runs/photos_tiny")
     assert "on 6 images, the test split of photos:" in out
