@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
     [
         (
             "--dataset_name=image_folder --dataset_dir=nowhere",
-            "'nowhere') got no folder of that name",
+            "'nowhere') got no folder of that",
         ),
         ("--dataset_name=image_folder --dataset_dir=empty", "'empty') got no class"),
         ("--dataset_name=image_folder --dataset_dir=classes", "'classes') got no image"),
