@@ -149,7 +149,7 @@ def test_image_folder_goes_to_tfrecord_to_ofrecord_and_back(tmp_path: Path):
         (["image_folder"], "--source got nothing, expected a path"),
         (
             ["image_folder", "--source=images/cats"],
-            "'images/cats' got no class, but 10",
+            "image_folder('images/cats') got no class, but 10",
         ),
         (
             ["image_folder", "--source=no"],
