@@ -240,6 +240,8 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
         "8 images to train on, 4 to choose the best network on (val), 6 to test that on"
         in " ".join(out.split())
     )
+    first = out[: out.index("compiling the train program")]
+    assert max(map(len, first.splitlines())) <= 80
     (final,) = re.findall(r"^final test, 6 images that nothing was chosen on: (.*)$", out, re.M)
     status, out, err = run(capsys, "eval", "runs/photos_tiny")
     assert "on 6 images, the test split of photos:" in out

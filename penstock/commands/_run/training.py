@@ -68,7 +68,8 @@ def _test_best(run: Run) -> dict[str, float] | None:
     """Test the best network on the part that nothing was chosen on; None where there is none."""
     if run.data.final_test is None:
         return None
-    is_best = run.handlers.evaluate is not None
+    evaluate = run.handlers.evaluate
+    is_best = evaluate is not None and evaluate.best is not None
     if is_best:
         run.trainer.load_params(run.folder.best)
     return run.trainer.test(run.data.final_test, averaged=run.is_averaged and not is_best)
