@@ -42,9 +42,9 @@ class ImageFolder:
     """Random access to a folder of images, each sample `{"image": ..., "label": ...}`.
 
     Within a class, files are sorted by path, so the order is the same on every machine. They are
-    opened only when they are read. `class_names`, `files`, `labels` and `len()` say what was found, and
-    `left_out` how many images of other kinds, such as `.heic`, are not read. Names that begin with
-    a dot (macOS writes `._x.png`, which is no image) and folders named `__MACOSX` are ignored.
+    opened only when they are read. `class_names`, `files`, `labels` and `len()` say what was found,
+    and `left_out` how many images of other kinds, such as `.heic`, are not read. Names that begin
+    with a dot (macOS writes `._x.png`, which is no image) and folders named `__MACOSX` are ignored.
     Links to folders are followed, each folder of a class once. Images are rotated upright by their
     EXIF orientation.
 
