@@ -19,10 +19,7 @@ PICTURES = Path(__file__).parent / "pictures"
 NUM_COLUMNS = 80
 COMMANDS = {
     "train_help": ["train", "--help"],
-    "train": [
-        *("train", "--num_epochs=2", "--optimizer=adam"),
-        *("--learning_rate=0.002", "--log_loss_every_n_iters=15"),
-    ],
+    "train": ["train", "--log_loss_every_n_iters=25"],
     "runs": ["runs"],
 }
 
@@ -58,8 +55,8 @@ def main() -> None:
             # With an empty line, as the picture cuts what hangs below the last one.
             console.print(Text.from_ansi(f"{text.rstrip()}\n"))
             path = PICTURES / f"{name}.svg"
-            # Named by the command, so that the classes in it are the same each time.
-            title = " ".join(["penstock", *words[:2]])
+            # Headed by the command as it was run. The classes in it have the same names each time.
+            title = " ".join(["penstock", *words])
             console.save_svg(str(path), title=title, unique_id=f"penstock-{name}")
             print(f"{path} {path.stat().st_size / 1e3:.0f} kB, {longest} columns")
 

@@ -10,10 +10,26 @@ from collections.abc import Collection, Sequence
 from typing import TextIO
 
 _MIN_COLUMNS = 20
+# Control characters, with those of C1; line breaks of other alphabets; what turns the direction of
+# writing; and bytes of a file's name that are no text.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape(text: str) -> str:
+    r"""Return text without what a terminal obeys or cannot show; an escape stands in its place.
+
+    Names of files and classes come from folders of others. Whatever is put in columns or lines here
+    is escaped.
+
+    >>> print(escape("a dog \x1b[2J"), escape("Füchse 🦊"))
+    a dog \x1b[2J Füchse 🦊
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def align_rows(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list[str]:
     """Return lines of columns with two spaces between; the columns numbered `right` stand right."""
+    rows = [[escape(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -53,6 +69,7 @@ def wrap_words(text: str, columns: int | None, indent: str = "") -> str:
       accuracy
       0.75
     """
+    text = escape(text)
     if columns is None or len(text) <= columns:
         return text
     return textwrap.fill(

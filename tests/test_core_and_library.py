@@ -45,6 +45,7 @@ CORE = {
 LIBRARY = {
     *("models", "preprocessing", "fluid", "commands", "__main__", "_weight_files"),
     *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
+    "readers.image_files",
     *("readers.ofrecord_files", "readers.records", "readers.tfds_sets", "readers.tfrecord_files"),
 }
 BRIDGES = {PACKAGE, f"{PACKAGE}.readers"}

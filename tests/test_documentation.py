@@ -39,6 +39,17 @@ def is_missing(name: str, source: str) -> bool:
     return bool(is_imported) and importlib.util.find_spec(name) is None
 
 
+def load_terminal_pictures() -> dict[str, list[str]]:
+    """Return the words of the commands whose pictures are in docs/, by the pictures' names."""
+    path = ROOT / "docs/make_terminal_pictures.py"
+    spec = importlib.util.spec_from_file_location("make_terminal_pictures", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.COMMANDS
+
+
 def run_commands(block: str) -> None:
     """Run the lines of a block, each a command of penstock."""
     for line in block.replace("\\\n", " ").splitlines():
@@ -139,11 +150,32 @@ def test_picture_of_the_architecture_shows_its_drawing():
     assert find_words_missing('a["Engine.run<br/>sleeps"] --> b[reader]\n', picture) == {"sleeps"}
 
 
+@pytest.mark.parametrize(("name", "words"), load_terminal_pictures().items())
+def test_picture_of_a_terminal_is_headed_by_the_command_that_was_run(name, words):
+    picture = (ROOT / f"docs/pictures/{name}.svg").read_text()
+    (title,) = re.findall(r"<text [^>]*-title[^>]*>([^<]*)</text>", picture)
+    assert title.replace("&#160;", " ") == " ".join(["penstock", *words])
+
+
 def test_readme_has_the_two_commands_and_an_example():
     text = PAGES[0].read_text()
     assert "make train" in text
     assert "make test" in text
     assert BLOCK.search(text)
+
+
+# It trains lenet, as README has it.
+@pytest.mark.slow
+def test_commands_of_the_readme_run_as_they_are_pasted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"^```console\n(.*?)^```$", PAGES[0].read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    lines = re.findall(r"^\$ (penstock .*)$", block[1], re.MULTILINE)
+    assert len(lines) == 3
+    run_commands("\n".join(lines))
+    said = capsys.readouterr().out
+    for line in re.findall(r"^runs/\S+", block[1], re.MULTILINE):
+        assert line in said
 
 
 def find_unknown_commands(text: str) -> list[str]:

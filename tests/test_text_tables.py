@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock._text_tables import find_columns, wrap_clauses, wrap_parts, wrap_words
+from penstock._text_tables import align_rows, find_columns, wrap_clauses, wrap_parts, wrap_words
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,17 @@ def test_words_are_not_cut(columns, lines):
 def test_parts_stay_whole_where_they_fit(columns, lines):
     parts = ["epoch 1/5", "  loss 0.125 (test 0.25)", "  top_5 1"]
     assert wrap_parts(parts, columns).split("\n") == lines
+
+
+@pytest.mark.parametrize("columns", [None, 30])
+def test_what_a_terminal_obeys_is_escaped(columns):
+    name = "a\x1b[31m\x07\r\n\u202e\udce9"
+    shown = r"a\x1b[31m\x07\r\n\u202e\udce9"
+    assert wrap_words(f"Füchse 🦊 {name}", columns).replace("\n", " ") == f"Füchse 🦊 {shown}"
+    assert align_rows([[name, "1"], ["b", "2"]], right=[1]) == [
+        f"{shown}  1",
+        f"{'b':{len(shown)}}  2",
+    ]
 
 
 def test_clauses_are_broken_after_commas_not_in_numbers():

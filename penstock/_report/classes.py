@@ -48,16 +48,21 @@ def describe_broken(found: Findings) -> str:
 
 
 def add_findings(
-    page: Page, found: Findings, names: Sequence[str], options: tuple[str, str]
+    page: Page,
+    found: Findings,
+    names: Sequence[str],
+    options: tuple[str, str],
+    files: Sequence[str] | None = None,
 ) -> None:
     """Add all sections about classes.
 
     Arguments:
       options: what asks for more mistakes, and for more samples, such as `--mistakes=24`.
+      files: the name of each image, where each is a file.
     """
     add_classes(page, found, names)
     add_confusion(page, found, names)
-    add_mistakes(page, found, names, options[0])
+    add_mistakes(page, found, names, options[0], files)
     add_calibration(page, found)
     add_samples(page, found, names, options[1])
 
@@ -130,11 +135,18 @@ def _add_matrix(
                 cell.set("class", "hit")
 
 
-def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str) -> None:
+def add_mistakes(
+    page: Page,
+    found: Findings,
+    names: Sequence[str],
+    option: str,
+    files: Sequence[str] | None = None,
+) -> None:
     """Add the worst mistakes as pictures, with what was said and what is right.
 
     Arguments:
       option: what asks for more of them, such as `--mistakes=24`.
+      files: the name of each image, where each is a file.
     """
     title = "Worst mistakes"
     num_wrong = found.num_images - int(np.trace(found.matrix))
@@ -154,7 +166,7 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
         section,
         "p",
         f"{len(found.mistakes):,} of {num_wrong:,}, starting with the lowest probability of the "
-        "true class. The number is the image's index in the data.",
+        f"true class.{'' if files else ' The number is the index of the image in the data.'}",
         class_="note",
     )
     figures = add(section, "div", class_="pictures")
@@ -166,7 +178,8 @@ def add_mistakes(page: Page, found: Findings, names: Sequence[str], option: str)
         add(caption, "div", f"predicted: {said}, {format_likelihood(each.sureness)}", class_="said")
         add(caption, "div", f"true: {right}, {format_likelihood(each.right_share)}", class_="truth")
         part = "" if each.process is None else f" of process {each.process}"
-        add(caption, "div", f"#{each.number:,}{part}", class_="note")
+        number = f"#{each.number:,}{part}"
+        add(caption, "div", files[each.number] if files else number, class_="note")
 
 
 def format_likelihood(share: float) -> str:

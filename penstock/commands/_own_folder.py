@@ -11,7 +11,6 @@ from penstock._paths import expand_path
 from penstock.commands._checks import UsageError
 from penstock.commands._image_folders import (
     PARTS,
-    count_other_images,
     find_images,
     has_parts,
     list_folders,
@@ -105,11 +104,14 @@ def _check_classes(word: str, path: Path) -> None:
         )
     empty = [name for name in classes if next(find_images(root / name), None) is None]
     if empty:
-        other = count_other_images(root / empty[0])
-        convert = f", convert its {' and '.join(other)} files to .jpg" if other else ""
+        from penstock.readers.image_files import OTHER_SUFFIXES, SUFFIXES, walk_files
+
+        suffixes = {Path(file).suffix.lower() for file in walk_files(root / empty[0])}
+        others = sorted(suffixes & {*OTHER_SUFFIXES})
+        convert = f", convert its {' and '.join(others)} files to .jpg" if others else ""
         raise UsageError(
-            f"got {word!r} with no .jpg or .png image in {listed(empty[:3])}, expected "
-            f"{layout}. Every folder is a class. Put images there{convert}, or remove it."
+            f"got {word!r} with no image in {listed(empty[:3])}, expected {layout}. Every folder "
+            f"is a class; {', '.join(SUFFIXES)} are read. Put images there{convert}, or remove it."
         )
     # Here, as it imports numpy.
     from penstock.readers.convert.slim import is_line
@@ -132,10 +134,10 @@ def _check_classes(word: str, path: Path) -> None:
 def _check_parts(word: str, path: Path) -> None:
     """Raise where folders look like parts of the data, but have other names than are read."""
     folders = list_folders(path)
-    parts = ("train", *PARTS)
+    parts = ("train", *PARTS["test"])
     if not folders or not all(name.lower() in (*parts, *_OTHER_PARTS) for name in folders):
         return
-    if "train" in folders and any(name in folders for name in PARTS):
+    if "train" in folders and any(name in folders for name in parts[1:]):
         return
     if folders == ["train"]:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from penstock._text_tables import align_rows
+from penstock._text_tables import align_rows, escape
 
 _GAP = 2
 # Narrower columns would have a word a line.
@@ -32,6 +32,7 @@ def print_table(
     if not console.is_terminal:
         print("\n".join(align_rows([head, *rows], right=right)))
         return
+    rows = [[escape(cell) for cell in row] for row in rows]
     widths = _fit_widths([head, *rows], right, console.width)
     table = Table(
         box=None,

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock._text_tables import align_rows, find_columns
+from penstock._text_tables import align_rows, escape, find_columns
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError
 from penstock.commands._failures import run_command
@@ -60,14 +60,23 @@ def _compare(argv: list[str]) -> None:
         ]
         print(json.dumps(facts, indent=2))
         return
-    table = [("run", *(run.path.name or str(run.path) for run in runs)), *_rows(runs, differing)]
+    table = [("run", *_name(runs)), *_rows(runs, differing)]
     columns = find_columns()
     for part in _split(table, columns):
         # A blank line between parts, which have the names of the rows again.
         print("\n".join(align_rows(part, right=range(1, len(part[0])))), end="\n\n")
     names = " ".join(shlex.quote(name) for name in flags.runs)
     # Whole, however long: a command that is broken cannot be copied.
-    print(f"draw them:  penstock plot {names} --metric=accuracy")
+    print(f"draw them:  penstock plot {escape(names)} --metric=accuracy")
+
+
+def _name(runs: Sequence[FoundRun]) -> list[str]:
+    """Return what heads the column of each run: its folder's name, of equal ones its path."""
+    names = [run.path.name or str(run.path) for run in runs]
+    return [
+        str(run.path) if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def _rows(runs: Sequence[FoundRun], differing: Sequence[str]) -> list[tuple[str, ...]]:

@@ -30,6 +30,7 @@ _USED_BY = {
     "num_shards": ("image_folder", *_COPIES),
     "output_name": ("image_folder", "tfrecord"),
     "seed": ("image_folder",),
+    "skip_damaged": ("image_folder",),
     "part_name_suffix_length": _COPIES,
     "rename": _COPIES,
     "overwrite": (*_ARCHIVES, "image_folder", *_COPIES),
@@ -80,6 +81,7 @@ class ConvertFlags:
         and tfrecord.
       output_name: the beginning of the files' names; for image_folder and tfrecord.
       seed: the seed of the shuffle; for image_folder.
+      skip_damaged: leave out files that are no whole images, and name them; for image_folder.
       part_name_suffix_length: how many digits the parts' names have, -1 for part-0; for ofrecord
         and tfrecord.
       rename: rename features, as OLD:NEW separated by commas; `slim` renames TF-Slim's names to
@@ -96,6 +98,7 @@ class ConvertFlags:
     num_shards: int = 5
     output_name: str = "images"
     seed: int = 0
+    skip_damaged: bool = True
     part_name_suffix_length: int = 5
     rename: str = ""
 
@@ -226,6 +229,7 @@ def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
         num_validation=flags.num_validation,
         num_shards=flags.num_shards,
         seed=flags.seed,
+        on_error="skip" if flags.skip_damaged else "raise",
         force=flags.overwrite,
         progress=progress,
     )

@@ -7,17 +7,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import jax
 import numpy as np
 
 from penstock import Trainer
 from penstock._report.confusion import count_confusions
-from penstock._text_tables import find_columns, wrap_clauses, wrap_words
+from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
+from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.confusion import draw_confusion, print_classes
 from penstock.commands._run.data import Data, open_for_evaluation
@@ -62,7 +62,7 @@ class EvalFlags:
     """
 
     run: str | None = positional("RUN", "?", is_needed=True)
-    split: Literal["test", "train"] = "test"
+    split: SplitName = "test"
     plot: str | None = metavar("FILE", None)
     json: bool = False
 
@@ -93,7 +93,7 @@ def _evaluate(argv: list[str]) -> None:
     )
     is_first = is_writing_process()
     if data.preparation is not None and is_first:
-        print(data.preparation.summary, file=sys.stderr if flags.json else sys.stdout)
+        print(escape(data.preparation.summary), file=sys.stderr if flags.json else sys.stdout)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     with keep_stdout_clean(flags.json):
         trainer = load_network(saved, data.shape)
@@ -146,4 +146,4 @@ def _plot(flags: EvalFlags, folder: RunFolder | None, matrix: np.ndarray, data: 
     else:
         note = f"the confusion matrix is in {path}"
     if not flags.json:
-        print(f"\n{note}")
+        print(f"\n{escape(note)}")

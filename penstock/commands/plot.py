@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from penstock._errors import UnknownNameError, check_installed
+from penstock._text_tables import escape
 from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._run_log import LogError, Row, RunLog, read_log
@@ -58,7 +59,7 @@ def _plot(argv: list[str]) -> None:
     # After the arguments were checked, which needs no matplotlib.
     check_installed("matplotlib", "plot", "penstock plot")
     draw(path, panels)
-    print(path)
+    print(escape(str(path)))
 
 
 def _panel(runs: Sequence[RunLog], metric: str, flags: PlotFlags) -> Panel:
@@ -74,7 +75,7 @@ def _panel(runs: Sequence[RunLog], metric: str, flags: PlotFlags) -> Panel:
             if rows:
                 lines.append(
                     Line(
-                        label=label,
+                        label=escape(label),
                         x=_find_x(log, rows, flags.x),
                         y=[row.metrics[metric] for row in rows],
                         color=color,

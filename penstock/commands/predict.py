@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock import Trainer, models
+from penstock._errors import nearest
 from penstock._paths import expand_path
-from penstock._text_tables import find_columns, wrap_parts
+from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
@@ -32,7 +33,7 @@ from penstock.commands._run.processes import (
 from penstock.commands._run.samples import convert_channels
 from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
 from penstock.readers import RecordError
-from penstock.readers.images import SUFFIXES
+from penstock.readers.image_files import SUFFIXES
 
 PROG = "penstock predict"
 _BATCH_SIZE = 32
@@ -92,7 +93,7 @@ def run(argv: list[str]) -> int:
 def _predict(argv: list[str]) -> None:
     flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, given)
-    files = _find_files(flags.images)
+    files, missing = _find_files(flags.images)
     join_processes()
     facts = _find_facts(saved)
     height, width, channels = facts.image_shape
@@ -108,7 +109,9 @@ def _predict(argv: list[str]) -> None:
     trainer = load_network(saved, shape, place=find_own_place(), explains=flags.explain)
     crop = chosen.for_evaluation(height, width)
     pictures = _choose_pictures(files, flags, saved)
-    num_damaged = 0
+    for name, what in missing.items():
+        _say(f"{name}: left out, {what}")
+    num_left_out = len(missing)
     for start in range(0, len(files), _BATCH_SIZE):
         part: list[tuple[Path, Path | None, np.ndarray]] = []
         end = start + _BATCH_SIZE
@@ -117,10 +120,10 @@ def _predict(argv: list[str]) -> None:
                 image = crop({"image": _read_image(path, facts, channels)})["image"]
             except (OSError, RecordError):
                 # The answers to all others are not lost for one; alone it is the only line.
-                if len(files) == 1:
+                if len(files) == 1 and not missing:
                     raise
-                num_damaged += 1
-                _say(f"{path}: left out, not a whole JPEG or PNG")
+                num_left_out += 1
+                _say(f"{path}: left out, not a whole image")
             else:
                 part.append((path, picture, image))
         if not start:
@@ -132,17 +135,17 @@ def _predict(argv: list[str]) -> None:
             if picture is not None and answer.heat is not None:
                 write_explanation(picture, image, answer.heat)
             _show(path, answer.probabilities, facts.class_names, flags, picture)
-    if num_damaged:
+    if num_left_out:
         raise ValueError(
-            f"got {num_damaged:,} of {len(files):,} files that cannot be read, expected JPEGs and "
-            "PNGs. Those named above are empty, cut off or of another kind. Write them again or "
-            "remove them."
+            f"got {num_left_out:,} of {len(files) + len(missing):,} that cannot be read, expected "
+            "images. Those named above are not there, empty, cut off or of another kind. Write "
+            "them again or leave them out."
         )
 
 
 def _say(text: str) -> None:
     if is_writing_process():
-        print(text, file=sys.stderr)
+        print(escape(text), file=sys.stderr)
 
 
 class _Answer(NamedTuple):
@@ -189,12 +192,12 @@ def _find_facts(saved: SavedNetwork) -> Facts:
     )
 
 
-def _find_files(words: Sequence[str]) -> list[Path]:
-    """Return the images that paths name; those of a folder are sorted.
+def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+    """Return the images that paths name, those of a folder sorted; and what is wrong with others.
 
     Raises:
       UsageError: no path.
-      FileNotFoundError: nothing there, or a folder without images.
+      FileNotFoundError: none of them names an image.
     """
     if not words:
         raise UsageError(
@@ -202,18 +205,25 @@ def _find_files(words: Sequence[str]) -> list[Path]:
             f"`{PROG} RUN picture.png`."
         )
     files: list[Path] = []
+    missing: dict[str, str] = {}
     for word in words:
         path = Path(word)
         found = list(_list_images(path)) if path.is_dir() else [path] * path.is_file()
         # Not every shell puts the names in a pattern's place, and in quotes none does.
         found = found or [Path(name) for name in sorted(glob.glob(word)) if Path(name).is_file()]
         if not found:
-            what = "a folder without images" if path.is_dir() else "nothing"
-            raise FileNotFoundError(
-                f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}."
-            )
+            missing[word] = "a folder without images" if path.is_dir() else "no file of that name"
         files += found
-    return files
+    if not files:
+        word, what = next(iter(missing.items()))
+        path = Path(word)
+        is_lost = not path.is_dir() and path.parent.is_dir()
+        there = path.parent.iterdir() if is_lost else ()
+        raise FileNotFoundError(
+            f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}."
+            f"{nearest(path.name, [each.name for each in there])}"
+        )
+    return files, missing
 
 
 def _list_images(folder: Path) -> Iterator[Path]:
@@ -231,13 +241,11 @@ def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
         channels=channels if channels in (1, 3) else 3,
         is_upright=True,
         name=str(path),
+        shorter_side=None if stored is None else max(stored[:2]),
     )
     # The crop is for images as they were stored: a scan of a digit is first made as small as those.
     if stored is not None and decoded.shape[:2] != stored[:2]:
-        _say(
-            f"{path}: {decoded.shape[0]} x {decoded.shape[1]} pixels, resized to {stored[0]} x "
-            f"{stored[1]}, the size it was trained on"
-        )
+        _say(f"{path}: resized to {stored[0]} x {stored[1]}, the size it was trained on")
         is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
         method = "area" if is_smaller else "bilinear"
         decoded = resize_image(decoded, stored[0], stored[1], method)

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,11 +19,12 @@ from penstock._report import classes, overview
 from penstock._report.curves import Metric, Points, draw_metrics
 from penstock._report.findings import Findings, look
 from penstock._report.page import Page, add
-from penstock._text_tables import find_columns, wrap_words
+from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import one_line, run_command
 from penstock.commands._flags import choose_flags
+from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.folder import RunFolder, find_run_folder
@@ -68,7 +69,7 @@ class ReportFlags:
 
     run: str = positional("RUN")
     output: str | None = None
-    split: Literal["test", "train"] = "test"
+    split: SplitName = "test"
     mistakes: int = 24
     samples: int = 6
 
@@ -97,7 +98,7 @@ def _report(argv: list[str]) -> None:
     page.write(output)
     for sentence in page.missing:
         print(wrap_words(f"left out: {sentence}", find_columns(sys.stderr), "  "), file=sys.stderr)
-    print(f"{output}  ({output.stat().st_size / 1000:,.0f} kB; open it in a browser)")
+    print(f"{escape(str(output))}  ({output.stat().st_size / 1000:,.0f} kB; open it in a browser)")
 
 
 def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
@@ -131,13 +132,14 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """What the network of a run says of a split, and the names of its classes."""
+    """What the network of a run says of a split, the names of its classes and of its files."""
 
     found: Findings
     names: tuple[str, ...]
     trainer: Trainer
     weights: Path
     split: str
+    files: tuple[str, ...] | None
 
 
 def make_page(
@@ -217,7 +219,7 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
         )
         about = f"{format_count(num_images, 'image')}, the {flags.split} split"
         said = f"evaluating {saved.weights} on {about} ..."
-        print(said, file=sys.stderr, flush=True)
+        print(escape(said), file=sys.stderr, flush=True)
         trainer = load_network(saved, data.shape)
         found = Findings(
             data.shape.num_classes, num_mistakes=flags.mistakes, num_samples=flags.samples
@@ -236,6 +238,9 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
         trainer=trainer,
         weights=saved.weights,
         split=flags.split,
+        # Where an image was left out while they were read, the numbers of the others are not those
+        # of their files.
+        files=data.test_files if found.num_images == num_images else None,
     )
 
 
@@ -261,4 +266,4 @@ def _add_answers(page: Page, answers: _Answers | str) -> None:
         page.leave_out(_OF_DATA, answers)
         return
     options = ("--mistakes=24", "--samples=6")
-    classes.add_findings(page, answers.found, answers.names, options)
+    classes.add_findings(page, answers.found, answers.names, options, answers.files)

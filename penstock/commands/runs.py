@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock._text_tables import align_rows, find_columns, wrap_words
+from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._run_folders import FoundRun, describe_differences, find_runs
@@ -53,7 +53,7 @@ def _list(argv: list[str]) -> None:
     elif runs:
         _print(folder, runs)
     else:
-        print(f"no runs in {folder}. `penstock train` makes one.")
+        print(f"no runs in {escape(str(folder))}. `penstock train` makes one.")
 
 
 def _print(folder: Path, runs: Sequence[FoundRun]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock import preprocessing, readers
 from penstock._errors import check_installed
+from penstock._text_tables import escape
 from penstock._whole_files import replacing
 from penstock.commands._argument_parser import FlagValue, metavar, parse, positional
 from penstock.commands._checks import UsageError, check_at_least
@@ -98,7 +99,7 @@ def _show(argv: list[str]) -> None:
     train = _make_flags(flags.folder, {**given, "batch_size": flags.images})
     shown = _read_raw(train, flags.images) if flags.raw else _read_fed(train)
     _draw(path, shown)
-    print(f"{path}  ({len(shown.images)} images, {shown.about})")
+    print(f"{escape(str(path))}  ({len(shown.images)} images, {shown.about})")
 
 
 def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlags:

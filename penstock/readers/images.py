@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict, TypeVar, get_args
 
@@ -12,10 +14,19 @@ import numpy as np
 from penstock._errors import message, nearest
 from penstock.readers._errors import check_int
 from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
+from penstock.readers.image_files import (
+    OTHER_SUFFIXES,
+    SUFFIXES,
+    describe_left_out,
+    is_hidden,
+    walk_files,
+)
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize, Shard
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+# Files that are named where some are left out.
+_MOST_NAMED = 3
+_LOGGER = logging.getLogger("penstock")
 Fit = Literal["crop", "stretch"]
 Choice = TypeVar("Choice")
 
@@ -31,25 +42,29 @@ class ImageFolder:
     """Random access to a folder of images, each sample `{"image": ..., "label": ...}`.
 
     Within a class, files are sorted by path, so the order is the same on every machine. They are
-    opened only when they are read. `class_names`, `files` and `len()` say what was found. Names
-    that begin with a dot (macOS writes `._x.png`, which is no image) and folders named `__MACOSX`
-    are ignored. Images are rotated upright by their EXIF orientation.
+    opened only when they are read. `class_names`, `files`, `labels` and `len()` say what was found,
+    and `left_out` how many images of other kinds, such as `.heic`, are not read. Names that begin
+    with a dot (macOS writes `._x.png`, which is no image) and folders named `__MACOSX` are ignored.
+    Links to folders are followed, each folder of a class once. Images are rotated upright by their
+    EXIF orientation.
 
     Args:
-      path: the folder with one subfolder per class, of `.jpg`, `.jpeg` and `.png` files.
-      size: `(height, width)` to resize to; `None` keeps each image's own size.
+      path: the folder with one subfolder per class, of JPEG, PNG, WebP, BMP and TIFF files.
+      size: `(height, width)` to resize to; `None` keeps each image's own size. Large JPEGs are
+        decoded at a fraction of their size, which takes less time and memory.
       fit: `"crop"` scales the image to cover `size` and crops the centre, `"stretch"` ignores the
         aspect ratio.
       shorter_side: scale larger images down so that their shorter side has this many pixels;
         `None` keeps them as they are. `cache_records` then keeps the small images. Large JPEGs
-        are decoded at a fraction of their size, which is faster.
+        are decoded at a fraction of their size here too.
       channels: 3 for RGB, 1 for grayscale.
       class_names: the classes in the order of their labels; by default the folder names, sorted.
 
     Raises:
       FileNotFoundError: no such folder.
-      ValueError: no class or no image was found; an unknown class name, `fit` or number of
-        channels; `shorter_side` below 1; or both `size` and `shorter_side`.
+      ValueError: no class or no image was found, or a class has images of other kinds alone; an
+        unknown class name, `fit` or number of channels; `shorter_side` below 1; or both `size` and
+        `shorter_side`.
 
     >>> import cv2, pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp())
@@ -78,12 +93,16 @@ class ImageFolder:
         self.channels = _check_choice("image_folder(channels)", channels, (1, 3))
         self.class_names = _find_classes(self.path, class_names)
         self.files: list[str] = []
+        self.left_out: Counter[str] = Counter()
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
-            found = _find_images(self.path / name)
+            found, others = _find_images(self.path / name)
+            if others and not found:
+                raise _describe_other_kinds(self.path, name, others)
             self.files += found
+            self.left_out += others
             labels += [label] * len(found)
-        self._labels = np.asarray(labels, np.int32)
+        self.labels = np.asarray(labels, np.int32)
         if not self.files:
             raise ValueError(
                 message(
@@ -129,12 +148,14 @@ class ImageFolder:
         from penstock.readers.records.image_bytes import decode_image
 
         if isinstance(encoded, np.ndarray):
-            return {"image": encoded, "label": self._labels[index]}
-        name = self.files[index]
-        image = decode_image(encoded, channels=self.channels, is_upright=True, name=name)
+            return {"image": encoded, "label": self.labels[index]}
+        name, enough = self.files[index], None if self.size is None else max(self.size)
+        image = decode_image(
+            encoded, channels=self.channels, is_upright=True, name=name, shorter_side=enough
+        )
         if self.size is not None:
             image = _fit_image(image, *self.size, self.fit)
-        return {"image": image, "label": self._labels[index]}
+        return {"image": image, "label": self.labels[index]}
 
     def __repr__(self) -> str:
         side = "" if self.shorter_side is None else f", shorter_side={self.shorter_side}"
@@ -199,7 +220,34 @@ def image_folder(
         channels=channels,
         class_names=class_names,
     )
+    if source.left_out:
+        _LOGGER.warning("image_folder(%r): %s", str(path), describe_left_out(source.left_out))
     return IndexedReader(source, options)
+
+
+def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:
+    """Return what to say of files of a folder that are no images, by their indices.
+
+    Raises:
+      ValueError: a class has no other.
+    """
+    files = [os.path.relpath(source.files[index], source.path) for index in damaged]
+    lost = Counter(Path(name).parts[0] for name in files)
+    there = Counter(Path(os.path.relpath(name, source.path)).parts[0] for name in source.files)
+    for name, count in lost.items():
+        if count == there[name]:
+            first = next(each for each in files if Path(each).parts[0] == name)
+            raise ValueError(
+                f"{str(source.path)!r} got no image that can be read in {name!r}, expected some in "
+                f"the folder of each class. Its files, such as {first!r}, are empty, cut off or of "
+                "another kind. Put images there, or remove it."
+            )
+    if not files:
+        return ()
+    more = f" and {len(files) - _MOST_NAMED:,} more" if len(files) > _MOST_NAMED else ""
+    what = "file that is no whole image" if len(files) == 1 else "files that are no whole images"
+    named = ", ".join(map(repr, files[:_MOST_NAMED]))
+    return (f"left out of {str(source.path)!r}: {len(files):,} {what}, {named}{more}",)
 
 
 def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, ...]:
@@ -208,14 +256,14 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
         raise FileNotFoundError(
             message(
                 f"image_folder({str(path)!r})",
-                "a file" if path.exists() else "nothing",
+                "a file" if path.exists() else "no folder of that name",
                 "a folder that holds one folder per class",
                 "The folders' names are the classes",
                 f"Check the path.{'' if path.exists() else nearest(path.name, beside)}",
             )
         )
     found = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
-    found = [name for name in found if not _is_hidden(name)]
+    found = [name for name in found if not is_hidden(name)]
     names = tuple(found if class_names is None else class_names)
     missing = [name for name in names if name not in found]
     if missing or not names:
@@ -234,20 +282,26 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
     return names
 
 
-def _is_hidden(name: str) -> bool:
-    """Return whether a name is hidden, or one that macOS adds to archives."""
-    return name.startswith(".") or name == "__MACOSX"
-
-
-def _find_images(folder: Path) -> list[str]:
-    found = []
-    for parent, folders, names in os.walk(folder):
-        # In place: `os.walk` goes into the folders that are left in its list.
-        folders[:] = [name for name in folders if not _is_hidden(name)]
-        images = (name for name in names if name.lower().endswith(SUFFIXES))
-        found += [os.path.join(parent, name) for name in images if not _is_hidden(name)]
+def _find_images(folder: Path) -> tuple[list[str], Counter[str]]:
+    """Return the images in a folder, and how many there are of the kinds that are not read."""
+    files = list(walk_files(folder))
+    images = [file for file in files if file.lower().endswith(SUFFIXES)]
+    suffixes = (Path(file).suffix.lower() for file in files)
+    others = Counter(suffix for suffix in suffixes if suffix in OTHER_SUFFIXES)
     # By the parts of the path: "a-b/1.png" would come before "a/1.png", as "-" does before "/".
-    return sorted(found, key=lambda file: file.split(os.sep))
+    return sorted(images, key=lambda file: file.split(os.sep)), others
+
+
+def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> ValueError:
+    return ValueError(
+        message(
+            f"image_folder({str(path)!r})",
+            f"nothing but {' and '.join(others)} files in {name!r}",
+            f"images ending in {', '.join(SUFFIXES)} in the folder of each class",
+            "Others are not read",
+            "Convert them, or remove the folder",
+        )
+    )
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:

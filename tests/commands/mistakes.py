@@ -82,7 +82,7 @@ def write_files(root: Path) -> None:
         cv2.imwrite(str(root / f"flat/{number}.png"), np.zeros((9, 9, 3), np.uint8))
     (root / "photos/cat/2.png").write_text("not an image")
     (root / "text.png").write_text("not an image")
-    (root / "nine.webp").write_bytes(cv2.imencode(".webp", np.zeros((8, 8, 3), np.uint8))[1])
+    (root / "nine.gif").write_bytes(b"GIF89a" + bytes(20))
     cv2.imwrite(str(root / "nine.png"), np.zeros((8, 8), np.uint8))
     (root / "weights.safetensors").write_bytes(b"nothing")
     (root / "cifar10_train.tfrecord").write_bytes(b"nothing like a record")

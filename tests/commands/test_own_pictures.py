@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -10,13 +12,13 @@ import pytest
 
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import make_train_flags
-from penstock.commands._image_folders import find_damaged
 from penstock.commands._own_folder import describe_folder, leave_out_damaged
 from penstock.commands._run.confusion import draw_confusion
 from penstock.commands._run.data import open_data
 from penstock.commands._run.splits import open_split
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
+from penstock.readers.image_files import find_damaged
 from tests.commands.mistakes import TINY
 from tests.commands.running import run
 from tests.readers.turned import draw_quarters, encode_turned
@@ -63,7 +65,7 @@ def test_broken_files_are_left_out_and_named_at_the_start(photos):
     opened = open_own(photos)
     assert opened.num_samples == 22
     assert opened.notes == (
-        f"left out of {str(photos)!r}: 6 files that are not whole JPEGs or PNGs, 'cat/cut.jpg', "
+        f"left out of {str(photos)!r}: 6 files that are no whole images, 'cat/cut.jpg', "
         "'cat/gone.jpg', 'cat/page.png' and 3 more",
     )
     tested = open_own(photos, "test")
@@ -104,7 +106,7 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
     assert [opened.num_train, opened.num_test] == [6, 6]
     named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
     assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
-    assert all("1 file that is not a whole JPEG or PNG" in note for note in named)
+    assert all("1 file that is no whole image" in note for note in named)
 
 
 def test_class_without_a_picture_that_can_be_read_is_an_error(tmp_path):
@@ -112,7 +114,7 @@ def test_class_without_a_picture_that_can_be_read_is_an_error(tmp_path):
     for path in (tmp_path / "cat").iterdir():
         path.write_text("no image")
     (tmp_path / "bird").mkdir()
-    with pytest.raises(UsageError, match=r"no \.jpg or \.png image in 'bird'"):
+    with pytest.raises(UsageError, match="with no image in 'bird'"):
         open_own(tmp_path)
     (tmp_path / "bird/1.png").write_bytes(PNG)
     with pytest.raises(ValueError, match=r"no image that can be read in 'cat', .*'cat/0\.png'"):
@@ -124,6 +126,41 @@ def test_whole_pictures_with_something_after_them_are_read(tmp_path):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     assert find_damaged([str(tmp_path / name) for name in files]) == []
+
+
+def test_images_of_kinds_that_are_not_read_are_named_at_the_start(tmp_path):
+    write_photos(tmp_path, "cat", "dog", count=10)
+    for name in ("cat/a.heic", "dog/b.HEIC", "dog/c.gif", "dog/.d.gif"):
+        (tmp_path / name).write_bytes(PNG)
+    (note,) = open_own(tmp_path).notes
+    assert (
+        note
+        == f"{str(tmp_path)!r}: left out 2 .heic, 1 .gif: JPEG, PNG, WebP, BMP and TIFF are read"
+    )
+
+
+@pytest.mark.parametrize("count", [10, 30, 200])
+def test_tenth_held_out_has_its_share_of_each_class(tmp_path, count):
+    write_photos(tmp_path, "cat", "dog", "eel", count=count)
+    names = open_own(tmp_path, "test").files
+    assert names is not None
+    assert Counter(Path(name).parts[0] for name in names) == dict.fromkeys(
+        ("cat", "dog", "eel"), count // 10
+    )
+    assert not {*names} & {*(open_own(tmp_path).files or ())}
+
+
+def test_best_network_is_chosen_on_val_where_there_is_a_test_too(tmp_path):
+    for part, count in (("train", 4), ("val", 2), ("test", 3)):
+        write_photos(tmp_path / part, "cat", "dog", count=count)
+    data = describe_folder(str(tmp_path))
+    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
+    opened = open_data(flags, batch_size=4, shard=Shard(0, 1))
+    assert (opened.test_part, opened.num_test, opened.num_final_test) == ("val", 4, 6)
+    assert open_split(flags, "test").num_samples == 6
+    (tmp_path / "val").rename(tmp_path / "elsewhere")
+    opened = open_data(flags, batch_size=4, shard=Shard(0, 1))
+    assert (opened.test_part, opened.num_test, opened.final_test) == ("test", 6, None)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +222,32 @@ def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monke
     words = ["train", "photos", *TINY.split(), "--num_epochs=2", "--batch_size=8"]
     status, out, err = run(capsys, *words)
     assert status == 0, err
-    assert "left out of 'photos': 6 files that are not whole JPEGs or PNGs" in " ".join(out.split())
+    assert "left out of 'photos': 6 files that are no whole images" in " ".join(out.split())
     assert "skipped" not in err
     status, out, err = run(capsys, "eval", "runs/photos_tiny", "--json")
     assert json.loads(out)["images"] == 2, err
     check_predictions(capsys, photos)
+
+
+def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part, count in (("train", 4), ("val", 2), ("test", 3)):
+        write_photos(tmp_path / "photos" / part, "cat", "dog", count=count)
+    words = ["train", "photos", *TINY.split(), "--num_epochs=2", "--batch_size=8"]
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert (
+        "8 images to train on, 4 to choose the best network on (val), 6 to test that on"
+        in " ".join(out.split())
+    )
+    first = out[: out.index("compiling the train program")]
+    assert max(map(len, first.splitlines())) <= 80
+    (final,) = re.findall(r"^final test, 6 images that nothing was chosen on: (.*)$", out, re.M)
+    status, out, err = run(capsys, "eval", "runs/photos_tiny")
+    assert "on 6 images, the test split of photos:" in out
+    assert final in out
+    status, out, err = run(capsys, "eval", "runs/photos_tiny", "--split=validation", "--json")
+    assert json.loads(out)["images"] == 4
 
 
 def check_predictions(capsys, photos):
@@ -197,9 +255,9 @@ def check_predictions(capsys, photos):
     answers = {Path(each["image"]).name: each for each in map(json.loads, out.splitlines())}
     assert status == 1
     assert len(out.splitlines()) == 26
-    assert err.count("left out, not a whole JPEG or PNG") == 6
+    assert err.count("left out, not a whole image") == 6
     assert err.splitlines()[-1].startswith(
-        "penstock predict: got 6 of 32 files that cannot be read, expected JPEGs and PNGs."
+        "penstock predict: got 6 of 32 that cannot be read, expected images. Those named above"
     )
     upright, turned = (answers[name]["classes"] for name in ("upright.png", "turned.jpg"))
     for one, other in zip(upright, turned, strict=True):

@@ -112,7 +112,9 @@ def test_state_of_a_run_is_told_by_its_last_step(state, step, said, run_folder, 
 def test_worst_mistake_is_shown_with_what_was_said_and_what_is_right(run_folder, capsys):
     assert run(capsys, "report", "run", "--mistakes=1", "--output=other.html")[0] == 0
     assert not (run_folder / "report.html").exists()
-    alts = [each["alt"] for each in HtmlPage(run_folder.parent / "other.html").all("img")]
+    page = HtmlPage(run_folder.parent / "other.html")
+    assert "dark/5.png" in page.said
+    alts = [each["alt"] for each in page.all("img")]
     assert alts[0] == "dark, taken for bright"
     assert sum("taken for" in alt for alt in alts[1:]) == 1  # among the samples
 

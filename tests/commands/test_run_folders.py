@@ -174,6 +174,23 @@ def test_runs_are_compared_by_what_differs(folder, capsys):
     assert f"penstock plot {' '.join(paths)} --metric=accuracy" in out
 
 
+def test_runs_of_one_name_are_compared_by_their_paths(folder, capsys):
+    write_run(folder / "other/digits_lenet")
+    paths = [folder / name for name in ("digits_lenet", "other/digits_lenet", "digits_lenet-2")]
+    head, *_ = run(capsys, "compare", *map(str, paths))[1].splitlines()
+    assert head.split() == ["run", str(paths[0]), str(paths[1]), "digits_lenet-2"]
+
+
+def test_names_of_a_foreign_folder_do_not_reach_the_terminal_as_they_are(folder, capsys):
+    write_run(folder / "evil\x1b[2J\u202e", network="net\x9b31m", learning_rate="\x1b]0;a\x07")
+    paths = [str(folder / name) for name in ("digits_lenet", "evil\x1b[2J\u202e")]
+    for words in (["runs"], ["compare", *paths], ["runs", f"{paths[1]}/none"]):
+        _, out, err = run(capsys, *words)
+        assert (out + err).replace("\n", "").isprintable(), (out, err)
+        assert r"evil\x1b[2J\u202e" in out + err
+    assert run(capsys, "plot", *paths, "--output=a\x1b.png")[1] == "a\\x1b.png\n"
+
+
 def test_comparison_as_json_has_the_flags_that_differ(folder, capsys):
     paths = [str(folder / name) for name in ("digits_lenet", "digits_lenet-2")]
     facts = json.loads(run(capsys, "compare", *paths, "--json")[1])

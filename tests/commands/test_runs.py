@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -127,7 +129,46 @@ def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeyp
     cv2.imwrite("large.png", np.zeros((64, 64), np.uint8))
     status, _, err = run(capsys, "predict", "runs/digits_tiny", "large.png")
     assert status == 0
-    assert "large.png: 64 x 64 pixels, resized to 8 x 8" in err
+    assert "large.png: resized to 8 x 8, the size it was trained on" in err
+
+
+def test_one_missing_image_among_several_does_not_stop_the_others(trained, capsys, monkeypatch):
+    monkeypatch.chdir(trained[0])
+    digits = [f"runs/digits_tiny/samples/{name}.png" for name in ("nine", "zero")]
+    status, out, err = run(capsys, "predict", "runs/digits_tiny", digits[0], "lost.png", digits[1])
+    assert status == 1
+    assert [line.split()[0] for line in out.splitlines()] == digits
+    assert "lost.png: left out, no file of that name\n" in err
+    assert err.splitlines()[-1].startswith("penstock predict: got 1 of 3 that cannot be read")
+    status, out, err = run(capsys, "predict", "runs/digits_tiny", "nein.png")
+    assert (status, out) == (1, "")
+    assert "'nein.png' got no file of that name, expected an image" in err
+
+
+def test_command_that_ends_a_run_on_digits_reads_them(trained, capsys, monkeypatch):
+    folder, text = trained
+    monkeypatch.chdir(folder)
+    words = re.search(r"^use it:       penstock (predict .*)$", text, re.M)
+    assert words is not None
+    status, out, err = run(capsys, *words[1].split())
+    assert status == 0, err
+    assert len(out.splitlines()) == 10
+    assert re.search(r"^runs/digits_tiny/samples/nine\.png  \d [\d.]+%", out, re.M)
+
+
+def test_names_of_images_and_classes_are_escaped(trained, capsys, monkeypatch, tmp_path):
+    shutil.copytree(trained[0] / "runs/digits_tiny", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    labels = "".join(f"{number}:class {number} \x1b[2J\x9b\n" for number in range(10))
+    Path("run/labels.txt").write_text(labels)
+    for name in ("a\x1b[31m.png", "b\r.png", os.fsdecode(b"c\xe9.png")):
+        shutil.copy("run/samples/nine.png", name)
+    Path("d\x1b.png").touch()
+    for words in (["predict", "run", "."], ["predict", "run", "e\x1b"], ["report", "run\x1b"]):
+        _, out, err = run(capsys, *words)
+        assert (out + err).replace("\n", "").isprintable(), (words, out, err)
+    _, out, _ = run(capsys, "predict", "run", ".", "--top_k=1")
+    assert re.match(r"a\\x1b\[31m\.png  class \d \\x1b\[2J\\x9b [\d.]+%\n", out)
 
 
 def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp_path):
@@ -222,7 +263,8 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
         "--ckpt_file_name=half_digits_tiny",
     )[1]
     assert "2 of 4 arrays from runs/half_digits_tiny/best" in tuned
-    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in tuned
+    said = " ".join(tuned.split())
+    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in said
     assert accuracy_of(tuned) > accuracy_of(scratch) + 5
 
 

@@ -1,14 +1,19 @@
 """Folders of images: classes, order, decoding, fitting, damage."""
 
+import contextlib
 import os
 import re
 import shutil
+import struct
 
 import cv2
 import numpy as np
 import pytest
 
 from penstock import readers
+from penstock.readers.image_files import find_damaged
+from penstock.readers.records.image_bytes import decode_image
+from penstock.readers.records.image_headers import image_size
 from tests.readers.turned import STORE, check_quarters, draw_quarters, encode_turned
 
 
@@ -86,8 +91,9 @@ def test_record_of_an_image_that_is_stored_turned_stays_as_it_is_stored():
 def test_damaged_image_is_named(folder):
     (folder / "bee" / "b.png").write_bytes(b"\x89PNG not really")
     expected = (
-        "expected a JPEG or PNG of 1 to 67108864 pixels. The bytes are damaged or hold something "
-        "else. Write it again or remove it; a reader leaves it out with on_error='skip'."
+        "expected a JPEG, PNG, WebP, BMP or TIFF of 1 to 67108864 pixels. The bytes are damaged or "
+        "hold something else. Write it again or remove it; a reader leaves it out with "
+        "on_error='skip'."
     )
     with pytest.raises(readers.RecordError, match=re.escape(expected)) as caught:
         list(readers.image_folder(folder, 6, num_workers=2))
@@ -98,21 +104,108 @@ def test_damaged_image_is_named(folder):
     ("kind", "begins"),
     [
         ("GIF", b"GIF89a"),
-        ("BMP", b"BM\xf6\0"),
-        ("TIFF", b"II*\0"),
-        ("TIFF", b"MM\0*"),
-        ("WebP", b"RIFF\x1a\0\0\0WEBPVP8L"),
         ("AVIF", b"\0\0\0 ftypavif"),
         ("HEIC", b"\0\0\0\x18ftypheic"),
     ],
 )
 def test_image_of_another_kind_is_named_with_its_kind(kind, begins, folder):
     (folder / "bee" / "b.png").write_bytes(begins + bytes(99))
-    expected = rf"b\.png got an image in the format {kind}, expected a JPEG or PNG\. .*Convert it"
+    expected = (
+        rf"b\.png got an image in the format {kind}, expected a JPEG, .* or TIFF\. .*Convert it"
+    )
     with pytest.raises(readers.RecordError, match=expected):
         list(readers.image_folder(folder, 6))
     [batch] = readers.image_folder(folder, 6, on_error="skip")()
     assert len(batch["label"]) == len(readers.ImageFolder(folder)) - 1
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".bmp", ".tiff"])
+def test_images_of_other_kinds_that_opencv_reads_are_read(suffix, folder, caplog):
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    options = [cv2.IMWRITE_WEBP_QUALITY, 101] if suffix == ".webp" else []
+    encoded = cv2.imencode(suffix, image[..., ::-1], options)[1].tobytes()
+    shutil.rmtree(folder / "bee")
+    (folder / "bee").mkdir()
+    (folder / "bee" / f"a{suffix.upper()}").write_bytes(encoded)
+    source = readers.ImageFolder(folder)
+    np.testing.assert_array_equal(source[2]["image"], image)
+    assert image_size(encoded) == (5, 7)
+    # Cut off anywhere it is an error, and no other.
+    for end in range(len(encoded)):
+        (folder / "bee" / f"a{suffix.upper()}").write_bytes(encoded[:end])
+        assert image_size(encoded[:end]) in ((5, 7), None)
+        assert find_damaged(source.files) in ([2], [])
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".bmp", ".tiff"])
+def test_other_kinds_of_images_claim_no_more_pixels_than_jpegs(suffix, folder):
+    encoded = bytearray(cv2.imencode(suffix, np.zeros((4, 4, 3), np.uint8))[1].tobytes())
+    claimed = {".bmp": (18, b"\0\0\1\0" * 2), ".webp": (21, b"\xff\xff\xff\x0f")}
+    if suffix == ".tiff":
+        at = encoded.index(struct.pack("<HH", 256, 3))
+        claimed[suffix] = (at + 2, struct.pack("<HII", 4, 1, 1 << 20))
+        at = encoded.index(struct.pack("<HH", 257, 3))
+        encoded[at + 2 : at + 12] = struct.pack("<HII", 4, 1, 1 << 20)
+    at, value = claimed[suffix]
+    encoded[at : at + len(value)] = value
+    with pytest.raises(readers.RecordError, match=r"got \d+ x \d+ pixels, expected a JPEG, "):
+        decode_image(bytes(encoded))
+
+
+def test_kinds_that_are_not_read_are_named_and_are_an_error_alone(folder, caplog):
+    for name in ("ant/a.heic", "ant/b.heic", "cat/c.GIF", "cat/.d.gif"):
+        (folder / name).touch()
+    readers.image_folder(folder, 2)
+    assert "left out 2 .heic, 1 .gif: JPEG, PNG, WebP, BMP and TIFF are read" in caplog.text
+    for path in (folder / "bee").rglob("*.[pP][nN][gG]"):
+        path.rename(path.with_suffix(".avif"))
+    with pytest.raises(ValueError, match=r"got nothing but \.avif files in 'bee', expected images"):
+        readers.image_folder(folder, 2)
+
+
+def test_linked_folders_are_followed_once_and_loops_end(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("x.png", "in/y.png"):
+        (elsewhere / name).parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(elsewhere / name), np.zeros((6, 8, 3), np.uint8))
+    (folder / "bee/more").symlink_to(elsewhere)
+    (folder / "bee/more_again").symlink_to(elsewhere)
+    (elsewhere / "in/round").symlink_to(elsewhere)
+    (folder / "bee/up").symlink_to(folder)
+    (folder / "bee/self").symlink_to(folder / "bee")
+    files = readers.ImageFolder(folder).files
+    inside = [os.path.relpath(file, folder / "bee") for file in files if "bee" in file]
+    assert inside == ["b.png", "deep/a.PNG", "more/in/y.png", "more/x.png"]
+    assert len(files) == 8
+
+
+def test_large_jpeg_is_decoded_at_a_part_of_its_size_where_a_smaller_one_is_declared(folder):
+    draw_large(folder, "z.jpg", 1600, 1600)
+    source = readers.ImageFolder(folder, size=(100, 100))
+    encoded = (folder / "cat/z.jpg").read_bytes()
+    assert decode_image(encoded, shorter_side=100).shape == (200, 200, 3)
+    with tracing_opencv() as peak:
+        image = source[len(source) - 1]["image"]
+    whole = readers.ImageFolder(folder)[len(source) - 1]["image"]
+    expected = cv2.resize(whole, (100, 100), interpolation=cv2.INTER_AREA)
+    assert np.abs(image.astype(int) - expected).mean() <= 2
+    assert max(peak) <= 200
+
+
+@contextlib.contextmanager
+def tracing_opencv():
+    """Yield the heights of the images that opencv decodes."""
+    heights = []
+    decode = cv2.imdecode
+
+    def trace(*arguments):
+        image = decode(*arguments)
+        heights.append(image.shape[0])
+        return image
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cv2, "imdecode", trace)
+        yield heights
 
 
 @pytest.fixture
@@ -183,7 +276,9 @@ def test_option_out_of_range_is_refused(folder, options, error, text):
 
 
 def test_folder_without_classes_images_or_existence_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="got nothing, expected a folder that holds one"):
+    with pytest.raises(
+        FileNotFoundError, match="got no folder of that name, expected a folder that"
+    ):
         readers.image_folder(tmp_path / "nowhere", 2)
     with pytest.raises(ValueError, match="got no class, expected one folder per class"):
         readers.image_folder(tmp_path, 2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from penstock import Trainer, optimizers
-from penstock._text_tables import find_columns, wrap_clauses, wrap_words
+from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._flags import TrainFlags, UnusedFlags
 from penstock.commands._run.folder import RunFolder, list_steps
 from penstock.commands._run.processes import is_writing_process
@@ -36,6 +36,11 @@ def announce(run: Run) -> None:
     name = flags.preprocessing.preprocessing_name
     prepared = "" if name is None else f", {name} preprocessing"
     test = "nothing to test on" if data.num_test is None else f"{data.num_test:,} to test on"
+    if data.num_final_test is not None:
+        test = (
+            f"{data.num_test:,} to choose the best network on ({data.test_part}), "
+            f"{data.num_final_test:,} to test that on at the end"
+        )
     lines = {
         "model": f"{flags.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
         "data": f"{flags.dataset.title}: {data.num_train:,} images to train on, {test}; "
@@ -53,7 +58,8 @@ def announce(run: Run) -> None:
         "starts": run.start[0],
     }
     notes = [*run.start[1:], *data.notes, *_describe_unused(flags.unused)]
-    columns = find_columns()
+    # Also where it is no terminal: they are for a person.
+    columns = find_columns() or 80
     for name, text in [*lines.items(), *(("", note) for note in notes)]:
         print(wrap_clauses(f"  {name:10} {text}", columns, " " * 13))
     if trainer.global_step >= run.plan.num_steps:
@@ -104,8 +110,12 @@ def _describe_unused(flags: UnusedFlags) -> list[str]:
     return [f"no effect here: {', '.join(names)}"] if names else []
 
 
-def conclude(run: Run) -> None:
-    """Print the results, where the files are, and what to do next."""
+def conclude(run: Run, final: Mapping[str, float] | None) -> None:
+    """Print the results, where the files are, and what to do next.
+
+    Arguments:
+      final: the metrics of the best network on the part that nothing was chosen on.
+    """
     evaluate, folder, columns = run.handlers.evaluate, run.folder, find_columns()
     print()
     if evaluate is not None and evaluate.best is not None and evaluate.last is not None:
@@ -113,14 +123,19 @@ def conclude(run: Run) -> None:
         now = f"last: {format_metrics(last)} at step {run.trainer.global_step}"
         best_line = f"best test: {format_metrics(best)} at step {step}; {now}"
         print(wrap_clauses(best_line, columns, "  "))
+    if final is not None:
+        some = f"{format_count(run.data.num_final_test or 0, 'image')} that nothing was chosen on"
+        print(wrap_clauses(f"final test, {some}: {format_metrics(final)}", columns, "  "))
     files = f"files in {folder.path}: {', '.join(_files(folder))}"
     print(wrap_clauses(files, columns, "  "))
     # Whole, however long: a command that is broken cannot be copied.
-    path = shlex.quote(str(folder.path))
+    path = escape(shlex.quote(str(folder.path)))
     if evaluate is not None:
         print(f"evaluate it:  penstock eval {path}")
     if run.data.shape.preprocessing is not None:
-        print(f"use it:       penstock predict {path} IMAGE...")
+        samples = escape(shlex.quote(str(folder.samples)))
+        images = samples if folder.samples.is_dir() else "IMAGE..."
+        print(f"use it:       penstock predict {path} {images}")
     print(f"look at it:   penstock report {path}")
     if not run.saves_checkpoints:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from penstock._errors import listed
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import TrainFlags
 from penstock.commands._flags.data import list_datasets
+from penstock.commands._image_folders import SplitName
 from penstock.commands._run.folder import RunFolder, find_run_folder, read_facts
 from penstock.commands._run.network import Shape
 from penstock.commands._run.preparation import (
@@ -20,7 +22,7 @@ from penstock.commands._run.preparation import (
     find_starting_weights,
 )
 from penstock.commands._run.samples import BatchReader, PrepareSample, get_image_and_label, to_bytes
-from penstock.commands._run.splits import Split, SplitName, open_split
+from penstock.commands._run.splits import Split, find_part, open_split
 
 FASTNN_NUM_CLASSES = 100
 _ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
@@ -34,7 +36,9 @@ class Data:
 
     Arguments:
       train: yields batches of `image` and `label`.
-      test: the same of the held-out part; None where there is none.
+      test: the same of the part that is tested on during the run, and the best network chosen on;
+        None where there is none.
+      final_test: the same of a part that nothing is chosen on, where there is one beside that.
       preparation: the preprocessing of the images; None where they are made as the network takes
         them.
       class_names: of the network's classes.
@@ -42,13 +46,17 @@ class Data:
       stored_shape: `[H, W, C]` of the stored images, where all have the same.
       notes: sentences about it for the first lines of the run.
       names_digests: of the names of the images to train and to test on, where each is a file.
+      test_part: the name of the part that is tested on, such as `val`.
+      test_files: the paths of its images in their folder, where each is a file.
     """
 
     train: BatchReader
     test: BatchReader | None
+    final_test: BatchReader | None = None
     preparation: Preparation | None
     num_train: int
     num_test: int | None
+    num_final_test: int | None = None
     class_names: tuple[str, ...]
     shape: Shape
     stored_shape: tuple[int, ...] | None
@@ -56,6 +64,8 @@ class Data:
     samples_per_epoch: int
     notes: tuple[str, ...] = ()
     names_digests: tuple[str | None, ...] = ()
+    test_part: str = ""
+    test_files: tuple[str, ...] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -91,13 +101,15 @@ def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Da
         )
     flags = dataclasses.replace(flags, dataset=dataset)
     source = open_split(flags, "train")
-    try:
-        test = open_split(flags, "test")
+    test = final_test = None
     # A run needs nothing to test on.
-    except readers.DatasetNotFoundError:
-        test = None
+    with contextlib.suppress(readers.DatasetNotFoundError):
+        test = open_split(flags, "validation")
+        # What the best network is chosen on says too much good of it.
+        if find_part(flags.dataset, "test") != test.part:
+            final_test = open_split(flags, "test")
     chosen = choose_preparation(flags, find_starting_weights(flags))
-    return _prepare(flags, chosen, source, test, batch_size, shard)
+    return _prepare(flags, chosen, (source, test, final_test), batch_size, shard)
 
 
 def open_for_evaluation(
@@ -117,7 +129,7 @@ def open_for_evaluation(
         )
     source = open_split(flags, split)
     chosen = choose_preparation(flags, weights)
-    data = _prepare(flags, chosen, source, source, batch_size, shard=None)
+    data = _prepare(flags, chosen, (source, source, None), batch_size, shard=None)
     assert data.test is not None
     folder = find_run_folder(weights)
     if folder is not None and flags.dataset.dataset_name == "image_folder":
@@ -144,12 +156,12 @@ def _check_same_classes(path: str | None, names: Sequence[str], folder: RunFolde
 def _prepare(
     flags: TrainFlags,
     preparation: Preparation,
-    source: Split,
-    test: Split | None,
+    splits: tuple[Split, Split | None, Split | None],
     batch_size: int,
     shard: readers.Shard | None,
 ) -> Data:
-    """Return splits as batches for the network that flags name."""
+    """Return splits as batches for the network that flags name: train, test and final test."""
+    source, test, final_test = splits
     model = models.get(flags.model.model_name)
     chosen, size = preparation.preprocessing, choose_image_size(flags, model)
     num_classes, notes = _choose_num_classes(flags, source)
@@ -169,12 +181,15 @@ def _prepare(
     # number.
     is_shuffled = flags.preprocessing.shuffle_buffer_size > 1
     names = source.class_names or tuple(map(str, range(num_classes)))
-    test_notes = () if test is None or test is source else test.notes
+    others = [each for each in (test, final_test) if each is not None and each is not source]
+    test_options = dataclasses.replace(options, decode=decode)
     return Data(
         train=source.read(dataclasses.replace(options, augment=augment, shuffle=is_shuffled)),
-        test=None if test is None else test.read(dataclasses.replace(options, decode=decode)),
+        test=None if test is None else test.read(test_options),
+        final_test=None if final_test is None else final_test.read(test_options),
         num_train=source.num_samples,
         num_test=None if test is None else test.num_samples,
+        num_final_test=None if final_test is None else final_test.num_samples,
         class_names=_shift_names(names, flags.dataset.labels_offset, num_classes),
         shape=Shape(
             image_shape=(size, size, channels), num_classes=num_classes, preprocessing=chosen
@@ -183,8 +198,16 @@ def _prepare(
         batch_size=batch_size,
         samples_per_epoch=_count_samples_per_epoch(flags, source.num_samples),
         preparation=preparation,
-        notes=(*source.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
+        notes=(
+            *source.notes,
+            *(note for each in others for note in each.notes),
+            *preparation.notes,
+            *batch_notes,
+            *notes,
+        ),
         names_digests=tuple(None if each is None else each.names_digest for each in (source, test)),
+        test_part="" if test is None else test.part,
+        test_files=None if test is None else test.files,
     )
 
 

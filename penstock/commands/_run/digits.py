@@ -1,18 +1,21 @@
-"""Handwritten digits as text: what a network reads, shown at the end of a run on them."""
+"""Handwritten digits: what a network reads, shown as text at the end of a run on them; as files."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from penstock import readers
-from penstock.commands._run.samples import Batch, BatchReader
+from penstock._images import encode_png
+from penstock.commands._run.samples import Batch, BatchReader, to_bytes
 
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
 NUM_SHOWN = 4
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> None:
@@ -36,6 +39,19 @@ def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> No
     print("\nDigits it was not trained on, what it reads, and how sure it is:\n")
     for line in [*zip(*pictures, strict=True), captions, truths]:
         print("  " + "   ".join(f"{part:^16}" for part in line).rstrip())
+
+
+def write_digits(folder: Path) -> None:
+    """Write a held-out digit of each kind, `zero.png` to `nine.png`, to try a network on.
+
+    Raises:
+      OSError: they cannot be written.
+    """
+    digits = next(iter(readers.dataset("digits", "test", 10_000)))
+    folder.mkdir(exist_ok=True)
+    for digit, name in enumerate(NAMES):
+        image = digits["image"][np.flatnonzero(digits["label"] == digit)[0]]
+        (folder / f"{name}.png").write_bytes(encode_png(to_bytes(image)))
 
 
 def picture(image: np.ndarray) -> list[str]:

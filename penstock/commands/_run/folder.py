@@ -45,6 +45,7 @@ class RunFolder:
       record: versions, devices, sizes and seconds, as `Record` writes them.
       replaced: the run that this one replaces, which is kept until this one is over.
       explanations: the pictures of `penstock predict --explain`.
+      samples: images to try the network on, of a run on digits.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +55,7 @@ class RunFolder:
         self.params, self.best = path / "params", path / "best"
         self.log, self.profile = path / "log.csv", path / "profile"
         self.replaced, self.record = path / "replaced", path / "run.json"
-        self.explanations = path / "explained"
+        self.explanations, self.samples = path / "explained", path / "samples"
 
     def find_weights(self) -> Path | None:
         """Return where the network's weights are: the best, the last, or the checkpoints."""
@@ -64,7 +65,7 @@ class RunFolder:
     def list_made(self) -> list[Path]:
         """Return the files and folders that runs have made there."""
         named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
-        named += [self.data, self.replaced, self.record, self.explanations]
+        named += [self.data, self.replaced, self.record, self.explanations, self.samples]
         named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
         # Logs and best parameters of earlier runs: `log.csv.1`.
         earlier = [*self.path.glob("log.csv.*"), *self.path.glob("best.*")]
@@ -306,7 +307,7 @@ def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
     if flags.dataset_dir is None:
         return
     mine, data = folder.path.resolve(), Path(flags.dataset_dir).resolve()
-    parts = [p for p in (data / "train", *(data / n for n in PARTS)) if p.is_dir()]
+    parts = [p for p in (data / "train", *(data / n for n in PARTS["test"])) if p.is_dir()]
     roots = parts if has_parts(data) else [data]
     is_class = flags.dataset_name == "image_folder" and any(p in mine.parents for p in roots)
     if mine == data or mine in roots or is_class:

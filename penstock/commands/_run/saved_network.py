@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock import Trainer
 from penstock._mesh import Place
 from penstock._parameters import DATA_FILE
+from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._checks import UsageError
 from penstock.commands._flags import ModelFlags, TrainFlags, make_train_flags
@@ -24,7 +25,7 @@ from penstock.commands._run.network import (
 from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.weights import load_weights, read_weights
 from penstock.commands._run_folders import find_run_path
-from penstock.readers.images import SUFFIXES
+from penstock.readers.image_files import SUFFIXES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,5 +133,5 @@ def load_network(
             "which a run's `params` and `best` hold."
         )
     for note in notes if is_writing_process() else ():
-        print(note, file=sys.stderr)
+        print(escape(note), file=sys.stderr)
     return trainer

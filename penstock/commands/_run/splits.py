@@ -7,10 +7,9 @@ import functools
 import glob
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,20 +18,21 @@ from penstock._errors import listed, nearest
 from penstock.commands._checks import split_words
 from penstock.commands._flags import DatasetFlags, TrainFlags
 from penstock.commands._flags.data import PreprocessingFlags, list_datasets
-from penstock.commands._image_folders import PARTS, find_damaged, has_parts
+from penstock.commands._image_folders import PARTS, SplitName, has_parts
 from penstock.commands._run.samples import BatchReader
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
-from penstock.readers.datasets.splits import Subset, fixed_split
+from penstock.readers.datasets.splits import Subset, choose_held_out
+from penstock.readers.image_files import describe_left_out, find_damaged
+from penstock.readers.images import check_damaged
 from penstock.readers.records import ReadOptions, RecordReader
 
 Decode = Callable[[Any], object]
 MakeReader = Callable[..., Any]
-SplitName = Literal["train", "test"]
 OnError = Literal["raise", "skip"]
 
-# Files that are named where some are left out.
-_MOST_NAMED = 3
+# The part that is held out where the data have no parts.
+_TENTH = "a tenth held out"
 
 # Sets whose record files have TF-Slim's keys, and how many channels their images have.
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
@@ -45,6 +45,7 @@ class Split:
     """The samples of one split, as they are stored.
 
     Arguments:
+      part: the name of the part of the data that it is, such as `val`.
       make: makes a reader of them; takes the fields of `ReadOptions` that all readers have.
       num_samples: how many there are.
       first: the first of them.
@@ -52,9 +53,10 @@ class Split:
       largest_label: of sets in memory.
       class_names: where the data set says them.
       notes: sentences about it: what is left out.
-      names_digest: of the names of its images, where each is a file.
+      files: the paths of its images in their folder, where each is a file.
     """
 
+    part: str
     make: MakeReader
     num_samples: int
     first: object
@@ -62,7 +64,15 @@ class Split:
     largest_label: int | None = None
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    names_digest: str | None = None
+    files: tuple[str, ...] | None = None
+
+    @property
+    def names_digest(self) -> str | None:
+        """What tells other names of its images; None where they have none."""
+        if self.files is None:
+            return None
+        names = "\0".join(self.files).encode("utf-8", "surrogateescape")
+        return hashlib.sha256(names).hexdigest()[:16]
 
     def read(self, options: ReadOptions) -> BatchReader:
         """Return a reader of the split."""
@@ -85,44 +95,70 @@ def open_split(flags: TrainFlags, split: SplitName) -> Split:
     """
     dataset, on_error = flags.dataset, flags.preprocessing.on_error
     name, folder = dataset.dataset_name, Path(dataset.dataset_dir or ".")
-    files = split_words(dataset.train_files if split == "train" else dataset.eval_files)
+    part = find_part(dataset, split)
+    files = _list_files(dataset, split)
     if files:
-        return _describe(_read_files(dataset, _find_files(folder, files)), name, folder, on_error)
-    if name == "image_folder":
-        found = _open_folder(folder, split, flags.preprocessing)
-        opened = _describe(functools.partial(readers.indexed, found.source), name, folder, on_error)
-        names = found.class_names
-        return dataclasses.replace(
-            opened,
-            num_classes=len(names),
-            class_names=names,
-            notes=found.notes,
-            names_digest=found.names_digest,
-        )
-    if name not in DATASETS:
-        files = _find_files_of_split(dataset, split)
-        return _describe(_read_files(dataset, files), name, folder, on_error)
-    stored = find_folder(name, dataset.dataset_dir)
-    return _describe(_read_named(dataset, split), name, stored, on_error)
+        make = _read_files(dataset, _find_files(folder, files))
+    elif name == "image_folder":
+        return _open_folder(folder, part, split, flags.preprocessing)
+    elif name not in DATASETS:
+        make = _read_files(dataset, _find_files_of_part(dataset, part))
+    else:
+        make, folder = _read_named(dataset, part), find_folder(name, dataset.dataset_dir)
+    return _describe(make, part, name, folder, on_error)
 
 
-def _read_named(flags: DatasetFlags, split: SplitName) -> MakeReader:
-    """Return what reads a data set of the registry.
+def find_part(dataset: DatasetFlags, split: SplitName) -> str:
+    """Return the name of the part of the data that a split is.
+
+    Two splits are one part where there is none that the other could be: what the best network is
+    chosen on, and what it is tested on.
 
     Raises:
-      DatasetNotFoundError: it has no such split.
+      DatasetNotFoundError: there is none.
     """
-    known = readers.dataset_splits(flags.dataset_name)
-    found = [s for s in (["train"] if split == "train" else PARTS) if s in known]
-    if not found:
-        raise readers.DatasetNotFoundError(
-            f"--dataset_name={flags.dataset_name} got no {split} split, expected one of "
-            f"{listed(known)}."
+    name, folder = dataset.dataset_name, Path(dataset.dataset_dir or ".")
+    if files := _list_files(dataset, split):
+        return ",".join(files)
+    if name == "image_folder":
+        is_there = {part: (folder / part).is_dir() for part in PARTS[split]}
+        if not has_parts(folder):
+            return _TENTH if split != "train" else ""
+        missing = (
+            f"{str(folder)!r} got no folder {listed(PARTS[split])}, expected one beside 'train'. "
+            "There is nothing to test on. Put images there, in one folder per class."
         )
+    elif name not in DATASETS:
+        is_there = {part: bool(_find_files_of_part(dataset, part)) for part in PARTS[split]}
+        missing = (
+            f"{str(folder)!r} got no file {name}_{PARTS[split][-1]}*.tfrecord, expected one, or "
+            f"--{'train' if split == 'train' else 'eval'}_files." + nearest(name, list_datasets())
+        )
+    else:
+        known = readers.dataset_splits(name)
+        is_there = {part: part in known for part in PARTS[split]}
+        missing = f"--dataset_name={name} got no {split} split, expected one of {listed(known)}."
+    parts = [part for part, is_part in is_there.items() if is_part]
+    if not parts:
+        raise readers.DatasetNotFoundError(missing)
+    return parts[0]
+
+
+def _list_files(dataset: DatasetFlags, split: SplitName) -> tuple[str, ...]:
+    return split_words(dataset.train_files if split == "train" else dataset.eval_files)
+
+
+def _find_files_of_part(dataset: DatasetFlags, part: str) -> list[str]:
+    folder = Path(dataset.dataset_dir or ".")
+    return sorted(map(str, folder.glob(f"{dataset.dataset_name}_{part}*.tfrecord")))
+
+
+def _read_named(flags: DatasetFlags, part: str) -> MakeReader:
+    """Return what reads a data set of the registry."""
     return functools.partial(
         readers.dataset,
         flags.dataset_name,
-        found[0],
+        part,
         dataset_dir=flags.dataset_dir,
         # Photographs keep their sizes, for a preprocessing to crop.
         image_shape=(None, None, 3) if flags.dataset_name == "flowers" else None,
@@ -170,37 +206,23 @@ class _Chain:
         return sample
 
 
-class _Folder(NamedTuple):
-    """The images of a split of a folder, by index, and what to say of them."""
-
-    source: readers.ImageFolder | Subset
-    class_names: tuple[str, ...]
-    notes: tuple[str, ...]
-    names_digest: str
-
-
-def _open_folder(root: Path, split: SplitName, read: PreprocessingFlags) -> _Folder:
+def _open_folder(root: Path, part: str, split: SplitName, read: PreprocessingFlags) -> Split:
     """Return the images of a split of a folder of classes."""
     is_parted = has_parts(root)
-    names = ["train"] if split == "train" else PARTS
-    parts = [root / name for name in names if (root / name).is_dir()]
-    if is_parted and not parts:
-        raise readers.DatasetNotFoundError(
-            f"{str(root)!r} got no folder {listed(PARTS)}, expected one beside 'train'. "
-            "There is nothing to test on. Put images there, in one folder per class."
-        )
-    source = readers.ImageFolder(
-        parts[0] if is_parted else root, shorter_side=read.cache_image_size
-    )
-    if is_parted and split == "test":
-        _check_same_classes(parts[0], source.class_names, root / "train")
+    path = root / part if is_parted else root
+    source = readers.ImageFolder(path, shorter_side=read.cache_image_size)
+    if is_parted and split != "train":
+        _check_same_classes(path, source.class_names, root / "train")
     # Before a tenth is held out, which stays the same when these files are removed.
     damaged = find_damaged(source.files) if read.on_error == "skip" else []
-    notes = _check_damaged(source, damaged)
+    notes = check_damaged(source, damaged)
+    if source.left_out:
+        notes += (f"{str(path)!r}: {describe_left_out(source.left_out)}",)
     rows = np.setdiff1d(np.arange(len(source)), damaged)
     if not is_parted:
         # Without folders for the splits a tenth is held out.
-        rows = rows[fixed_split(len(rows), split, test_share=10)]
+        is_held_out = choose_held_out(source.labels[rows], share=10)
+        rows = rows[is_held_out if split != "train" else ~is_held_out]
         # They are the same files.
         notes = notes if split == "train" else ()
     if not len(rows):
@@ -209,40 +231,17 @@ def _open_folder(root: Path, split: SplitName, read: PreprocessingFlags) -> _Fol
             "in a folder 'test' beside 'train'."
         )
     is_whole = is_parted and not damaged
-    # In its own folder, which may be moved.
-    inside = (source.files[row].removeprefix(f"{source.path}{os.sep}") for row in rows)
-    return _Folder(
-        source if is_whole else Subset(source, rows),
-        source.class_names,
-        notes,
-        hashlib.sha256("\0".join(inside).encode("utf-8", "surrogateescape")).hexdigest()[:16],
+    images = source if is_whole else Subset(source, rows)
+    make = functools.partial(readers.indexed, images)
+    names = source.class_names
+    return dataclasses.replace(
+        _describe(make, part, "image_folder", root, read.on_error),
+        num_classes=len(names),
+        class_names=names,
+        notes=notes,
+        # In its own folder, which may be moved.
+        files=tuple(source.files[row].removeprefix(f"{path}{os.sep}") for row in rows),
     )
-
-
-def _check_damaged(source: readers.ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:
-    """Return what to say of files that are no images.
-
-    Raises:
-      ValueError: a class has no other.
-    """
-    files = [os.path.relpath(source.files[index], source.path) for index in damaged]
-    lost = Counter(Path(name).parts[0] for name in files)
-    there = Counter(Path(os.path.relpath(name, source.path)).parts[0] for name in source.files)
-    for name, count in lost.items():
-        if count == there[name]:
-            first = next(each for each in files if Path(each).parts[0] == name)
-            raise ValueError(
-                f"{str(source.path)!r} got no image that can be read in {name!r}, expected some in "
-                f"the folder of each class. Its files, such as {first!r}, are empty, cut off or of "
-                "another kind. Put images there, or remove it."
-            )
-    if not files:
-        return ()
-    more = f" and {len(files) - _MOST_NAMED:,} more" if len(files) > _MOST_NAMED else ""
-    what = "file that is not a whole" if len(files) == 1 else "files that are not whole"
-    kinds = "JPEG or PNG" if len(files) == 1 else "JPEGs or PNGs"
-    named = ", ".join(map(repr, files[:_MOST_NAMED]))
-    return (f"left out of {str(source.path)!r}: {len(files):,} {what} {kinds}, {named}{more}",)
 
 
 def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None:
@@ -260,7 +259,7 @@ def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None
     )
 
 
-def _describe(make: MakeReader, name: str, folder: Path, on_error: OnError) -> Split:
+def _describe(make: MakeReader, part: str, name: str, folder: Path, on_error: OnError) -> Split:
     """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
     # No worker is started for one sample.
     options = ReadOptions(on_error=on_error, num_workers=0, look_ahead=0)
@@ -274,6 +273,7 @@ def _describe(make: MakeReader, name: str, folder: Path, on_error: OnError) -> S
     if labels is None and name in ("digits", "mnist"):
         labels = tuple(map(str, range(num_classes or 0)))
     return Split(
+        part=part,
         make=make,
         num_samples=len(reader),
         first=next(reader()),
@@ -303,29 +303,10 @@ def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
         found = glob.glob(str(folder / name))
         if not found:
             there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-            what = "in the folder" if folder.is_dir() else "for there is no such folder"
+            what = "no file of that name" if folder.is_dir() else "no folder of that name"
             raise FileNotFoundError(
-                f"{str(folder / name)!r} got nothing, expected a TFRecord file {what}. "
+                f"{str(folder / name)!r} got {what}, expected a TFRecord file. "
                 f"--dataset_dir and --train_files say where it is.{nearest(name, there)}"
             )
         paths += found
     return sorted(paths)
-
-
-def _find_files_of_split(flags: DatasetFlags, split: SplitName) -> list[str]:
-    """Return the files of a split by the data set's name, where no flag names them.
-
-    Raises:
-      DatasetNotFoundError: there are none.
-    """
-    names = [split] if split == "train" else list(PARTS)
-    folder = Path(flags.dataset_dir or ".")
-    for name in names:
-        found = sorted(map(str, folder.glob(f"{flags.dataset_name}_{name}*.tfrecord")))
-        if found:
-            return found
-    raise readers.DatasetNotFoundError(
-        f"{str(folder)!r} got no file {flags.dataset_name}_{names[0]}*.tfrecord, expected one, or "
-        f"--{'train' if split == 'train' else 'eval'}_files."
-        + nearest(flags.dataset_name, list_datasets())
-    )

@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from penstock import _mesh, models
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
 from penstock.commands._flags.config_file import read_config
-from penstock.commands._image_folders import count_other_images
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import open_split
 
@@ -95,7 +93,8 @@ class Suited:
 
     def print(self) -> None:
         """Print what was chosen, why, and how to choose otherwise."""
-        columns = find_columns()
+        # Also where it is no terminal: it is for a person.
+        columns = find_columns() or 80
         machine = f"{_count_cores()} CPU cores" if self.is_cpu else "an accelerator"
         of_classes = "" if self.num_classes is None else f" of {self.num_classes} classes"
         folder = self.flags.dataset.dataset_dir
@@ -105,9 +104,6 @@ class Suited:
                 columns,
             )
         )
-        if others := count_other_images(Path(str(folder))):
-            what = ", ".join(f"{number:,} {suffix}" for suffix, number in others.items())
-            print(wrap_words(f"  left out   {what}: only .jpg and .png files are read", columns))
         if not self.chosen:
             return
         words = " ".join(f"--{name}={value}" for name, value in self.chosen.items())

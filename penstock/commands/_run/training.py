@@ -17,8 +17,8 @@ from penstock.commands._run.announce import (
     format_advice,
     leave_out_resuming,
 )
-from penstock.commands._run.assembly import assemble, describe_data
-from penstock.commands._run.digits import show_digits
+from penstock.commands._run.assembly import Run, assemble, describe_data
+from penstock.commands._run.digits import show_digits, write_digits
 from penstock.commands._run.folder import write_description
 from penstock.commands._run.processes import is_writing_process, join_processes
 from penstock.commands._run.replacement import forget
@@ -50,12 +50,26 @@ def train(flags: TrainFlags) -> None:
                 print(f"\n{advice}", file=sys.stderr)
             raise
         run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
+        final = _test_best(run)
         if is_first:
             # Only now that this run's parameters are there: until then the run before can come
             # back.
             forget(run.folder)
     if is_first:
-        is_digits = flags.dataset.dataset_name == "digits" and jax.process_count() == 1
-        if is_digits and run.data.test is not None:
+        is_digits = flags.dataset.dataset_name == "digits"
+        if is_digits:
+            write_digits(run.folder.samples)
+        if is_digits and jax.process_count() == 1 and run.data.test is not None:
             show_digits(run.trainer.infer, run.data.test)
-        conclude(run)
+        conclude(run, final)
+
+
+def _test_best(run: Run) -> dict[str, float] | None:
+    """Test the best network on the part that nothing was chosen on; None where there is none."""
+    if run.data.final_test is None:
+        return None
+    evaluate = run.handlers.evaluate
+    is_best = evaluate is not None and evaluate.best is not None
+    if is_best:
+        run.trainer.load_params(run.folder.best)
+    return run.trainer.test(run.data.final_test, averaged=run.is_averaged and not is_best)

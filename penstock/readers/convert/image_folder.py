@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from penstock._errors import message
 from penstock.readers._archives import Limits, unpack
 from penstock.readers._errors import ArchiveError, check_int
+from penstock.readers._read_options import OnError
 from penstock.readers.convert.download import RemoteFile, fetch
 from penstock.readers.convert.errors import ArgumentError, ConversionError
 from penstock.readers.convert.file_set import hidden_folder, needs_making
@@ -20,7 +25,9 @@ from penstock.readers.convert.slim import (
     shard_name,
     write_splits,
 )
-from penstock.readers.images import SUFFIXES, ImageFolder
+from penstock.readers.datasets.splits import spread_classes
+from penstock.readers.image_files import find_damaged
+from penstock.readers.images import ImageFolder, check_damaged
 from penstock.readers.records.errors import ImageError
 from penstock.readers.records.image_bytes import read_image, store_upright
 
@@ -31,7 +38,7 @@ FLOWERS = RemoteFile(
 FLOWERS_NUM_VALIDATION = 350
 # 3,670 photographs, the largest of 300 KB, 230 MB together.
 _FLOWERS_LIMITS = Limits(file_bytes=32 << 20, total_bytes=1 << 30, num_entries=100_000)
-_FORMATS = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
+_LOGGER = logging.getLogger("penstock")
 
 
 def convert_flowers(
@@ -96,17 +103,18 @@ def convert_image_folder(
     num_validation: int | None = None,
     num_shards: int = 5,
     seed: int = 0,
+    on_error: OnError = "raise",
     force: bool = False,
     progress: Progress = no_progress,
 ) -> list[Path]:
     """Make `<name>_{train,validation}_%05d-of-%05d.tfrecord` and `labels.txt` from images.
 
     Classes and images are those of `readers.ImageFolder`: the folders in `image_dir`, and the
-    JPEG and PNG files under each. Images are copied byte for byte, except those with an EXIF
-    rotation: record readers ignore it, so these are re-encoded upright. Each image is decoded as a
-    check. Paths are sorted and shuffled with `seed`, and the first `num_validation` are held out;
-    shards are filled one after another. If all files exist already, nothing is done without
-    `force`.
+    images under each. JPEGs and PNGs are copied byte for byte, except those with an EXIF rotation:
+    record readers ignore it, so these are re-encoded upright. Other kinds become PNGs. Each image
+    is decoded as a check. Paths are sorted and shuffled with `seed`, and the first
+    `num_validation` are held out, of each class its share; shards are filled one after another. If
+    all files exist already, nothing is done without `force`.
 
     Args:
       image_dir: the folder of images.
@@ -115,6 +123,7 @@ def convert_image_folder(
       num_validation: number of images held out, a tenth of them by default.
       num_shards: number of files per split.
       seed: seeds the shuffling.
+      on_error: `"skip"` leaves out files that are not images, and logs their names.
       force: rewrite files that exist already.
       progress: called with `dataset_name`, bytes of images so far and in total.
 
@@ -124,18 +133,21 @@ def convert_image_folder(
     Raises:
       FileNotFoundError: no such folder.
       ArgumentError: no images, no images left to train on, no shards, or a name with a slash.
-      ConversionError: an image cannot be decoded.
+      ConversionError: an image cannot be decoded, or with `"skip"` none of a class.
     """
     _check_arguments(dataset_name, num_shards)
     targets = _list_targets(dataset_dir, dataset_name, num_shards)
     if not needs_making(targets, force=force):
         return targets
-    classes, images = _find_images(image_dir)
-    splits = _split(images, num_validation, seed, f"'{Path(image_dir).resolve().name}'")
-    parts = [_cut_part(paths, shard, num_shards) for paths in splits for shard in range(num_shards)]
-    counted = _Counted(images, dataset_name, progress)
-    shards = (_build_examples(counted.iterate(part), classes, image_dir) for part in parts)
-    write_splits(targets, shards, classes)
+    folder = _open_folder(image_dir)
+    rows = _find_whole(folder) if on_error == "skip" else np.arange(len(folder))
+    splits = _split(
+        folder.labels[rows], num_validation, seed, f"'{Path(image_dir).resolve().name}'"
+    )
+    parts = [_cut_part(rows[part], n, num_shards) for part in splits for n in range(num_shards)]
+    counted = _Counted([folder.files[row] for row in rows], dataset_name, progress)
+    shards = (_build_examples(folder, counted.iterate(folder, part), on_error) for part in parts)
+    write_splits(targets, shards, folder.class_names)
     return targets
 
 
@@ -172,46 +184,48 @@ def _check_arguments(dataset_name: str, num_shards: int) -> None:
         )
 
 
-def _find_images(image_dir: str | Path) -> tuple[Sequence[str], list[Path]]:
-    """Return the classes and the images of a folder, both sorted."""
+def _open_folder(image_dir: str | Path) -> ImageFolder:
     try:
         folder = ImageFolder(image_dir)
-    except ValueError as error:
-        raise ArgumentError(
-            message(
-                f"'{image_dir}'",
-                "no image in a folder of its class",
-                f"one folder per class, with files ending in {', '.join(SUFFIXES)}",
-                "The names of the folders are the classes",
-                "Check the path",
-            )
-        ) from error
-    try:
         check_label_names(folder.class_names)
     except ValueError as error:
-        raise ArgumentError(str(error)) from None
-    return folder.class_names, [Path(folder.origin(index)) for index in range(len(folder))]
+        raise ArgumentError(str(error)) from error
+    return folder
+
+
+def _find_whole(folder: ImageFolder) -> np.ndarray:
+    """Return the indices of files that are images; log the names of the others."""
+    damaged = find_damaged(folder.files)
+    try:
+        notes = check_damaged(folder, damaged)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    for sentence in notes:
+        _LOGGER.warning("%s", sentence)
+    return np.setdiff1d(np.arange(len(folder)), damaged)
 
 
 def _split(
-    images: Sequence[Path], num_validation: int | None, seed: int, thing: str
-) -> tuple[list[Path], list[Path]]:
-    """Return the shuffled images to train on, and those held out."""
-    num_validation = len(images) // 10 if num_validation is None else num_validation
-    if not 0 <= num_validation < len(images):
+    labels: np.ndarray, num_validation: int | None, seed: int, thing: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shuffled images to train on, and those held out, by their indices."""
+    num_validation = len(labels) // 10 if num_validation is None else num_validation
+    if not 0 <= num_validation < len(labels):
         raise ArgumentError(
             message(
                 thing,
-                f"{len(images)} images, num_validation={num_validation}",
+                f"{len(labels)} images, num_validation={num_validation}",
                 "more images than are held out for validation",
                 "The others are the training split",
-                f"Pass num_validation 0 to {len(images) - 1}",
+                f"Pass num_validation 0 to {len(labels) - 1}",
             )
         )
-    shuffled = list(images)
+    order = list(range(len(labels)))
     # Python's generator, as TF-Slim's converter has it.
-    random.Random(seed).shuffle(shuffled)
-    return shuffled[num_validation:], shuffled[:num_validation]
+    random.Random(seed).shuffle(order)
+    shuffled = np.array(order)
+    held_out = spread_classes(labels, shuffled)[:num_validation]
+    return shuffled[~np.isin(shuffled, held_out)], held_out
 
 
 def _list_targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> list[Path]:
@@ -224,40 +238,41 @@ def _list_targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -
     return [Path(dataset_dir) / name for name in (*names, LABELS_FILENAME)]
 
 
-def _cut_part(paths: Sequence[Path], shard: int, num_shards: int) -> Sequence[Path]:
-    size = -(-len(paths) // num_shards)
-    return paths[shard * size : (shard + 1) * size]
+def _cut_part(rows: np.ndarray, shard: int, num_shards: int) -> np.ndarray:
+    size = -(-len(rows) // num_shards)
+    return rows[shard * size : (shard + 1) * size]
 
 
 class _Counted:
     """Iterate over images, and report the bytes of those that are done."""
 
-    def __init__(self, images: Sequence[Path], name: str, progress: Progress) -> None:
+    def __init__(self, images: Sequence[str], name: str, progress: Progress) -> None:
         self._name, self._progress = name, progress
         self._num_bytes, self._total_bytes = 0, sum(map(_get_size, images))
 
-    def iterate(self, images: Sequence[Path]) -> Iterator[Path]:
-        for path in images:
-            yield path
-            self._num_bytes += _get_size(path)
+    def iterate(self, folder: ImageFolder, rows: np.ndarray) -> Iterator[int]:
+        for row in rows.tolist():
+            yield row
+            self._num_bytes += _get_size(folder.files[row])
             self._progress(self._name, self._num_bytes, self._total_bytes)
 
 
-def _get_size(path: Path) -> int:
+def _get_size(path: str) -> int:
     """Return the bytes of a file, 0 of a broken link: that is reported where it is read."""
-    return path.stat().st_size if path.exists() else 0
+    return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def _build_examples(
-    images: Iterable[Path], classes: Sequence[str], image_dir: str | Path
-) -> Iterator[bytes]:
-    labels = {name: label for label, name in enumerate(classes)}
-    for path in images:
+def _build_examples(folder: ImageFolder, rows: Iterable[int], on_error: OnError) -> Iterator[bytes]:
+    for row in rows:
+        path = folder.files[row]
         try:
             # Decoded for its size, and to see that it can be.
-            encoded, (height, width) = store_upright(read_image(path), name=f"'{path}'")
+            encoded, image_format, (height, width) = store_upright(
+                read_image(path), name=f"'{path}'"
+            )
         except ImageError as error:
-            raise ConversionError(str(error)) from error
-        image_format = _FORMATS[path.suffix.lower()]
-        label = labels[path.relative_to(image_dir).parts[0]]
-        yield image_example(encoded, image_format, height, width, label)
+            if on_error == "raise":
+                raise ConversionError(str(error)) from error
+            _LOGGER.warning("left out: %s", error)
+            continue
+        yield image_example(encoded, image_format, height, width, int(folder.labels[row]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ from penstock.readers.datasets.splits import Subset, fixed_split
 
 if TYPE_CHECKING:
     from penstock.readers.tfds_sets import KeptFeatures
+
+# What `penstock convert` downloads.
+_CONVERTED = ("cifar10", "mnist", "flowers")
 
 
 @register_dataset("mnist")
@@ -112,10 +116,8 @@ def load_flowers(request: DatasetRequest) -> Loaded:
     size = None if height is None or width is None else (height, width)
     folder = _files.find(request, ["flower_photos"])
     if folder is None:
-        how = (
-            "Get http://download.tensorflow.org/example_images/flower_photos.tgz and unpack it, "
-            "or make TFRecord files of it with: penstock convert --dataset_name=flowers"
-        )
+        url = "http://download.tensorflow.org/example_images/flower_photos.tgz"
+        how = f"Get {url} and unpack it"
         return _load_converted(request, (height, width, channels), ["flower_photos"], how)
     photos = ImageFolder(folder, size=size, channels=channels or 3)
     return Subset(photos, fixed_split(len(photos), request.split, test_share=10))
@@ -141,8 +143,14 @@ def _load_converted(
     source = None if request.name == "flowers" else _load_from_tfds(request)
     if source is None:
         names = [*expected, f"{request.name}_{split}*.tfrecord"]
-        also = "" if request.name == "flowers" else ", or prepare it with tensorflow-datasets"
-        raise missing(request, names, f"{how}{also}")
+        ways = [how]
+        if request.name in _CONVERTED:
+            folder = shlex.quote(str(request.folder))
+            command = f"penstock convert --dataset_name={request.name} --dataset_dir={folder}"
+            ways.append(f"let `{command}` get it")
+        if request.name != "flowers":
+            ways.append("prepare it with tensorflow-datasets")
+        raise missing(request, names, f"{', '.join(ways[:-1])}, or {ways[-1]}")
     _check_shape(request, shape)
     return source
 

@@ -21,6 +21,35 @@ def fixed_split(num_samples: int, split: str, test_share: int = 5) -> np.ndarray
     return order[:num_train] if split == "train" else order[num_train:]
 
 
+def choose_held_out(labels: np.ndarray, *, share: int) -> np.ndarray:
+    """Return a mask `[n]` of a `share`-th of the samples, that of each class in proportion.
+
+    >>> choose_held_out(np.array([0] * 30 + [1] * 30), share=10).reshape(2, 30).sum(axis=1).tolist()
+    [3, 3]
+    """
+    order = np.random.default_rng(0).permutation(len(labels))[::-1]
+    is_held_out = np.zeros(len(labels), bool)
+    is_held_out[spread_classes(labels, order)[: len(labels) // share]] = True
+    return is_held_out
+
+
+def spread_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return an order of samples whose beginning, however long, has of each class its share.
+
+    Arguments:
+      labels: `[n]`.
+      order: the samples of a class keep this order, `[n]` rows.
+
+    >>> spread_classes(np.array([0, 0, 0, 0, 1, 1]), np.arange(6)).tolist()
+    [0, 4, 1, 2, 5, 3]
+    """
+    places = np.empty(len(order))
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels[order] == label)
+        places[of_class] = (np.arange(len(of_class)) + 0.5) / len(of_class)
+    return order[np.argsort(places, kind="stable")]
+
+
 def standardise(features: np.ndarray, train_rows: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return `features[rows]` with the training rows' mean 0 and deviation 1, float32.
 

@@ -170,13 +170,14 @@ class VarLenFeature:
 
 @dataclass(frozen=True)
 class ImageFeature:
-    """An encoded JPEG or PNG, decoded to RGB (or grayscale) uint8.
+    """An encoded JPEG, PNG, WebP, BMP or TIFF, decoded to RGB (or grayscale) uint8.
 
     Args:
       shape: `(H, W, 3)` or `(H, W, 1)`. `(None, None, 3)` keeps each image's own size, for
         `augment=` or `decode=` to resize.
-      resize: how to resize images of another size to `shape`: `"bilinear"` or `"area"` (better
-        for large reductions). With `None` an image of another size is an error.
+      resize: how to resize images of another size to `shape`: `"bilinear"`, or `"area"`, which is
+        better for large reductions, and decodes large JPEGs at a fraction of their size. With
+        `None` an image of another size is an error.
       key: the feature's name in the record; TF-Slim's by default.
 
     Yields a uint8 array of `shape`. Cast and normalise it in the program, on the device: that
@@ -222,7 +223,11 @@ class ImageFeature:
                 "Pass the key that holds the image",
             )
         height, width, channels = self.shape
-        image = decode_image(values[0], channels=channels or 3, name=f"feature {self.key!r}")
+        # What "bilinear" makes of a large image is that of all its pixels, as elsewhere.
+        enough = max(height or 0, width or 0) if self.resize == "area" else None
+        image = decode_image(
+            values[0], channels=channels or 3, name=f"feature {self.key!r}", shorter_side=enough
+        )
         if height is not None and width is not None:
             image = resize_image(image, height, width, self.resize, name=f"feature {self.key!r}")
         return {name: image}

@@ -1,11 +1,10 @@
-"""Encoded images: JPEG and PNG bytes to arrays, with a bound on what they may claim."""
+"""Encoded images: bytes to arrays, with a bound on what they may claim."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-import struct
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,84 +12,38 @@ import numpy as np
 
 from penstock._images import Interpolation, resize
 from penstock.readers.records.errors import ImageError
+from penstock.readers.records.image_headers import HEAD_BYTES, KINDS, find_kind, image_size
 
 # 8192 x 8192. A kilobyte of PNG may claim 10^18 pixels, which opencv would allocate.
 _MAX_PIXELS = 1 << 26
 # Noise of as many pixels takes 200 MB without compression.
 _MAX_FILE_BYTES = 1 << 29
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-_JPEG_MAGIC = b"\xff\xd8"
 _PNG_END = b"\0\0\0\0IEND\xae\x42\x60\x82"
-_JPEG_END = b"\xff\xd9"
-# Where in a file of another kind its name is: pictures from the web and of phones.
-_OTHER_KINDS = (
-    (0, b"GIF8", "GIF"),
-    (0, b"BM", "BMP"),
-    (0, b"II*\0", "TIFF"),
-    (0, b"MM\0*", "TIFF"),
-    (8, b"WEBP", "WebP"),
-    (4, b"ftypavif", "AVIF"),
-    (4, b"ftyphe", "HEIC"),
-    (4, b"ftypmif1", "HEIC"),
-)
+_ENDS = {"PNG": _PNG_END, "JPEG": b"\xff\xd9"}
+DECODED = "a JPEG, PNG, WebP, BMP or TIFF"
+"""What is decoded, in words."""
 # What says that there is no such file; anything else is a failure of the disk.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EISDIR)
-# C0 to CF begin a frame, but for Huffman tables, a reserved one and arithmetic coding's.
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-
-
-def image_size(encoded: bytes) -> tuple[int, int] | None:
-    """Return (height, width) from the header of a whole PNG or a JPEG; `None` for anything else.
-
-    >>> from penstock._images import encode_png
-    >>> image_size(encode_png(np.zeros((4, 6, 3), np.uint8)))
-    (4, 6)
-    """
-    if encoded[:8] == _PNG_MAGIC and len(encoded) >= 24:
-        width, height = struct.unpack_from(">II", encoded, 16)
-        # opencv allocates what a chunk claims before it reads it: up to 4 GiB by a damaged length.
-        return (height, width) if _has_whole_chunks(encoded) else None
-    if encoded[:2] != _JPEG_MAGIC:
-        return None
-    at = 2
-    while at + 9 <= len(encoded) and encoded[at] == 0xFF:
-        marker = encoded[at + 1]
-        if marker in _JPEG_FRAMES:
-            return struct.unpack_from(">HH", encoded, at + 5)
-        if marker == 0xFF or 0xD0 <= marker <= 0xD7 or marker == 0x01:
-            # Fill bytes, and markers without a length.
-            at += 1 if marker == 0xFF else 2
-        else:
-            at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
-    return None
-
-
-def _has_whole_chunks(png: bytes) -> bool:
-    at = len(_PNG_MAGIC)
-    while at + 12 <= len(png):
-        at += 12 + int.from_bytes(png[at : at + 4], "big")
-        if at <= len(png) and png[at - 8 : at - 4] == b"IEND":
-            return True
-    return False
 
 
 def read_image(path: str | Path) -> bytes:
-    """Return the bytes of an image file; only the first 12 if they are not those of an image.
+    """Return the bytes of an image file; only the first 18 if they are not those of an image.
 
     Raises:
       ImageError: no plain file that can be read (a broken link too), or one of 512 MiB and more.
       OSError: the disk fails.
     """
     with _open_image(path) as file:
-        head = file.read(len(_PNG_MAGIC))
-        return head + file.read(_MAX_FILE_BYTES if _begins_as_image(head) else 4)
+        head = file.read(HEAD_BYTES)
+        return head + file.read(_MAX_FILE_BYTES) if find_kind(head) in KINDS else head
 
 
 def is_whole_image(path: str | Path) -> bool:
-    """Say whether a file begins and ends as a JPEG or PNG does.
+    """Say whether a file is an image that begins and ends as one of its kind does.
 
-    A file that goes on after the image, as some phones write it, or is cut, is decoded, at an
-    eighth of its size; only these are read whole. Other damage shows when an image is decoded.
+    A JPEG that goes on after the image, as some phones write it, or is cut, is decoded, at an
+    eighth of its size; and so are images of kinds without an end. Only these are read whole. Other
+    damage shows when an image is decoded.
 
     Raises:
       OSError: the disk fails.
@@ -99,19 +52,15 @@ def is_whole_image(path: str | Path) -> bool:
 
     try:
         with _open_image(path) as file:
-            head = file.read(len(_PNG_MAGIC))
+            kind = find_kind(file.read(HEAD_BYTES))
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - len(_PNG_END)))
-            ends = file.read().endswith(_PNG_END if head == _PNG_MAGIC else _JPEG_END)
-        if _begins_as_image(head) and not ends:
+            is_end = file.read().endswith(_ENDS.get(kind or "", ()))
+        if kind in KINDS and not is_end:
             _decode(read_image(path), cv2.IMREAD_REDUCED_GRAYSCALE_8, str(path))
-        return _begins_as_image(head)
+        return kind in KINDS
     except ImageError:
         return False
-
-
-def _begins_as_image(head: bytes) -> bool:
-    return head == _PNG_MAGIC or head.startswith(_JPEG_MAGIC)
 
 
 def _open_image(path: str | Path) -> BinaryIO:
@@ -147,9 +96,10 @@ def decode_image(
     name: str = "image",
     shorter_side: int | None = None,
 ) -> np.ndarray:
-    """Decode JPEG or PNG bytes to `[H, W, channels]` uint8, RGB or gray.
+    """Decode a JPEG, PNG, WebP, BMP or TIFF to `[H, W, channels]` uint8, RGB or gray.
 
-    EXIF orientation is ignored, as TensorFlow and OneFlow ignore it; alpha is dropped.
+    EXIF orientation is ignored, as TensorFlow and OneFlow ignore it, except that of a TIFF; alpha
+    is dropped.
 
     Args:
       encoded: the bytes of a file.
@@ -160,7 +110,7 @@ def decode_image(
         decoded at a half, a quarter or an eighth of its size.
 
     Raises:
-      ImageError: not a JPEG or PNG, damaged, or larger than 2**26 pixels.
+      ImageError: of another kind, damaged, or larger than 2**26 pixels.
 
     >>> from penstock._images import encode_png
     >>> decode_image(encode_png(np.zeros((4, 6, 3), np.uint8))).shape
@@ -177,42 +127,50 @@ def decode_image(
     return np.ascontiguousarray(image[..., ::-1]) if part > 1 and channels == 3 else image
 
 
-def store_upright(encoded: bytes, *, name: str = "image") -> tuple[bytes, tuple[int, int]]:
-    """Return the bytes of an image that is upright as stored, and its (height, width).
+def store_upright(encoded: bytes, *, name: str = "image") -> tuple[bytes, str, tuple[int, int]]:
+    """Return an image as a JPEG or PNG that is upright as stored, "jpg" or "png", and its size.
 
-    They are the same bytes unless EXIF turns the image; then it is encoded again, a JPEG at quality
-    95 with all its colours, in which a pixel changes by a few steps of 255.
+    They are the same bytes unless EXIF turns the image, or it is of another kind. Then it is
+    encoded again: a JPEG at quality 95 with all its colours, in which a pixel changes by a few
+    steps of 255; anything else as a PNG.
+
+    Returns:
+      The bytes, their format, and (height, width).
 
     Raises:
       ImageError: as `decode_image`.
 
     >>> from penstock._images import encode_png
     >>> png = encode_png(np.zeros((4, 6, 3), np.uint8))
-    >>> store_upright(png) == (png, (4, 6))
+    >>> store_upright(png) == (png, "png", (4, 6))
     True
     """
     import cv2
 
-    stored = decode_image(encoded, name=name)
+    kind = find_kind(encoded)
+    image_format = "jpg" if kind == "JPEG" else "png"
+    image = decode_image(encoded, name=name)
+    is_kept = kind in ("JPEG", "PNG")
     # JPEG's segment, PNG's chunk: others are not decoded twice.
-    if b"Exif\0\0" in encoded or b"eXIf" in encoded:
+    if not is_kept or b"Exif\0\0" in encoded or b"eXIf" in encoded:
         upright = decode_image(encoded, is_upright=True, name=name)
-        if not np.array_equal(upright, stored):
-            suffix = ".png" if encoded[:8] == _PNG_MAGIC else ".jpg"
-            # Colours at full resolution, as a turned one's would be thinned along the other axis.
-            full = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
-            quality = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, full]
-            bgr = cv2.cvtColor(upright, cv2.COLOR_RGB2BGR)
-            encoded = cv2.imencode(suffix, bgr, quality if suffix == ".jpg" else [])[1].tobytes()
-            stored = upright
-    return encoded, (stored.shape[0], stored.shape[1])
+        is_kept = is_kept and np.array_equal(upright, image)
+        image = upright
+    if not is_kept:
+        # Colours at full resolution, as a turned one's would be thinned along the other axis.
+        full = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
+        quality = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, full]
+        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        options = quality if image_format == "jpg" else []
+        encoded = cv2.imencode(f".{image_format}", bgr, options)[1].tobytes()
+    return encoded, image_format, (image.shape[0], image.shape[1])
 
 
 def _choose_part(encoded: bytes, shorter_side: int) -> int:
     """Return 1, 2, 4 or 8: an image of this part of the size still has the shorter side."""
     size = image_size(encoded)
     # Of other kinds of files opencv decodes the whole image, and shrinks it without a filter.
-    if size is None or encoded[:2] != _JPEG_MAGIC:
+    if size is None or find_kind(encoded) != "JPEG":
         return 1
     return next(part for part in (8, 4, 2, 1) if part == 1 or min(size) // part >= shorter_side)
 
@@ -232,34 +190,27 @@ def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.
 def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
     import cv2
 
-    size = image_size(encoded)
-    if size is None and (kind := _find_other_kind(encoded)):
+    kind, size = find_kind(encoded), image_size(encoded)
+    if kind is not None and kind not in KINDS:
         raise ImageError(
             name,
             f"an image in the format {kind}",
-            "a JPEG or PNG",
+            DECODED,
             "Only these are decoded",
             "Convert it to one of them or remove it; a reader leaves it out with on_error='skip'",
         )
     if size is None or not 0 < size[0] * size[1] <= _MAX_PIXELS:
         claimed = f"{size[0]} x {size[1]} pixels" if size else f"bytes {encoded[:8].hex()!r}..."
-        raise _build_image_error(name, claimed, f"a JPEG or PNG of 1 to {_MAX_PIXELS} pixels")
+        raise _build_image_error(name, claimed, f"{DECODED} of 1 to {_MAX_PIXELS} pixels")
     data = np.frombuffer(encoded, np.uint8)
     try:
         image = cv2.imdecode(data, flag)
     except cv2.error as error:
-        raise _build_image_error(name, f"opencv error {error.code}", "a JPEG or PNG") from None
+        raise _build_image_error(name, f"opencv error {error.code}", DECODED) from None
     if image is None:
-        raise _build_image_error(
-            name, f"{len(encoded)} bytes opencv cannot decode", "a JPEG or PNG"
-        )
+        raise _build_image_error(name, f"{len(encoded)} bytes opencv cannot decode", DECODED)
     # opencv gives gray images without an axis of channels.
     return image if image.ndim == 3 else image[..., None]
-
-
-def _find_other_kind(encoded: bytes) -> str | None:
-    is_at = ((kind, encoded[at : at + len(mark)] == mark) for at, mark, kind in _OTHER_KINDS)
-    return next((kind for kind, is_there in is_at if is_there), None)
 
 
 def resize_image(

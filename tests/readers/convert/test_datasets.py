@@ -3,6 +3,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -230,6 +231,36 @@ def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path: P
         check_quarters(decode_image(each["image/encoded"]))
 
 
+@pytest.mark.parametrize("suffix", [".webp", ".bmp", ".tiff"])
+def test_kinds_that_slim_does_not_know_become_png(suffix, tmp_path: Path):
+    (tmp_path / "images/cat").mkdir(parents=True)
+    bgr = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    cv2.imwrite(str(tmp_path / f"images/cat/a{suffix}"), bgr, [cv2.IMWRITE_WEBP_QUALITY, 101])
+    made = convert.convert_image_folder(
+        tmp_path / "images", tmp_path / "out", "pets", num_validation=0, num_shards=1
+    )
+    (record,) = read_slim(made[0])
+    assert record["image/format"] == b"png"
+    np.testing.assert_array_equal(decode_image(record["image/encoded"])[..., ::-1], bgr)
+
+
+def test_damaged_images_are_left_out_and_named_where_that_is_asked_for(tmp_path: Path, caplog):
+    for name in ("cats", "dogs"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(10):
+            (tmp_path / "images" / name / f"{number}.jpg").write_bytes(jpeg(number))
+    (tmp_path / "images/cats/bad.png").write_bytes(b"no image")
+    # It begins and ends as a JPEG, so that its damage shows where it is decoded.
+    (tmp_path / "images/dogs/bad.jpg").write_bytes(b"\xff\xd8 no image \xff\xd9")
+    made = convert.convert_image_folder(
+        tmp_path / "images", tmp_path / "out", "pets", num_shards=1, on_error="skip"
+    )
+    assert [len(read_slim(path)) for path in made[:2]] in ([18, 2], [19, 1])
+    assert "1 file that is no whole image, 'cats/bad.png'" in caplog.text
+    assert "left out: '" in caplog.text
+    assert "dogs/bad.jpg' got bytes" in caplog.text
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere")])
 def test_what_is_no_plain_file_in_a_folder_of_images_is_named(make, tmp_path: Path):
     (tmp_path / "images" / "cat").mkdir(parents=True)
@@ -249,6 +280,8 @@ def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path
     assert [len(read_slim(path)) for path in made[:2]] == [27, 3]
     counts = Counter(int(sample["image/class/label"]) for p in made[:2] for sample in read_slim(p))
     assert counts == {0: 20, 1: 10}
+    held_out = Counter(int(sample["image/class/label"]) for sample in read_slim(made[1]))
+    assert held_out == {0: 2, 1: 1}
     assert convert.read_labels(tmp_path / "out") == {0: "cats", 1: "dogs"}
 
 
@@ -261,7 +294,7 @@ def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path
             {"dataset_name": "../pets"},
             r"dataset_name got '\.\./pets', expected a name without a slash",
         ),
-        ({"image_dir": "images/cats"}, "got no image in a folder of its class"),
+        ({"image_dir": "images/cats"}, "got no class, but"),
     ],
 )
 def test_argument_out_of_range_is_an_error_and_leaves_nothing(

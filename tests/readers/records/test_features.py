@@ -156,7 +156,7 @@ def test_image_is_decoded_to_rgb_uint8_of_the_declared_shape():
 
 @pytest.mark.parametrize("encoded", [b"", b"GIF89a......", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
 def test_bytes_that_are_no_image_are_an_error(encoded: bytes):
-    with pytest.raises(ImageError, match="expected a JPEG or PNG"):
+    with pytest.raises(ImageError, match="expected a JPEG, PNG, WebP, BMP or TIFF"):
         parse_example(build_example({"image/encoded": encoded}), {"i": ImageFeature((4, 4, 3))})
 
 
