@@ -140,17 +140,15 @@ def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
                 "each example. Declare it with lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
-    if not isinstance(value, (np.ndarray, jax.Array)):
+    # The exact type: JAX takes no array of a subclass, such as one with a mask.
+    if type(value) is not np.ndarray and not isinstance(value, jax.Array):
         try:
             value = np.asarray(value)
         except ValueError as error:
             return f"feed {spec.name!r} got what numpy makes no array of: {error}."
-    if value.dtype == spec.dtype and value.shape[1:] == spec.shape and value.ndim:
-        return value
-    shaped = _reshape(value, spec)
-    if isinstance(shaped, str):
-        return shaped
-    return _cast(shaped, spec)
+    is_shaped = value.shape[1:] == spec.shape and value.ndim
+    shaped = value if is_shaped else _reshape(value, spec)
+    return shaped if isinstance(shaped, str) else _cast(shaped, spec)
 
 
 def _reshape(value: Array, spec: FeedSpec) -> Array | str:
@@ -185,24 +183,15 @@ def _cast(value: Array, spec: FeedSpec) -> Array | str:
 
     Bytes for a floating dtype are cast inside the program, by `layers.data`.
     """
-    if value.dtype == spec.dtype or (value.dtype == BYTES and _is_floating(spec.dtype)):
+    if value.dtype == BYTES and _is_floating(spec.dtype):
         return value
-    if value.dtype.kind in "OSUV" or not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+    if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
         return (
             f"feed {spec.name!r} got dtype {value.dtype}, expected {spec.dtype}. It is not "
             "converted, since that would lose information. Convert it in the reader."
         )
-    # int64 from numpy for int32 is usual: fine, as long as the values fit.
-    is_narrowed = spec.dtype.kind in "iu" and not np.can_cast(value.dtype, spec.dtype, "safe")
-    if is_narrowed and value.size and isinstance(value, np.ndarray):
-        limits = np.iinfo(spec.dtype)
-        low, high = int(value.min()), int(value.max())
-        if low < limits.min or high > limits.max:
-            return (
-                f"feed {spec.name!r} got {value.dtype} values from {low} to {high}, expected "
-                f"values that fit {spec.dtype}."
-            )
-    return value.astype(spec.dtype)
+    problem = spec.find_out_of_range(value)
+    return problem or (value if value.dtype == spec.dtype else value.astype(spec.dtype))
 
 
 def _is_floating(dtype: np.dtype) -> bool:
@@ -262,7 +251,7 @@ class Feeder:
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
         self._multiple = mesh.local_mesh.size * num_micro_batches
         self._full_weights: dict[tuple[int, int], jax.Array] = {}
-        self._full: list[tuple[str, np.dtype, tuple[int, ...]]] = []
+        self._full: list[tuple[FeedSpec, np.dtype, tuple[int, ...]]] = []
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self.sizes: dict[tuple[int, ...], int] = {}
         self._exchange = exchange
@@ -280,8 +269,7 @@ class Feeder:
             # They have the old length.
             self._full_weights = {}
             self._full = [
-                (spec.name, spec.dtype, (self.batch_size, *spec.shape))
-                for spec in self._specs.values()
+                (spec, spec.dtype, (self.batch_size, *spec.shape)) for spec in self._specs.values()
             ]
 
     def list_sizes(self, mode: str) -> list[tuple[str, int]]:
@@ -330,8 +318,8 @@ class Feeder:
         for batch in batches:
             if batch.__class__ is not dict or len(batch) != len(self._full):
                 return False
-            for name, dtype, shape in self._full:
-                value: Any = batch.get(name)
+            for spec, dtype, shape in self._full:
+                value: Any = batch.get(spec.name)
                 if value.__class__ is not np.ndarray:
                     return False
                 # By identity, as numpy keeps one object of each plain dtype: a comparison takes
@@ -339,6 +327,8 @@ class Feeder:
                 if value.dtype is not dtype and not (value.dtype is BYTES and _is_floating(dtype)):
                     return False
                 if value.shape != shape:
+                    return False
+                if spec.ids is not None and not spec.ids.holds(value.min(), value.max()):
                     return False
         return True
 

@@ -277,7 +277,7 @@ def read(values: Sequence[jax.Array], structure: Structure, num_examples: int) -
     Waits for the device. Values without axes become Python numbers, sequences lists of arrays, each
     of its own length.
     """
-    host = _fetch(list(values))
+    host = fetch(list(values))
     return sequences.cut_all(
         structure.build(
             [_cut(v, r, num_examples) for v, r in zip(host, structure.rows, strict=True)]
@@ -285,7 +285,7 @@ def read(values: Sequence[jax.Array], structure: Structure, num_examples: int) -
     )
 
 
-def _fetch(values: object) -> Any:
+def fetch(values: object) -> Any:
     """Return arrays on the host; of one split over processes, this process's part."""
     if jax.process_count() == 1:
         return jax.device_get(values)
@@ -353,7 +353,7 @@ class LaunchValues:
     def at(self, number: int) -> Any:
         """Return the metrics of step `number` of the launch; waits for the device."""
         if self._host is None:
-            self._host, self.is_read = _fetch(self._values), True
+            self._host, self.is_read = fetch(self._values), True
             self._values = None  # lets go of the device's buffers
         # With several steps in a launch every value has an axis of them in front.
         single, many = len(self._structures) == 1, len(self._counts) > 1

@@ -30,7 +30,7 @@ from penstock._program.examples import (
 from penstock._program.frame import Frame
 from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import flatten
-from penstock._program.requests import Mode, ParameterSpec, Variables
+from penstock._program.requests import Ids, Mode, ParameterSpec, Variables
 from penstock._tracing import untrained
 from penstock._tracing.batch_dependence import (
     check_split,
@@ -115,6 +115,7 @@ class Probe:
       has_micro_batches: whether the batch is cut into micro-batches.
       has_convolution: whether there is one anywhere, nested functions included.
       followed: what each returned value is to the batch, where it is known already.
+      lookups: tables of ids that the program computes.
     """
 
     program: Runnable
@@ -127,6 +128,7 @@ class Probe:
     has_micro_batches: bool
     has_convolution: bool
     followed: list[Kind] | None
+    lookups: tuple[Ids, ...]
 
     def in_test_mode(self, num_devices: int) -> Probe:
         """Return the probe in test mode of a function that has not asked for the mode.
@@ -250,6 +252,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         has_micro_batches=mode == "train" and options.num_micro_batches > 1,
         has_convolution="conv_general_dilated" in primitives,
         followed=followed,
+        lookups=tuple(frame.requests.lookups),
     )
     found.check_split(mesh.size)
     return found

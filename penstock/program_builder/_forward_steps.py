@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _metrics
+from penstock._device_batches import DeviceBatch
 from penstock._mesh import SPLIT, WHOLE
 from penstock._program.requests import DeviceFeed, Variables
-from penstock._tracing.evaluation import Runnable
+from penstock._tracing.evaluation import Runnable, run_program
+from penstock._tracing.probe import Probe
 from penstock.program_builder import _gradients
 
 
@@ -41,6 +45,26 @@ def infer_step(
     """Return the values of an infer program."""
     key = jax.random.key_data(jax.random.key(0))
     return tuple(_forward(program, mesh, specs, variables, key, feed, weights).values)
+
+
+def check_ids(probe: Probe, outputs: object, variables: Variables, batch: DeviceBatch) -> None:
+    """Raise if the outputs of an infer program have a nan because of ids outside a table.
+
+    Every operation runs again by itself, on one device, since ids have values then.
+
+    Raises:
+      NonFiniteError: naming the layer.
+    """
+    program = probe.program
+    # Ids of a feed that was on the devices were not checked.
+    looks_up = probe.lookups or any(spec.ids for spec in program.feed_specs.values())
+    # `x != x` holds for nan alone, of any dtype.
+    if not looks_up or not any(np.any(x != x) for x in jax.tree.leaves(outputs)):
+        return
+    host = _metrics.fetch((variables, dict(batch.feed), batch.weights))
+    with jax.disable_jit():
+        variables, feed, weights = jax.tree.map(jnp.asarray, host)
+        run_program(program, variables, feed, weights, jax.random.key(0), num_devices=1)
 
 
 def _forward(

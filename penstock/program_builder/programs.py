@@ -227,6 +227,7 @@ class Programs:
         Raises:
           ProgramError: there is no infer function.
           FeedError: the feed does not fit the declared inputs.
+          NonFiniteError: a layer looked up ids outside its table.
         """
         probe = self.network.infer
         if probe is None:
@@ -235,7 +236,7 @@ class Programs:
                 "or Trainer, or use an Inferencer."
             )
         specs = probe.program.feed_specs
-        _, size = check_feed(feed, specs, specs)
+        size = check_feed(feed, specs, specs)[1]
         bucket = max(self.group.exchange("infer", 1 << (size - 1).bit_length()))
         feeder = self._infer_feeders.get(bucket)
         if feeder is None:
@@ -246,7 +247,9 @@ class Programs:
             probe.check_padding("infer", size, batch.size)
         program = self.keep("infer", self.infer_program)
         values = program(variables, batch.feed, batch.weights)
-        return _metrics.read(values, probe.program.structure, size)
+        outputs = _metrics.read(values, probe.program.structure, size)
+        _forward_steps.check_ids(probe, outputs, variables, batch)
+        return outputs
 
     def infer_program(self) -> Program:
         """Return the infer program, not compiled yet; for networks with an infer function."""
