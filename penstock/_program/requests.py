@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax.core import tracers
+from jax.core import Tracer
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
@@ -60,7 +61,7 @@ class Ids(NamedTuple):
 
     def holds(self, low: int, high: int) -> bool:
         """Return whether ids from `low` to `high` are rows of the table."""
-        return 0 <= low and high < self.num_rows
+        return low >= 0 and high < self.num_rows
 
     def refuse(self, low: int, high: int) -> str:
         """Return what an error says of ids from `low` to `high`, after `got`."""
@@ -271,13 +272,13 @@ class Requests:
             return dataclasses.replace(fed, values=fed.values.astype(spec.dtype))
         return fed.astype(spec.dtype)  # bytes of images are cast here
 
-    def look_up(self, ids: object, table: Ids) -> None:
+    def look_up(self, ids: Any, table: Ids) -> None:
         """Note on a probe that a layer looks ids up: those of a feed are then checked before.
 
         Raises:
           NonFiniteError: ids that have values are outside the table.
         """
-        if not isinstance(ids, jax.core.Tracer) and np.size(ids):
+        if not isinstance(ids, Tracer) and np.size(ids):
             low, high = int(np.min(ids)), int(np.max(ids))
             if not table.holds(low, high):
                 raise NonFiniteError(f"a program got {table.refuse(low, high)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ from penstock._program.requests import DeviceFeed, Variables
 from penstock._tracing.evaluation import Runnable, run_program
 from penstock._tracing.probe import Probe
 from penstock.program_builder import _gradients
+
+
+T = TypeVar("T")
 
 
 def test_step(
@@ -47,8 +51,8 @@ def infer_step(
     return tuple(_forward(program, mesh, specs, variables, key, feed, weights).values)
 
 
-def check_ids(probe: Probe, outputs: object, variables: Variables, batch: DeviceBatch) -> None:
-    """Raise if the outputs of an infer program have a nan because of ids outside a table.
+def check_ids(probe: Probe, outputs: T, variables: Variables, batch: DeviceBatch) -> T:
+    """Return the outputs of an infer program, where no nan in them is of ids outside a table.
 
     Every operation runs again by itself, on one device, since ids have values then.
 
@@ -60,11 +64,12 @@ def check_ids(probe: Probe, outputs: object, variables: Variables, batch: Device
     looks_up = probe.lookups or any(spec.ids for spec in program.feed_specs.values())
     # `x != x` holds for nan alone, of any dtype.
     if not looks_up or not any(np.any(x != x) for x in jax.tree.leaves(outputs)):
-        return
+        return outputs
     host = _metrics.fetch((variables, dict(batch.feed), batch.weights))
     with jax.disable_jit():
         variables, feed, weights = jax.tree.map(jnp.asarray, host)
         run_program(program, variables, feed, weights, jax.random.key(0), num_devices=1)
+    return outputs
 
 
 def _forward(

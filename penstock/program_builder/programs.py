@@ -89,13 +89,10 @@ class Programs:
           FeedError: a batch does not fit the declared inputs.
           ProgramError: a batch is short, and the program averages its padding.
         """
-        feeder = self._feeders.get(mode)
-        if feeder is None:
-            raise UnknownNameError(
-                f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
-                + nearest(str(mode), self._feeders)
-            )
-        batch = feeder.place(batches)
+        if mode not in self._feeders:
+            known = listed(self._feeders) + "." + nearest(str(mode), self._feeders)
+            raise UnknownNameError(f"place got the mode {mode!r}, expected one of {known}")
+        batch = self._feeders[mode].place(batches)
         if min(batch.counts) < batch.size:
             self.network.check_padding(mode, min(batch.counts), batch.size)
         return batch
@@ -248,8 +245,7 @@ class Programs:
         program = self.keep("infer", self.infer_program)
         values = program(variables, batch.feed, batch.weights)
         outputs = _metrics.read(values, probe.program.structure, size)
-        _forward_steps.check_ids(probe, outputs, variables, batch)
-        return outputs
+        return _forward_steps.check_ids(probe, outputs, variables, batch)
 
     def infer_program(self) -> Program:
         """Return the infer program, not compiled yet; for networks with an infer function."""

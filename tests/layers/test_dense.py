@@ -174,7 +174,7 @@ def test_training_with_a_computed_id_outside_the_table_names_the_layer():
     trainer = ps.Trainer(function, optax.sgd(0.1), place=one_device())
     with pytest.raises(
         ps.NonFiniteError,
-        match="layers.embedding 'words' looks up ids that the program computes, and gives nan for "
+        match=r"layers.embedding 'words' looks up ids that the program computes, and gives nan for "
         "those outside its 9 rows",
     ):
         trainer.train([{"x": np.full((4, 1), 8, np.int32)}])
