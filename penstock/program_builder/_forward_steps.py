@@ -18,7 +18,6 @@ from penstock._tracing.evaluation import Runnable, run_program
 from penstock._tracing.probe import Probe
 from penstock.program_builder import _gradients
 
-
 T = TypeVar("T")
 
 
