@@ -10,8 +10,8 @@ import jax
 from penstock._program.user_lines import find_raising_line
 
 _NO_VALUES = (
-    "{owner} asked for the values of an array at {line}, in {what}. A program is traced once, before there "
-    "are any: no Python branch, loop or number can depend on them. {remedy}"
+    "{owner} asked for the values of an array at {line}, in {what}. A program is traced once, "
+    "before there are any: no Python branch, loop or number can depend on them. {remedy}"
 )
 
 _REMEDIES: list[tuple[type[Exception], str, str]] = [
