@@ -194,17 +194,15 @@ def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
                 "each example. Declare it with lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
-    if not isinstance(value, (np.ndarray, jax.Array)):
+    # The exact type: JAX takes no array of a subclass, such as one with a mask.
+    if type(value) is not np.ndarray and not isinstance(value, jax.Array):
         try:
             value = np.asarray(value)
         except ValueError as error:
             return f"feed {spec.name!r} got what numpy makes no array of: {error}."
-    if value.dtype == spec.dtype and value.shape[1:] == spec.shape and value.ndim:
-        return value
-    shaped = _reshape(value, spec)
-    if isinstance(shaped, str):
-        return shaped
-    return _cast(shaped, spec)
+    is_shaped = value.shape[1:] == spec.shape and value.ndim
+    shaped = value if is_shaped else _reshape(value, spec)
+    return shaped if isinstance(shaped, str) else _cast(shaped, spec)
 
 
 def _reshape(value: Array, spec: FeedSpec) -> Array | str:
@@ -239,24 +237,15 @@ def _cast(value: Array, spec: FeedSpec) -> Array | str:
 
     Bytes for a floating dtype are cast inside the program, by `layers.data`.
     """
-    if value.dtype == spec.dtype or (value.dtype == BYTES and _is_floating(spec.dtype)):
+    if value.dtype == BYTES and _is_floating(spec.dtype):
         return value
-    if value.dtype.kind in "OSUV" or not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+    if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
         return (
             f"feed {spec.name!r} got dtype {value.dtype}, expected {spec.dtype}. It is not "
             "converted, since that would lose information. Convert it in the reader."
         )
-    # int64 from numpy for int32 is usual: fine, as long as the values fit.
-    is_narrowed = spec.dtype.kind in "iu" and not np.can_cast(value.dtype, spec.dtype, "safe")
-    if is_narrowed and value.size and isinstance(value, np.ndarray):
-        limits = np.iinfo(spec.dtype)
-        low, high = int(value.min()), int(value.max())
-        if low < limits.min or high > limits.max:
-            return (
-                f"feed {spec.name!r} got {value.dtype} values from {low} to {high}, expected "
-                f"values that fit {spec.dtype}."
-            )
-    return value.astype(spec.dtype)
+    problem = spec.find_out_of_range(value)
+    return problem or (value if value.dtype == spec.dtype else value.astype(spec.dtype))
 
 
 def _is_floating(dtype: np.dtype) -> bool:
@@ -328,7 +317,6 @@ class Feeder:
         self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
         self._num_local = _mesh.count_local_parts(mesh)
         self._rows: dict[tuple[int, ...], Rows] = {}
-        self._plain = {spec.name: (spec.dtype, spec.shape) for spec in specs.values()}
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self._exchange = exchange
 
@@ -354,7 +342,7 @@ class Feeder:
             columns, count = [each for each, _ in ready], ready[0][1]
             if any(number != count for _, number in ready):
                 raise FeedError(
-                    f"a launch got batches of {listed(str(number) for _, number in ready)} "
+                    f"a launch got batches of {', '.join(str(number) for _, number in ready)} "
                     "examples, expected one number. Its steps are one program."
                 )
         shares, lengths = self._agree(columns, count, shares)
@@ -391,19 +379,22 @@ class Feeder:
             return None
         count = None
         for batch in batches:
-            if batch.__class__ is not dict or len(batch) != len(self._plain):
+            if batch.__class__ is not dict or len(batch) != len(self._specs):
                 return None
-            for name, (dtype, shape) in self._plain.items():
+            for name, spec in self._specs.items():
                 value: Any = batch.get(name)
                 if value.__class__ is not np.ndarray or not value.shape:
                     return None
                 # By identity, as numpy keeps one object of each plain dtype: a comparison takes
                 # longer.
+                dtype = spec.dtype
                 if value.dtype is not dtype and not (value.dtype is BYTES and _is_floating(dtype)):
                     return None
                 if count is None:
                     count = value.shape[0]
-                if value.shape[0] != count or value.shape[1:] != shape:
+                if value.shape[0] != count or value.shape[1:] != spec.shape:
+                    return None
+                if spec.ids and count and not spec.ids.holds(value.min(), value.max()):
                     return None
         return count or None
 

@@ -63,17 +63,24 @@ def test_bytes_for_a_floating_input_stay_bytes_until_they_are_on_the_device():
     assert columns["image"].dtype == np.uint8
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float16", "bfloat16", "float8_e4m3fn", "int64", "int4", "bool"]
+)
 def test_dtype_that_loses_only_precision_is_converted(dtype):
     columns, _ = checked({"image": images(2).astype(dtype)}, IMAGE)
     assert columns["image"].dtype == np.float32
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "int16"])
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int16", "int8"])
 def test_labels_of_another_integer_dtype_are_converted(dtype):
     columns, _ = checked({"label": np.array([[7], [100]], dtype)}, LABEL)
     assert columns["label"].dtype == np.int32
     assert columns["label"].tolist() == [[7], [100]]
+
+
+def test_mask_without_masked_values_is_left_behind():
+    columns, _ = checked({"image": np.ma.masked_array(images(2))}, IMAGE)
+    assert type(columns["image"]) is np.ndarray
 
 
 def test_lists_of_numbers_are_taken_as_arrays():
@@ -146,7 +153,15 @@ def test_feed_with_axes_in_another_order_is_not_reshaped():
 
 @pytest.mark.parametrize(
     ("name", "dtype", "expected"),
-    [("label", "float32", "int32"), ("image", "complex64", "float32"), ("image", "<U3", "float32")],
+    [
+        ("label", "float32", "int32"),
+        ("label", "bfloat16", "int32"),
+        ("image", "complex64", "float32"),
+        ("image", "<U3", "float32"),
+        ("image", "V4", "float32"),
+        ("image", "M8[s]", "float32"),
+        ("image", "O", "float32"),
+    ],
 )
 def test_feed_of_a_dtype_that_would_lose_information_is_refused(name, dtype, expected):
     shape = (2, *BOTH[name].shape)
@@ -164,8 +179,9 @@ def test_integers_that_do_not_fit_the_declared_dtype_are_refused():
     )
 
 
-def test_unsigned_integers_that_do_not_fit_the_signed_dtype_are_refused():
-    text = error_of({"label": np.array([[1], [2**31]], np.uint32)}, LABEL)
+@pytest.mark.parametrize("make", [np.array, jnp.array])
+def test_unsigned_integers_that_do_not_fit_the_signed_dtype_are_refused(make):
+    text = error_of({"label": make([[1], [2**31]], np.uint32)}, LABEL)
     assert f"got uint32 values from 1 to {2**31}, expected values that fit int32." in text
 
 

@@ -28,7 +28,7 @@ from penstock._program.requests import (
     Variables,
 )
 from penstock._program.user_lines import find_user_lines
-from penstock._tracing.advice import find_advice
+from penstock._tracing.advice import advise
 from penstock.metrics import Metric
 
 Stack = tuple[str, ...]
@@ -191,9 +191,7 @@ def evaluate(
                     dict(frame.requests.variables), mutable=[*statistics, *sown], **options
                 )
     except Exception as error:
-        error.add_note(f"While tracing {owner}.")
-        if advice := find_advice(error, owner):
-            error.add_note(advice)
+        advise(error, owner)
         raise
     is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
     structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)

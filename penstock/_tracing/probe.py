@@ -24,7 +24,7 @@ from penstock._program.frame import Frame
 from penstock._program.keys import make_root, wrap_key
 from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import flatten
-from penstock._program.requests import Mode, ParameterSpec, Variables
+from penstock._program.requests import Ids, Mode, ParameterSpec, Variables
 from penstock._tracing import untrained
 from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
 
@@ -75,6 +75,7 @@ class Probe:
       is_mode_read: whether the function has asked for the mode.
       has_convolution: whether there is one anywhere, nested functions included.
       trace: of its operations.
+      lookups: tables of ids that the program computes.
     """
 
     program: Runnable
@@ -84,6 +85,7 @@ class Probe:
     is_mode_read: bool
     has_convolution: bool
     trace: ClosedJaxpr
+    lookups: tuple[Ids, ...]
 
     def in_test_mode(self) -> Probe:
         """Return the probe in test mode of a function that has not asked for the mode.
@@ -157,6 +159,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         is_mode_read=frame.is_mode_read,
         has_convolution="conv_general_dilated" in primitives,
         trace=run.trace,
+        lookups=tuple(frame.requests.lookups),
     )
 
 

@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, optimizers
-from penstock._device_batches import Rows
+from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import Statistics
@@ -331,6 +331,21 @@ def infer_step(
     key = wrap_key(make_root(0))
     returned = _forward(program, mesh, variables, key, feed, rows)
     return spread_rows(returned.values, program.structure, rows)
+
+
+def check_ids(program: Runnable, variables: Variables, batch: DeviceBatch) -> None:
+    """Raise if a layer of an infer program looks up ids outside its table.
+
+    Every operation runs by itself, on one device, since ids have values then.
+
+    Raises:
+      NonFiniteError: naming the layer.
+    """
+    host = _metrics.fetch((variables, dict(batch.feed)))
+    with jax.disable_jit():
+        variables, feed = jax.tree.map(jnp.asarray, host)
+        rows = Rows(len(jax.tree.leaves(feed)[0]), ((0, batch.counts[0]),))
+        infer_step(program, _mesh.make_mesh(jax.local_devices()[:1]), variables, feed, rows)
 
 
 def _forward(

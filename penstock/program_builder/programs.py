@@ -257,6 +257,7 @@ class Programs:
         Raises:
           ProgramError: there is no infer function.
           FeedError: the feed does not fit the declared inputs.
+          NonFiniteError: a layer looked up ids outside its table.
         """
         probe = self.network.infer
         if probe is None:
@@ -275,16 +276,21 @@ class Programs:
 
         # Compiled for few sizes where each row is made of its own example.
         bucket = self._choose_bucket(structure, batch.rows)
-        if bucket is None:
-            return _metrics.arrange(run(feeder.put(batch)), structure, batch.count)
         found = run(feeder.put(batch, bucket))
-        if bucket.size not in self._is_by_rows:
+        if bucket is not None and bucket.size not in self._is_by_rows:
             other = run(feeder.put(batch, bucket, changes_padding=True))
             is_same = _metrics.are_rows_equal(found, other, structure, batch.count)
             self._is_by_rows[bucket.size] = all(self.group.exchange("infer", is_same))
-        if not self._is_by_rows[bucket.size]:
+        if bucket is not None and not self._is_by_rows[bucket.size]:
             found = run(feeder.put(batch))
-        return _metrics.arrange(found, structure, batch.count)
+        outputs = _metrics.arrange(found, structure, batch.count)
+        if self._looks_up(probe) and _metrics.has_nan(outputs):
+            _step.check_ids(probe.program, variables, feeder.put(batch))
+        return outputs
+
+    def _looks_up(self, probe: Probe) -> bool:
+        # Ids of a feed that was on the devices were not checked.
+        return bool(probe.lookups) or any(s.ids for s in probe.program.feed_specs.values())
 
     def _choose_bucket(self, structure: _metrics.Structure, rows: Rows) -> Rows | None:
         """Return what a feed is padded to, None where a program must see just the examples.
