@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from penstock import _mesh, _sequence_feeds
 from penstock._errors import FeedError, listed, nearest
+from penstock._mesh import Layout
 from penstock._program import sequences
 from penstock._program.requests import Feed, FeedSpec
 
@@ -59,10 +60,12 @@ class Rows(NamedTuple):
         """The number of examples."""
         return sum([end - begin for begin, end in self.parts])
 
-    def cut(self, feed: Mapping[str, Any], mesh: Mesh) -> Mapping[str, Any]:
+    def cut(self, feed: Mapping[str, Any], mesh: Mesh, layout: Layout) -> Mapping[str, Any]:
         """Return a batch without the rows that the host has added; inside a program."""
-        if self.num_examples == self.size:
-            return feed
+        is_full = self.num_examples == self.size
+        lay_out = _mesh.lay_out_whole if self._is_whole(layout) else _mesh.lay_out_split
+        if is_full:
+            return lay_out(feed, mesh) if self._is_whole(layout) else feed
 
         def cut_one(x: jax.Array) -> jax.Array:
             parts = [
@@ -70,14 +73,20 @@ class Rows(NamedTuple):
             ]
             return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
-        return _mesh.lay_out_split(jax.tree.map(cut_one, feed), mesh)
+        return lay_out(jax.tree.map(cut_one, feed), mesh)
 
-    def spread(self, value: jax.Array, rows: int) -> jax.Array:
+    def _is_whole(self, layout: Layout) -> bool:
+        """Return whether every device computes the whole batch."""
+        return layout == "whole" or (layout == "even" and self.num_examples < self.size)
+
+    def spread(self, value: jax.Array, rows: int, mesh: Mesh, layout: Layout) -> jax.Array:
         """Return rows of examples where `cut` took them from, zeros between; inside a program.
 
         Arguments:
           rows: of each example.
         """
+        if self._is_whole(layout):
+            value = _mesh.lay_out_whole(value, mesh)
         if self.num_examples == self.size:
             return value
         pieces, taken, place = [], 0, 0

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from penstock import _metrics
+from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, MicroBatch, open_frame
@@ -50,6 +50,7 @@ class Runnable:
       structure: how the returned values are arranged.
       shapes: of the returned values, as probed.
       has_sequences: whether it takes sequences.
+      layout: how its batch lies on the devices.
       sown: collections of flax modules whose values the function asks for.
       options: of the builder; the precision is one of them.
       is_on_cpu: whether it is compiled for CPUs.
@@ -66,6 +67,7 @@ class Runnable:
     is_on_cpu: bool
     counts_words: bool
     has_sequences: bool
+    layout: _mesh.Layout
 
     @property
     def name(self) -> str:

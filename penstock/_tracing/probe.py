@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +27,10 @@ from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import flatten
 from penstock._program.requests import Ids, Mode, ParameterSpec, Variables
 from penstock._tracing import untrained
+from penstock._tracing.batch_layout import choose_layout
 from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
+
+_LOGGER = logging.getLogger("penstock")
 
 ShapeTable: TypeAlias = dict[Key, tuple[tuple[int, ...], np.dtype]]
 """Shape and dtype of every entry of the parameter tree, by collection and path."""
@@ -148,7 +152,15 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         options=options,
         is_on_cpu=_mesh.is_on_cpu(mesh),
         counts_words=bool(frame.word_counts),
+        layout=choose_layout(run.trace.jaxpr, PROBE_BATCH_SIZES[0]),
     )
+    if program.layout == "whole" and _mesh.count_parts(mesh) > 1:
+        _LOGGER.warning(
+            "%s is computed whole on every device: XLA splits one of its operations over the batch "
+            "wrongly (a cumulative one, a maximum over windows, a reduction of its own). More "
+            "devices make it no faster",
+            owner,
+        )
     specs = frame.requests.specs
     counted = [(spec.stack, path[:-1]) for path, spec in specs.items() if spec.is_automatic]
     return Probe(

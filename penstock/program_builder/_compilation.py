@@ -164,7 +164,8 @@ class Program:
         level, number = self._recompile_level, rows.num_examples
         sizes = [each.num_examples for each in self._sizes]
         if number not in sizes:
-            why = f"a batch of {number} examples, after {' and '.join(map(str, dict.fromkeys(sizes)))}"
+            before = " and ".join(map(str, dict.fromkeys(sizes)))
+            why = f"a batch of {number} examples, after {before}"
             # A data set has a short last batch as a rule.
             level = min(level, logging.INFO) if len(set(sizes)) == 1 else level
         else:
