@@ -2,7 +2,7 @@
 
 XLA's partitioner (of JAX 0.10.2) computes a few operations over a split batch axis wrongly, or not
 at all. A program that has one is computed whole on every device: right, and not faster than on one.
-tests/battery has a program for each of them.
+tests/battery/partitioner.py has a program for each of them.
 """
 
 from __future__ import annotations

@@ -147,9 +147,11 @@ def halves_of_the_batch(x, w):
     a, b = x[:n] @ w, x[n:] @ w
     if not n:
         return jnp.mean(b**2)
-    return jnp.mean((a - b[:n]) ** 2) + jnp.mean(b[n:] ** 2) * b.shape[0] / len(x) if (
-        len(b) > n
-    ) else jnp.mean((a - b) ** 2)
+    return (
+        jnp.mean((a - b[:n]) ** 2) + jnp.mean(b[n:] ** 2) * b.shape[0] / len(x)
+        if (len(b) > n)
+        else jnp.mean((a - b) ** 2)
+    )
 
 
 @body(w=(6, 4))

@@ -207,7 +207,11 @@ class SoftMixtureWithImportance(nn.Module):
     @nn.compact
     def __call__(self, x, y):
         experts = nn.vmap(
-            nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=3
+            nn.Dense,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=None,
+            axis_size=3,
         )(2)
         gates = nn.softmax(nn.Dense(3)(x))
         importance = gates.sum(axis=0)

@@ -1,4 +1,4 @@
-"""Every reduction of jax.numpy, of the whole batch, by column and by row; and metrics of a batch."""
+"""Every reduction of jax.numpy, of the batch, by column and by row; and metrics of a batch."""
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,11 @@ def logical_reductions(x, w):
 @body(**W)
 def logarithms_of_sums(x, w):
     h = x @ w
-    values = [*each(h, jax.nn.logsumexp), jnp.logaddexp.reduce(h, axis=0), jax.nn.softmax(h, axis=0)]
+    values = [
+        *each(h, jax.nn.logsumexp),
+        jnp.logaddexp.reduce(h, axis=0),
+        jax.nn.softmax(h, axis=0),
+    ]
     return with_loss(h, values)
 
 
@@ -106,8 +110,9 @@ def means_with_weights_and_masks(x, y, w):
 @body(**W)
 def ufuncs_that_reduce(x, w):
     h = jnp.tanh(x @ w)
+    signs = jnp.sign(h).astype(jnp.int32)
     values = [jnp.add.reduce(h), jnp.maximum.reduce(h), jnp.minimum.reduce(h, axis=None)]
-    return with_loss(h, [*values, jnp.multiply.reduce(1 + h / 10)])
+    return with_loss(h, [*values, jnp.multiply.reduce(1 + h / 10), jnp.bitwise_xor.reduce(signs)])
 
 
 def true_positives(x, label, w):
@@ -179,6 +184,10 @@ def reductions_of_layers():
         *(layers.reduce_std, layers.reduce_var, layers.reduce_median),
     )
     values = [function(h, dim=dim) for function in functions for dim in (None, 0, 1)]
-    signs = [layers.reduce_all(h > -1), layers.reduce_any(h > 1, dim=0), layers.reduce_prod(1 + h / 9)]
+    signs = [
+        layers.reduce_all(h > -1),
+        layers.reduce_any(h > 1, dim=0),
+        layers.reduce_prod(1 + h / 9),
+    ]
     loss = layers.reduce_sum(weights * h**2) / layers.reduce_sum(weights)
     return loss + 0.01 * layers.reduce_max(h) + 0.1 * layers.reduce_std(h), values, signs

@@ -9,13 +9,16 @@ from tests.battery.harness import CASES, assert_same, reference, run
 
 THEMES = (
     *("callbacks", "contrastive", "control_flow", "generative", "gradients", "losses", "modules"),
-    *("operations", "programs", "reductions"),
+    *("operations", "partitioner", "programs", "reductions"),
 )
 for theme in THEMES:
     importlib.import_module(f"tests.battery.{theme}")
 
 # One of each kind, for the quick tests.
-QUICK = ("contrastive-simclr", )
+QUICK = (
+    *("contrastive-simclr", "modules-BatchNorms"),
+    "partitioner-order_of_an_uneven_batch",
+)
 
 
 def variants():
