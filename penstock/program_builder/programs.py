@@ -81,6 +81,8 @@ class Programs:
         self.compile_time = CompileTime()
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
+        self._infer_feeder: Feeder | None = None
+        # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}
 
     def place(
@@ -265,11 +267,12 @@ class Programs:
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
                 "or Trainer, or use an Inferencer."
             )
-        specs, program = probe.program.feed_specs, self.keep("infer", self.infer_program)
-        if "infer" not in self._feeders:
-            self._feeders["infer"] = self._make_feeder(specs, specs)
-        feeder, structure = self._feeders["infer"], probe.program.structure
+        if self._infer_feeder is None:
+            specs = probe.program.feed_specs
+            self._infer_feeder = self._make_feeder(specs, specs)
+        feeder, structure = self._infer_feeder, probe.program.structure
         batch = feeder.prepare([feed])
+        program = self.keep("infer", self.infer_program)
 
         def run(placed: DeviceBatch) -> list[Any]:
             return _metrics.fetch(program(variables, placed.feed, placed.rows))

@@ -50,7 +50,7 @@ def raised_by(replay):
     with pytest.raises(FloatingPointError) as caught:
         replay()
     assert type(caught.value) is FloatingPointError
-    numbers = re.match(r"replay of global step (\d+): Invalid value \(\w+\)", str(caught.value))
+    numbers = re.match(r"replay of global step (\d+): [Ii]nvalid value \(\w+\)", str(caught.value))
     assert numbers, str(caught.value)
     return caught.value, int(numbers[1])
 
