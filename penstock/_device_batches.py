@@ -6,6 +6,7 @@ the program cuts them off again before a layer sees any. A program sees exactly 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -276,11 +277,26 @@ def pad_rows(column: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([column, np.repeat(np.asarray(last), missing, axis=0)])
 
 
-def _change(column: Any, count: int) -> np.ndarray:
-    """Return an array of which every number behind `count` rows is another, 0 or 1."""
-    changed = np.array(column)
-    changed[count:] = changed[count:] == 0
-    return changed
+NUM_SPOILED = 3
+"""How many kinds of padding a program is tried with."""
+
+
+def _spoil(column: Any, count: int, kind: int) -> Any:
+    """Return an input with nan, very large or very negative numbers behind `count` rows.
+
+    Whatever sums, compares or sorts examples shows one of them: on several devices a maximum loses
+    nan.
+    """
+    if isinstance(column, sequences.Sequence | sequences.NestedSequence):
+        return dataclasses.replace(column, values=_spoil(column.values, count, kind))
+    spoilt = np.array(column)
+    if _is_floating(spoilt.dtype):
+        large = float(jnp.finfo(spoilt.dtype).max) ** 0.75
+        spoilt[count:] = (np.nan, large, -large)[kind]
+    else:
+        is_flag = spoilt.dtype == np.bool_
+        spoilt[count:] = kind == 0 if is_flag else (np.iinfo(spoilt.dtype).max, 0, 1)[kind]
+    return spoilt
 
 
 class HostBatch(NamedTuple):
@@ -358,19 +374,22 @@ class Feeder:
         return HostBatch(columns, count, self.choose_rows(shares), lengths)
 
     def put(
-        self, batch: HostBatch, rows: Rows | None = None, *, changes_padding: bool = False
+        self, batch: HostBatch, rows: Rows | None = None, *, spoiled: int | None = None
     ) -> DeviceBatch:
         """Return batches padded, stacked and on the devices.
 
         Arguments:
           rows: to pad to others.
-          changes_padding: pad with other values.
+          spoiled: pad with what no program gives; one of `NUM_SPOILED` kinds.
         """
         rows, steps = rows or batch.rows, len(batch.columns)
         own_size = rows.size // len(self._owners) * self._num_local
         padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
-        if changes_padding:
-            padded = [jax.tree.map(lambda x: _change(x, batch.count), each) for each in padded]
+        if spoiled is not None:
+            padded = [
+                {name: _spoil(x, batch.count, spoiled) for name, x in each.items()}
+                for each in padded
+            ]
         feed: Any = padded[0]
         if steps > 1:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
