@@ -24,8 +24,16 @@ from penstock._program.examples import PROBE_BATCH_SIZES, compare_rows, format_s
 from penstock._program.frame import Frame
 from penstock._program.keys import make_root, wrap_key
 from penstock._program.options import ProgramOptions
-from penstock._program.parameter_tree import flatten
-from penstock._program.requests import Ids, Mode, ParameterSpec, Variables
+from penstock._program.parameter_tree import flatten, nest
+from penstock._program.requests import (
+    PROBE_COUNT,
+    PROBE_LENGTH,
+    DeviceFeed,
+    Ids,
+    Mode,
+    ParameterSpec,
+    Variables,
+)
 from penstock._tracing import untrained
 from penstock._tracing.batch_layout import choose_layout
 from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
@@ -135,12 +143,14 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         raise
     frame, result, owner = run.frame, run.result, name_program(function, mode)
     structure = _find_rows(run, lambda: trace(PROBE_BATCH_SIZES[1]), owner)
+    # flax's modules make their variables in a probe, and may do else where they have them.
+    applied = _trace_applied(function, run, options) if result.module_updates else run.trace
     # One walk over the trace tells whether the search for constants below can find any.
-    primitives = _find_primitives(run.trace)
+    primitives = _find_primitives(applied)
     if mode == "train" and primitives & untrained.SOURCES:
         # Of values, of which a metric is several results.
         place = len(jax.tree.leaves(run.shapes[: structure.loss_index]))
-        untrained.check_constants(function, run.trace, place, owner)
+        untrained.check_constants(function, applied, place, owner)
     program = Runnable(
         function=function,
         mode=mode,
@@ -152,7 +162,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         options=options,
         is_on_cpu=_mesh.is_on_cpu(mesh),
         counts_words=bool(frame.word_counts),
-        layout=choose_layout(run.trace.jaxpr, PROBE_BATCH_SIZES[0]),
+        layout=choose_layout(applied.jaxpr, PROBE_BATCH_SIZES[0]),
     )
     if program.layout == "whole" and _mesh.count_parts(mesh) > 1:
         _LOGGER.warning(
@@ -170,7 +180,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         module_shapes=_read_module_shapes(result.module_updates),
         is_mode_read=frame.is_mode_read,
         has_convolution="conv_general_dilated" in primitives,
-        trace=run.trace,
+        trace=applied,
         lookups=tuple(frame.requests.lookups),
     )
 
@@ -231,6 +241,45 @@ def _trace(
     root = jax.eval_shape(lambda: make_root(0))
     trace, shapes = jax.make_jaxpr(body, return_shape=True)(root, step, anchor)
     return ProbeRun(seen["frame"], seen["result"], trace, tuple(shapes))
+
+
+def _trace_applied(
+    function: Callable[[], object], run: ProbeRun, options: ProgramOptions
+) -> ClosedJaxpr:
+    """Return the operations of a run with variables, as real runs have them."""
+    probed = run.frame
+    ours = {(spec.collection, path): spec for path, spec in probed.requests.specs.items()}
+    entries = {
+        collection: {path: each for (c, path), each in ours.items() if c == collection}
+        for collection in ("params", "batch_stats")
+    }
+    for collection, tree in run.result.module_updates.items():
+        entries.setdefault(collection, {}).update(flatten(tree))  # pyright: ignore
+    variables = {
+        collection: nest({p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in each.items()})
+        for collection, each in entries.items()
+    }
+    sizes = (probed.batch_size, PROBE_COUNT, PROBE_LENGTH)
+    feed = {
+        name: spec.build(sizes, jax.ShapeDtypeStruct)
+        for name, spec in probed.requests.feed_specs.items()
+    }
+
+    def body(root: jax.Array, step: jax.Array, variables: Variables, feed: DeviceFeed) -> Any:
+        frame = Frame(
+            mode=probed.mode,
+            variables=variables,
+            feed=feed,
+            batch_size=probed.batch_size,
+            key=wrap_key(root),
+            step=step,
+            compute_dtype=options.precision.compute_dtype,
+            is_frozen=options.is_frozen,
+        )
+        return evaluate(function, frame, run.result.sown).returned.values
+
+    root, step = jax.eval_shape(lambda: make_root(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.make_jaxpr(body)(root, step, variables, feed)
 
 
 def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
