@@ -172,7 +172,7 @@ def vmap_with_an_axis_name(x, w, v):
     def each(row):
         h = jnp.tanh(row @ w)
         h = h - lax.pmean(h, "examples")
-        return jnp.sum((h @ v) ** 2) / lax.psum(1, "examples") + lax.pmax(h.max(), "examples")
+        return jnp.sum((h @ v) ** 2) / lax.psum(1, "examples")
 
     return jax.vmap(each, axis_name="examples")(x).sum() / 10
 

@@ -140,7 +140,8 @@ def generative_adversarial_network():
     return {"critic": critic, "generator": generator}
 
 
-@objectives("x")
+# One example has no batch to be normalised by: what is 0 but for rounding is divided by itself.
+@objectives("x", sizes=(24, 21, 5))
 def wasserstein_with_gradient_penalty():
     def critic():
         x = layers.data("x", [6])
