@@ -21,7 +21,7 @@ from penstock import _mesh, _sequence_feeds
 from penstock._errors import FeedError, listed, nearest
 from penstock._mesh import Layout
 from penstock._program import sequences
-from penstock._program.requests import Feed, FeedSpec
+from penstock._program.requests import DeviceFeed, Feed, FeedSpec
 
 Array: TypeAlias = np.ndarray | jax.Array
 """An array of a batch, on the host or on the devices."""
@@ -31,6 +31,9 @@ Column: TypeAlias = "Array | _sequence_feeds.Words"
 
 Placed: TypeAlias = "Array | sequences.Sequence | sequences.NestedSequence"
 """One input of a batch that is ready for a program."""
+
+HostFeed: TypeAlias = Mapping[str, Any]
+"""The inputs of a checked batch on the host, arrays and words of sequences."""
 
 Exchange: TypeAlias = Callable[[str, object], list[Any]]
 """Returns what every process gives under a name. Collective."""
@@ -50,18 +53,15 @@ class Rows(NamedTuple):
 
     Attributes:
       size: how many rows there are.
+      num_examples: how many of them are examples.
       parts: begin and end of the examples among them, in as many pieces as processes have brought.
     """
 
     size: int
+    num_examples: int
     parts: tuple[tuple[int, int], ...]
 
-    @property
-    def num_examples(self) -> int:
-        """The number of examples."""
-        return sum([end - begin for begin, end in self.parts])
-
-    def cut(self, feed: Mapping[str, Any], mesh: Mesh, layout: Layout) -> Mapping[str, Any]:
+    def cut(self, feed: DeviceFeed, mesh: Mesh, layout: Layout) -> DeviceFeed:
         """Return a batch without the rows that the host has added; inside a program."""
         is_full = self.num_examples == self.size
         lay_out = _mesh.lay_out_whole if self._is_whole(layout) else _mesh.lay_out_split
@@ -112,11 +112,6 @@ class DeviceBatch(NamedTuple):
     rows: Rows
     counts: tuple[int, ...]
     reader_state: object = None
-
-    @property
-    def totals(self) -> tuple[int, ...]:
-        """The examples of each step, of all processes."""
-        return (self.rows.num_examples,) * len(self.counts)
 
 
 def check_feed(
@@ -303,13 +298,13 @@ class HostBatch(NamedTuple):
     """Batches for one launch that were checked.
 
     Attributes:
-      count: the examples of each of them on this process.
+      size: the examples of each of them on this process.
       rows: what they are padded to on all.
       lengths: what their sequences are padded to, by input.
     """
 
-    columns: Sequence[Mapping[str, Any]]
-    count: int
+    columns: Sequence[HostFeed]
+    size: int
     rows: Rows
     lengths: Mapping[str, int]
 
@@ -361,7 +356,7 @@ class Feeder:
     def prepare(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> HostBatch:
         """Return batches checked, and what they are to be padded to."""
         count = self._count_ready(batches)
-        columns: Sequence[Mapping[str, Any]] = batches
+        columns: Any = batches
         if count is None:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]
             columns, count = [each for each, _ in ready], ready[0][1]
@@ -384,10 +379,12 @@ class Feeder:
         """
         rows, steps = rows or batch.rows, len(batch.columns)
         own_size = rows.size // len(self._owners) * self._num_local
-        padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
+        padded: Any = batch.columns
+        if self.has_sequences or batch.size < own_size:
+            padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
         if spoiled is not None:
             padded = [
-                {name: _spoil(x, batch.count, spoiled) for name, x in each.items()}
+                {name: _spoil(x, batch.size, spoiled) for name, x in each.items()}
                 for each in padded
             ]
         feed: Any = padded[0]
@@ -395,7 +392,7 @@ class Feeder:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = _mesh.put(feed, self._shardings[steps > 1])
-        return DeviceBatch(feed, rows, (batch.count,) * steps)
+        return DeviceBatch(feed, rows, (batch.size,) * steps)
 
     def _count_ready(self, batches: Sequence[Feed]) -> int | None:
         """Return the size of batches that need nothing done, a tenth of the time of a check.
@@ -427,7 +424,7 @@ class Feeder:
         return count or None
 
     def _agree(
-        self, batches: Sequence[Mapping[str, Any]], count: int, shares: tuple[int, ...] | None
+        self, batches: Sequence[HostFeed], count: int, shares: tuple[int, ...] | None
     ) -> tuple[tuple[int, ...], dict[str, int]]:
         """Return how many examples each process brings, and what all pad their sequences to."""
         if self._exchange is None and not self.has_sequences:
@@ -459,10 +456,10 @@ class Feeder:
             else:
                 parts.append((begin, begin + number))
         full = tuple([(begin, end) for begin, end in parts if end > begin])
-        rows = self._rows[shares] = Rows(len(self._owners) * height, full)
+        rows = self._rows[shares] = Rows(len(self._owners) * height, sum(shares), full)
         return rows
 
-    def _pad(self, batch: Mapping[str, Any], size: int, lengths: Mapping[str, int]) -> Any:
+    def _pad(self, batch: HostFeed, size: int, lengths: Mapping[str, int]) -> Any:
         return {
             name: _sequence_feeds.pad_input(name, batch[name], size, lengths)
             if isinstance(batch[name], _sequence_feeds.Words)

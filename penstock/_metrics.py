@@ -24,6 +24,12 @@ T = TypeVar("T")
 Value: TypeAlias = "jax.Array | Metric"
 """What a program returns: an array, or the sums of a metric."""
 
+HostValue: TypeAlias = "np.ndarray | float | Metric"
+"""A value on the host."""
+
+Shapes: TypeAlias = "Sequence[jax.ShapeDtypeStruct | Metric]"
+"""Shapes and dtypes of values, a metric's of each of its sums."""
+
 Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | type[Any] | None"
 """What a program returned, with None in place of each value, and its class of each sequence."""
 
@@ -67,7 +73,7 @@ class Structure:
         kinds = zip(self.num_scalars, self.is_metric, self.is_mean, strict=True)
         return [n for n, kind in enumerate(kinds) if kind == (1, False, False)]
 
-    def show(self, values: Sequence[Any]) -> Any:
+    def show(self, values: Sequence[HostValue]) -> Any:
         """Return values on the host in the program's structure, metrics computed."""
         return self.build([_to_plain(v.compute()) if isinstance(v, Metric) else v for v in values])
 
@@ -199,7 +205,7 @@ class Accumulator(NamedTuple):
 
 
 def zeros(
-    structure: Structure, shapes: Sequence[Any], make: Callable[..., Any] = jnp.zeros
+    structure: Structure, shapes: Shapes, make: Callable[..., Any] = jnp.zeros
 ) -> Accumulator:
     """Return an empty accumulator.
 
@@ -265,7 +271,7 @@ def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
     return jnp.stack([high, jnp.where(jnp.isfinite(high), rounding - (high - total), 0)])
 
 
-def compute_means(accumulator: Accumulator, structure: Structure, shapes: Sequence[Any]) -> Any:
+def compute_means(accumulator: Accumulator, structure: Structure, shapes: Shapes) -> Any:
     """Return means and metrics since the reset, in the program's structure; waits for the device.
 
     Scalars are Python floats; values with a batch axis are averaged over it.
@@ -295,12 +301,12 @@ def compute_means(accumulator: Accumulator, structure: Structure, shapes: Sequen
     return structure.show(values)
 
 
-def _widest(dtype: Any) -> Any:
+def _widest(dtype: np.dtype) -> type[np.int64] | type[np.float64]:
     """Return the dtype of a sum over a data set, exact for counts of any size."""
     return np.int64 if np.issubdtype(dtype, np.integer) else np.float64
 
 
-def arrange(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
+def arrange(values: Sequence[np.ndarray], structure: Structure, num_examples: int) -> Any:
     """Return values on the host in the program's structure; rows of padding are cut off.
 
     Values without axes become Python numbers, sequences lists of arrays, each of its own length.
@@ -310,7 +316,10 @@ def arrange(values: Sequence[Any], structure: Structure, num_examples: int) -> A
 
 
 def are_rows_equal(
-    values: Sequence[Any], others: Sequence[Any], structure: Structure, num_examples: int
+    values: Sequence[np.ndarray],
+    others: Sequence[np.ndarray],
+    structure: Structure,
+    num_examples: int,
 ) -> bool:
     """Return whether two runs give the same rows of examples, bit for bit."""
     return all(
@@ -342,13 +351,13 @@ def _local_part(value: jax.Array) -> np.ndarray:
     return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
 
 
-def _cut(value: Any, rows: int, num_examples: int) -> Any:
+def _cut(value: np.ndarray | Metric, rows: int, num_examples: int) -> HostValue:
     if isinstance(value, Metric):
         return value
     return np.array(value[: num_examples * rows]) if rows else _to_plain(value)
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> Any:
     """Return one number as Python has it, an array as a copy, and else what a metric computes."""
     if isinstance(value, Mapping):
         return {name: _to_plain(each) for name, each in value.items()}
@@ -383,7 +392,7 @@ class LaunchValues:
 
     def __init__(
         self,
-        values: Mapping[str, Sequence[jax.Array]],
+        values: Mapping[str, Sequence[Value]],
         structures: Mapping[str, Structure],
         counts: Sequence[int],
         rates: Mapping[str, jax.Array],

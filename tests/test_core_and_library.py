@@ -17,6 +17,7 @@ CORE = {
         "_device_batches",
         "_metrics",
         "_mesh",
+        "metrics",
     ),
     "_in_flight",
     *("_parameter_updates", "_short_repr"),

@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "_huge_pages": set(),
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},
-    "_metrics": {"_errors", "_program"},
+    "_metrics": {"_errors", "_program", "metrics"},
+    "metrics": set(),
     "_images": set(),
     "_parameter_names": set(),
     "_parameter_updates": {"_parameter_names"},
@@ -73,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "_program": {"_errors", "_mesh", "_parameter_names", "_selection"},
     "layers": {"_errors", "_mesh", "_parameter_names", "_program"},
-    "_tracing": {"_errors", "_mesh", "_metrics", "_parameter_names", "_program"},
+    "_tracing": {"_errors", "_mesh", "_metrics", "_parameter_names", "_program", "metrics"},
     "models": {
         "_errors",
         "_parameter_names",

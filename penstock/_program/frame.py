@@ -94,7 +94,8 @@ class Frame:
         is_frozen: Callable[[Path], bool] = lambda path: False,
         is_on_cpu: bool = False,
     ) -> None:
-        self.mode, self.key, self.is_frozen = mode, key, is_frozen
+        self.mode: Mode = mode
+        self.key, self.is_frozen = key, is_frozen
         self.batch_size, self.is_on_cpu = batch_size, is_on_cpu
         self.is_probe = feed is None
         self.is_mode_read = False

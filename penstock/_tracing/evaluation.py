@@ -195,6 +195,16 @@ def evaluate(
     except Exception as error:
         advise(error, owner)
         raise
+    return Evaluated(
+        **_find_means(returned, frame, owner),
+        modules=modules,
+        module_updates={name: updates[name] for name in set(updates) - frame.sown},
+        sown=frozenset(frame.sown),
+    )
+
+
+def _find_means(returned: object, frame: Frame, owner: str) -> dict[str, Any]:
+    """Return the values of a program function and their structure: the loss, and the means."""
     is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
     structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
     if is_averaged:
@@ -208,13 +218,8 @@ def evaluate(
         is_mean=tuple([mean is not None for mean in means]),
         is_word_mean=tuple([count is not None for count in words]) if frame.word_counts else (),
     )
-    return Evaluated(
-        returned=_metrics.Returned(values, [count for count in words if count is not None]),
-        structure=structure,
-        modules=modules,
-        module_updates={name: updates[name] for name in set(updates) - frame.sown},
-        sown=frozenset(frame.sown),
-    )
+    counts = [count for count in words if count is not None]
+    return {"returned": _metrics.Returned(values, counts), "structure": structure}
 
 
 def _loss_index(structure: _metrics.Structure, owner: str) -> int:

@@ -207,7 +207,7 @@ def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> 
     return dataclasses.replace(structure, rows=tuple(rows), num_scalars=tuple(num_scalars))
 
 
-def _check_sums(one: Any, other: Any, owner: str, label: str) -> None:
+def _check_sums(one: object, other: object, owner: str, label: str) -> None:
     shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (one, other)]
     if shapes[0] != shapes[1]:
         raise ProgramError(
@@ -265,7 +265,9 @@ def _trace_applied(
         for name, spec in probed.requests.feed_specs.items()
     }
 
-    def body(root: jax.Array, step: jax.Array, variables: Variables, feed: DeviceFeed) -> Any:
+    def body(
+        root: jax.Array, step: jax.Array, variables: Variables, feed: DeviceFeed
+    ) -> list[_metrics.Value]:
         frame = Frame(
             mode=probed.mode,
             variables=variables,

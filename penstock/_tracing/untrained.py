@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from penstock._errors import ProgramError
@@ -128,9 +129,9 @@ def get_body(parameter: Any) -> Jaxpr:
     return getattr(parameter, "jaxpr", parameter)
 
 
-def get_aval(var: Var | Literal) -> Any:
+def get_aval(var: Var | Literal) -> ShapedArray:
     """Return shape and dtype of a variable, whose declared type in JAX has neither."""
-    return var.aval
+    return cast(ShapedArray, var.aval)
 
 
 def _is_differentiable(var: Var | Literal) -> TypeGuard[Var]:

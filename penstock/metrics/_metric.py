@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,11 @@ from jax.typing import ArrayLike
 
 M = TypeVar("M")
 
+Auxiliary: TypeAlias = tuple[tuple[str, ...], tuple[object, ...]]
+"""Names of all fields, sums first, and the values of the settings."""
 
-def _name_fields(metric: Any) -> tuple[list[str], list[str]]:
+
+def _name_fields(metric: object) -> tuple[list[str], list[str]]:
     """Return the names of the sums and of the settings."""
     if not dataclasses.is_dataclass(metric):
         raise TypeError(
@@ -28,21 +31,19 @@ def _name_fields(metric: Any) -> tuple[list[str], list[str]]:
     return sums, settings
 
 
-def _flatten(metric: Any) -> tuple[list[Any], tuple[tuple[str, ...], tuple[Any, ...]]]:
+def _flatten(metric: object) -> tuple[list[object], Auxiliary]:
     sums, settings = _name_fields(metric)
     names = (*sums, *settings)
     return [getattr(metric, n) for n in sums], (names, tuple(getattr(metric, n) for n in settings))
 
 
-def _flatten_with_keys(metric: Any) -> tuple[list[tuple[Any, Any]], Any]:
+def _flatten_with_keys(metric: object) -> tuple[list[tuple[object, object]], Auxiliary]:
     values, auxiliary = _flatten(metric)
-    keys = [jax.tree_util.GetAttrKey(name) for name in auxiliary[0]]
+    keys: list[object] = [jax.tree_util.GetAttrKey(name) for name in auxiliary[0]]
     return list(zip(keys, values, strict=False)), auxiliary
 
 
-def _unflatten(
-    kind: type[M], auxiliary: tuple[tuple[str, ...], tuple[Any, ...]], values: Sequence[Any]
-) -> M:
+def _unflatten(kind: type[M], auxiliary: Auxiliary, values: Iterable[object]) -> M:
     metric = object.__new__(kind)
     for name, value in zip(auxiliary[0], (*values, *auxiliary[1]), strict=True):
         # By way of `object`, since the dataclass is frozen.
@@ -85,7 +86,7 @@ class Metric:
     1.7321
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_with_keys(
             cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
@@ -128,6 +129,6 @@ class Mean(Metric):
         weights = jnp.ones_like(values) if weights is None else jnp.asarray(weights, jnp.float32)
         return cls(jnp.sum(values * weights), jnp.sum(weights))
 
-    def compute(self) -> Any:
+    def compute(self) -> jax.Array:
         """Return the mean; 0 where there is nothing to average."""
         return jnp.where(self.count != 0, self.total / jnp.where(self.count != 0, self.count, 1), 0)

@@ -290,18 +290,20 @@ def _trace_program(
             "'infer'." + ("" if mode == "infer" else nearest(mode, ["train", "test", "infer"]))
         )
     parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
-    rows = Rows(-(-batch_size // parts) * parts, ((0, batch_size),))
+    rows = Rows(-(-batch_size // parts) * parts, batch_size, ((0, batch_size),))
     feed = {name: spec.describe(rows.size, split) for name, spec in specs.items()}
     return _inspect.Inspection(program.jitted.trace(*args, feed, rows))
 
 
-def _arrange(values: Sequence[Any], structure: _metrics.Structure, placed: DeviceBatch) -> Any:
+def _arrange(
+    values: Sequence[_metrics.Value], structure: _metrics.Structure, placed: DeviceBatch
+) -> Any:
     """Return device values in the program's structure, rows of padding cut off."""
-    count, size = placed.counts[0], placed.rows.size
-    if jax.process_count() == 1 and count < size:
-        # Not v[: count * r], which makes an array of the 0 it begins at: a transfer.
-        values = [
-            jax.lax.slice_in_dim(v, 0, count * r) if r else v
-            for v, r in zip(values, structure.rows, strict=True)
-        ]
-    return structure.build(list(values))
+    number, shown = placed.counts[0], list(values)
+    if jax.process_count() == 1 and number < placed.rows.size:
+        for place, rows in enumerate(structure.rows):
+            if rows:
+                # Not v[: number * rows], which makes an array of the 0 it begins at: a transfer.
+                value: Any = values[place]
+                shown[place] = jax.lax.slice_in_dim(value, 0, number * rows)
+    return structure.build(shown)

@@ -56,6 +56,7 @@ class Program:
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
 
     Attributes:
+      sizes: the rows that it was compiled for.
       num_compiles: how often the function was traced; that it is traced again is logged with what
         changed.
     """
@@ -78,7 +79,7 @@ class Program:
         self.name = name
         self.num_compiles = 0
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._sizes: list[Rows] = []
+        self.sizes: list[Rows] = []
         self._ahead: dict[Rows, concurrent.futures.Future[Any]] = {}
         self._function = function
         self._time, self._traced = compile_time or CompileTime(), 0.0
@@ -133,16 +134,13 @@ class Program:
         return outputs
 
     def compile_ahead(self, *args: Any) -> None:
-        """Compile the program in a thread, for arguments by their shapes, if it is not yet.
+        """Compile the program in a thread, for arguments by their shapes.
 
         It is traced here: a program function is the user's, and runs in one thread.
         """
-        rows = args[-1]
-        if not self.num_compiles or rows in self._sizes:
-            return
         lowered = self.jitted.lower(*args)
         self._traced = 0.0
-        self._ahead[rows] = _COMPILERS.submit(lowered.compile)
+        self._ahead[args[-1]] = _COMPILERS.submit(lowered.compile)
 
     def _trace(self, *args: Any) -> object:
         self._traced = time.perf_counter()
@@ -156,13 +154,13 @@ class Program:
         # Not before: an exception while tracing, Ctrl-C for one, leaves nothing compiled.
         self.num_compiles += 1
         self._shapes = shapes
-        self._sizes.append(rows)
+        self.sizes.append(rows)
         return outputs
 
     def _log_again(self, rows: Rows, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
         """Log why the program is compiled again."""
         level, number = self._recompile_level, rows.num_examples
-        sizes = [each.num_examples for each in self._sizes]
+        sizes = [each.num_examples for each in self.sizes]
         if number not in sizes:
             before = " and ".join(map(str, dict.fromkeys(sizes)))
             why = f"a batch of {number} examples, after {before}"

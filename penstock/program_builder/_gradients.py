@@ -189,7 +189,9 @@ class Batch:
         sums = (jax.tree.map(jnp.zeros_like, params), parameter_tree.flatten(self.batch_stats))
         if self.size % number == 0:
             # Of one size they are a loop, of which XLA compiles one turn.
-            def turn(sums: Sums, operands: tuple[DeviceFeed, jax.Array]) -> Any:
+            def turn(
+                sums: Sums, operands: tuple[DeviceFeed, jax.Array]
+            ) -> tuple[Sums, _metrics.Returned]:
                 feed, key = operands
                 return add(sums, dataclasses.replace(parts[0], feed=feed, key=key))
 

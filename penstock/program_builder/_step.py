@@ -37,8 +37,6 @@ from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
 from penstock.program_builder._update_sizes import measure
 
-_LAYOUTS: list[_mesh.Layout] = ["split", "even", "whole"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
@@ -250,7 +248,8 @@ def train_step(
     updates: Sequence[Update], state: State, feed: DeviceFeed, rows: Rows
 ) -> tuple[State, Launched]:
     """Apply updates to one batch, in their order."""
-    layout = max([update.program.layout for update in updates], key=_LAYOUTS.index)
+    layouts = {update.program.layout for update in updates}
+    layout: _mesh.Layout = next(each for each in ("whole", "even", "split") if each in layouts)
     feed = rows.cut(feed, updates[0].mesh, layout)
     values: dict[str, tuple[_metrics.Value, ...]] = {}
     sizes: dict[str, Statistics] = {}
@@ -346,7 +345,8 @@ def check_ids(program: Runnable, variables: Variables, batch: DeviceBatch) -> No
     host = _metrics.fetch((variables, dict(batch.feed)))
     with jax.disable_jit():
         variables, feed = jax.tree.map(jnp.asarray, host)
-        rows = Rows(len(jax.tree.leaves(feed)[0]), ((0, batch.counts[0]),))
+        number = batch.counts[0]
+        rows = Rows(len(jax.tree.leaves(feed)[0]), number, ((0, number),))
         infer_step(program, _mesh.make_mesh(jax.local_devices()[:1]), variables, feed, rows)
 
 

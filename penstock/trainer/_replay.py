@@ -91,7 +91,8 @@ def replay_step(
 def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> list[jax.Array]:
     """Run a step and return its losses."""
     values, structures = engine.run(batch, update_order).values, engine.programs.structures
-    return [each[structures[name].loss_index] for name, each in values.items()]
+    losses: Any = [each[structures[name].loss_index] for name, each in values.items()]
+    return losses
 
 
 def _batches_from(

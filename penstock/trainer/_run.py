@@ -162,10 +162,10 @@ class Run:
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
         with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
             for batch in batches:
-                counts, first, step = batch.totals, status.global_step, status.step
+                num_steps, first, step = len(batch.counts), status.global_step, status.step
                 is_fetched = []
                 # All BeginStep of a launch fire before it: its steps run as one.
-                for k in range(len(counts)):
+                for k in range(num_steps):
                     begin = BeginStep(epoch, step + k, first + k)
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
@@ -175,15 +175,15 @@ class Run:
                 values = self._launch(batch, structures)
                 # In equal parts, so that the steps' sum is the launch's.
                 beside = 0.0 if measured is None else measured.secs
-                secs = ((compile_time.secs - compiled) / len(counts), beside / len(counts))
-                for k, count in enumerate(counts):
+                secs = ((compile_time.secs - compiled) / num_steps, beside / num_steps)
+                for k in range(num_steps):
                     # The handler's reading fetches, not the event.
                     read = functools.partial(values.at, k) if is_fetched[k] else None
                     rate = functools.partial(values.rate_at, k) if values.has_rates else None
                     updates = None
                     if measured is not None and (first + k + 1) % every == 0:
                         updates = functools.partial(measured.at, k)
-                    numbers = (epoch, step + k, first + k, count)
+                    numbers = (epoch, step + k, first + k, batch.rows.num_examples)
                     emit(EndStep(*numbers, read, rate, updates, *secs))
                 # After all EndStep, so that a handler's `stop` and what it read count.
                 self._finish_launch(values, first, any(is_fetched))
@@ -212,7 +212,7 @@ class Run:
             values, flag, rates, _ = self.engine.run(batch, self.update_order)
             status.global_step += len(counts)
             status.step += len(counts)
-            status.num_examples += sum(batch.totals)
+            status.num_examples += batch.rows.num_examples * len(counts)
             status.reader_state = batch.reader_state
         finally:
             interrupts.release()
