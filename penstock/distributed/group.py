@@ -8,7 +8,7 @@ is sent in a step; a thread listens, and the loop looks at one attribute.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -26,11 +26,15 @@ class Group:
     is_asked = False
 
     def __init__(self) -> None:
-        self.position = self.taken = 0
+        self.position = 0
         self.wants, self.describe = _want_nothing, _be_between
 
     def exchange(self, name: str, value: object = None) -> list[Any]:
         """Return the values of all processes, in their order. Collective.
+
+        A value that all have travels to process 0 as a digest, and back to nobody. Where each has
+        one of its own, every process gets all of them: between a thousand use `agree`, `gather` and
+        `broadcast`, of which each costs a process the same whatever the number.
 
         Arguments:
           name: what all of them are in, for people: "trainer.test".
@@ -41,13 +45,20 @@ class Group:
         """
         return [value]
 
-    def share(self, value: Mapping[str, object]) -> list[Any]:
-        """Return what every process has left whose reader is short; None where it had enough."""
+    def agree(self, name: str, value: object) -> bool:
+        """Return whether all processes have the same value; as `exchange`. Collective."""
+        return True
+
+    def gather(self, name: str, value: object) -> list[Any]:
+        """Return the values of all on process 0, on the others nothing; as `exchange`. Collective.
+
+        Nobody returns before all values are there.
+        """
         return [value]
 
-    def take(self) -> None:
-        """Note that the batches of a launch were taken from the reader."""
-        self.taken += 1
+    def broadcast(self, name: str, value: object = None) -> Any:
+        """Return the value that process 0 has; as `exchange`. Collective."""
+        return value
 
     def advance(self, step: int | None = None) -> None:
         """Note a launch, or another place where all may meet, before it.

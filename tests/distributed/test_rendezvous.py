@@ -12,6 +12,7 @@ import pytest
 
 from penstock.distributed import rendezvous
 from penstock.distributed.launchers import Membership
+from penstock.distributed.secret import prove
 from tests.distributed.processes import free_port
 
 
@@ -22,8 +23,8 @@ def member(port, process_id, num_processes=2, **changes):
     )
 
 
-def meet(one, timeout_secs=20.0):
-    rendezvous.meet(one, ("127.0.0.1", one.port), timeout_secs)
+def meet(one, timeout_secs=20.0, secret=""):
+    rendezvous.meet(one, ("127.0.0.1", one.port), timeout_secs, secret)
 
 
 @pytest.fixture
@@ -61,8 +62,9 @@ def call(port, text):
         return answer
 
 
-def hello(**changes):
+def hello(secret="", **changes):
     said = {"protocol": "penstock 1", "process_id": 1, "num_processes": 2, "run": ""} | changes
+    said = {"proof": prove(secret, rendezvous._describe_place(said))} | said
     return json.dumps(said).encode() + b"\n"
 
 
@@ -120,6 +122,9 @@ def test_port_that_is_taken_is_named_with_what_would_free_it():
             rendezvous.meet(member(port, 0), ("", port), 20)
 
 
+_NO_SECRET = "its secret (PENSTOCK_SECRET, PENSTOCK_SECRET_FILE) is not that of process 0"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -130,16 +135,20 @@ def test_port_that_is_taken_is_named_with_what_would_free_it():
         ({"process_id": True}, "there is no place for a process True among 2"),
         ({"run": "abc"}, "it is of the run 'abc', process 0 of ''"),
         ({"protocol": None}, "it speaks None, process 0 speaks penstock 1"),
+        ({"proof": None}, _NO_SECRET),
+        ({"proof": "é"}, _NO_SECRET),
+        ({"secret": "guess"}, _NO_SECRET),
+        ({"proof": prove("s3cret", "process 2 of 2 of ")}, _NO_SECRET),
     ],
 )
 def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
     threads, listening, changes, reason
 ):
     port = free_port()
-    first = threads.submit(meet, member(port, 0))
+    first = threads.submit(meet, member(port, 0), secret="s3cret")
     assert listening.wait(20)
-    assert json.loads(call(port, hello(**changes)))["error"] == reason
-    assert threads.submit(meet, member(port, 1)).result() is None
+    assert json.loads(call(port, hello(**{"secret": "s3cret"} | changes)))["error"] == reason
+    assert threads.submit(meet, member(port, 1), secret="s3cret").result() is None
     assert first.result() is None
 
 
