@@ -303,17 +303,13 @@ class Hub:
                 self._dump_stacks()
                 self._fail(index, what + "machine is gone", is_gone=True)
         if now - self._started_at > self._connect_secs:
-            self._end_wait_for_connections(now)
+            for index in sorted(self._missing):
+                what = f"has not connected to port {self.port} of process 0 within "
+                what += f"{self._connect_secs:g} s: its machine is gone, or may not call there"
+                self._fail(index, what, is_gone=True)
+            self._missing.clear()
         if self._hang_secs is not None and now - self._moved_at > self._hang_secs:
             self._report_hang(now - self._moved_at)
-
-    def _end_wait_for_connections(self, now: float) -> None:
-        """Name who has not come."""
-        for index in sorted(self._missing):
-            what = f"has not connected to port {self.port} of process 0 within "
-            what += f"{self._connect_secs:g} s: its machine is gone, or may not call there"
-            self._fail(index, what, is_gone=True)
-        self._missing.clear()
 
     def _note_progress(self, index: int, said: Message) -> None:
         """Note whether anything moves: who compiles, or is in no `train` or `test`, hangs not."""

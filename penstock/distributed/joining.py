@@ -22,7 +22,7 @@ from penstock.distributed.environments import (
     split_address,
 )
 from penstock.distributed.launchers import Membership, join_address
-from penstock.distributed.listening import is_loopback
+from penstock.distributed.listening import is_loopback, is_own_address
 from penstock.distributed.waiting_times import CONNECT_SECS, WaitingTimes, choose_waiting_times
 
 _LOGGER = logging.getLogger("penstock")
@@ -149,7 +149,7 @@ def _check_given(
 def _find_place(hosts: Sequence[str]) -> int:
     """Return which of the hosts this machine is."""
     names = [split_address(host, f"hosts[{place}]")[0] for place, host in enumerate(hosts)]
-    places = [place for place, name in enumerate(names) if rendezvous.is_own_address(name)]
+    places = [place for place, name in enumerate(names) if is_own_address(name)]
     if len(places) != 1:
         is_here = f"{len(places)} of this machine" if places else "none of this machine"
         raise ValueError(
@@ -204,7 +204,7 @@ def _join(member: Membership, times: WaitingTimes) -> None:
                 "Call it at the top of the script",
             )
         )
-    if member.process_id == 0 and not rendezvous.is_own_address(member.host or ""):
+    if member.process_id == 0 and not is_own_address(member.host or ""):
         _LOGGER.warning(
             "process 0 runs on %s, and %s leads the others to %s, which is no address of it. They "
             "find it only if that is forwarded; JAX_COORDINATOR_ADDRESS=HOST:PORT sets another.",

@@ -80,6 +80,24 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def is_own_address(host: str) -> bool:
+    """Return whether a host is this machine.
+
+    >>> is_own_address("127.0.0.1"), is_own_address("198.51.100.7")
+    (True, False)
+    """
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # no name has 64 letters without a dot, or two dots together
+        return False
+    for family, kind, protocol, _, address in found:
+        # Only an address of this machine can be bound.
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
 def listen(host: str, port: int, backlog: int) -> socket.socket:
     """Return a socket that listens.
 

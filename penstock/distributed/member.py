@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from penstock._errors import PeerError
 from penstock.distributed import exits
@@ -72,30 +70,6 @@ class Member(Group):
         self._link.start(lambda: self._send({"kind": "beat"}))
 
     # What the main thread calls.
-
-    def exchange(self, name: str, value: object = None) -> list[Any]:
-        """Return the values of all processes, in their order; see `Group.exchange`."""
-        text = json.dumps(value)
-        said = self._ask_all(name, "all", text)
-        values = [json.loads(said.get("text", text))] * self.count
-        for other, indices in said["others"]:
-            for index in indices:
-                values[index] = json.loads(other)
-        return values
-
-    def agree(self, name: str, value: object) -> bool:
-        """Return whether all processes have the same value; see `Group.agree`."""
-        return self._ask_all(name, "same", json.dumps(value, sort_keys=True))["is_same"]
-
-    def gather(self, name: str, value: object) -> list[Any]:
-        """Return the values of all on process 0; see `Group.gather`."""
-        said = self._ask_all(name, "to_first", json.dumps(value))
-        return [json.loads(text) for text in said.get("texts", ())]
-
-    def broadcast(self, name: str, value: object = None) -> Any:
-        """Return the value that process 0 has; see `Group.broadcast`."""
-        text = "null" if self.index else json.dumps(value)
-        return json.loads(self._ask_all(name, "from_first", text)["text"])
 
     def advance(self, step: int | None = None) -> None:
         """Note a launch, or another place where all may meet; see `Group.advance`."""
@@ -210,8 +184,8 @@ class Member(Group):
         """Return the first failure elsewhere that leaves this process without partners."""
         return self._failures.find(self._num_calls, self._calls, is_entering=is_entering)
 
-    def _ask_all(self, name: str, way: str, text: str) -> Message:
-        """Enter an exchange, and wait for its answer."""
+    def _enter(self, name: str, way: str, text: str) -> Message:
+        """Enter an exchange, and wait for its answer; see `Group.exchange`."""
         said = {"kind": "exchange", "name": name, "way": way, "text": text}
         if way in ("all", "same") and len(text) > _MOST_CHARACTERS:
             self._text = text

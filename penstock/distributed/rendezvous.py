@@ -68,24 +68,6 @@ def meet(
         _call(member, secret, deadline, timeout_secs)
 
 
-def is_own_address(host: str) -> bool:
-    """Return whether a host is this machine.
-
-    >>> is_own_address("127.0.0.1"), is_own_address("198.51.100.7")
-    (True, False)
-    """
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):  # no name has 64 letters without a dot, or two dots together
-        return False
-    for family, kind, protocol, _, address in found:
-        # Only an address of this machine can be bound.
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            return True
-    return False
-
-
 def _listen(member: Membership, bind_address: tuple[str, int]) -> socket.socket:
     host, port = bind_address
     try:
@@ -143,12 +125,10 @@ class _Gathering:
                 while len(self.present) < self.member.num_processes - 1:
                     now = time.monotonic()
                     if now >= deadline:
-                        text = self._describe_timeout(self._list_missing(), timeout_secs)
-                        raise TimeoutError(text)
+                        raise TimeoutError(self._describe_timeout(timeout_secs))
                     if now >= report_at:
                         report_at += _REPORT_SECS
-                        who = _waiting_for(self._list_missing())
-                        _LOGGER.warning("at %s, %s", self.member.address, who)
+                        _LOGGER.warning("at %s, %s", self.member.address, self._name_missing())
                     self.strangers.drop_silent()
                     self._take_calls(min(deadline, report_at, now + _LOOK_SECS))
             except BaseException as error:
@@ -166,8 +146,10 @@ class _Gathering:
                     if key.data is not None:
                         key.data.line.close()
 
-    def _list_missing(self) -> list[int]:
-        return [i for i in range(1, self.member.num_processes) if i not in self.present]
+    def _name_missing(self) -> str:
+        return _waiting_for(
+            [i for i in range(1, self.member.num_processes) if i not in self.present]
+        )
 
     def _take_calls(self, until: float) -> None:
         for key, _ in self.selector.select(max(0.0, until - time.monotonic())):
@@ -239,11 +221,11 @@ class _Gathering:
                 caller.line.recv(1)
             caller.line.close()
 
-    def _describe_timeout(self, missing: list[int], timeout_secs: float) -> str:
+    def _describe_timeout(self, timeout_secs: float) -> str:
         member, name = self.member, socket.gethostname()
-        here = member.num_processes - len(missing)
-        away = "" if is_own_address(member.host or "") else ", which is no address of it,"
-        who = _waiting_for(missing)
+        here = 1 + len(self.present)
+        away = "" if listening.is_own_address(member.host or "") else ", which is no address of it,"
+        who = self._name_missing()
         return message(
             f"process 0 on {name} at {member.address}{away}",
             f"{here} of {member.num_processes} processes within {timeout_secs:g} s",
