@@ -65,6 +65,12 @@ class Player:
             proof = prove(_TOKEN, f"process {index}")
             self.say(index, {"kind": "hello", "index": index, "proof": proof, "where": "node, 1"})
 
+    def close(self) -> None:
+        """End all connections."""
+        self._selector.close()
+        for peer in self._peers:
+            peer.close()
+
     def say(self, index: int, said: dict[str, Any]) -> None:
         """Send what a member says."""
         position = self._positions[index]
@@ -165,7 +171,12 @@ def measure(count: int, late_secs: float, steady_secs: float) -> dict[str, list[
     player.wait(set(), steady_secs)
     secs = time.monotonic() - began
     found["steady"] = [(ask() - before) / secs, (player.num_bytes - num_bytes) / secs]
+    player.close()
     process.kill()
+    process.join()
+    process.close()
+    for end in (ours, its):
+        end.close()
     return found
 
 
