@@ -32,6 +32,7 @@ OPTIONS = {
     "gradients": ["--network", "lenet", "--batch_size", "2", "--rounds", "1"],
     "bucketing": ["--samples", "64", "--rounds", "1"],
     "own_photos": ["--folder", "eight shapes", "--num_images", "4", "--flags=--num_epochs=1"],
+    "hub": ["--processes", "4", "--late_secs", "0.1", "--steady_secs", "0.1"],
     "optimizer_update": ["--network", "lenet", "--rounds", "1"],
 }
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from penstock import _huge_pages
+from penstock.distributed import secret
 
 Place = Literal["cpu", "gpu"]
 
@@ -46,6 +47,7 @@ def make_group_variables(num_processes: int, port: int, num_restarts: int) -> di
         "PENSTOCK_RESTARTS": str(num_restarts),
         # The last words of a process that is killed are not in a buffer.
         "PYTHONUNBUFFERED": "1",
+        **secret.make_variables(os.environ),
         **_huge_pages.find_variables(),
     }
     # numpy's and torch's threads: each process would start one for every core. XLA's own pool is

@@ -2,23 +2,32 @@
 
 A connection closes the moment its process dies, however it dies, so a loss is known in
 milliseconds; JAX's own heartbeats take a minute, and end a process without a word of Python.
+
+It serves a thousand: a message costs the same whatever their number, what is told to all is
+encoded once, and nothing is told to all for each of them.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import selectors
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable
 
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.lines import LineBuffer, encode, receive
-from penstock.distributed.listening import listen
+from penstock.distributed.listening import Strangers, listen, raise_descriptor_limit
 from penstock.distributed.meeting_rules import Meetings, Message
+from penstock.distributed.secret import is_proof
 from penstock.distributed.waiting_times import CONNECT_SECS
 
 _GOODBYE_SECS = 1.0
+_BEAT_SECS = 5.0
+_MOST_NAMED = 8
 # A hello takes a hundred.
 _MAX_STRANGE_BYTES = 1 << 16
 TICK_SECS = 0.25
@@ -29,9 +38,10 @@ class _Connection:
     """A process's connection, as the hub sees it."""
 
     def __init__(self, peer: socket.socket) -> None:
-        self.peer, self.lines, self.unsent = peer, LineBuffer(), bytearray()
+        self.peer, self.lines = peer, LineBuffer()
+        self.unsent, self.is_blocked = deque[memoryview](), False
         self.index: int | None = None
-        self.opened_at = self.heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
 
 
 class Hub:
@@ -39,11 +49,11 @@ class Hub:
 
     Arguments:
       count: how many processes there are.
-      token: what a process must say to be let in.
+      token: what nobody but the processes knows; each says a proof of it to be let in.
       host: where it listens; at every address of this machine where it is empty.
       heartbeat_secs: how long a process may be silent.
       hang_secs: how long all of them may stand still; None for ever.
-      connect_secs: how long a process may take to connect, and a connection to say whose it is.
+      connect_secs: how long a process may take to connect.
     """
 
     def __init__(
@@ -59,13 +69,15 @@ class Hub:
         self.meetings, self._count, self._token = Meetings(count), count, token
         self._heartbeat_secs, self._hang_secs = heartbeat_secs, hang_secs
         self._connect_secs, self._started_at = connect_secs, time.monotonic()
-        self._missing = set(range(count))
+        self._missing, self._strangers = set(range(count)), Strangers[_Connection](self._lose)
         self._selector = selectors.DefaultSelector()
+        raise_descriptor_limit(count)
         self._server = listen(host, 0, max(128, count))
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ)
         self._by_index: dict[int, _Connection] = {}
         self._has_failed, self._failures = False, list[Message]()
+        self._now = self._beat_at = time.monotonic()
         self._over: Message = {"kind": "over", "code": 0}
         self._progress: dict[int, int] = {}
         self._moved_at = time.monotonic()
@@ -109,7 +121,9 @@ class Hub:
     def _serve(self) -> None:
         looked_at = time.monotonic()
         while self._is_open:
-            for key, events in self._selector.select(TICK_SECS):
+            ready = self._selector.select(TICK_SECS)
+            self._now = time.monotonic()
+            for key, events in ready:
                 if key.fileobj is self._server:
                     self._accept()
                 elif events & selectors.EVENT_WRITE:
@@ -142,9 +156,14 @@ class Hub:
             return
         peer.setblocking(False)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._selector.register(peer, selectors.EVENT_READ, _Connection(peer))
+        connection = _Connection(peer)
+        self._selector.register(peer, selectors.EVENT_READ, connection)
+        self._strangers.add(connection, len(self._missing))
 
     def _read(self, connection: _Connection) -> None:
+        # Another that came in the same moment may have had it dropped.
+        if connection.peer.fileno() < 0:
+            return
         try:
             piece = receive(connection.peer)
         except BlockingIOError:
@@ -152,7 +171,7 @@ class Hub:
         if not piece:
             self._lose(connection)
             return
-        connection.heard_at = time.monotonic()
+        connection.heard_at = self._now
         try:
             for said in connection.lines.take(piece):
                 self._take(connection, said)
@@ -164,40 +183,51 @@ class Hub:
 
     def _take(self, connection: _Connection, said: Message) -> None:
         if connection.index is None:
-            if said.get("kind") != "hello" or said.get("token") != self._token:
-                raise ValueError("no member")
-            if said["index"] not in range(self._count) or said["index"] in self._by_index:
-                raise ValueError("no place")
-            connection.index = int(said["index"])
-            self._by_index[connection.index] = connection
-            self._missing.discard(connection.index)
-            # What happened before this process came.
-            for failure in self._failures:
-                self._send(connection.index, failure)
+            self._let_in(connection, said)
+        assert connection.index is not None
         if said["kind"] == "failed":
             self._broadcast_failure({**said, "kind": "failure", "index": connection.index})
             return
         self._note_progress(connection.index, said)
-        for index, reply in self.meetings.take(connection.index, said):
+        for indices, reply in self.meetings.take(connection.index, said):
             if reply["kind"] == "failure":
                 self._broadcast_failure(reply)
                 return
-            self._send(index, reply)
+            self._send(indices, reply)
         if said["kind"] == "ended":
             self._end_member(connection.index, said)
+
+    def _let_in(self, connection: _Connection, said: Message) -> None:
+        """Take a connection for that of a process.
+
+        Raises:
+          ValueError, TypeError: it is none.
+        """
+        if said.get("kind") != "hello":
+            raise ValueError("no member")
+        if not is_proof(said.get("proof"), self._token, f"process {said['index']}"):
+            raise ValueError("no member")
+        if said["index"] not in range(self._count) or said["index"] in self._by_index:
+            raise ValueError("no place")
+        connection.index = index = int(said["index"])
+        self._by_index[index] = connection
+        self._missing.discard(index)
+        self._strangers.discard(connection)
+        # What happened before this process came.
+        for failure in self._failures:
+            self._send([index], failure)
 
     def _end_member(self, index: int, said: Message) -> None:
         """Tell the others that a script is over, and all of them when all are."""
         if said["code"] and self._over["code"] == 0:
             self._over = {**said, "kind": "over", "what": f"process {index} {said['what']}"}
-        members = self.meetings.members
-        if all(member.ended is not None for member in members):
-            for each in list(self._by_index):
-                self._send(each, self._over)
+        if self.meetings.num_ended == self._count:
+            self._send(list(self._by_index), self._over)
             return
         # The calls that it has made are over for it: whoever enters another waits in vain.
         failure = {"kind": "failure", "index": index, "code": said["code"] or 1}
-        failure |= {"since": members[index].num_calls + 1, "is_good_end": not said["what"]}
+        num_calls = self.meetings.members[index].num_calls
+        failure |= {"since": num_calls + 1, "is_good_end": not said["what"]}
         what = said["what"] or "has ended its script"
         self._broadcast_failure({**failure, "what": f"process {index} {what}"})
 
@@ -205,38 +235,49 @@ class Hub:
         """Tell all of the first failure; the others follow from it."""
         is_final = said.get("is_final", False)
         # What was caught in a program is no end; the first end is what people want to know.
-        if self._has_failed:
+        if self._has_failed or _adds_nothing(said, self._failures):
             return
         self._has_failed = is_final
         if "advice" not in said:
             member = self.meetings.members[said["index"]]
             said = {"step": member.step, "where": member.where, **said}
         self._failures.append(said)
-        for index in list(self._by_index):
-            self._send(index, said)
+        self._send(list(self._by_index), said)
 
-    def _send(self, index: int, said: Message) -> None:
-        connection = self._by_index.get(index)
-        if connection is not None:
-            connection.unsent += encode(said)
-            self._flush(connection)
+    def _send(self, indices: Iterable[int], said: Message) -> None:
+        data = memoryview(encode(said))
+        for index in indices:
+            connection = self._by_index.get(index)
+            if connection is not None:
+                connection.unsent.append(data)
+                # One whose socket is full is flushed when it has room.
+                if not connection.is_blocked:
+                    self._flush(connection)
 
     def _flush(self, connection: _Connection) -> None:
+        unsent = connection.unsent
         try:
-            sent = connection.peer.send(connection.unsent) if connection.unsent else 0
-            del connection.unsent[:sent]
+            while unsent:
+                sent = connection.peer.send(unsent[0])
+                if sent < len(unsent[0]):
+                    unsent[0] = unsent[0][sent:]
+                else:
+                    unsent.popleft()
         except BlockingIOError:
             pass
         except OSError:
             self._lose(connection)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
-        self._selector.modify(connection.peer, wanted, connection)
+        if bool(unsent) != connection.is_blocked:
+            connection.is_blocked = bool(unsent)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+            self._selector.modify(connection.peer, wanted, connection)
 
     def _lose(self, connection: _Connection) -> None:
         """Take note that a connection is gone; its process is, unless its script was over."""
         if connection.peer.fileno() < 0:
             return
+        self._strangers.discard(connection)
         self._selector.unregister(connection.peer)
         connection.peer.close()
         index = connection.index
@@ -251,8 +292,10 @@ class Hub:
         self._broadcast_failure({**said, "what": f"process {index} {what}", "is_gone": is_gone})
 
     def _look_around(self, now: float) -> None:
-        for index in list(self._by_index):
-            self._send(index, {"kind": "beat"})
+        if now - self._beat_at >= min(self._heartbeat_secs / 4, _BEAT_SECS):
+            self._beat_at = now
+            self._send(list(self._by_index), {"kind": "beat"})
+        self._strangers.drop_silent()
         for index, connection in list(self._by_index.items()):
             silent = now - connection.heard_at
             if silent > self._heartbeat_secs:
@@ -260,21 +303,13 @@ class Hub:
                 self._dump_stacks()
                 self._fail(index, what + "machine is gone", is_gone=True)
         if now - self._started_at > self._connect_secs:
-            self._end_wait_for_connections(now)
+            for index in sorted(self._missing):
+                what = f"has not connected to port {self.port} of process 0 within "
+                what += f"{self._connect_secs:g} s: its machine is gone, or may not call there"
+                self._fail(index, what, is_gone=True)
+            self._missing.clear()
         if self._hang_secs is not None and now - self._moved_at > self._hang_secs:
             self._report_hang(now - self._moved_at)
-
-    def _end_wait_for_connections(self, now: float) -> None:
-        """Name who has not come, and let go of connections that do not say whose they are."""
-        for index in sorted(self._missing):
-            what = f"has not connected to port {self.port} of process 0 within "
-            what += f"{self._connect_secs:g} s: its machine is gone, or may not call there"
-            self._fail(index, what, is_gone=True)
-        self._missing.clear()
-        connections = [key.data for key in self._selector.get_map().values() if key.data]
-        for each in connections:
-            if each.index is None and now - each.opened_at > self._connect_secs:
-                self._lose(each)
 
     def _note_progress(self, index: int, said: Message) -> None:
         """Note whether anything moves: who compiles, or is in no `train` or `test`, hangs not."""
@@ -290,15 +325,31 @@ class Hub:
         # Whoever is furthest back, and waits for nobody, is waited for.
         running = [member for member in members if not member.waits] or members
         last = min(running, key=lambda member: member.position)
-        others = ", ".join(
-            f"process {m.index} {m.describe()}" for m in members if m.index != last.index
-        )
-        what = f"has not moved for {secs:.0f} s: it {last.describe()} ({others})"
+        others = [m for m in members if m.index != last.index]
+        named = ", ".join(f"process {m.index} {m.describe()}" for m in others[:_MOST_NAMED])
+        more = f", and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        what = f"has not moved for {secs:.0f} s: it {last.describe()} ({named}{more})"
         self._moved_at = time.monotonic()
         self._dump_stacks()
         self._fail(last.index, what, is_gone=False)
 
     def _dump_stacks(self) -> None:
         if not self._has_failed:
-            for index in list(self._by_index):
-                self._send(index, {"kind": "dump"})
+            self._send(list(self._by_index), {"kind": "dump"})
+
+
+def _adds_nothing(said: Message, told: Iterable[Message]) -> bool:
+    """Return whether two other processes have failed so that nobody needs to hear of a third.
+
+    A thousand that end or fail alike would tell each other a million times. Two, as a process takes
+    no note of its own failure.
+    """
+    if said.get("is_final"):
+        return False
+    until, since = said.get("until", -math.inf), said.get("since", math.inf)
+    wider = [
+        each
+        for each in told
+        if each.get("until", -math.inf) >= until and each.get("since", math.inf) <= since
+    ]
+    return len({each["index"] for each in wider}) >= 2

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock._errors import check_count, message
-from penstock.distributed import rendezvous
+from penstock.distributed import rendezvous, secret
 from penstock.distributed.clusters import ask_cloud_tpu, ask_kubernetes
 from penstock.distributed.environments import (
     Given,
@@ -22,7 +22,7 @@ from penstock.distributed.environments import (
     split_address,
 )
 from penstock.distributed.launchers import Membership, join_address
-from penstock.distributed.listening import is_loopback
+from penstock.distributed.listening import is_loopback, is_own_address
 from penstock.distributed.waiting_times import CONNECT_SECS, WaitingTimes, choose_waiting_times
 
 _LOGGER = logging.getLogger("penstock")
@@ -75,11 +75,11 @@ def initialize(
     # functions there: it is not the one that the launcher started.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return
-    if _is_jax_joined():
-        member = _describe_jax()
-    else:
-        member = _find_others(given)
-        if not member.is_alone:
+    is_joined = _is_jax_joined()
+    member = _describe_jax() if is_joined else _find_others(given)
+    if not member.is_alone:
+        _warn_without_secret(member)
+        if not is_joined:
             _join(member, times)
     if member.is_alone:
         return
@@ -95,6 +95,17 @@ def _find_others(given: Given) -> Membership:
     if member.note:
         _warn_once(member.note)
     return member
+
+
+def _warn_without_secret(member: Membership) -> None:
+    """Say that strangers may take a place, where other machines than this one reach process 0."""
+    if member.process_id or is_loopback(member.host or "") or secret.read(os.environ):
+        return
+    _warn_once(
+        f"process 0 listens at {member.address} for other machines, and the run has no secret: "
+        "whoever reaches that port can take the place of a process. Set PENSTOCK_SECRET, or "
+        "PENSTOCK_SECRET_FILE, alike for all processes (docs/pods.md)."
+    )
 
 
 @functools.cache
@@ -138,7 +149,7 @@ def _check_given(
 def _find_place(hosts: Sequence[str]) -> int:
     """Return which of the hosts this machine is."""
     names = [split_address(host, f"hosts[{place}]")[0] for place, host in enumerate(hosts)]
-    places = [place for place, name in enumerate(names) if rendezvous.is_own_address(name)]
+    places = [place for place, name in enumerate(names) if is_own_address(name)]
     if len(places) != 1:
         is_here = f"{len(places)} of this machine" if places else "none of this machine"
         raise ValueError(
@@ -193,14 +204,14 @@ def _join(member: Membership, times: WaitingTimes) -> None:
                 "Call it at the top of the script",
             )
         )
-    if member.process_id == 0 and not rendezvous.is_own_address(member.host or ""):
+    if member.process_id == 0 and not is_own_address(member.host or ""):
         _LOGGER.warning(
             "process 0 runs on %s, and %s leads the others to %s, which is no address of it. They "
             "find it only if that is forwarded; JAX_COORDINATOR_ADDRESS=HOST:PORT sets another.",
             *(socket.gethostname(), member.launcher, member.address),
         )
     host, port = _choose_bind_address(member)
-    rendezvous.meet(member, (host, port), times.initialization_secs)
+    rendezvous.meet(member, (host, port), times.initialization_secs, secret.read(os.environ))
     jax.distributed.initialize(
         member.address,
         member.num_processes,

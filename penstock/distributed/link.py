@@ -25,8 +25,8 @@ class Link:
       heartbeat_secs: how long the hub may be silent.
       hear: called in the thread with each message.
       lose: called in the thread, at last, with what became of the hub.
-      tick: called in the thread, often; returns whether to be heard from soon: while all come to a
-        stand, who stands behind another must know.
+      tick: called in the thread, often; returns whether to be called still more often: while all
+        come to a stand, who stands behind another must know.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Link:
         poll.register(self._peer, select.POLLIN)
         while True:
             now, is_eager = time.monotonic(), self._tick()
-            if now - beat_at >= (_EAGER_SECS if is_eager else self._beat_secs):
+            if now - beat_at >= self._beat_secs:
                 beat_at = now
                 self._beat()
                 exits.arm_stack_dump(4 * self._heartbeat_secs)

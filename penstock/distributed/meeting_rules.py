@@ -2,19 +2,23 @@
 
 Nothing here knows of sockets or time: `Meetings` takes what members say and returns what to
 tell them. The hub of process 0 has the only ones.
+
+A message costs the same however many members there are: what the rules ask of all members is
+counted as it changes. Only an answer to all, and a failure, look at each of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 """What travels: JSON with a `kind`."""
 
-Replies: TypeAlias = list[tuple[int, Message]]
-"""Messages, each with the number of the process that gets it."""
+Replies: TypeAlias = list[tuple[Sequence[int], Message]]
+"""Messages, each with the numbers of the processes that get it."""
 
 
 @dataclasses.dataclass
@@ -26,10 +30,11 @@ class Member:
       position: launches and ends of epochs so far, the same on all processes at the same place.
       step: the global step it was last seen at.
       activity: what it does, for people.
-      taken: batches that it has taken from its readers, as the loop counts them.
-      exchange: name and value of the exchange that it waits in.
-      share: what is left of its reader, where that is short.
-      is_stopped: whether it stands still, for all to meet at one position.
+      waits: what answers it: "exchange", "meeting", "end"; "" for nothing, as it runs.
+      name: of the exchange that it waits in.
+      way: whose values go to whom there: "all", "same", "to_first", "from_first"; see `Group`.
+      text: its value there as JSON, or what stands for it: "#" and a digest.
+      entered_at: the position at which it came to the exchange.
       ended: how its script ended; None while it runs.
       num_calls: calls such as `train` or `test` that it has entered.
     """
@@ -37,29 +42,21 @@ class Member:
     index: int
     where: str = ""
     position: int = 0
-    taken: int = 0
     step: int = 0
     activity: str = "has not begun"
-    exchange: tuple[str, object] | None = None
-    share: object = None
-    is_stopped: bool = False
+    waits: str = ""
+    name: str = ""
+    way: str = "all"
+    text: str = ""
+    entered_at: int = 0
     ended: str | None = None
     num_calls: int = 0
-
-    @property
-    def waits(self) -> bool:
-        """Whether it goes on only when it is answered."""
-        return bool(self.exchange or self.share or self.is_stopped or self.ended is not None)
 
     def describe(self) -> str:
         """Return where it is, in words."""
         if self.ended is not None:
             return self.ended or "has ended its script"
-        if self.exchange:
-            return f"is in {self.exchange[0]}"
-        if self.share:
-            return "waits for the others at the end of its reader"
-        return self.activity
+        return f"is in {self.name}" if self.waits == "exchange" else self.activity
 
 
 class Meetings:
@@ -71,92 +68,121 @@ class Meetings:
 
     def __init__(self, count: int) -> None:
         self.members = [Member(index) for index in range(count)]
-        self._is_wanted = self._is_meeting = self._is_hurried = False
+        self._everybody = range(count)
+        self._is_wanted = self._is_meeting = self._has_failed = False
+        self._num_waiting = Counter({"": count})
+        # Of the exchanges that members wait in: their names, and where they were entered.
+        self._names, self._entered = Counter[str](), Counter[int]()
+        self._texts: dict[str, str | None] = {}  # by digest, those that were asked for
+        # Who stands at the furthest position, and who stood where that is not any more.
+        self._furthest, self._standing, self._behind = 0, set[int](), set[int]()
         self._handlers: dict[str, Callable[[Member, Message], None]] = {
-            "hello": lambda member, said: None,
-            "beat": lambda member, said: None,
             "exchange": self._take_exchange,
-            "share": self._take_share,
+            "text": self._take_text,
             "stopped": self._take_stop,
             "ask": self._take_request,
+            "left": lambda member, said: self._move(member, ""),
             "ended": self._take_end,
         }
+
+    @property
+    def num_ended(self) -> int:
+        """How many scripts are over."""
+        return self._num_waiting["end"]
 
     def take(self, index: int, said: Message) -> Replies:
         """Return what follows from a member's message."""
         member = self.members[index]
-        for name in ("where", "step", "activity"):
-            if name in said:
-                setattr(member, name, said[name])
+        member.where = said.get("where", member.where)
+        member.step = said.get("step", member.step)
+        member.activity = said.get("activity", member.activity)
         # These only grow. A beat is made up in another thread, and may come after what is newer.
-        for name in ("position", "taken", "num_calls"):
-            setattr(member, name, max(getattr(member, name), said.get(name, 0)))
+        member.position = max(member.position, said.get("position", 0))
+        member.num_calls = max(member.num_calls, said.get("num_calls", 0))
+        if member.position > self._furthest:
+            self._furthest = member.position
+            self._behind |= self._standing
+            self._standing.clear()
         handler = self._handlers.get(said["kind"])
         if handler is not None:
             handler(member, said)
-        return self._settle()
+        return [] if self._has_failed else self._settle(member)
+
+    def _move(self, member: Member, waits: str) -> None:
+        """Have a member wait for something else than it did."""
+        if member.waits == "exchange":
+            _count_down(self._names, member.name)
+            _count_down(self._entered, member.entered_at)
+            self._texts.clear()
+        elif member.waits == "meeting":
+            self._standing.discard(member.index)
+            self._behind.discard(member.index)
+        self._num_waiting[member.waits] -= 1
+        self._num_waiting[waits] += 1
+        member.waits = waits
 
     def _take_exchange(self, member: Member, said: Message) -> None:
-        member.exchange = said["name"], said["value"]
+        self._move(member, "exchange")
+        member.name, member.way, member.text = said["name"], said["way"], said["text"]
+        member.entered_at = member.position
+        self._names[member.name] += 1
+        self._entered[member.entered_at] += 1
 
-    def _take_share(self, member: Member, said: Message) -> None:
-        member.share = said["value"]
+    def _take_text(self, member: Member, said: Message) -> None:
+        if said["digest"] in self._texts:
+            self._texts[said["digest"]] = said["text"]
 
     def _take_stop(self, member: Member, said: Message) -> None:
-        member.is_stopped = True
+        self._move(member, "meeting")
+        is_behind = member.position < self._furthest
+        (self._behind if is_behind else self._standing).add(member.index)
 
     def _take_request(self, member: Member, said: Message) -> None:
         self._is_wanted = True
 
     def _take_end(self, member: Member, said: Message) -> None:
+        self._move(member, "end")
         member.ended = said["what"]
 
-    def _settle(self) -> Replies:
+    def _settle(self, member: Member) -> Replies:
         """Return what can be told now; the first rule that has something to say speaks."""
-        for rule in (
-            self._answer_exchange,
-            self._answer_shares,
-            self._gather_meeting,
-            self._find_missed,
-            self._find_stuck,
-        ):
-            replies = rule()
-            if replies:
-                return replies
-        return []
+        return (
+            self._answer_exchange()
+            or self._gather_meeting()
+            or self._find_missed(member)
+            or self._find_stuck()
+        )
+
+    def _are_in_one_exchange(self) -> bool:
+        return self._num_waiting["exchange"] == len(self.members) and len(self._names) == 1
 
     def _answer_exchange(self) -> Replies:
-        """Give all the values of all, where all are in the same exchange."""
-        exchanges = [member.exchange for member in self.members]
-        if not all(exchanges) or len({each[0] for each in exchanges if each}) > 1:
+        """Answer all, where all are in the same exchange."""
+        if not self._are_in_one_exchange() or None in self._texts.values():
             return []
-        values = [each[1] for each in exchanges if each]
-        for member in self.members:
-            member.exchange = None
-        return self._tell_all({"kind": "values", "values": values})
+        way = self.members[0].way
+        if way == "all" and (asked := self._ask_for_texts()):
+            return asked
+        texts = [self._texts.get(each.text) or each.text for each in self.members]
+        for each in self.members:
+            self._move(each, "")
+        if way == "to_first":
+            said = {"kind": "answer", "texts": texts}
+            return [([0], said), (self._everybody[1:], {"kind": "answer"})]
+        said = {
+            "all": lambda: _list_differing(texts),
+            "from_first": lambda: {"text": texts[0]},
+            "same": lambda: {"is_same": len(set(texts)) == 1},
+        }[way]()
+        return [(self._everybody, {"kind": "answer", **said})]
 
-    def _answer_shares(self) -> Replies:
-        """Tell those whose readers are short what the others have left at the same place.
-
-        None stands for a process that is past the place: it had enough.
-        """
-        short = [member for member in self.members if member.share]
-        if not short:
+    def _ask_for_texts(self) -> Replies:
+        """Ask one member for each value that only some have; what all have, none needs to hear."""
+        holders = {each.text: each.index for each in self.members}
+        if self._texts or len(holders) == 1:
             return []
-        for taken in {member.taken for member in short}:
-            here = [m for m in short if m.taken == taken]
-            beyond = [m for m in self.members if m.taken > taken]
-            if len(here) + len(beyond) == len(self.members):
-                values = [m.share if m in here else None for m in self.members]
-                for member in here:
-                    member.share = None
-                self._is_hurried = False
-                return [(m.index, {"kind": "shares", "values": values}) for m in here]
-        if self._is_hurried:
-            return []
-        # Who has taken more says so with its next beat: let that be soon.
-        self._is_hurried = True
-        return self._tell_all({"kind": "hurry"})
+        self._texts = {text: None for text in holders if text.startswith("#")}
+        return [([holders[text]], {"kind": "tell", "digest": text}) for text in self._texts]
 
     def _gather_meeting(self) -> Replies:
         """Bring all to a stand at one position.
@@ -164,50 +190,50 @@ class Meetings:
         A member that stands behind another's position is told to go there: the other may be waiting
         in a launch for just that. So positions only grow until all are at the largest.
         """
-        stopped = [member for member in self.members if member.is_stopped]
-        if stopped and not self._is_meeting:
-            self._is_wanted = True
-        if self._is_wanted and not self._is_meeting:
+        num_stopped = self._num_waiting["meeting"]
+        if not self._is_meeting and (num_stopped or self._is_wanted):
             self._is_wanted, self._is_meeting = False, True
-            return self._tell_all({"kind": "meet"})
-        if not self._is_meeting or not stopped:
+            return [(self._everybody, {"kind": "meet"})]
+        if not self._is_meeting or not num_stopped:
             return []
-        furthest = max(member.position for member in self.members)
-        behind = [member for member in stopped if member.position < furthest]
-        for member in behind:
-            member.is_stopped = False
-        if behind:
-            return [(m.index, {"kind": "run_to", "position": furthest}) for m in behind]
-        if len(stopped) == len(self.members):
+        if behind := sorted(self._behind):
+            for index in behind:
+                self._move(self.members[index], "")
+            return [(behind, {"kind": "run_to", "position": self._furthest})]
+        if num_stopped == len(self.members):
             return self._end_meeting("met")
         # Who waits in an exchange cannot come: the others go on to it, and meet after it.
-        if all(member.waits for member in self.members):
+        if not self._num_waiting[""]:
             self._is_wanted = True
             return self._end_meeting("postponed")
         return []
 
     def _end_meeting(self, kind: str) -> Replies:
         self._is_meeting = False
-        stopped = [member for member in self.members if member.is_stopped]
-        for member in stopped:
-            member.is_stopped = False
+        for index in list(self._standing):
+            self._move(self.members[index], "")
         # Those who were not stopped forget that a meeting was wanted.
-        return self._tell_all({"kind": kind})
+        return [(self._everybody, {"kind": kind})]
 
-    def _find_missed(self) -> Replies:
-        """Find an exchange that another process has gone past, or can no longer come to."""
-        for member in self.members:
-            if not member.exchange:
-                continue
-            for other in self.members:
-                has_passed = not other.exchange and other.position > member.position
-                if has_passed or other.ended is not None:
-                    return self._fail(member, other)
-        return []
+    def _find_missed(self, member: Member) -> Replies:
+        """Find an exchange that another process can no longer come to, or that this one went past.
+
+        Who went past one says so with its next beat, if not before.
+        """
+        if not self._num_waiting["exchange"]:
+            return []
+        has_passed = member.waits != "exchange" and member.position > min(self._entered)
+        if not has_passed and not self.num_ended:
+            return []
+        waiting = [each for each in self.members if each.waits == "exchange"]
+        ended = [each for each in self.members if each.ended is not None]
+        first = min(waiting, key=lambda each: each.entered_at)
+        return self._fail(first, ended[0] if ended else member)
 
     def _find_stuck(self) -> Replies:
         """Find that all wait and nobody can be answered."""
-        if not all(m.waits for m in self.members) or all(m.ended is not None for m in self.members):
+        num_members = len(self.members)
+        if self._num_waiting[""] or self._are_in_one_exchange() or self.num_ended == num_members:
             return []
         waiting = [member for member in self.members if member.ended is None]
         first = waiting[0]
@@ -217,21 +243,42 @@ class Meetings:
 
     def _fail(self, member: Member, other: Member) -> Replies:
         """Return the failure that one process waits for what another does not come to."""
+        self._has_failed = True
         said: Message = {"kind": "failure", "code": 1, "is_final": True}
         if other.ended:
             said |= {"index": other.index, "what": f"process {other.index} {other.ended}"}
-            return self._tell_all(said)
+            return [(self._everybody, said)]
         # What a user's script calls is what has to change; the rest follows from it.
-        if other.exchange and not (member.exchange and _is_users(member.exchange[0])):
+        is_users = member.waits == "exchange" and _is_users(member.name)
+        if other.waits == "exchange" and not is_users:
             member, other = other, member
-        place = member.exchange[0] if member.exchange else "the same things"
+        place = member.name if member.waits == "exchange" else "the same things"
         its = other.describe() if other.waits else "went on without it"
         what = f"process {member.index} {member.describe()}, but process {other.index} {its}"
         advice = f"Call {place} on every process, in the same order, or on none"
-        return self._tell_all({**said, "index": member.index, "what": what, "advice": advice})
+        said |= {"index": member.index, "what": what, "advice": advice}
+        return [(self._everybody, said)]
 
-    def _tell_all(self, said: Message) -> Replies:
-        return [(member.index, said) for member in self.members]
+
+def _count_down(counter: Counter[Any], key: object) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
+
+
+def _list_differing(texts: Sequence[str]) -> Message:
+    """Return the value that most have, and once each other one with who has it.
+
+    >>> _list_differing(["1", "2", "1"])
+    {'text': '1', 'others': [['2', [1]]]}
+    """
+    holders: dict[str, list[int]] = {}
+    for index, text in enumerate(texts):
+        holders.setdefault(text, []).append(index)
+    common = max(holders, key=lambda text: len(holders[text]))
+    others = [[text, indices] for text, indices in holders.items() if text != common]
+    # What all have, none needs to hear.
+    return {"text": common, "others": others} if others else {"others": []}
 
 
 def _is_users(name: str) -> bool:

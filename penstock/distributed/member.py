@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from penstock._errors import PeerError
 from penstock.distributed import exits
@@ -18,6 +18,7 @@ from penstock.distributed.group import Group
 from penstock.distributed.hub import Hub
 from penstock.distributed.link import Link
 from penstock.distributed.meeting_rules import Message
+from penstock.distributed.secret import prove
 
 LINGER_SECS = 8.0
 """How long a process that has failed waits for the others to end, or to fail alike."""
@@ -25,13 +26,16 @@ LINGER_SECS = 8.0
 GRACE_SECS, GRACE_OF_A_LOSS_SECS = 3.0, 1.0
 """How long a process may take to end by itself when another has failed."""
 
+_MOST_CHARACTERS = 64
+"""A longer value of an exchange is sent where it differs from others; its digest always."""
+
 
 class Member(Group):
     """A process with a link to the hub.
 
     Arguments:
       address: host and port of the hub.
-      token: what lets this process in.
+      token: what lets this process in; see `Hub`.
       heartbeat_secs: how long a process may be silent.
       hub: on process 0, to be closed at the end.
     """
@@ -53,27 +57,19 @@ class Member(Group):
         self._num_calls, self._is_leaving, self._own_code = 0, False, 0
         self._failures = Failures(index)
         self._condition = threading.Condition()
-        self._asked, self._target, self._is_hurried = "", 0, False
+        self._asked, self._target, self._told_position = "", 0, 0
+        self._text = ""  # the value of its exchange, where the hub has a digest
         self._answer: Message | None = None
         self._over: Message | None = None
         self._link = Link(
             address, heartbeat_secs, hear=self._hear, lose=self._lose_hub, tick=self._tick
         )
         where = f"{socket.gethostname()}, pid {os.getpid()}"
-        self._send({"kind": "hello", "index": index, "token": token, "where": where})
+        proof = prove(token, f"process {index}")
+        self._send({"kind": "hello", "index": index, "proof": proof, "where": where})
         self._link.start(lambda: self._send({"kind": "beat"}))
 
     # What the main thread calls.
-
-    def exchange(self, name: str, value: object = None) -> list[Any]:
-        """Return the values of all processes, in their order; see `Group.exchange`."""
-        return self._ask({"kind": "exchange", "name": name, "value": value})["values"]
-
-    def share(self, value: Mapping[str, object]) -> list[Any]:
-        """Return what every process has left whose reader is short; see `Group.share`."""
-        values = self._ask({"kind": "share", "value": value})["values"]
-        self._is_hurried = any(each is None for each in values)
-        return values
 
     def advance(self, step: int | None = None) -> None:
         """Note a launch, or another place where all may meet; see `Group.advance`."""
@@ -188,6 +184,14 @@ class Member(Group):
         """Return the first failure elsewhere that leaves this process without partners."""
         return self._failures.find(self._num_calls, self._calls, is_entering=is_entering)
 
+    def _enter(self, name: str, way: str, text: str) -> Message:
+        """Enter an exchange, and wait for its answer; see `Group.exchange`."""
+        said = {"kind": "exchange", "name": name, "way": way, "text": text}
+        if way in ("all", "same") and len(text) > _MOST_CHARACTERS:
+            self._text = text
+            said["text"] = "#" + hashlib.sha256(text.encode()).hexdigest()
+        return self._ask(said)
+
     def _ask(self, said: Message) -> Message:
         """Send what is answered, and wait for the answer."""
         with self._condition:
@@ -195,12 +199,16 @@ class Member(Group):
                 raise self._peer_error()
             self._answer, self._asked = None, said["kind"]
         self._send(said)
-        with self._condition:
-            self._condition.wait_for(lambda: self._answer is not None or self.find_failure())
-            if self._answer is None:
-                raise self._peer_error()
-            self._progress += 1
-            return self._answer
+        try:
+            with self._condition:
+                self._condition.wait_for(lambda: self._answer is not None or self.find_failure())
+                if self._answer is None:
+                    raise self._peer_error()
+                self._progress += 1
+                return self._answer
+        except BaseException:
+            self._send({"kind": "left"})  # it waits no longer, and others need not wait for that
+            raise
 
     def _peer_error(self) -> PeerError:
         failure = self.find_failure() or {}
@@ -210,15 +218,15 @@ class Member(Group):
         return error
 
     def _send(self, said: Message) -> None:
+        self._told_position = position = self.position
         self._link.send(
             {
                 **said,
-                "position": self.position,
-                "taken": self.taken,
+                "position": position,
                 "step": self._step,
                 "activity": self.describe(),
                 "num_calls": self._num_calls,
-                "progress": self.position + self._progress,
+                "progress": position + self._progress,
                 "is_at_work": bool(self._calls),
                 "is_compiling": self._num_compiling > 0,
             }
@@ -231,7 +239,10 @@ class Member(Group):
             self.is_asked = True
             self._send({"kind": "ask"})
         # In no call nothing of what it says changes, perhaps for hours.
-        return bool(self._calls) and (self.is_asked or self._is_hurried)
+        is_eager = bool(self._calls) and self.is_asked
+        if is_eager and self.position != self._told_position:
+            self._send({"kind": "beat"})
+        return is_eager
 
     def _hear(self, said: Message) -> None:
         match said["kind"]:
@@ -240,8 +251,9 @@ class Member(Group):
             case "meet":
                 self.is_asked = True
                 self._send({"kind": "beat"})
-            case "hurry":
-                self._is_hurried = True
+            case "tell":
+                # Of the exchange that the main thread waits in, or of none.
+                self._send({"kind": "text", "digest": said["digest"], "text": self._text})
             case "dump":
                 exits.dump_stacks(f"process {self.index}: one does not answer or move; all stacks:")
             case "over":

@@ -29,6 +29,7 @@ from penstock.distributed.ray_worker import (
     run_words,
     work,
 )
+from penstock.distributed.secret import make_variables
 
 _PLATFORMS = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
 
@@ -309,7 +310,7 @@ def _environment(platform: str, hang_secs: float | None) -> dict[str, str]:
     # Ray would turn prints into lines of its log, on stderr.
     own = {"JAX_PLATFORMS": _PLATFORMS[platform], "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
     hang = {} if hang_secs is None else {"PENSTOCK_HANG_SECS": str(hang_secs)}
-    return {**passed, **own, **hang}
+    return {**passed, **make_variables(os.environ), **own, **hang}
 
 
 def _fit(

@@ -5,7 +5,7 @@ another idea of how many there are, or listens elsewhere. So they meet first: pr
 the address, the others call and say who they are, and when all are there, each is told to go on.
 Who is missing is named while the others wait, and at the end.
 
-A call is a line of JSON, and so is the answer.
+A call is a line of JSON, and so is the answer. Of a run with a secret it has a proof of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from penstock._errors import message
 from penstock.distributed import listening
 from penstock.distributed.launchers import Membership
+from penstock.distributed.secret import is_proof, prove
 
 _LOGGER = logging.getLogger("penstock")
 _PROTOCOL = "penstock 1"
@@ -29,6 +30,8 @@ _MOST_BYTES, _MOST_WAITING = 4096, 4096
 # How often who waits says so.
 _REPORT_SECS = 30.0
 _RETRY_SECS = 0.2
+# How often process 0 looks for callers that say nothing.
+_LOOK_SECS = 1.0
 # A connection that was accepted and says nothing, or does not end, holds nobody up for longer.
 _GOODBYE_SECS = 5.0
 # How long something else may answer at the address.
@@ -41,13 +44,16 @@ class RefusedError(ConnectionError):
     """Process 0 does not take this process for one of its run."""
 
 
-def meet(member: Membership, bind_address: tuple[str, int], timeout_secs: float) -> None:
+def meet(
+    member: Membership, bind_address: tuple[str, int], timeout_secs: float, secret: str = ""
+) -> None:
     """Return when all processes are there.
 
     Arguments:
       member: this process.
       bind_address: host and port where process 0 listens; an empty host is all of its addresses.
       timeout_secs: how long to wait.
+      secret: what every process of the run knows, and nobody else.
 
     Raises:
       TimeoutError: some did not come; process 0 names them to all that did.
@@ -57,27 +63,9 @@ def meet(member: Membership, bind_address: tuple[str, int], timeout_secs: float)
     deadline = time.monotonic() + timeout_secs
     if member.process_id == 0:
         with _listen(member, bind_address) as listener:
-            _Gathering(member, listener).wait(deadline, timeout_secs)
+            _Gathering(member, listener, secret).wait(deadline, timeout_secs)
     else:
-        _call(member, deadline, timeout_secs)
-
-
-def is_own_address(host: str) -> bool:
-    """Return whether a host is this machine.
-
-    >>> is_own_address("127.0.0.1"), is_own_address("198.51.100.7")
-    (True, False)
-    """
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):  # no name has 64 letters without a dot, or two dots together
-        return False
-    for family, kind, protocol, _, address in found:
-        # Only an address of this machine can be bound.
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            return True
-    return False
+        _call(member, secret, deadline, timeout_secs)
 
 
 def _listen(member: Membership, bind_address: tuple[str, int]) -> socket.socket:
@@ -99,7 +87,7 @@ def _listen(member: Membership, bind_address: tuple[str, int]) -> socket.socket:
         ) from error
 
 
-@dataclass
+@dataclass(eq=False)
 class _Caller:
     """Another process on the line."""
 
@@ -114,8 +102,13 @@ class _Gathering:
 
     member: Membership
     listener: socket.socket
+    secret: str
     present: dict[int, _Caller] = field(default_factory=dict)
     refusal: str = ""
+
+    def __post_init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.strangers = listening.Strangers[_Caller](self._drop)
 
     def wait(self, deadline: float, timeout_secs: float) -> None:
         """Wait for the others, and tell each to go on, or why not.
@@ -123,18 +116,21 @@ class _Gathering:
         Raises:
           TimeoutError: some did not come.
         """
-        with selectors.DefaultSelector() as selector:
+        listening.raise_descriptor_limit(self.member.num_processes)
+        with self.selector as selector:
             self.listener.setblocking(False)
             selector.register(self.listener, selectors.EVENT_READ)
             report_at = time.monotonic() + _REPORT_SECS
             try:
-                while missing := self._list_missing():
-                    if time.monotonic() >= deadline:
-                        raise TimeoutError(self._describe_timeout(missing, timeout_secs))
-                    if time.monotonic() >= report_at:
+                while len(self.present) < self.member.num_processes - 1:
+                    now = time.monotonic()
+                    if now >= deadline:
+                        raise TimeoutError(self._describe_timeout(timeout_secs))
+                    if now >= report_at:
                         report_at += _REPORT_SECS
-                        _LOGGER.warning("at %s, %s", self.member.address, _waiting_for(missing))
-                    self._take_calls(selector, min(deadline, report_at))
+                        _LOGGER.warning("at %s, %s", self.member.address, self._name_missing())
+                    self.strangers.drop_silent()
+                    self._take_calls(min(deadline, report_at, now + _LOOK_SECS))
             except BaseException as error:
                 is_late = isinstance(error, TimeoutError)
                 ended = f"process 0 on {socket.gethostname()} ended: {type(error).__name__} {error}"
@@ -150,23 +146,33 @@ class _Gathering:
                     if key.data is not None:
                         key.data.line.close()
 
-    def _list_missing(self) -> list[int]:
-        return [i for i in range(1, self.member.num_processes) if i not in self.present]
+    def _name_missing(self) -> str:
+        return _waiting_for(
+            [i for i in range(1, self.member.num_processes) if i not in self.present]
+        )
 
-    def _take_calls(self, selector: selectors.BaseSelector, until: float) -> None:
-        for key, _ in selector.select(max(0.0, until - time.monotonic())):
+    def _take_calls(self, until: float) -> None:
+        for key, _ in self.selector.select(max(0.0, until - time.monotonic())):
             if key.data is None:
-                self._accept(selector)
-            else:
-                self._hear(key.data, selector)
+                self._accept()
+            # Another that called in the same moment may have had it dropped.
+            elif key.data.line.fileno() >= 0:
+                self._hear(key.data)
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):
             line, _ = self.listener.accept()
             line.setblocking(False)
-            selector.register(line, selectors.EVENT_READ, _Caller(line))
+            caller = _Caller(line)
+            self.selector.register(line, selectors.EVENT_READ, caller)
+            self.strangers.add(caller, self.member.num_processes - 1 - len(self.present))
 
-    def _hear(self, caller: _Caller, selector: selectors.BaseSelector) -> None:
+    def _drop(self, caller: _Caller) -> None:
+        self.strangers.discard(caller)
+        self.selector.unregister(caller.line)
+        caller.line.close()
+
+    def _hear(self, caller: _Caller) -> None:
         try:
             heard = caller.line.recv(_MOST_BYTES)
         except OSError:
@@ -179,8 +185,7 @@ class _Gathering:
         elif not is_over and caller.process_id is None and b"\n" in caller.said:
             is_over = not self._register(caller)
         if is_over:
-            selector.unregister(caller.line)
-            caller.line.close()
+            self._drop(caller)
 
     def _register(self, caller: _Caller) -> bool:
         """Take a caller for one of the run, or tell it why not; return which."""
@@ -188,7 +193,7 @@ class _Gathering:
             call = _read(caller.said)
         except ValueError:  # somebody looks which ports are open
             return False
-        reason = _find_misfit(self.member, call)
+        reason = _find_misfit(self.member, self.secret, call)
         number = call.get("process_id")
         if not reason and number in self.present:
             reason = f"there is a process {number} already"
@@ -198,6 +203,7 @@ class _Gathering:
             _send(caller.line, {"error": reason, "host": socket.gethostname()})
             return False
         caller.process_id = number
+        self.strangers.discard(caller)
         self.present[number] = caller
         return True
 
@@ -215,11 +221,11 @@ class _Gathering:
                 caller.line.recv(1)
             caller.line.close()
 
-    def _describe_timeout(self, missing: list[int], timeout_secs: float) -> str:
+    def _describe_timeout(self, timeout_secs: float) -> str:
         member, name = self.member, socket.gethostname()
-        here = member.num_processes - len(missing)
-        away = "" if is_own_address(member.host or "") else ", which is no address of it,"
-        who = _waiting_for(missing)
+        here = 1 + len(self.present)
+        away = "" if listening.is_own_address(member.host or "") else ", which is no address of it,"
+        who = self._name_missing()
         return message(
             f"process 0 on {name} at {member.address}{away}",
             f"{here} of {member.num_processes} processes within {timeout_secs:g} s",
@@ -229,13 +235,13 @@ class _Gathering:
         )
 
 
-def _call(member: Membership, deadline: float, timeout_secs: float) -> None:
+def _call(member: Membership, secret: str, deadline: float, timeout_secs: float) -> None:
     """Call process 0 until it answers."""
     now = time.monotonic()
     report_at, give_up_at, failure = now + _REPORT_SECS, now + _STRANGER_SECS, "nothing"
     while (now := time.monotonic()) < deadline:
         try:
-            answer = _ask(member, deadline)
+            answer = _ask(member, secret, deadline)
         except (OSError, UnicodeError) as error:
             answer, failure = None, getattr(error, "strerror", None) or str(error)
         except ValueError:
@@ -263,7 +269,7 @@ def _call(member: Membership, deadline: float, timeout_secs: float) -> None:
     )
 
 
-def _ask(member: Membership, deadline: float) -> dict[str, object] | None:
+def _ask(member: Membership, secret: str, deadline: float) -> dict[str, object] | None:
     """Say who this is and wait for the answer; None where process 0 goes away before.
 
     Raises:
@@ -282,6 +288,7 @@ def _ask(member: Membership, deadline: float) -> dict[str, object] | None:
             "run": member.run,
             "host": socket.gethostname(),
         }
+        call["proof"] = prove(secret, _describe_place(call))
         _send(line, call)
         said = b""
         while b"\n" not in said:
@@ -324,7 +331,12 @@ def _check_answer(member: Membership, answer: dict[str, object]) -> None:
     )
 
 
-def _find_misfit(member: Membership, call: dict[str, object]) -> str:
+def _describe_place(call: dict[str, object]) -> str:
+    """Return what a caller proves that it may be."""
+    return f"process {call.get('process_id')} of {call.get('num_processes')} of {call.get('run')}"
+
+
+def _find_misfit(member: Membership, secret: str, call: dict[str, object]) -> str:
     """Return why a caller is none of this run; nothing where it is."""
     number, count = call.get("process_id"), call.get("num_processes")
     if call.get("protocol") != _PROTOCOL:
@@ -335,6 +347,8 @@ def _find_misfit(member: Membership, call: dict[str, object]) -> str:
         return f"it is one of {count} processes, process 0 one of {member.num_processes}"
     if type(number) is not int or not 0 < number < member.num_processes:
         return f"there is no place for a process {number} among {member.num_processes}"
+    if not is_proof(call.get("proof"), secret, _describe_place(call)):
+        return "its secret (PENSTOCK_SECRET, PENSTOCK_SECRET_FILE) is not that of process 0"
     return ""
 
 

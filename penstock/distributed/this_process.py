@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 
 import jax
 
 from penstock._errors import message
-from penstock.distributed import exits
+from penstock.distributed import exits, secret
 from penstock.distributed.group import Group
 from penstock.distributed.hub import Hub
 from penstock.distributed.listening import is_loopback
@@ -75,22 +76,25 @@ def start(times: WaitingTimes) -> bool:
     assert client is not None
     assert state.coordinator_address is not None
     host = state.coordinator_address.rsplit(":", 1)[0].strip("[]")
+    own_secret = secret.read(os.environ)
     if not state.process_id:
-        token = secrets.token_hex(16)
+        nonce = secrets.token_hex(16)
         # As JAX's coordinator: the others come by the name they know.
         host = host if is_loopback(host) else ""
         hub = Hub(
             _count(),
-            token,
+            secret.prove(own_secret, nonce),
             host=host,
             heartbeat_secs=times.heartbeat_secs,
             hang_secs=times.hang_secs,
         )
         hub.start()
-        client.key_value_set(_ADDRESS_KEY, f"{hub.port} {token}")
+        client.key_value_set(_ADDRESS_KEY, f"{hub.port} {nonce}")
         host = host or "localhost"
     said = client.blocking_key_value_get(_ADDRESS_KEY, int(1000 * CONNECT_SECS))
-    port, token = said.split()
+    port, nonce = said.split()
+    # Whoever reaches JAX's store can read what is there; the secret is not.
+    token = secret.prove(own_secret, nonce)
     address = (host, int(port))
     _Process.joined = Member(
         state.process_id, _count(), address, token, heartbeat_secs=times.heartbeat_secs, hub=hub

@@ -58,11 +58,12 @@ class Agreement:
         status, interrupts = self._status, self._interrupts
         if interrupts.is_alone:
             return
-        said = [interrupts.signal, self._saver.is_time(), status.is_stop_wanted]
+        # The clock that counts is the first process's.
+        is_time = not self._group.index and self._saver.is_time()
+        said = [interrupts.signal, is_time, status.is_stop_wanted]
         rows = self._group.exchange("an agreement to stop or save", said)
         status.is_stop_wanted = False
         status.is_stopping = status.is_stopping or any(stop for _, _, stop in rows)
-        # The clock that counts is the first process's.
         if rows[0][1]:
             self._saver.save(status)
         signals = [number for number, _, _ in rows if number is not None]

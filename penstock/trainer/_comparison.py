@@ -41,52 +41,55 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
             name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()
         },
     }
-    rows = group.exchange("the start of training", json.loads(json.dumps(facts, default=str)))
-    differences = [
-        f"process {index} has {name} {_show(its)}, process 0 {_show(ours)}"
-        for index, row in enumerate(rows)
-        for name, ours, its in _find_differences(rows[0], row)
-    ]
-    if any(row["programs"] != rows[0]["programs"] for row in rows):
-        differences += _compare_programs(group, texts)
-    if differences:
-        more = len(differences) - _MOST_NAMED
-        raise ProgramError(
-            "the processes got different things to run, expected the same on all of them:\n  "
-            + "\n  ".join(differences[:_MOST_NAMED])
-            + (f"\n  and {more} more" if more > 0 else "")
-            + "\nStart the same script with the same flags on every process."
-        )
+    facts = json.loads(json.dumps(facts, default=str))
+    if not group.agree("the start of training", facts):
+        _raise_differences(group, facts, texts)
     _take_state_of_first(group, engine, seed)
 
 
-def _find_differences(
-    ours: Mapping[str, Any], its: Mapping[str, Any]
-) -> Iterator[tuple[str, object, object]]:
-    """Yield name and both values of each fact that differs."""
+def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+    """Raise naming what differs from process 0, on which process. Collective."""
+    own = list(_find_differences(group.broadcast("the start of training", facts), facts))
+    if not group.agree("the comparison of programs", facts["programs"]):
+        own += _compare_programs(group.broadcast("the comparison of programs", texts), texts)
+    own = [f"process {group.index} {its}, process 0 {ours}" for its, ours in own]
+    # Process 0 writes the error: of a thousand that differ each would else hear of all.
+    rows = group.gather("the start of training", [own[:_MOST_NAMED], len(own)])
+    differences = [line for lines, _ in rows for line in lines][:_MOST_NAMED]
+    more = sum(number for _, number in rows) - len(differences)
+    text = (
+        "the processes got different things to run, expected the same on all of them:\n  "
+        + "\n  ".join(differences)
+        + (f"\n  and {more} more" if more > 0 else "")
+        + "\nStart the same script with the same flags on every process."
+    )
+    if text := group.broadcast("the start of training", text if differences else ""):
+        raise ProgramError(text)
+
+
+def _find_differences(ours: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what another process has, and what process 0 has, of each fact that differs."""
     # Of programs their first difference is said, not what stands for them.
     for kind in (each for each in ours if each != "programs"):
         for name in {**ours[kind], **its[kind]}:
             mine, other = ours[kind].get(name), its[kind].get(name)
             if mine != other:
-                yield f"in its {kind} {name!r}", mine, other
+                yield f"has in its {kind} {name!r} {_show(other)}", _show(mine)
 
 
 def _show(value: object) -> str:
     return "nothing" if value is None else str(value)
 
 
-def _compare_programs(group: Group, texts: Mapping[str, str]) -> list[str]:
-    """Return the first operation in which each program differs. Collective."""
-    rows = group.exchange("the comparison of programs", dict(texts))
-    said = []
-    for index, row in enumerate(rows):
-        for name, text in rows[0].items():
-            for ours, its in zip(text.splitlines(), row.get(name, "").splitlines(), strict=False):
-                if ours != its:
-                    said.append(f"process {index} computes {its.strip()}, process 0 {ours.strip()}")
-                    break
-    return said
+def _compare_programs(
+    first: Mapping[str, str], texts: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the first operation in which each program differs from that of process 0."""
+    for name, text in first.items():
+        for ours, its in zip(text.splitlines(), texts.get(name, "").splitlines(), strict=False):
+            if ours != its:
+                yield f"computes {its.strip()}", ours.strip()
+                break
 
 
 def _write_out(trace: ClosedJaxpr) -> str:
@@ -98,31 +101,42 @@ def _write_out(trace: ClosedJaxpr) -> str:
 def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     """Give every process the state of process 0, where theirs differ; say in what. Collective."""
     digests = digest(engine)
-    rows = group.exchange("the comparison of initial states", [int(seed), digests])
-    first = rows[0][1]
-    names = list(engine.programs.states.leaf_names)
-    others = {
-        index: [name for name, a, b in zip(names, first, row, strict=True) if a != b]
-        for index, (_, row) in enumerate(rows)
-        if row != first
-    }
-    if not others:
+    name = "the comparison of initial states"
+    if group.agree(name, [int(seed), digests]):
         return
-    differing = sorted({name for each in others.values() for name in each}, key=names.index)
-    if not group.index:
-        named = next(iter(others.values()))
-        seeds = [each for each, _ in rows]
-        why = f" (seeds {listed(map(str, seeds))})" if len(set(seeds)) > 1 else ""
-        _LOGGER.warning(
-            "process %s began with another state than process 0%s: %s%s. All processes go on with "
-            "that of process 0. Was it another seed, or a param_path that process 0 alone can "
-            "read?",
-            " and ".join(map(str, others)),
-            why,
-            listed(named[:_MOST_NAMED]),
-            f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else "",
-        )
-    _broadcast(engine, [names.index(name) for name in differing])
+    names = list(engine.programs.states.leaf_names)
+    first = group.broadcast(name, digests)
+    own = [number for number, (a, b) in enumerate(zip(first, digests, strict=True)) if a != b]
+    rows = group.gather(name, [int(seed), own])
+    numbers = group.broadcast(name, sorted({number for _, its in rows for number in its}))
+    if numbers and not group.index:
+        _warn_of_states(names, rows)
+    if numbers:
+        _broadcast(engine, numbers)
+
+
+def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int]]]) -> None:
+    """Say which processes began with another state, and in what that of the first differed.
+
+    Arguments:
+      rows: of each process its seed, and the numbers of the leaves that differ.
+    """
+    others = {index: numbers for index, (_, numbers) in enumerate(rows) if numbers}
+    named = [names[number] for number in next(iter(others.values()))]
+    seeds = {str(seed): None for seed, _ in rows}
+    _LOGGER.warning(
+        "process %s began with another state than process 0%s: %s%s. All processes go on with "
+        "that of process 0. Was it another seed, or a param_path that process 0 alone can read?",
+        _join(list(map(str, others)), " and "),
+        f" (seeds {_join(list(map(repr, seeds)), ', ')})" if len(seeds) > 1 else "",
+        listed(named[:_MOST_NAMED]),
+        f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else "",
+    )
+
+
+def _join(words: Sequence[str], between: str) -> str:
+    more = len(words) - _MOST_NAMED
+    return between.join(words[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:

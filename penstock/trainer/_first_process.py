@@ -21,10 +21,10 @@ def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
         except Exception as raised:  # kept until the others know of it
             error = raised
     # All of them raise, or none: one that went on alone would wait in the next launch.
-    said = group.exchange(f"the attempt to {what}", error and f"{type(error).__name__}: {error}")
-    if said[0]:
+    text = error and f"{type(error).__name__}: {error}"
+    if said := group.broadcast(f"the attempt to {what}", text):
         raise error or CheckpointError(
-            f"process 0 could not {what}, which it does for all, expected it to: {said[0]}"
+            f"process 0 could not {what}, which it does for all, expected it to: {said}"
         )
 
 
@@ -49,7 +49,7 @@ def read_newest(group: Group, store: Store, *, before: int | None = None) -> Con
             error = raised
     # The step alone travels: the files are on a disk that all of them see.
     name = "the search for the newest checkpoint"
-    step = group.exchange(name, contents and contents.position.global_step)[0]
+    step = group.broadcast(name, contents and contents.position.global_step)
     if group.index and step is not None:
         try:
             contents = store.read(step)

@@ -224,7 +224,8 @@ class CheckpointSaver(Saver):
         elif is_good:
             position = self._position(status)
             # The interval's checkpoint may have been of just this step.
-            if self._saved != position:
+            # Process 0 alone knows the state of every reader.
+            if self._group.broadcast("the last checkpoint", self._saved != position):
                 self._save(status, position, is_last=True)
         self._writer.wait()
         self.store.close()

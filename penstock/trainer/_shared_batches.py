@@ -114,12 +114,13 @@ class SharedBatches:
         """Return how many batches all read ahead, from their first ones. Collective."""
         # None where a reader has none.
         size = sum(_count_bytes(feed) for feed in first)
-        rows = self._group.exchange(self._what, [size, _hash(first[0] if first else None)])
+        rows = self._group.gather(self._what, [size, _hash(first[0] if first else None)])
         hashes = [digest for its, digest in rows if its]
-        is_same = not self._group.index and len(hashes) > 1 and len(set(hashes)) == 1
+        is_same = len(hashes) > 1 and len(set(hashes)) == 1
         if is_same and is_first_time(self._programs, f"{self._what} same"):
             _warn_of_same(self._what, len(hashes))
-        number = _MOST_AHEAD_BYTES // max(1, *[its for its, _ in rows])
+        largest = self._group.broadcast(self._what, max([its for its, _ in rows], default=0))
+        number = _MOST_AHEAD_BYTES // max(1, largest)
         return self._steps * max(1, min(number, _MOST_AHEAD) // self._steps)
 
     def _check_unequal(self, numbers: Sequence[int]) -> None:

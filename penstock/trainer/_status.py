@@ -183,17 +183,20 @@ class HandlerStates:
 def gather_states(group: Group, state: object) -> list[object]:
     """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
 
+    On process 0, which writes them; on the others nothing.
+
     Raises:
       TypeError: JSON cannot hold it.
     """
+    encoded = encode_bytes(state)
     try:
-        text = json.dumps(encode_bytes(state))
+        json.dumps(encoded)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
             "expected dicts, lists, strings and Python's own numbers, or bytes. Convert it there."
         ) from error
-    return [json.loads(each) for each in group.exchange("a checkpoint", text)]
+    return group.gather("a checkpoint", encoded)
 
 
 def pick_state(group: Group, states: list[object] | None) -> object:

@@ -24,11 +24,15 @@ class Members:
         options = {"host": "", "hang_secs": None} | options
         self.hub = Hub(count, "token", heartbeat_secs=heartbeat_secs, **options)
         self.hub.start()
-        address = ("127.0.0.1", self.hub.port)
-        self.all = [
-            member.Member(index, count, address, "token", heartbeat_secs=heartbeat_secs)
-            for index in range(count - num_missing)
-        ]
+        self._count, self._heartbeat_secs, self.all = count, heartbeat_secs, []
+        for _ in range(count - num_missing):
+            self.add()
+
+    def add(self):
+        """Have one more process come."""
+        address, secs = ("127.0.0.1", self.hub.port), self._heartbeat_secs
+        args = (len(self.all), self._count, address, "token")
+        self.all.append(member.Member(*args, heartbeat_secs=secs))
 
     def run(self, function):
         """Return what the function returned or raised on each member, at the same time."""

@@ -5,7 +5,12 @@ import os
 import pytest
 
 from penstock.distributed import _child_environment
-from penstock.distributed._child_environment import assign_devices, find_gpus, read_gpu_list
+from penstock.distributed._child_environment import (
+    assign_devices,
+    find_gpus,
+    make_group_variables,
+    read_gpu_list,
+)
 
 DIVIDED = """GPU 0: NVIDIA H200 (UUID: GPU-5c1)
 GPU 1: NVIDIA H200 (UUID: GPU-77e)
@@ -94,3 +99,12 @@ def test_more_processes_than_gpus_are_an_error_with_the_number():
         assign_devices(3, "gpu", {"CUDA_VISIBLE_DEVICES": "0,1"})
     with pytest.raises(ValueError, match="num_processes got 1 on GPUs, expected some GPUs"):
         assign_devices(1, "gpu", {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_every_start_of_a_group_has_a_secret_of_its_own(monkeypatch):
+    monkeypatch.delenv("PENSTOCK_SECRET", raising=False)
+    monkeypatch.delenv("PENSTOCK_SECRET_FILE", raising=False)
+    first, second = (make_group_variables(2, 80, restarts) for restarts in range(2))
+    assert first["PENSTOCK_SECRET"] != second["PENSTOCK_SECRET"]
+    monkeypatch.setenv("PENSTOCK_SECRET", "own")
+    assert "PENSTOCK_SECRET" not in make_group_variables(2, 80, 0)

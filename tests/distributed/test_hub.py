@@ -10,7 +10,11 @@ import socket
 import pytest
 
 from penstock._errors import PeerError
+from penstock.distributed import hub as hub_module
+from penstock.distributed import listening
 from penstock.distributed.exit_codes import AGAIN
+from penstock.distributed.lines import encode
+from penstock.distributed.secret import prove
 from tests.distributed.members import make_and_close, wait_until
 
 
@@ -86,6 +90,11 @@ def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(ma
     assert members.run(lambda each: each.exchange("c", each.index)) == [[0, 1]] * 2
 
 
+def make_hello(index, token="token"):
+    proof = prove(token, f"process {index}")
+    return encode({"kind": "hello", "proof": proof, "index": index})
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -93,10 +102,12 @@ def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(ma
         b"\xff\n",
         b"[1]\n",
         b"[" * 60_000 + b"\n",
-        b'{"kind":"hello","token":"x","index":1}\n',
-        b'{"kind":"hello","token":"token","index":2}\n',
-        b'{"kind":"hello","token":"token","index":1}\n',  # it is there already
-        b'{"kind":"hello","token":"token","index":[]}\n',
+        make_hello(1, token="x"),
+        make_hello(2),
+        make_hello(1),  # it is there already
+        make_hello([]),
+        b'{"kind":"hello","proof":"\\u00e9","index":1}\n',
+        b'{"kind":"hello","index":1}\n',
         b"\0" * 70_000,
     ],
 )
@@ -109,10 +120,79 @@ def test_stranger_at_the_hubs_port_disturbs_nobody(make, said):
     assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
 
 
-def test_stranger_that_says_nothing_is_let_go(make):
+def test_stranger_that_says_nothing_is_let_go(make, monkeypatch):
     members = make(2)
     assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
     with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
-        members.hub._connect_secs = 0.0
+        monkeypatch.setattr(listening, "_HELLO_SECS", 0.0)
         assert stranger.recv(1) == b""
     assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+
+
+def test_connections_that_say_nothing_are_few_and_keep_no_process_out(make):
+    members = make(3, num_missing=1)
+    address = ("127.0.0.1", members.hub.port)
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(50)
+        ]
+        # One place for the process that is missing, and a few.
+        for stranger in strangers[: 50 - 1 - listening._NUM_SPARE]:
+            assert stranger.recv(1) == b""
+        assert len(members.hub._strangers._opened_at) == 1 + listening._NUM_SPARE
+        members.add()
+        results = members.run(lambda each: each.exchange("a", each.index))
+        assert results == [[0, 1, 2]] * 3
+
+
+def count_encoded(monkeypatch):
+    sizes = []
+
+    def encode_and_count(said):
+        sizes.append(len(encode(said)))
+        return encode(said)
+
+    monkeypatch.setattr(hub_module, "encode", encode_and_count)
+    return sizes
+
+
+def test_what_all_are_told_is_encoded_once(make, monkeypatch):
+    members, sizes = make(5), count_encoded(monkeypatch)
+    members.run(lambda each: each.exchange("a", f"{each.index}" * 1000))
+    assert sum(size > 1000 for size in sizes) == 1
+
+
+def test_value_that_all_have_travels_to_nobody(make, monkeypatch):
+    members, sizes = make(5), count_encoded(monkeypatch)
+    members.run(lambda each: each.exchange("a", "x" * 1000))
+    assert max(sizes) < 100
+
+
+def test_values_for_process_0_go_to_no_other(make, monkeypatch):
+    members = make(5)
+    heard = [0] * 5
+    for each in members.all:
+        hear = functools.partial(note_size, heard, each.index, each._link._hear)
+        monkeypatch.setattr(each._link, "_hear", hear)
+    members.run(lambda each: each.gather("a", "x" * 1000))
+    assert heard[0] > 5000
+    assert max(heard[1:]) < 100
+
+
+def note_size(heard, index, hear, said):
+    heard[index] = max(heard[index], len(encode(said)))
+    hear(said)
+
+
+def test_processes_that_all_fail_or_end_alike_do_not_each_tell_all(make, monkeypatch):
+    members, sizes = make(12), count_encoded(monkeypatch)
+
+    def work(each):
+        with contextlib.suppress(ValueError), each.inside("trainer.train"):
+            raise ValueError("boom")
+        each.exchange("a")
+        return each.end(None)
+
+    assert members.run(work) == [None] * 12
+    # Two failures, two ends, the answer, that it is over, and beats.
+    assert len(sizes) < 12

@@ -26,7 +26,8 @@ from tests.distributed.processes import (
 def variables(monkeypatch):
     """Leave out what started the tests themselves."""
     for name in os.environ:
-        if name.startswith(("JAX_COORD", "JAX_NUM", "JAX_PROCESS", "SLURM", "OMPI", "PENSTOCK_H")):
+        theirs = ("JAX_COORD", "JAX_NUM", "JAX_PROCESS", "SLURM", "OMPI", "PENSTOCK_")
+        if name.startswith(theirs):
             monkeypatch.delenv(name)
 
 
@@ -155,6 +156,32 @@ def test_coordinator_of_one_machine_hears_nobody_outside_it(monkeypatch, variabl
     assert joining._choose_bind_address(member) == expected
 
 
+@pytest.mark.parametrize(
+    ("address", "place", "variables", "is_warned"),
+    [
+        ("node1:80", 0, {}, True),
+        ("node1:80", 1, {}, False),
+        ("127.0.0.1:80", 0, {}, False),
+        ("node1:80", 0, {"PENSTOCK_SECRET": "s3cret"}, False),
+    ],
+)
+def test_run_of_several_machines_without_a_secret_is_warned(
+    monkeypatch, caplog, address, place, variables, is_warned
+):
+    joining._warn_once.cache_clear()
+    monkeypatch.setattr(joining, "_join", lambda *args: None)
+    monkeypatch.setattr(this_process, "start", lambda times: False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ps.distributed.initialize(address, 2, place)
+    text = (
+        "process 0 listens at node1:80 for other machines, and the run has no secret: whoever "
+        "reaches that port can take the place of a process. Set PENSTOCK_SECRET, or "
+        "PENSTOCK_SECRET_FILE, alike for all processes (docs/pods.md)."
+    )
+    assert caplog.messages == [text] * is_warned
+
+
 def check_joined(found):
     """Check what two processes have that were joined."""
     first, second = found
@@ -176,8 +203,8 @@ def check_joined(found):
 
 # 6 s of processor time: two processes that import JAX.
 def test_two_processes_of_jaxs_variables_are_joined_once_and_share_the_data():
-    port = free_port()
-    found = results([start("plain", jax_variables(port, place)) for place in range(2)])
+    port, secret = free_port(), {"PENSTOCK_SECRET": "s3cret"}
+    found = results([start("plain", jax_variables(port, place) | secret) for place in range(2)])
     check_joined(found)
     joined = (
         "penstock: joined 2 processes through JAX_COORDINATOR_ADDRESS (process 0 of 2 on "

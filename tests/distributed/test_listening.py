@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from penstock.distributed import listening
 from penstock.distributed.hub import Hub
 from penstock.distributed.listening import listen
 
@@ -33,3 +34,22 @@ def test_hub_of_one_machine_hears_nobody_outside_it():
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", hub.port), timeout=60)
     hub.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_processes", "expected"),
+    [
+        ((1024, 4096), 2, None),
+        ((1024, 20_000), 1000, (4512, 20_000)),
+        ((1024, 4096), 1000, (4096, 4096)),
+        ((-1, -1), 1000, None),
+    ],
+)
+def test_process_0_of_many_may_open_as_many_descriptors(
+    monkeypatch, limits, num_processes, expected
+):
+    limit = []
+    monkeypatch.setattr(listening.resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(listening.resource, "setrlimit", lambda which, both: limit.append(both))
+    listening.raise_descriptor_limit(num_processes)
+    assert limit == ([] if expected is None else [expected])

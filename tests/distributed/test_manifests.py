@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,6 +137,25 @@ def test_cluster_starts_again_what_penstock_wants_started_again(document):
     # Kubernetes takes such a rule only with restartPolicy Never, and a Job that does not retry.
     assert (job["template"]["spec"]["restartPolicy"], job["backoffLimit"]) == ("Never", 0)
     assert not any(is_again(code) for code in rule["onExitCodes"]["values"])
+
+
+@pytest.mark.parametrize("document", [*documents()])
+def test_pods_have_the_secret_of_the_run_where_there_is_one(document):
+    if document["kind"] == "TrainJob":
+        return
+    (container,) = pod_template(document)["template"]["spec"]["containers"]
+    (source,) = [e["valueFrom"] for e in container["env"] if e["name"] == "PENSTOCK_SECRET"]
+    assert source == {"secretKeyRef": {"name": "penstock", "key": "secret", "optional": True}}
+
+
+def test_batch_script_hands_all_processes_a_secret():
+    script = (DEPLOY / "slurm.sbatch").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^export PENSTOCK_SECRET=.*$", script, re.MULTILINE)
+    for given in ({}, {"PENSTOCK_SECRET": "own"}):
+        words = ["bash", "-c", f'{line}; printf "%s" "$PENSTOCK_SECRET"']
+        environ = {"PATH": os.environ["PATH"], **given}
+        made = subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
+        assert re.fullmatch(given.get("PENSTOCK_SECRET", "[0-9a-f]{32}"), made)
 
 
 def test_batch_script_starts_again_what_penstock_wants_started_again():

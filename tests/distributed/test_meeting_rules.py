@@ -8,52 +8,110 @@ import pytest
 from penstock.distributed.meeting_rules import Meetings
 
 
+def take(meetings, index, said):
+    """Return what follows, as `[(process, message)]`."""
+    return [(to, reply) for tos, reply in meetings.take(index, said) for to in tos]
+
+
 def tell(meetings, index, kind, **said):
-    """Return what follows, as `{process: kind or values}`."""
-    replies = meetings.take(index, {"kind": kind, **said})
-    return {to: reply.get("values", reply["kind"]) for to, reply in replies}
+    """Return what follows, as `{process: kind, or what an answer says}`."""
+    replies = take(meetings, index, {"kind": kind, **said})
+    return {to: read(reply) for to, reply in replies}
+
+
+def read(reply):
+    said = {key: value for key, value in reply.items() if key not in ("kind", "others")}
+    if reply.get("others"):
+        said["others"] = reply["others"]
+    return said if reply["kind"] in ("answer", "tell") else reply["kind"]
 
 
 def to_all(count, value):
     return {index: value for index in range(count)}  # noqa: C420
 
 
-def exchange(meetings, index, name="a", value=None, position=0):
-    return tell(meetings, index, "exchange", name=name, value=value, position=position)
+def exchange(meetings, index, name="a", text="null", position=0, way="all"):
+    said = {"name": name, "way": way, "text": text, "position": position}
+    return tell(meetings, index, "exchange", **said)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_exchange_gives_all_values_to_all_in_the_order_of_the_processes(order):
+def test_exchange_gives_each_value_once_with_who_has_it(order):
     meetings = Meetings(3)
-    answers = [exchange(meetings, index, value=10 * index) for index in order]
-    assert answers == [{}, {}, to_all(3, [0, 10, 20])]
+    answers = [exchange(meetings, index, text="17"[index == 2]) for index in order]
+    assert answers == [{}, {}, to_all(3, {"text": "1", "others": [["7", [2]]]})]
 
 
-def test_second_exchange_is_answered_like_the_first():
+def test_value_that_all_have_goes_to_nobody():
     meetings = Meetings(2)
-    for value in (1, 2):
-        exchange(meetings, 0, value=value)
-        assert exchange(meetings, 1, value=-value) == to_all(2, [value, -value])
+    for text in ("1", "#digest"):
+        exchange(meetings, 0, text=text)
+        assert exchange(meetings, 1, text=text) == to_all(2, {})
 
 
-def test_none_and_zero_are_values():
+def test_values_that_differ_are_asked_of_one_process_each():
+    meetings = Meetings(4)
+    for index, text in enumerate(["#a", "#b", "#a"]):
+        assert exchange(meetings, index, text=text) == {}
+    assert exchange(meetings, 3, text="#b") == {2: {"digest": "#a"}, 3: {"digest": "#b"}}
+    assert tell(meetings, 0, "beat") == {}
+    assert tell(meetings, 3, "text", digest="#b", text="long b") == {}
+    answer = tell(meetings, 2, "text", digest="#a", text="long a")
+    assert answer == to_all(4, {"text": "long a", "others": [["long b", [1, 3]]]})
+
+
+def test_other_ways_send_each_process_what_it_needs():
     meetings = Meetings(2)
-    exchange(meetings, 0, value=None)
-    assert exchange(meetings, 1, value=0) == to_all(2, [None, 0])
+    exchange(meetings, 0, text="1", way="to_first")
+    assert exchange(meetings, 1, text="2", way="to_first") == {0: {"texts": ["1", "2"]}, 1: {}}
+    exchange(meetings, 1, way="from_first")
+    assert exchange(meetings, 0, text="1", way="from_first") == to_all(2, {"text": "1"})
+    exchange(meetings, 0, text="#a", way="same")
+    assert exchange(meetings, 1, text="#b", way="same") == to_all(2, {"is_same": False})
 
 
-def test_late_beat_takes_no_process_back_to_where_it_was():
+def test_process_that_leaves_an_exchange_is_waited_for_in_the_next():
     meetings = Meetings(2)
-    tell(meetings, 0, "beat", taken=5, position=5)
-    tell(meetings, 1, "share", value=[3], taken=5, position=5)
-    # Made up before, in the thread that beats: the other would be past it, with a full batch.
-    assert tell(meetings, 1, "beat", taken=4, position=4) == {}
-    assert tell(meetings, 0, "share", value=[4], taken=5, position=5) == to_all(2, [[4], [3]])
+    exchange(meetings, 0, "a")
+    assert tell(meetings, 0, "left") == {}
+    assert exchange(meetings, 1, "b") == {}
+    assert exchange(meetings, 0, "b") == to_all(2, {})
+
+
+class CountedList(list):
+    """A list that counts how often something looks at it."""
+
+    num_looks = 0
+
+    def __getitem__(self, index):
+        self.num_looks += 1
+        return super().__getitem__(index)
+
+    def __iter__(self):
+        self.num_looks += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("count", [10, 1000])
+def test_message_looks_at_its_own_process_however_many_there_are(count):
+    meetings = Meetings(count)
+    meetings.members = CountedList(meetings.members)
+    num_told = most = 0
+    for kind in ("beat", "exchange", "beat", "stopped", "beat"):
+        said = {"name": "a", "way": "all", "text": "1", "value": 1} if kind == "exchange" else {}
+        for index in range(count):
+            before = meetings.members.num_looks
+            replies = take(meetings, index, {"kind": kind, "position": 7, **said})
+            num_told += len(replies)
+            if not replies:  # an answer to all looks at all of them
+                most = max(most, meetings.members.num_looks - before)
+    assert most == 1
+    assert num_told == 3 * count  # the answer, a call to meet, and that all have met
 
 
 def find_failure(meetings, index, kind, **said):
     [reply] = {
-        repr(reply): reply for _, reply in meetings.take(index, {"kind": kind, **said})
+        repr(reply): reply for _, reply in take(meetings, index, {"kind": kind, **said})
     }.values()
     assert reply["kind"] == "failure"
     return f"{reply['what']}. {reply.get('advice', '')}"
@@ -62,7 +120,7 @@ def find_failure(meetings, index, kind, **said):
 def test_processes_in_different_calls_are_told_both():
     meetings = Meetings(2)
     exchange(meetings, 0, "trainer.test")
-    said = find_failure(meetings, 1, "exchange", name="trainer.train", value=None)
+    said = find_failure(meetings, 1, "exchange", name="trainer.train", way="all", text="1")
     assert "process 0 is in trainer.test, but process 1 is in trainer.train" in said
     assert "Call trainer.test on every process" in said
 
@@ -91,27 +149,6 @@ def test_scripts_that_all_end_are_no_failure():
     meetings = Meetings(2)
     assert tell(meetings, 0, "ended", what="") == {}
     assert tell(meetings, 1, "ended", what="") == {}
-
-
-def test_readers_that_end_together_need_one_question_each():
-    meetings = Meetings(2)
-    assert tell(meetings, 0, "share", value={"n": 0}, taken=5) == to_all(2, "hurry")
-    assert tell(meetings, 1, "share", value={"n": 1}, taken=5) == to_all(2, [{"n": 0}, {"n": 1}])
-
-
-def test_reader_that_ends_first_learns_that_the_other_had_enough():
-    meetings = Meetings(2)
-    tell(meetings, 0, "share", value={"n": 0}, taken=5)
-    assert tell(meetings, 1, "beat", taken=5) == {}
-    assert tell(meetings, 1, "beat", taken=6) == {0: [{"n": 0}, None]}
-
-
-def test_end_of_a_reader_and_a_test_of_another_process_do_not_wait_for_each_other():
-    meetings = Meetings(2)
-    tell(meetings, 0, "share", value={"n": 0}, taken=5)
-    said = find_failure(meetings, 1, "exchange", name="trainer.test", value=None, taken=5)
-    assert "trainer.test" in said
-    assert "waits for the others at the end of its reader" in said
 
 
 class Loop:
@@ -148,7 +185,7 @@ def test_all_come_to_a_stand_at_one_position_however_they_run(seed):
     asked_at = chosen.randrange(30)
     for turn in range(3000):
         if turn == asked_at:
-            inbox += meetings.take(chosen.randrange(count), {"kind": "ask"})
+            inbox += take(meetings, chosen.randrange(count), {"kind": "ask"})
         # Messages arrive late and in any order between processes, in order for each.
         while inbox and chosen.random() < 0.5:
             to, reply = inbox.pop(0)
@@ -158,7 +195,7 @@ def test_all_come_to_a_stand_at_one_position_however_they_run(seed):
         # Nobody runs further ahead than launches that are in flight.
         if loop.is_waiting or loop.met_at is not None or loop.position - least >= most_ahead:
             continue
-        inbox += meetings.take(loop.index, loop.move())
+        inbox += take(meetings, loop.index, loop.move())
         if all(each.met_at is not None for each in loops):
             break
     assert len({each.met_at for each in loops}) == 1
@@ -172,5 +209,5 @@ def test_meeting_waits_until_an_exchange_is_over():
     # It cannot come: process 1 goes on to the exchange first.
     assert tell(meetings, 1, "stopped", position=3) == {1: "run_to"}
     assert tell(meetings, 1, "stopped", position=4) == to_all(2, "postponed")
-    assert exchange(meetings, 1, position=4) == to_all(2, [None, None])
+    assert exchange(meetings, 1, position=4) == to_all(2, {})
     assert tell(meetings, 0, "beat", position=4) == to_all(2, "meet")

@@ -25,6 +25,17 @@ def test_exchange_gives_every_process_the_values_of_all(make, count):
         assert given == [expected] * count
 
 
+def test_other_ways_give_each_process_what_it_needs(make):
+    members = make(3)
+    assert members.run(lambda each: each.gather("a", each.index)) == [[0, 1, 2], [], []]
+    assert members.run(lambda each: each.broadcast("b", each.index + 7)) == [7] * 3
+    for text in ("x", "x" * 1000):
+        same = members.run(lambda each, text=text: each.agree("c", {"a": text}))
+        assert same == [True] * 3
+        unlike = members.run(lambda each, text=text: each.agree("d", text * (each.index + 1)))
+        assert unlike == [False] * 3
+
+
 def test_exchange_of_megabytes_arrives_whole(make):
     members = make(3)
     given = members.run(lambda each: each.exchange("a", f"{each.index}" * 3_000_000))
@@ -244,20 +255,3 @@ def test_process_is_eager_in_a_call_alone(make):
     with each.inside("trainer.train"):
         assert each._tick()
     assert not each._tick()
-
-
-def test_readers_of_different_lengths_are_levelled(make):
-    members = make(3)
-
-    def work(each):
-        left, num_empty = [5, 3, 4][each.index], 0
-        while True:
-            if not left:
-                shares = each.share({"n": 0})
-                if None not in shares:
-                    return num_empty
-                num_empty += 1
-            each.take()
-            left = max(0, left - 1)
-
-    assert members.run(work) == [0, 2, 1]

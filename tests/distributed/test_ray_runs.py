@@ -90,6 +90,7 @@ def test_workers_have_the_drivers_settings_and_not_its_place(monkeypatch):
     assert told["JAX_ENABLE_X64"] == "1"
     assert told["JAX_PLATFORMS"] == "cuda,cpu"
     assert told["PENSTOCK_HANG_SECS"] == "300.0"
+    assert len(told["PENSTOCK_SECRET"]) == 32
     assert not {"JAX_PROCESS_ID", "PENSTOCK_RESTARTS", "SECRET"} & set(told)
     assert "PENSTOCK_HANG_SECS" not in ray_runs._environment("cpu", None)
 

@@ -1,5 +1,6 @@
 """The rendezvous, in threads: who comes, who does not, and who is none of the run."""
 
+import contextlib
 import errno
 import json
 import os
@@ -10,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock.distributed import listening as listening_module
 from penstock.distributed import rendezvous
 from penstock.distributed.launchers import Membership
+from penstock.distributed.secret import prove
 from tests.distributed.processes import free_port
 
 
@@ -22,8 +25,8 @@ def member(port, process_id, num_processes=2, **changes):
     )
 
 
-def meet(one, timeout_secs=20.0):
-    rendezvous.meet(one, ("127.0.0.1", one.port), timeout_secs)
+def meet(one, timeout_secs=20.0, secret=""):
+    rendezvous.meet(one, ("127.0.0.1", one.port), timeout_secs, secret)
 
 
 @pytest.fixture
@@ -61,8 +64,9 @@ def call(port, text):
         return answer
 
 
-def hello(**changes):
+def hello(secret="", **changes):
     said = {"protocol": "penstock 1", "process_id": 1, "num_processes": 2, "run": ""} | changes
+    said = {"proof": prove(secret, rendezvous._describe_place(said))} | said
     return json.dumps(said).encode() + b"\n"
 
 
@@ -120,6 +124,9 @@ def test_port_that_is_taken_is_named_with_what_would_free_it():
             rendezvous.meet(member(port, 0), ("", port), 20)
 
 
+_NO_SECRET = "its secret (PENSTOCK_SECRET, PENSTOCK_SECRET_FILE) is not that of process 0"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -130,16 +137,20 @@ def test_port_that_is_taken_is_named_with_what_would_free_it():
         ({"process_id": True}, "there is no place for a process True among 2"),
         ({"run": "abc"}, "it is of the run 'abc', process 0 of ''"),
         ({"protocol": None}, "it speaks None, process 0 speaks penstock 1"),
+        ({"proof": None}, _NO_SECRET),
+        ({"proof": "é"}, _NO_SECRET),
+        ({"secret": "guess"}, _NO_SECRET),
+        ({"proof": prove("s3cret", "process 2 of 2 of ")}, _NO_SECRET),
     ],
 )
 def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
     threads, listening, changes, reason
 ):
     port = free_port()
-    first = threads.submit(meet, member(port, 0))
+    first = threads.submit(meet, member(port, 0), secret="s3cret")
     assert listening.wait(20)
-    assert json.loads(call(port, hello(**changes)))["error"] == reason
-    assert threads.submit(meet, member(port, 1)).result() is None
+    assert json.loads(call(port, hello(**{"secret": "s3cret"} | changes)))["error"] == reason
+    assert threads.submit(meet, member(port, 1), secret="s3cret").result() is None
     assert first.result() is None
 
 
@@ -186,6 +197,35 @@ def test_others_that_look_in_hold_nobody_up(threads, listening, text):
     assert first.result() is None
 
 
+def test_callers_that_say_nothing_are_few_and_keep_no_process_out(threads, listening):
+    port = free_port()
+    first = threads.submit(meet, member(port, 0))
+    assert listening.wait(20)
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            for _ in range(50)
+        ]
+        # One place for the process that is missing, and a few.
+        for stranger in strangers[: 50 - 1 - listening_module._NUM_SPARE]:
+            assert stranger.recv(1) == b""
+        meet(member(port, 1))
+    assert first.result() is None
+
+
+def test_caller_that_says_nothing_is_dropped(threads, listening, monkeypatch):
+    monkeypatch.setattr(listening_module, "_HELLO_SECS", 0.0)
+    monkeypatch.setattr(rendezvous, "_LOOK_SECS", 0.01)
+    port = free_port()
+    first = threads.submit(meet, member(port, 0))
+    assert listening.wait(20)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        assert stranger.recv(1) == b""
+    monkeypatch.setattr(listening_module, "_HELLO_SECS", 5.0)
+    meet(member(port, 1))
+    assert first.result() is None
+
+
 def test_something_else_at_the_address_is_said(threads, monkeypatch):
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -228,10 +268,10 @@ def test_waiting_is_reported(threads, monkeypatch, caplog):
 
 
 def test_addresses_of_this_machine_are_told_from_others():
-    assert rendezvous.is_own_address("localhost")
-    assert not rendezvous.is_own_address("198.51.100.7")
-    assert not rendezvous.is_own_address("no-such-host.invalid")
-    assert not rendezvous.is_own_address("no..host")
+    assert listening_module.is_own_address("localhost")
+    assert not listening_module.is_own_address("198.51.100.7")
+    assert not listening_module.is_own_address("no-such-host.invalid")
+    assert not listening_module.is_own_address("no..host")
 
 
 def test_name_that_can_be_none_is_named():

@@ -66,7 +66,7 @@ def find_own_place() -> Place:
 
 
 def sum_over_processes(counts: np.ndarray) -> np.ndarray:
-    """Return the sum of what all processes have counted, of any shape. Collective.
+    """Return the sum of what all processes have counted, on process 0; zeros elsewhere. Collective.
 
     Raises:
       PeerError: another process has failed, or does something else.
@@ -75,6 +75,6 @@ def sum_over_processes(counts: np.ndarray) -> np.ndarray:
     places = np.flatnonzero(counts)
     own = [places.tolist(), counts.flat[places].tolist()]
     total = np.zeros_like(counts)
-    for theirs, values in find_group().exchange("adding up what all have counted", own):
+    for theirs, values in find_group().gather("adding up what all have counted", own):
         total.flat[theirs] += np.asarray(values, total.dtype)
     return total
