@@ -42,6 +42,7 @@ class ChildProcess:
     Attributes:
       code: its exit code as `subprocess` has it; None while it runs.
       is_killed: whether `kill` was what ended it.
+      is_asked: whether it ended after it was asked to, or killed: not by itself.
       is_over: whether it has ended, and all that it has printed is queued.
     """
 
@@ -50,7 +51,7 @@ class ChildProcess:
     ) -> None:
         self.rank = rank
         self.code: int | None = None
-        self.is_killed = self.is_over = False
+        self.is_killed = self.is_asked = self.is_over = False
         self._printer = printer
         self._is_python = is_python(shutil.which(words[0]) or words[0])
         self._process = subprocess.Popen(
@@ -109,15 +110,18 @@ class ChildProcess:
         """Send a signal on which it may save what it has."""
         if self.code is not None:
             return
-        if self._is_python:
-            self._process.send_signal(number)
-        else:
-            self._signal_group(number)
+        self.is_asked = True
+        # One that is stopped hears of it only when it goes on.
+        for each in (number, signal.SIGCONT):
+            if self._is_python:
+                self._process.send_signal(each)
+            else:
+                self._signal_group(each)
 
     def kill(self, now: float) -> None:
         """Kill it and what it has started."""
         if self.code is None:
-            self.is_killed = True
+            self.is_killed = self.is_asked = True
             self._killed_at = min(now, self._killed_at)
             self._signal_group(signal.SIGKILL)
 
