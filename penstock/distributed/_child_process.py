@@ -88,6 +88,14 @@ class ChildProcess:
         if self.code is None and self._handle is not None:
             yield self._handle
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it hears no signal but those that kill it or have it go on."""
+        if self.code is not None or not hasattr(os, "waitid"):
+            return False
+        looks = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, looks) is not None
+
     def step(self, now: float) -> None:
         """Queue what it has written, and notice its end."""
         if self.code is None:
@@ -111,12 +119,10 @@ class ChildProcess:
         if self.code is not None:
             return
         self.is_asked = True
-        # One that is stopped hears of it only when it goes on.
-        for each in (number, signal.SIGCONT):
-            if self._is_python:
-                self._process.send_signal(each)
-            else:
-                self._signal_group(each)
+        if self._is_python:
+            self._process.send_signal(number)
+        else:
+            self._signal_group(number)
 
     def kill(self, now: float) -> None:
         """Kill it and what it has started."""

@@ -130,6 +130,9 @@ class _Ending:
         if now >= self._term_at:
             self._term_at = math.inf
             self._ask(signal.SIGTERM)
+            for child in self._children:
+                if child.is_stopped:
+                    child.kill(now)
         if now >= self._kill_at:
             for child in self._children:
                 child.kill(now)

@@ -247,7 +247,9 @@ class CheckpointSaver(Saver):
         """
         failures, self._writer.failures = self._writer.failures, []
         if failures and self._writer.has_failed:
-            more = f", nor were {len(failures) - 1} before it" if len(failures) > 1 else ""
+            # The last one may have been tried twice.
+            num_before = len({*failures}) - 1
+            more = f", nor were {num_before} before it" if num_before else ""
             raise CheckpointError(
                 f"{failures[-1]}. It was not written{more}: {self._describe_newest()}. See to the "
                 "cause; the trainer has the state, which trainer.save_checkpoint() writes."
