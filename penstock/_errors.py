@@ -47,9 +47,11 @@ class PeerError(RuntimeError):
 
     Attributes:
       exit_code: what this process should end with, where nobody catches it.
+      is_of_this_call: whether the call is wrong that this process makes, and not what another did.
     """
 
     exit_code = 1
+    is_of_this_call = False
 
 
 class NonFiniteError(FloatingPointError):

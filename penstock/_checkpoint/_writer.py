@@ -27,10 +27,12 @@ class Writer:
 
     Attributes:
       failures: a line for each checkpoint that could not be written.
+      has_failed: whether the last one could not.
     """
 
     def __init__(self, store: Store, *, is_asynchronous: bool) -> None:
         self.failures: list[str] = []
+        self.has_failed = False
         self._store = store
         self._is_asynchronous = is_asynchronous
         self._thread: threading.Thread | None = None
@@ -46,7 +48,7 @@ class Writer:
         """Return whether `write` returns only when the checkpoint is written."""
         return is_last or not self._is_asynchronous
 
-    def write(self, make: Callable[[], Contents | None], *, step: int, is_last: bool) -> None:
+    def write(self, make: Callable[[], Contents], *, step: int, is_last: bool) -> None:
         """Write what `make` returns; it is called in the thread, and may fetch from the device.
 
         Waits for the one before. With `is_last`, waits for this one too.
@@ -72,15 +74,16 @@ class Writer:
         """
         while not self._is_done.wait(timeout=0.1):
             pass
-        if self._thread is not None:
+        # Two threads may wait: one that ends a process whose main thread is stuck waits too.
+        thread, self._thread = self._thread, None
+        if thread is not None:
             # It has nothing left but to end; were the process to end first, the libraries below
             # would abort it.
-            self._thread.join()
-            self._thread = None
+            thread.join()
 
     def _run(
         self,
-        make: Callable[[], Contents | None],
+        make: Callable[[], Contents],
         step: int,
         is_done: threading.Event,
         is_waited_for: bool,
@@ -90,13 +93,14 @@ class Writer:
             _let_others_go_first()
         try:
             contents = make()
-            if contents is not None:
-                self._store.write(contents)
+            self._store.write(contents)
+            self.has_failed = False
         # In a thread nobody would see it: kept for whoever asks at the end.
         except Exception as error:
             line = f"checkpoint of global step {step}: {type(error).__name__}: {error}"
             self.failures.append(line)
-            _LOGGER.error("NOT SAVED, training goes on: %s", line)
+            self.has_failed = True
+            _LOGGER.error("NOT SAVED: %s", line)
         finally:
             contents = None  # its arrays may be the memory of the next snapshot
             is_done.set()

@@ -29,8 +29,8 @@ _COMMON = (
         "--task_type=finetune --model_dir=... starts from other weights.",
     ),
     (
-        r"The trainer is valid: call trainer\.save_checkpoint\(\) when there is room\.",
-        "Make room; the same command goes on from the last one that was written.",
+        r"; the trainer has the state, which trainer\.save_checkpoint\(\) writes\.",
+        "; the same command goes on from there.",
     ),
     (r"Pass num_validation 0 to", "Pass a --num_validation of 0 to"),
     (

@@ -42,6 +42,7 @@ class ChildProcess:
     Attributes:
       code: its exit code as `subprocess` has it; None while it runs.
       is_killed: whether `kill` was what ended it.
+      is_asked: whether it ended after it was asked to, or killed: not by itself.
       is_over: whether it has ended, and all that it has printed is queued.
     """
 
@@ -50,7 +51,7 @@ class ChildProcess:
     ) -> None:
         self.rank = rank
         self.code: int | None = None
-        self.is_killed = self.is_over = False
+        self.is_killed = self.is_asked = self.is_over = False
         self._printer = printer
         self._is_python = is_python(shutil.which(words[0]) or words[0])
         self._process = subprocess.Popen(
@@ -87,6 +88,14 @@ class ChildProcess:
         if self.code is None and self._handle is not None:
             yield self._handle
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it hears no signal but those that kill it or have it go on."""
+        if self.code is not None or not hasattr(os, "waitid"):
+            return False
+        looks = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, looks) is not None
+
     def step(self, now: float) -> None:
         """Queue what it has written, and notice its end."""
         if self.code is None:
@@ -109,6 +118,7 @@ class ChildProcess:
         """Send a signal on which it may save what it has."""
         if self.code is not None:
             return
+        self.is_asked = True
         if self._is_python:
             self._process.send_signal(number)
         else:
@@ -117,7 +127,7 @@ class ChildProcess:
     def kill(self, now: float) -> None:
         """Kill it and what it has started."""
         if self.code is None:
-            self.is_killed = True
+            self.is_killed = self.is_asked = True
             self._killed_at = min(now, self._killed_at)
             self._signal_group(signal.SIGKILL)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import math
 import signal
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.distributed._child_process import ChildProcess
 from penstock.distributed._line_printer import LinePrinter
 from penstock.distributed.exit_codes import AGAIN, describe
-
-_SECS_FROM_TERM_TO_KILL = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Patience:
     """How long processes that should end are waited for.
 
     Arguments:
-      grace_secs: after a signal to the launcher; they save what they have.
+      grace_secs: after a signal; they save what they have.
       linger_secs: after one has failed; the others are told and end by themselves.
     """
 
@@ -53,11 +54,13 @@ def supervise(
     printer: LinePrinter,
     received: deque[int],
     patience: Patience,
+    first_failure: Path,
 ) -> Outcome:
     """Watch processes until all have ended.
 
     Arguments:
       received: signals to the launcher, as they come.
+      first_failure: a file in which they say whose failure was the first, where they know.
     """
     started_at = time.monotonic()
     ending = _Ending(children, patience)
@@ -81,9 +84,12 @@ def supervise(
         ending.act(now)
     # A process that the launcher killed in the end did not fail by itself.
     is_own = first is not None and not (first.is_killed and ending.signal is not None)
+    code, text = -(ending.signal or 0), ""
+    if first is not None and is_own:
+        code, text = _explain(first, children, first_failure)
     return Outcome(
-        code=first.code or 0 if first is not None and is_own else -(ending.signal or 0),
-        text=_describe(first) if first is not None and is_own else "",
+        code=code,
+        text=text,
         secs=min(failed_at, time.monotonic()) - started_at,
         signal=ending.signal,
         killed=tuple(child.rank for child in children if child.is_killed),
@@ -108,7 +114,7 @@ class _Ending:
         # Those that save after a signal keep their grace.
         if self.signal is None:
             self._term_at = now + self._patience.linger_secs
-            self._kill_at = self._term_at + _SECS_FROM_TERM_TO_KILL
+            self._kill_at = self._term_at + self._patience.grace_secs
 
     def on_signal(self, number: int, now: float) -> None:
         """Pass a signal on, once; Ctrl-C after that ends everything at once."""
@@ -124,6 +130,9 @@ class _Ending:
         if now >= self._term_at:
             self._term_at = math.inf
             self._ask(signal.SIGTERM)
+            for child in self._children:
+                if child.is_stopped:
+                    child.kill(now)
         if now >= self._kill_at:
             for child in self._children:
                 child.kill(now)
@@ -138,6 +147,28 @@ def _is_consequence(child: ChildProcess) -> tuple[bool, int]:
     code = child.code or 0
     # Both are what a process does when it has lost another.
     return code in (AGAIN, -signal.SIGABRT), code
+
+
+def _explain(
+    first: ChildProcess, children: Sequence[ChildProcess], first_failure: Path
+) -> tuple[int, str]:
+    """Return the code and the words for the process that failed first.
+
+    Arguments:
+      first: the one that ended first, which often has lost the one that failed.
+    """
+    said = {"index": first.rank, "what": ""}
+    # Without penstock nobody writes it, nor where all are killed at once.
+    with contextlib.suppress(OSError, ValueError):
+        said = json.loads(first_failure.read_text(encoding="utf-8"))
+    child = children[said["index"]]
+    if child.is_asked and said["what"]:
+        # It stood still, and its end says nothing.
+        return first.code or 0, said["what"]
+    if not child.code:
+        # Nothing that goes wrong by itself, so it is not started again.
+        return 1, f"{_describe(child)} in the middle of the run, as by os._exit(0)"
+    return child.code, _describe(child)
 
 
 def _describe(child: ChildProcess) -> str:

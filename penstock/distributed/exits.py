@@ -5,16 +5,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 from penstock._errors import PeerError
 
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT
+
+FIRST_FAILURE = "PENSTOCK_FIRST_FAILURE"
+"""The variable with the path of a file in which a launcher is told whose failure was the first."""
 
 _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
 """What errors of collectives say, in small letters, whose partner has gone."""
@@ -39,7 +44,9 @@ def install(end: Callable[[BaseException | None], int | None]) -> None:
     ) -> None:
         _LastError.error = error
         ignore_sigterm()
-        previous(kind, error, traceback)
+        # Where another process has failed, that one has the traceback, and `end` says who it is.
+        if not isinstance(error, PeerError) or error.is_of_this_call:
+            previous(kind, error, traceback)
 
     def at_exit() -> None:
         code = end(_LastError.error)
@@ -60,6 +67,17 @@ def ignore_sigterm() -> None:
     # Outside the main thread it cannot be set.
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def report_first(failure: Mapping[str, Any] | None) -> None:
+    """Tell the launcher, where it asks, whose failure ends this process; the first report counts.
+
+    Who fails is not who ends first: process 0 waits for the others, which end because of it.
+    """
+    path = os.environ.get(FIRST_FAILURE)
+    if path and failure is not None:
+        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
+            json.dump({"index": failure["index"], "what": failure["what"]}, file)
 
 
 def leave(code: int) -> None:
@@ -93,7 +111,8 @@ def describe_error(error: BaseException) -> str:
         return "was interrupted"
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
-    text = str(error)
+    # The rest of a long text is where it was raised.
+    text = str(error).partition("\n")[0]
     return f"failed with {type(error).__name__}{': ' if text else ''}{text}"
 
 

@@ -21,10 +21,12 @@ class Group:
       is_asked: whether all are to come to a stand at one position.
       wants: asked often, in a thread: whether this process has something to agree on.
       describe: what this process does, in words.
+      finish: waits for what must not be lost by an end of this process.
     """
 
     index, count = 0, 1
     is_asked = False
+    finish: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.position = 0
@@ -95,20 +97,26 @@ class Group:
         yield
 
     @contextlib.contextmanager
-    def watched(self, wants: Callable[[], bool], describe: Callable[[], str]) -> Iterator[None]:
-        """Have these asked, in a thread, for `wants` and `describe`."""
-        self.wants, self.describe = wants, describe
+    def watched(
+        self, wants: Callable[[], bool], describe: Callable[[], str], finish: Callable[[], None]
+    ) -> Iterator[None]:
+        """Have these called, in a thread, as `wants`, `describe` and `finish`."""
+        self.wants, self.describe, self.finish = wants, describe, finish
         try:
             yield
         finally:
-            self.wants, self.describe = _want_nothing, _be_between
+            self.wants, self.describe, self.finish = _want_nothing, _be_between, Group.finish
 
     def note_failure(self, error: BaseException) -> BaseException:
         """Tell the others that this process cannot go on; return the error that came first."""
         return error
 
-    def leave(self) -> None:
-        """Note that an exception is raised now that all processes have agreed on."""
+    def leave(self, index: int) -> None:
+        """Note that an exception is raised now that all processes have agreed on.
+
+        Arguments:
+          index: the process that it comes from.
+        """
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:

@@ -220,7 +220,8 @@ class Hub:
     def _end_member(self, index: int, said: Message) -> None:
         """Tell the others that a script is over, and all of them when all are."""
         if said["code"] and self._over["code"] == 0:
-            self._over = {**said, "kind": "over", "what": f"process {index} {said['what']}"}
+            what = f"process {index} {said['what']}"
+            self._over = {**said, "kind": "over", "index": index, "what": what}
         if self.meetings.num_ended == self._count:
             self._send(list(self._by_index), self._over)
             return
@@ -284,7 +285,7 @@ class Hub:
         if index is None or self._by_index.pop(index, None) is None:
             return
         if self.meetings.members[index].ended is None:
-            what = "was lost: it was killed, or its machine is gone"
+            what = "was lost: it was killed, called os._exit, or its machine is gone"
             self._fail(index, what, is_gone=True)
 
     def _fail(self, index: int, what: str, *, is_gone: bool) -> None:

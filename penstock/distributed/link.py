@@ -96,7 +96,7 @@ class Link:
             if poll.poll(1000 * (_EAGER_SECS if is_eager else _TICK_SECS)):
                 piece = receive(self._peer)
                 if not piece:
-                    return "was lost: it was killed, or its machine is gone"
+                    return "was lost: it was killed, called os._exit, or its machine is gone"
                 heard_at = time.monotonic()
                 for said in lines.take(piece):
                     self._hear(said)

@@ -9,9 +9,11 @@ import math
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from penstock._errors import check_count, message
 from penstock._guardian import Guardian
@@ -62,7 +64,8 @@ def launch(
         error in the program (`penstock.distributed.exit_codes`).
       hang_secs: how long a process may stand still before the group ends it.
       heartbeat_secs: how long a process may be silent before the group takes it for lost.
-      grace_secs: how long the processes may take to save after a signal.
+      grace_secs: how long the processes may take to save after a signal, or to end when they have
+        been asked to after a failure.
       linger_secs: how long they may take to end by themselves when one has failed.
       place: "gpu" or "cpu"; None for GPUs where there are some.
 
@@ -124,6 +127,9 @@ class _Starter:
         # A new port: who was killed may still hold the old one.
         shared = make_group_variables(len(self.variables), choose_port(), num_restarts)
         children: list[ChildProcess] = []
+        folder = tempfile.TemporaryDirectory(prefix="penstock-launch-")
+        first_failure = Path(folder.name, "first_failure")
+        shared["PENSTOCK_FIRST_FAILURE"] = str(first_failure)
         try:
             for rank, own in enumerate(self.variables):
                 environment = {**os.environ, **shared, **make_process_variables(rank), **own}
@@ -146,13 +152,14 @@ class _Starter:
                         )
                     ) from error
                 self.guardian.watch(child.pid for child in children)
-            return supervise(children, self.printer, self.received, self.patience)
+            return supervise(children, self.printer, self.received, self.patience, first_failure)
         finally:
             # Of a group that has ended by itself, nothing.
             for child in children:
                 child.kill(time.monotonic())
                 child.close(time.monotonic())
             self.guardian.watch([])
+            folder.cleanup()
 
 
 def _run(starter: _Starter, max_restarts: int) -> int:
@@ -189,7 +196,7 @@ def _run(starter: _Starter, max_restarts: int) -> int:
 
 
 def _conclude(outcome: Outcome, unwritten: tuple[str, OSError] | None, num_restarts: int) -> str:
-    """Return the line that a person is left with: which process ended first, and with what."""
+    """Return the line that a person is left with: which process failed first, and how."""
     if unwritten is not None:
         name, error = unwritten
         # Nobody reads on, as after `| head`: no failure that needs a word.

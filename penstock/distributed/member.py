@@ -56,6 +56,8 @@ class Member(Group):
         self._calls: list[str] = []  # those that this process is in, from the outside in
         self._num_calls, self._is_leaving, self._own_code = 0, False, 0
         self._failures = Failures(index)
+        self._origin: Message | None = None  # the failure that this process ends by
+        self._has_said = False
         self._condition = threading.Condition()
         self._asked, self._target, self._told_position = "", 0, 0
         self._text = ""  # the value of its exchange, where the hub has a digest
@@ -94,7 +96,7 @@ class Member(Group):
         """Be in a call that all processes make; see `Group.inside`."""
         if not self._calls:
             self._num_calls += 1
-            self._is_leaving, self._own_code = False, 0
+            self._is_leaving, self._own_code, self._origin = False, 0, None
         self._calls.append(name)
         try:
             # Not of what failed in this same call: it may fail here in the same way.
@@ -124,14 +126,16 @@ class Member(Group):
             return error
         self._own_code = exits.code_of(error)
         what = f"process {self.index} {exits.describe_error(error)}"
+        self._origin = self._trace(what)
         # Whoever leaves this call with an exception too may catch it, and go on as this one may.
         said = {"kind": "failed", "what": what, "code": self._own_code, "until": self._num_calls}
         self._send(said)
         return error
 
-    def leave(self) -> None:
-        """Note that an exception is raised now that all processes have agreed on."""
+    def leave(self, index: int) -> None:
+        """Note that an exception is raised now that all have agreed on; see `Group.leave`."""
         self._is_leaving = True
+        self._origin = {"index": index, "what": f"process {index} ended all"}
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -152,6 +156,8 @@ class Member(Group):
         code = self._own_code if error is None else exits.code_of(error)
         if code:
             exits.ignore_sigterm()
+            # Now: the others are about to fail in their turn.
+            self._origin = self._origin or self._trace(f"process {self.index} {what}")
         self._send({"kind": "ended", "what": what, "code": 0 if error is None else code})
         with self._condition:
             # One that has failed waits a little, for those that may have failed alike.
@@ -165,10 +171,12 @@ class Member(Group):
             return None
         exits.ignore_sigterm()
         failure = self.find_failure() or self._over
-        if failure is not None and error is None and not code:
-            exits.say(self._failures.describe(failure, self._calls))
+        if isinstance(error, PeerError) and not error.is_of_this_call:
+            self._say(str(error))
         if failure is not None and not code:
+            self._say(self._failures.describe(failure, self._calls))
             code = failure["code"]
+        exits.report_first(self._origin or failure)
         if self._hub is not None:
             self._hub.linger(LINGER_SECS, failure)
         self.hang_up()
@@ -191,6 +199,21 @@ class Member(Group):
             self._text = text
             said["text"] = "#" + hashlib.sha256(text.encode()).hexdigest()
         return self._ask(said)
+
+    def _trace(self, what: str) -> Message:
+        """Return the failure that one of this process follows from; its own is described."""
+        failure = self.find_failure()
+        # Of two of which one has ended its script, the one that waits made the wrong call.
+        if failure is None or failure.get("is_good_end"):
+            return {"index": self.index, "what": what}
+        return failure
+
+    def _say(self, sentence: str) -> None:
+        """Say why this process ends: once, and whichever thread comes first."""
+        with self._condition:
+            has_said, self._has_said = self._has_said, True
+        if not has_said:
+            exits.say(sentence)
 
     def _ask(self, said: Message) -> Message:
         """Send what is answered, and wait for the answer."""
@@ -215,6 +238,7 @@ class Member(Group):
         error = PeerError(self._failures.describe(failure, self._calls))
         # Who has failed by an error of its own is not to be started again, whatever came after.
         error.exit_code = self._own_code or failure.get("code", 1)
+        error.is_of_this_call = "advice" in failure or bool(failure.get("is_good_end"))
         return error
 
     def _send(self, said: Message) -> None:
@@ -296,9 +320,11 @@ class Member(Group):
         failure = self.find_failure()
         if failure is None or not self._calls or self._is_leaving:
             return
-        exits.say(self._failures.describe(failure, self._calls))
+        self._say(self._failures.describe(failure, self._calls))
         # Others may wait for this end, in order to go themselves.
         self._send({"kind": "ended", "what": "could not go on", "code": failure["code"]})
+        self.finish()
+        exits.report_first(self._trace(f"process {self.index} could not go on"))
         if self._hub is not None:
             self._hub.linger(GRACE_SECS, failure)
         exits.leave(failure["code"])

@@ -6,6 +6,7 @@ import logging
 import math
 import operator
 import signal
+from collections.abc import Sequence
 
 from penstock._interrupts import Interrupts
 from penstock.distributed.group import Group
@@ -66,12 +67,23 @@ class Agreement:
         status.is_stopping = status.is_stopping or any(stop for _, _, stop in rows)
         if rows[0][1]:
             self._saver.save(status)
-        signals = [number for number, _, _ in rows if number is not None]
+        stops = [index for index, (_, _, stop) in enumerate(rows) if stop]
+        # What all of them call, such as `EarlyStopping`, says so itself.
+        if len(stops) < self._group.count:
+            self._say_whose("trainer.stop()", stops)
+        signals = [index for index, (number, _, _) in enumerate(rows) if number is not None]
         if signals:
-            if not self._group.index:
-                name = signal.Signals(signals[0]).name
-                _LOGGER.warning(
-                    "%s: all processes end after global step %d", name, status.global_step
-                )
             # Whoever got one ends all of them.
-            interrupts.agree(signals[0])
+            number = rows[signals[0]][0]
+            self._say_whose(signal.Signals(number).name, signals)
+            self._group.leave(signals[0])
+            interrupts.agree(number)
+
+    def _say_whose(self, what: str, processes: Sequence[int]) -> None:
+        """Have process 0 say why all end, and by whom."""
+        if self._group.index or not processes:
+            return
+        more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
+        whose = f" on process {processes[0]}{more}" if len(processes) < self._group.count else ""
+        step = self._status.global_step
+        _LOGGER.warning("%s%s: all processes end after global step %d", what, whose, step)

@@ -23,6 +23,7 @@ def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
     # All of them raise, or none: one that went on alone would wait in the next launch.
     text = error and f"{type(error).__name__}: {error}"
     if said := group.broadcast(f"the attempt to {what}", text):
+        group.leave(0)
         raise error or CheckpointError(
             f"process 0 could not {what}, which it does for all, expected it to: {said}"
         )
@@ -59,6 +60,7 @@ def read_newest(group: Group, store: Store, *, before: int | None = None) -> Con
     if not any(said):
         return contents
     index = next(number for number, each in enumerate(said) if each)
+    group.leave(index)
     raise error or CheckpointError(
         f"{store.directory} got a checkpoint that process {index} cannot read, expected one that "
         f"all of them can. They must restore the same one. See that every process sees the same "

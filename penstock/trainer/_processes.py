@@ -58,7 +58,7 @@ class Processes:
         def describe() -> str:
             return "waits for its reader" if interrupts.is_open else "is in a step or a handler"
 
-        with group.watched(wants, describe):
+        with group.watched(wants, describe, saver.finish):
             if not self._is_compared:
                 compare_processes(group, self._engine, arguments(), seed)
                 self._is_compared = True

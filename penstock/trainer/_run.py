@@ -109,11 +109,7 @@ class Run:
                 self._run_epochs(num_epochs)
             reason = "stopped" if status.is_stopping else "completed"
         except BaseException as raised:
-            reason, error = _name_reason(raised), raised
-            if interrupts.is_agreed:
-                self.group.leave()
-            else:
-                error = self.group.note_failure(raised)
+            reason, error = _name_reason(raised), self.group.note_failure(raised)
             if error is not raised:
                 raise error from raised
             raise
@@ -272,6 +268,8 @@ class Run:
             is_together = error is None or self.interrupts.is_agreed
             if self.interrupts.is_alone or is_together:
                 self.saver.at_end(status, is_good=is_good and not is_over)
+            else:
+                self.saver.finish()
         finally:
             self.guard.end()
             if not is_over:

@@ -78,8 +78,11 @@ class Saver:
     def at_end(self, status: Status, *, is_good: bool) -> None:
         """Write a last checkpoint of a good state, and wait for what is being written."""
 
+    def finish(self) -> None:
+        """Wait for what is being written."""
+
     def raise_failures(self) -> None:
-        """Raise if a checkpoint could not be written since the last time."""
+        """Raise if the last checkpoint could not be written."""
 
     def newest(self, *, before: int | None = None) -> Contents | None:
         """Return the newest checkpoint up to a global step. Collective."""
@@ -121,7 +124,6 @@ class CheckpointSaver(Saver):
         self._clock = clock
         self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
         self._saves_first = saves_first
-        self._refused: list[str] = []
         self._saved: Position | None = None
         self._saved_secs = clock()
         # When made: a misspelt metric should not be found at the first save, hours later.
@@ -220,33 +222,52 @@ class CheckpointSaver(Saver):
     def at_end(self, status: Status, *, is_good: bool) -> None:
         """Write a last checkpoint of a good state, unless it was lost, and wait for the writer."""
         if is_good and self._engine.is_lost:
-            self._writer.failures.append("the state was lost in a launch that failed")
+            _LOGGER.error("NOT SAVED: the state was lost in a launch that failed")
         elif is_good:
+            self._writer.wait()
             position = self._position(status)
             # The interval's checkpoint may have been of just this step.
+            is_saved = self._saved == position and not self._writer.has_failed
             # Process 0 alone knows the state of every reader.
-            if self._group.broadcast("the last checkpoint", self._saved != position):
+            if self._group.broadcast("the last checkpoint", not is_saved):
                 self._save(status, position, is_last=True)
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for what is being written, and let go of what writing needs."""
         self._writer.wait()
         self.store.close()
         # A trainer that is not training holds no second copy of its state.
         self._spare = []
 
     def raise_failures(self) -> None:
-        """Raise if a checkpoint could not be written since the last time.
+        """Raise if the last checkpoint could not be written; say what was not written before it.
 
         Raises:
-          CheckpointError: listing them.
+          CheckpointError: naming it, and what a rerun goes on from.
         """
-        failures = self._writer.failures + self._refused
-        self._writer.failures, self._refused = [], []
-        if failures:
+        failures, self._writer.failures = self._writer.failures, []
+        if failures and self._writer.has_failed:
+            # The last one may have been tried twice.
+            num_before = len({*failures}) - 1
+            more = f", nor were {num_before} before it" if num_before else ""
             raise CheckpointError(
-                f"training ended, but {len(failures)} checkpoint"
-                f"{' was' if len(failures) == 1 else 's were'} not written:\n  "
-                + "\n  ".join(failures)
-                + "\nThe trainer is valid: call trainer.save_checkpoint() when there is room."
+                f"{failures[-1]}. It was not written{more}: {self._describe_newest()}. See to the "
+                "cause; the trainer has the state, which trainer.save_checkpoint() writes."
             )
+        if failures:
+            _LOGGER.warning(
+                "%d of the checkpoints could not be written, the last one is: a rerun goes on "
+                "from it, and what was lost is the way back to those before",
+                len(failures),
+            )
+
+    def _describe_newest(self) -> str:
+        # A folder that cannot be written may not be readable either.
+        steps = []
+        with contextlib.suppress(OSError):
+            steps = self.store.steps()
+        return f"a rerun goes on from global step {steps[-1]}" if steps else "a rerun begins anew"
 
     def save(self, status: Status, *, is_last: bool = False) -> None:
         """Write a checkpoint of where training stands; returns when a copy of the state is made."""
@@ -264,7 +285,7 @@ class CheckpointSaver(Saver):
             return
         copied = self._copy(is_last=is_last)
 
-        def make() -> Contents | None:
+        def make() -> Contents:
             # The lock's file may be another's by now.
             self._lock.check()
             leaves = fetch_leaves(programs.states.leaf_names, copied)
@@ -272,10 +293,7 @@ class CheckpointSaver(Saver):
             # On the host and in the thread: the steps pay nothing for it.
             bad = _not_finite(leaves, programs)
             if bad:
-                line = f"checkpoint of global step {position.global_step}: {bad}"
-                self._refused.append(line)
-                _LOGGER.error("NOT SAVED, training goes on: %s", line)
-                return None
+                raise CheckpointError(bad)
             metric = asked if callable(monitor) else self._mean(list(leaves.values()), monitor)
             return Contents(leaves=leaves, position=position, extra=extra, metric=metric)
 
@@ -308,7 +326,7 @@ class CheckpointSaver(Saver):
         contents = self.newest(before=last_step)
         if contents is None:
             return None
-        self._saved, self._refused = contents.position, []
+        self._saved, self._writer.failures = contents.position, []
         restore(self._engine, contents, str(self.store.directory))
         # Its sums are of an epoch's beginning that was given up.
         self._engine.reset_metrics()

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock._checkpoint import Store, Writer
+from penstock._checkpoint import Contents, Position, Store, Writer
 from penstock.trainer._saver import CheckpointSaver
 from tests.checkpoints.runs import every_step, train_classifier, train_line
 from tests.networks import (
@@ -82,6 +82,7 @@ def test_thread_that_nobody_waits_for_lets_the_steps_go_first(tmp_path, is_last,
 
     def make():
         found.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return Contents(leaves={"w": np.zeros(1)}, position=Position(global_step=1))
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     writer = Writer(Store(every_step(tmp_path)), is_asynchronous=True)

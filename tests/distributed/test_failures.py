@@ -24,8 +24,8 @@ EXPECTED = {
     "exception in a reader": (1, "process 1 failed with OSError: a disk that fails"),
     "exception in the program": (1, "process 1 failed with ValueError: a program that fails"),
     "sys.exit": (3, "process 1 called sys.exit(3)"),
-    "stop()": (0, ""),
-    "SIGTERM": (143, ""),
+    "stop()": (0, "trainer.stop() on process 1: all processes end after global step"),
+    "SIGTERM": (143, "SIGTERM on process 1: all processes end after global step"),
     "SIGKILL of process 0": (137, "process 0 was lost: it was killed"),
     "SIGKILL": (137, "process 1 was lost: it was killed"),
     "SIGSTOP": (75, "process 1 has not answered for"),
@@ -38,6 +38,10 @@ EXPECTED = {
     "param_path on one machine alone": (0, "process 1 began with another state than process 0"),
     "test on one": (1, "process 1 is in trainer.test, but process 0"),
 }
+
+
+# What all raise alike, so that it is nobody's.
+OF_ALL = ("unequal readers", "another program", "other arguments")
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +69,77 @@ def test_fault_of_one_process_ends_all_with_its_name(fault, tmp_path):
         assert "most recent call first" in outcome.output
     if not code:
         assert "RESULT" in outcome.output
+    elif fault not in OF_ALL:
+        last = outcome.output.splitlines()[-1]
+        number = 0 if fault.endswith("of process 0") else 1
+        assert last.startswith(f"penstock launch: process {number} "), outcome.output
+
+
+# The checkpoint of global step 5 is being written when the failure comes, and until somebody waits
+# for it. Where nobody does, it is lost with its process.
+SAVING = """
+import threading
+import numpy as np, optax
+import penstock as ps
+from penstock import layers, readers
+from penstock._checkpoint import Writer
+
+ps.distributed.initialize()
+is_awaited = threading.Event()
+wait = Writer.wait
+def wait_and_tell(writer):
+    if writer.is_busy:
+        is_awaited.set()
+    wait(writer)
+Writer.wait = wait_and_tell
+
+def program():
+    error = layers.square_error_cost(layers.fc(layers.data("x", shape=[1]), size=1), 1.0)
+    return layers.mean(error)
+
+reader = readers.arrays({"x": np.zeros((160, 1), np.float32)}, 8)
+config = ps.CheckpointConfig(directory=folder, save_interval_steps=5)
+trainer = ps.Trainer(program, optax.sgd(0.1), checkpoint=config)
+write = trainer._saver.store.write
+def write_late(contents):
+    say_ready()
+    while threading.main_thread().is_alive() and not is_awaited.wait(0.01):
+        pass
+    write(contents)
+trainer._saver.store.write = write_late
+
+def fail(event):
+    if isinstance(event, ps.EndStep) and event.global_step == 7 and rank == who:
+        wait_for_ready(0)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise {"raise": ValueError("too much"), "Ctrl-C": KeyboardInterrupt(), "exit": SystemExit(3)}[how]
+trainer.train(reader, fail)
+"""
+ENDS = {
+    "raise": "ended with code 1 (ValueError: too much)",
+    "Ctrl-C": "ended with code 130 (KeyboardInterrupt)",
+    "exit": "ended with code 3",
+    "kill": "was killed by SIGKILL",
+}
+
+
+@pytest.mark.quick("raise-0")
+@pytest.mark.parametrize(
+    ("how", "who"), [(how, who) for how in ENDS for who in (0, 1) if (how, who) != ("kill", 0)]
+)
+def test_checkpoint_that_is_being_written_when_one_fails_is_finished(how, who, run, tmp_path):
+    folder = tmp_path / "run"
+    words = f"how, who, folder = {how!r}, {who}, {str(folder)!r}\n"
+    _, out, err = run(words + SAVING)
+    said = "\n".join(err)
+    assert [path.name for path in folder.glob("[0-9]*")] == ["5"], out + said
+    assert "NOT SAVED" not in said
+    assert err[-1] == f"penstock launch: process {who} {ENDS[how]}"
+    # The error has one traceback, where it was raised; the other process has a line.
+    assert "Gloo all-reduce failed" not in said
+    assert said.count("Traceback") == (how in ("raise", "Ctrl-C"))
+    assert said.count(f"[{1 - who}] penstock: process {who} ") == 1
 
 
 @pytest.mark.slow
@@ -76,7 +151,7 @@ def test_sigterm_in_a_long_step_saves_after_it_and_kills_nobody(launch_apart, tm
     out, err = map(bytes.decode, launched.communicate())
     assert launched.returncode == 143, out + err
     assert "penstock launch: ended by SIGTERM\n" in err  # and not: killed, as it did not end
-    ended = re.search(r"SIGTERM: all processes end after global step (\d+)", err)
+    ended = re.search(r"SIGTERM.*: all processes end after global step (\d+)", err)
     assert ended is not None, err
     # At the next place where all meet, and nothing but the signal saves.
     assert (folder / "steps" / ended[1]).is_dir()

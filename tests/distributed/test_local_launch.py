@@ -101,6 +101,63 @@ print("saved")
     assert err == ["penstock launch: process 1 ended with code 7"]
 
 
+REPORT = """
+def report(index, what):
+    path = os.environ["PENSTOCK_FIRST_FAILURE"]
+    Path(path).write_text(json.dumps({"index": index, "what": what}))
+"""
+
+
+def test_process_that_failed_first_is_named_and_not_the_one_that_ended_first(run):
+    body = """
+say_ready()
+if rank == 1:
+    report(0, "process 0 failed")
+    sys.exit(75)
+other = wait_for_ready(1)
+while Path(f"/proc/{other}/stat").exists():
+    time.sleep(0.01)
+raise ValueError("7 is too much")
+"""
+    # Nor is its error one to start again after, as the end of the other would be.
+    status, _, err = run(REPORT + body, linger_secs=60, max_restarts=3)
+    assert status == 1
+    assert err[-1] == "penstock launch: process 0 ended with code 1 (ValueError: 7 is too much)"
+
+
+def test_process_that_ends_with_0_in_the_middle_of_the_run_is_no_loss(run):
+    body = """
+if rank == 1:
+    os._exit(0)
+report(1, "process 1 was lost: it was killed, called os._exit, or its machine is gone")
+sys.exit(75)
+"""
+    status, _, err = run(REPORT + body, max_restarts=3)
+    assert status == 1
+    assert err == [
+        "penstock launch: process 1 ended with code 0 in the middle of the run, as by os._exit(0)"
+    ]
+
+
+def test_process_that_stands_still_is_named_by_what_the_others_know(run):
+    body = """
+say_ready()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+stat = Path(f"/proc/{wait_for_ready(1)}/stat")
+while stat.read_text().split()[2] != "T":
+    time.sleep(0.01)
+report(1, "process 1 has not answered for 30 s")
+sys.exit(75)
+"""
+    status, _, err = run(REPORT + body, linger_secs=0)
+    assert status == 75
+    assert err == [
+        "penstock launch: process 1 has not answered for 30 s; "
+        "killed, as it did not end in time: process 1"
+    ]
+
+
 def test_process_that_ends_well_is_no_reason_to_end_the_others(run):
     body = """
 say_ready()
@@ -127,7 +184,7 @@ while stat.exists() and stat.read_text().split()[2] != "T":
     time.sleep(0.01)
 sys.exit(3)
 """
-    status, _, err = run(body, 3, linger_secs=0)
+    status, _, err = run(body, 3, linger_secs=0, grace_secs=0.1)
     assert status == 3
     (line,) = err
     assert line == (

@@ -194,7 +194,7 @@ def test_call_that_makes_no_progress_is_named_with_the_one_behind(make):
             is_over.wait()
 
     thread = threading.Thread(target=members.run, args=(work,))
-    with members.all[0].watched(lambda: False, lambda: "waits for its reader"):
+    with members.all[0].watched(lambda: False, lambda: "waits for its reader", lambda: None):
         thread.start()
         wait_until(lambda: members.left)
         is_over.set()
